@@ -134,12 +134,22 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedGroup:
-    """A group together with what this node worked out about it: never taken from a sender."""
+    """A group with what this node worked out about it. Nothing of that comes from a sender."""
 
-    group_id: GroupId
+    group_id: GroupId  # empty until the node signs its own group
     group: RolloutGroup
     prompt: str  # regenerated from the task
     rewards: tuple[float, ...]  # one for each completion, by this node's own verifier, in [0, 1]
+    own: bool = False  # this node's policy generated it
+    decided: bool = (
+        True  # False: a reward is unknown, counts as 0, and other nodes refuse the group
+    )
+    contexts: tuple[str, ...] = ()  # of each completion: the hint or nudge it was generated under
+
+    @property
+    def source(self) -> str:
+        """The producer; empty for this node."""
+        return "" if self.own else str(self.group.producer)
 
 
 def informative(rewards: Sequence[float]) -> bool:

@@ -1,1 +1,1 @@
-"""Whether this machine can be a node, and what works from it: one line each."""
+"""Checks of this machine as a node: one line each."""

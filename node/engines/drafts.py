@@ -30,7 +30,7 @@ _KEEPING = "keep"  # its random numbers are others than those that tokens are dr
 
 
 class DraftGeneration(Generation):
-    """One completion of each draft; see `DraftingEngine.redraft`.
+    """One completion of each draft; see `RolloutEngine.redraft`.
 
     As many drafts as a batch holds are weighed together, sharing their prompts, and what they keep
     is gone on from before the next ones are weighed.

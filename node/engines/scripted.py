@@ -11,11 +11,10 @@ from random import Random
 
 import trio
 
-from node.interfaces.engine import Maker, Sampling
-from node.interfaces.prompts import hint_of, question_of
+from node.interfaces.engine import Maker, RolloutEngine, Sampling
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision
-from node.system.pause_gate import Gate
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason
 
@@ -24,7 +23,7 @@ SKILL_STEP = 0.005  # gained with each informative group
 TOKENIZER = "scripted-bytes"
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(RolloutEngine):
     """Engine and trainer in one, as the real trainer process is."""
 
     maker = Maker("scripted")
@@ -38,7 +37,6 @@ class ScriptedPolicy:
         self.trained: list[TrainingGroup] = []  # of the last batch
         self._generate_s = generate_s
         self._train_s = train_s
-        self._gate = Gate()
 
     async def info(self) -> PolicyInfo:
         """See `Trainer.info`."""
@@ -50,8 +48,7 @@ class ScriptedPolicy:
         """See `RolloutEngine.generate`. A prompt is "a+b="; a wrong answer is off by one. A
         completion goes on from the prompt's hint where that is the answer's beginning. All is
         sampled at the end, with the version of that moment."""
-        async with self._gate.passing():
-            await trio.sleep(self._generate_s)
+        await trio.sleep(self._generate_s)
         rng = Random(seed)
         return [
             tuple(self._complete(prompt, sampling, rng) for _ in range(completions_each))
@@ -59,9 +56,10 @@ class ScriptedPolicy:
         ]
 
     def _complete(self, prompt: str, sampling: Sampling, rng: Random) -> Completion:
-        left, right = question_of(prompt).removesuffix("=").split("+")
+        said = Prompt.read(prompt)
+        left, right = said.question.removesuffix("=").split("+")
         wrong = rng.random() >= self.skill
-        answer = str(int(left) + int(right) + wrong).removeprefix(hint_of(prompt))
+        answer = str(int(left) + int(right) + wrong).removeprefix(said.beginning)
         tokens = tuple(answer.encode())[: sampling.max_new_tokens]
         return Completion(
             text=bytes(tokens).decode(),
@@ -78,15 +76,6 @@ class ScriptedPolicy:
         except (OSError, ValueError) as error:
             raise ChildFailed(f"weights {weights}: {error}") from error
         self.skill, self.version = skill, policy_version
-
-    async def pause(self) -> None:
-        """See `RolloutEngine.pause`."""
-        await self._gate.pause()
-
-    async def resume(self) -> None:
-        """See `RolloutEngine.resume`."""
-        self._gate.resume()
-        await trio.lowlevel.checkpoint()
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """See `Trainer.train`."""

@@ -9,7 +9,7 @@ from swarm.rollouts import Completion
 
 
 class TurnGeneration(Generation):
-    """A turn of each context, each with a limit of its own; see `TurnsEngine.go_on`."""
+    """A turn of each context, each with a limit of its own; see `RolloutEngine.go_on`."""
 
     def __init__(
         self, policy: Policy, contexts: Sequence[Context], sampling: Sampling, seed: int

@@ -1,8 +1,8 @@
-"""Write a Python function: descriptions by `function_specs`, graded by the share of tests passed.
+"""Write a Python function: tasks from `function_specs`, scored by the share of tests passed.
 
-The code of an answer runs in a child of the runner (`node.sandbox.runner`), which is given the
-inputs and never told what is right: what its function returns is compared here. What another
-machine might see otherwise, for want of time or memory, is undecided.
+The code of an answer runs in a child of the runner (`node.sandbox.runner`). The child gets the
+inputs and not the expected results: these are compared here. A run that ends near a limit of time
+or memory is undecided, because another machine may decide otherwise.
 
 Answers are best taken by the format `code`.
 """

@@ -19,7 +19,7 @@ from node.environments.base import Environment, Interaction, Problem, Undecided
 from node.environments.registry import environment, interaction
 from node.environments.turns import replay
 from node.environments.turns.replay import Said
-from node.interfaces.prompts import prompt_of
+from node.interfaces.prompts import Prompt
 from node.sandbox.bounds import PROBLEM_CPU_S, OutOfTime, cpu_bound
 from node.sandbox.runner import NoSandbox, RunnerFailed
 from swarm.errors import ConfigError, Reject
@@ -67,7 +67,7 @@ def pose(
         ConfigError: the run's parameters make no problem, or one that is too long.
     """
     problem = _problem(task)
-    prompt = prompt_of(problem.prompt, rule.system, rule.examples)
+    prompt = Prompt.of(problem.prompt, rule.system, rule.examples).text
     if len(prompt) > prompt_chars_max:
         raise ConfigError(
             f"environment {task.environment}: a prompt has {len(prompt)} characters, "
@@ -101,7 +101,7 @@ def score_group(
     """
     problem = _problem(task)
     source = environment(task.environment)
-    prompt = prompt_of(problem.prompt, rule.system, rule.examples)
+    prompt = Prompt.of(problem.prompt, rule.system, rule.examples).text
     if isinstance(source, Interaction):
         return _score_transcripts(
             source, problem, prompt, texts, reward, until_undecided=until_undecided

@@ -8,20 +8,16 @@ engine and goes with it.
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
-
-import trio
+from typing import Final, TypeVar
 
 from node.engines.policy_files import PolicyFiles, policy_files
 from node.engines.vllm.engine import UpdateMode, VllmEngine, make_vllm
 from node.engines.vllm.probe import LogProbs, Rows
-from node.engines.vllm.server import GPU_MEMORY_SHARE_ALONE, ServerRefused
-from node.hosting.swapping import SwappingEngine
+from node.engines.vllm.server import ServerRefused, ServerSettings
 from node.interfaces.adapter_files import is_adapter
 from node.interfaces.engine import RolloutEngine, Tell
-from node.interfaces.quantisation import Quantisation
 from node.interfaces.trainer_spec import TrainerSpec
 from node.training.process import TrainerProcess
 from swarm.errors import ChildFailed, ConfigError
@@ -49,120 +45,38 @@ def first_answer_counts(*, has_served: bool) -> Iterator[None]:
         ) from error
 
 
-class EngineHost(Protocol):
-    """An engine that runs; as `swarm.weights.hot_swap.Engine` it takes new versions."""
+@dataclass(slots=True)
+class HostedEngine:
+    """A worker's engine that runs, with the reference that a vLLM engine is checked against. Made
+    by `open_torch` and `open_checked_vllm`."""
 
+    engine: RolloutEngine
     tokenizer: str  # fingerprint
-
-    @property
-    def engine(self) -> RolloutEngine:
-        """What samples."""
-        ...
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can sample, or start by itself what samples."""
-        ...
-
-    @property
-    def paused_s(self) -> float | None:
-        """How long the last load kept it from sampling; None: as long as it was paused."""
-        ...
-
-    async def pause(self) -> None: ...
-
-    async def load(self, directory: Path) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-
-class TorchHost:
-    """The trainer's process. Made by `open_torch_host`."""
-
-    paused_s: float | None = None
-
-    def __init__(self, process: TrainerProcess, tokenizer: str) -> None:
-        self.engine = process
-        self.tokenizer = tokenizer
-        self._swap = SwappingEngine(process)
-
-    @property
-    def alive(self) -> bool:
-        """See `EngineHost`."""
-        return self.engine.alive
-
-    async def pause(self) -> None:
-        """See `Engine`."""
-        await self._swap.pause()
+    reference: "ReferencePolicy | None" = None
 
     async def load(self, directory: Path) -> None:
-        """See `Engine`."""
-        await self._swap.load(directory)
+        """Serve a version's directory. An adapter is merged into its base for vLLM.
 
-    async def resume(self) -> None:
-        """See `Engine`."""
-        await self._swap.resume()
-
-    async def stop(self) -> None:
-        """End the process."""
-        await self.engine.stop()
-
-
-class VllmHost:
-    """A vLLM engine and what it is checked against. Made by `open_vllm_host`.
-
-    A load interrupts by itself, once all that can be done before is done; so a swap's pause, which
-    would come before that, is none. An adapter is merged into its base before, unless vLLM takes it
-    as it is.
-    """
-
-    def __init__(
-        self,
-        engine: VllmEngine,
-        reference: "ReferencePolicy",
-        tokenizer: str,
-        *,
-        merges: bool,
-    ) -> None:
-        self.engine = engine
-        self.tokenizer = tokenizer
-        self._reference = reference
-        self._merges = merges
-
-    @property
-    def alive(self) -> bool:
-        """See `EngineHost`."""
-        return True
-
-    @property
-    def paused_s(self) -> float | None:
-        """See `EngineHost`."""
-        return self.engine.paused_s
-
-    async def pause(self) -> None:
-        """See `Engine`."""
-        await trio.lowlevel.checkpoint()
-
-    async def load(self, directory: Path) -> None:
-        """See `Engine`."""
-        version = await trio.to_thread.run_sync(version_of, directory)
-        try:
-            if self._merges:
-                directory = await self._reference.whole(directory, version)
+        Raises:
+            ChildFailed: the load failed; the version before continues to serve.
+            LocalProtocolError: the directory is no version's.
+        """
+        version = version_of(directory)
+        if self.reference is None:
             await self.engine.load(directory, version)
+            return
+        assert isinstance(self.engine, VllmEngine)
+        try:
+            whole = await self.reference.whole(directory, version)
+            await self.engine.load(whole, version)
         finally:
-            await self._reference.keep_only(self.engine.directory)
+            await self.reference.keep_only(self.engine.directory)
 
-    async def resume(self) -> None:
-        """See `Engine`."""
-        await trio.lowlevel.checkpoint()
-
-    async def stop(self) -> None:
+    async def close(self) -> None:
         """End both."""
         await self.engine.close()
-        await self._reference.stop()
+        if self.reference is not None:
+            await self.reference.close()
 
 
 class ReferencePolicy:
@@ -232,14 +146,14 @@ class ReferencePolicy:
         await self._process.load(weights, 0)
         return await self._process.logprobs(rows)
 
-    async def stop(self) -> None:
+    async def close(self) -> None:
         """End the process, and remove what it made."""
-        await self._process.stop()
+        await self._process.close()
         self._stack.close()
 
 
-async def open_torch_host(spec: TrainerSpec, data_directory: Path, weights: Path) -> TorchHost:
-    """A started host on a version's directory: the spec's model, or an adapter for it.
+async def open_torch(spec: TrainerSpec, data_directory: Path, weights: Path) -> HostedEngine:
+    """A trainer's process on a version's directory: the spec's model, or an adapter for it.
 
     Raises:
         ConfigError, ChildFailed: it does not start.
@@ -250,26 +164,21 @@ async def open_torch_host(spec: TrainerSpec, data_directory: Path, weights: Path
         await process.load(weights, version_of(weights))
         info = await process.info()
     except BaseException:
-        await process.stop()
+        await process.close()
         raise
-    return TorchHost(process, info.tokenizer)
+    return HostedEngine(process, info.tokenizer)
 
 
-async def open_vllm_host(
+async def open_checked_vllm(
     spec: TrainerSpec,
     data_directory: Path,
     weights: Path,
+    settings: ServerSettings,
     update_mode: UpdateMode,
-    *,
-    merges: bool,
-    quantization: Quantisation = "none",
-    gpu_memory_share: float | None = None,
-    gpus: int = 1,
     tell: Tell | None = None,
-) -> VllmHost:
-    """As `open_torch_host`. Unless it `merges` adapters, vLLM gets them as they are. The reference
-    is on the CPU: of a GPU's memory vLLM takes nearly all, unless it is given a share. For `tell`
-    see `VllmEngine`.
+) -> HostedEngine:
+    """As `open_torch`, with vLLM; threads and context are the spec's. The reference computes on the
+    CPU, because vLLM takes nearly all of a GPU's memory. For `tell` see `VllmEngine`.
 
     Raises:
         ConfigError, ChildFailed: it does not start.
@@ -278,43 +187,19 @@ async def open_vllm_host(
     engine: VllmEngine | None = None
     try:
         tokenizer, context_tokens = await reference.start()
-        adapter = weights if is_adapter(weights) and not merges else None
-        if adapter is None:
-            model = await reference.whole(weights, version_of(weights))
-        else:
-            model = base_directory(spec.model)
         engine = await make_vllm(
-            model,
+            await reference.whole(weights, version_of(weights)),
             data_directory,
-            threads=spec.threads,
-            context_tokens=context_tokens,
+            replace(settings, threads=spec.threads, context_tokens=context_tokens),
             policy_version=version_of(weights),
             update_mode=update_mode,
             reference=reference.logprobs,
-            adapter=adapter,
-            quantization=quantization,
-            gpu_memory_share=gpu_memory_share or GPU_MEMORY_SHARE_ALONE,
-            gpus=gpus,
             tell=tell,
         )
         await engine.start()
     except BaseException:
         if engine is not None:
             await engine.close()
-        await reference.stop()
+        await reference.close()
         raise
-    return VllmHost(engine, reference, tokenizer, merges=merges)
-
-
-def base_directory(model: str) -> Path:
-    """Where the model lies that vLLM puts adapters on.
-
-    Raises:
-        ConfigError: nowhere here.
-    """
-    if not Path(model).is_dir():
-        raise ConfigError(
-            f"engine_lora = native: it needs a model directory, and {model} is none: name one, or "
-            "take merged"
-        )
-    return Path(model)
+    return HostedEngine(engine, tokenizer, reference)

@@ -71,7 +71,7 @@ def share_left(config: NodeConfig) -> float:
 
 
 class EngineHandOver:
-    """See `node.loops.sapo.HandOver`.
+    """See `node.loops.parts.HandOver`.
 
     An engine that does not take a policy serves the one before for another round: what it samples
     says so, and the next policy is given to it again.

@@ -22,7 +22,6 @@ from typing import Final
 from node.config import NodeConfig, RunConfig
 from node.engines.openai.engine import ServedModel, open_served_model
 from node.engines.openai.tokenizer import fingerprint_of
-from node.engines.vllm.server import is_cpu_build
 from node.hosting.fetched_models import (
     DONE_FILE,
     GGUF_SUFFIX,
@@ -34,7 +33,6 @@ from node.hosting.fetched_models import (
     preset_directory,
 )
 from node.hosting.hand_over import share_left
-from node.interfaces.adapter_files import Held
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.losses.settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
 from node.monitor.console.progress import Work, on_stderr
@@ -105,9 +103,9 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         lora_rank=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_targets=config.lora_targets,
-        lora_base=_lora_base(config),
+        lora_base=config.lora_base if "lora_base" in config.model_fields_set else None,
         context_tokens_max=config.context_tokens_max,
-        writes_merged=config.merges_adapters,
+        writes_merged=config.engine == "vllm",
         gpu_share_left=share_left(config),
         correction="" if config.correction is None else str(config.correction),
         loss=str(config.loss or config.run.training.settings(default)),
@@ -157,15 +155,6 @@ def _refuse_node_data(model: Path) -> None:
             f"--model {model}: a node's data; write a model of it first: swarm-node export OUT "
             f"--data-dir {data}"
         )
-
-
-def _lora_base(config: NodeConfig) -> Held | None:
-    """What weights under an adapter are to be in; None: nobody says. vLLM's own LoRA is put on
-    weights as they are in the model's files, which vLLM for CPUs computes with in fp32."""
-    if "lora_base" in config.model_fields_set:
-        return config.lora_base
-    native = config.engine == "vllm" and not config.merges_adapters
-    return "float32" if native and is_cpu_build() else None
 
 
 def vllm_context_tokens(config: NodeConfig) -> int:

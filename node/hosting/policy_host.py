@@ -10,20 +10,21 @@ import trio
 
 from node.config import NodeConfig
 from node.config.node import rules_of
+from node.engines.vllm.server import GPU_MEMORY_SHARE_ALONE, ServerSettings
 from node.hosting.engine_hosts import (
-    EngineHost,
+    HostedEngine,
     first_answer_counts,
-    open_torch_host,
-    open_vllm_host,
+    open_checked_vllm,
+    open_torch,
 )
 from node.hosting.models import resolve_model, trainer_spec, vllm_context_tokens
 from node.interfaces.adapter_files import is_adapter
 from node.interfaces.engine import Serving, Tell
-from swarm.weights.hot_swap import Engine
+from swarm.weights.hot_swap import VersionLoader
 from swarm.weights.store.versions import version_of
 
 
-class HostsPolicy(Engine, Protocol):
+class HostsPolicy(VersionLoader, Protocol):
     """What samples at a worker, from its first version on."""
 
     version: int
@@ -50,7 +51,7 @@ class HostsPolicy(Engine, Protocol):
 
 
 class PolicyHost:
-    """The engine of a worker, from the first version on; `swarm.weights.hot_swap.Engine`."""
+    """The engine of a worker, from the first version on; `swarm.weights.hot_swap.VersionLoader`."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class PolicyHost:
         self._tell = tell
         self._threads = threads
         self._lock = trio.Lock()  # a version may come while the engine is being restarted
-        self._host: EngineHost | None = None
+        self._host: HostedEngine | None = None
         self._directory: Path | None = None
         self.version = 0
         self.serving: Serving | None = None
@@ -76,30 +77,20 @@ class PolicyHost:
 
     @property
     def paused_s(self) -> float | None:
-        """See `EngineHost`. The first start of the engine keeps nothing from sampling."""
+        """See `HostsPolicy`. The first start of the engine keeps nothing from sampling."""
         if self._first:
             return 0.0
-        return None if self._host is None else self._host.paused_s
-
-    async def pause(self) -> None:
-        """See `Engine`."""
-        if self._host is not None:
-            await self._host.pause()
+        return None if self._host is None else self._host.engine.paused_s
 
     async def load(self, directory: Path) -> None:
-        """See `Engine`. The first version starts the engine, and so does one that finds it dead."""
+        """See `VersionLoader`. Starts the engine if none is alive."""
         async with self._lock:
             self._first = self.serving is None
-            if self._host is None or not self._host.alive:
+            if self._host is None or not self._host.engine.alive:
                 await self._start(directory)
             else:
                 await self._host.load(directory)
             self._directory, self.version = directory, version_of(directory)
-
-    async def resume(self) -> None:
-        """See `Engine`."""
-        if self._host is not None:
-            await self._host.resume()
 
     async def restart(self) -> None:
         """Start the engine again with the version that it had; a newer one may have done so.
@@ -108,7 +99,7 @@ class PolicyHost:
             ChildFailed, ConfigError: it does not come up.
         """
         async with self._lock:
-            if self._host is None or not self._host.alive:
+            if self._host is None or not self._host.engine.alive:
                 assert self._directory is not None
                 await self._start(self._directory)
 
@@ -118,7 +109,7 @@ class PolicyHost:
             host, self._host = self._host, None
             self.ready = trio.Event()
             if host is not None:
-                await host.stop()
+                await host.close()
 
     async def _start(self, directory: Path) -> None:
         config = self._config
@@ -131,16 +122,18 @@ class PolicyHost:
             if config.engine == "vllm":
                 spec = replace(spec, context_tokens_max=vllm_context_tokens(config))
                 with first_answer_counts(has_served=self.serving is not None):
-                    host: EngineHost = await open_vllm_host(
-                        *(spec, config.data_dir, directory, config.engine_update),
-                        merges=config.merges_adapters,
+                    settings = ServerSettings(
                         quantization=config.engine_quantization,
-                        gpu_memory_share=config.engine_gpu_share,
+                        gpu_memory_share=config.engine_gpu_share or GPU_MEMORY_SHARE_ALONE,
                         gpus=config.engine_gpus,
+                    )
+                    host = await open_checked_vllm(
+                        *(spec, config.data_dir, directory, settings),
+                        update_mode=config.engine_update,
                         tell=self._tell,
                     )
             else:
-                host = await open_torch_host(spec, config.data_dir, directory)
+                host = await open_torch(spec, config.data_dir, directory)
         finally:
             self.starting = False
         self._host = host

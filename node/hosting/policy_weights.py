@@ -14,7 +14,7 @@ from swarm.peers.connection_gater import ConnectionGater
 from swarm.storage.files import RunSync
 from swarm.transport.base import Transport
 from swarm.weights.heads import HeadRules
-from swarm.weights.hot_swap import Engine
+from swarm.weights.hot_swap import VersionLoader
 from swarm.weights.publisher import VERSIONS_KEPT
 from swarm.weights.service import Outcome, Stage, WeightsRules, WeightsService
 from swarm.weights.store.chunks import ChunkStore
@@ -69,7 +69,7 @@ def open_weights_service(
     clock: Clock,
     *,
     store_bytes: int = STORE_BYTES_MAX,
-    engine: Engine | None = None,
+    engine: VersionLoader | None = None,
     tell: Callable[[Outcome], None] = _tell_nobody,
     watch: Callable[[Stage], None] = _tell_nobody,
 ) -> Iterator[WeightsService]:
@@ -105,7 +105,7 @@ def policy_weights(
     clock: Clock,
     *,
     publishes: bool,
-    engine: Engine | None = None,
+    engine: VersionLoader | None = None,
     tell: Callable[[Outcome], None] = _tell_nobody,
     watch: Callable[[Stage], None] = _tell_nobody,
 ) -> Iterator[WeightsService]:

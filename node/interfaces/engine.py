@@ -1,20 +1,22 @@
-"""What a rollout engine is: prompts in, sampled completions with their log-probs out.
+"""The one protocol of rollout engines: prompts in, sampled completions with their log-probs out.
 
-`scripted` serves tests and simulations, `torch` samples inside the trainer process, `vllm` talks
-to a vLLM server of its own, `openai` to a server that somebody else runs. A contract suite holds
-them to one behaviour.
+`scripted` serves tests and simulations, `torch` samples inside the trainer process, `vllm` runs a
+vLLM server, `openai` uses a server that somebody else runs. One contract suite tests them all.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
+
+import trio
 
 from node.methods.generate.drafts import Draft
 from node.methods.generate.speculative import Speculative
+from swarm.errors import LocalProtocolError
 from swarm.rollouts import Completion, FinishReason
 
-Tell = Callable[[str], Awaitable[None]]  # says what goes on to whoever looks after the node
+Tell = Callable[[str], Awaitable[None]]  # reports an event to the operator of the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +36,37 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What samples, as rollout groups tell it."""
+    """The engine that sampled a rollout group, as the group names it."""
 
     engine: str  # `torch`, `vllm`, `openai`, `scripted`
     precision: str = ""  # `float32`, `bfloat16`, or how weights are quantised: `fp8`; empty: unsaid
 
 
 @dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The optional parts of `RolloutEngine` that an engine has."""
+
+    turns: bool = False  # `go_on`
+    drafts: bool = False  # `redraft`
+    partial: bool = False  # `begin`, `advance`, `collect`
+    loads: bool = True  # takes weights
+    counts: bool = False  # `take_sampled`, where completions carry no tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
-    """What a policy's next turn comes after: a prompt, and its turns so far."""
+    """The transcript that a policy's next turn continues: a prompt, and its turns so far."""
 
     prompt: str
-    turns: tuple[tuple[tuple[int, ...], str], ...]  # sampled ids, end included; what was said to it
+    turns: tuple[tuple[tuple[int, ...], str], ...]  # sampled ids, end included; the reply to them
     tokens_max: int  # of the next turn
 
 
-NO_TURN: Final = Completion("", (), (), FinishReason.LENGTH, 0)  # where a context has no room
+NO_TURN: Final = Completion("", (), (), FinishReason.LENGTH, 0)  # for a context without room
 
 
 class PendingGroup(Protocol):
-    """The completions of one prompt in the making, at the engine that began them."""
+    """Unfinished completions of one prompt, at the engine that began them."""
 
     @property
     def done(self) -> bool:
@@ -64,45 +77,99 @@ class PendingGroup(Protocol):
 class RolloutEngine(Protocol):
     """Generates with one policy version at a time.
 
-    Weights that are loaded while completions are being sampled change the rest of these, or come
-    into effect after them: which of the two is the engine's, and the completions' spans say it.
+    An engine is started by the function or context manager that makes it. Weights may be loaded
+    while completions are being sampled. Either the rest of these uses the new weights, or the load
+    waits for them; a completion's spans name the version of each token. A subclass overrides the
+    optional methods that its `capabilities` name.
     """
 
+    capabilities: Capabilities = Capabilities()
+    maker: Maker  # complete once the engine has started
+    paused_s: float | None = None  # how long the last load stopped sampling; None: all of the load
+
     @property
-    def maker(self) -> Maker:
-        """What it is, once it has started."""
-        ...
+    def alive(self) -> bool:
+        """Whether it can sample, or restarts its own process when asked to."""
+        return True
+
+    async def close(self) -> None:
+        """End it. May be called again."""
+        await trio.lowlevel.checkpoint()
 
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
         """`completions_each` completions for each prompt, in the order of the prompts.
 
-        The same policy version, arguments and seed give the same completions. Waits while the
-        engine is paused.
+        The same policy version, arguments and seed give the same completions.
 
         Raises:
             ChildFailed: the engine died or answered with an error; it may be retried.
             ConfigError: a prompt does not fit the context.
         """
-        ...
+        raise NotImplementedError
 
     async def load(self, weights: Path, policy_version: int) -> None:
         """Replace the policy by the Hugging Face model directory `weights`.
 
         Raises:
-            ChildFailed: the load failed; the old version serves on.
+            ChildFailed: the load failed; the old version continues to serve.
         """
-        ...
+        raise NotImplementedError
 
-    async def pause(self) -> None:
-        """Return once nothing is sampled; nothing will be until `resume`, also where this call is
-        cancelled. What was begun is kept, or finished first."""
-        ...
+    def take_sampled(self) -> int:
+        """How many tokens were sampled since the last call, where completions carry none."""
+        raise self._lacks("counts")
 
-    async def resume(self) -> None:
-        """Sample again, if paused."""
-        ...
+    async def go_on(
+        self, contexts: Sequence[Context], sampling: Sampling, seed: int
+    ) -> list[Completion]:
+        """The next turn of each transcript, continued from the ids that were sampled, within its
+        own limit. A context without room for another token gives `NO_TURN`.
+
+        Raises:
+            ChildFailed, ConfigError: as `generate`.
+        """
+        raise self._lacks("turns")
+
+    async def redraft(
+        self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
+    ) -> list[Completion]:
+        """One completion of each draft. The first tokens, up to its splice, are the draft's, as far
+        as `speculative` keeps them; all log-probs are of the present policy. Drafts of one prompt
+        and of no tokens are completed as by `generate`.
+
+        Raises:
+            ChildFailed: as `generate`.
+            ConfigError: as `generate`, or top-p is not 1.
+        """
+        raise self._lacks("drafts")
+
+    async def begin(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> Sequence[PendingGroup]:
+        """As `generate`, without sampling yet.
+
+        Raises:
+            ChildFailed, ConfigError: as `generate`.
+        """
+        raise self._lacks("partial")
+
+    async def advance(self, works: Sequence[PendingGroup], enough: int) -> None:
+        """Sample until `enough` of these groups are done, counting those that were done before;
+        then interrupt the others, which keep their tokens and may continue under other weights.
+
+        Raises:
+            ChildFailed: as `generate`; the tokens made so far are kept.
+        """
+        raise self._lacks("partial")
+
+    async def collect(self, works: Sequence[PendingGroup]) -> list[tuple[Completion, ...]]:
+        """The completions of groups that are done, in their order."""
+        raise self._lacks("partial")
+
+    def _lacks(self, capability: str) -> LocalProtocolError:
+        return LocalProtocolError(f"the engine {self.maker.engine} has no {capability}")
 
 
 @dataclass(slots=True)
@@ -111,72 +178,4 @@ class Serving:
 
     engine: RolloutEngine
     tokenizer: str  # fingerprint
-    version: Callable[[], int]  # that serves now
-
-
-@runtime_checkable
-class CountingEngine(Protocol):
-    """One that knows how many tokens it sampled where its completions carry none."""
-
-    def take_sampled(self) -> int:
-        """How many since the last call."""
-        ...
-
-
-class TurnsEngine(RolloutEngine, Protocol):
-    """One that goes on where a transcript is, on the ids that were sampled."""
-
-    async def go_on(
-        self, contexts: Sequence[Context], sampling: Sampling, seed: int
-    ) -> list[Completion]:
-        """The next turn of each, within its own limit. Where the policy's context has no room left
-        it has no tokens, and was cut by LENGTH.
-
-        Raises:
-            ChildFailed, ConfigError: as `generate`.
-        """
-        ...
-
-
-class DraftingEngine(RolloutEngine, Protocol):
-    """One that goes on from drafts."""
-
-    async def redraft(
-        self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
-    ) -> list[Completion]:
-        """One completion of each draft. The first tokens, up to its splice, are the draft's, as far
-        as `speculative` keeps them; all log-probs are of the policy of now. Drafts of one prompt
-        and of no tokens are completed as by `generate`.
-
-        Raises:
-            ChildFailed: as `generate`.
-            ConfigError: as `generate`, or top-p is not 1.
-        """
-        ...
-
-
-class PartialEngine(RolloutEngine, Protocol):
-    """One that can stop in the middle of completions and go on later, under the weights of then."""
-
-    async def begin(
-        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
-    ) -> list[PendingGroup]:
-        """As `generate`, without sampling yet.
-
-        Raises:
-            ChildFailed, ConfigError: as `generate`.
-        """
-        ...
-
-    async def advance(self, works: Sequence[PendingGroup], enough: int) -> None:
-        """Sample until so many of these works are done, those that were before included, then
-        interrupt the others, which keep their tokens.
-
-        Raises:
-            ChildFailed: as `generate`; what was made is kept.
-        """
-        ...
-
-    async def collect(self, works: Sequence[PendingGroup]) -> list[tuple[Completion, ...]]:
-        """The completions of works that are done, in their order."""
-        ...
+    version: Callable[[], int]  # of the weights that serve at the time of the call

@@ -2,14 +2,35 @@
 its own; `node.engines.scripted` stands in where a simulation needs none of the learning."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from node.interfaces.trainer_spec import Precision
-from swarm.errors import LocalProtocolError
+from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, SwarmError
 from swarm.rollouts import Completion
+
+
+class DamagedCheckpoint(ConfigError):
+    """The files of a checkpoint cannot be read; an older checkpoint may be good."""
+
+
+# Errors that keep their class on the way from a trainer's process; others become `ChildFailed`.
+_TOLD: Final[Mapping[str, type[SwarmError]]] = {
+    each.__name__: each for each in (ConfigError, DamagedCheckpoint)
+}
+
+
+def error_name(error: BaseException) -> str:
+    """The class of an error, as a trainer's process names it."""
+    names = (each.__name__ for each in type(error).__mro__)
+    return next((name for name in names if name in _TOLD), ChildFailed.__name__)
+
+
+def error_of(name: str, message: str) -> SwarmError:
+    """The error that a trainer's process named."""
+    return _TOLD.get(name, ChildFailed)(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""What a node does in rounds or steps: SAPO, a learner, a rollout worker."""
+"""The loops of a node: SAPO rounds, a learner's steps, a rollout worker's batches."""

@@ -22,7 +22,7 @@ from typing import Any
 import trio
 
 from node.interfaces.trainer import Trainer
-from node.loops.sapo import Progress
+from node.loops.progress import Progress
 from swarm.errors import ConfigError
 from swarm.storage.files import RunSync
 
@@ -45,15 +45,14 @@ class Checkpoint:
 
 
 class SavingPace:
-    """When the next checkpoint is due: after so many rounds, or, with None, once what the last one
-    took is no more than `SAVING_SHARE` of the time since. Times in seconds of one clock."""
+    """Decides when to save: every so many rounds, or, with None, once the last save took at most
+    `SAVING_SHARE` of the time since. Times are in seconds of one clock."""
 
     def __init__(self, every_rounds: int | None) -> None:
         self._every = every_rounds
         self._due_s: float | None = None  # None: nothing was saved yet
 
     def is_due(self, rounds: int, now_s: float) -> bool:
-        """Whether to save after so many rounds in all."""
         if self._every is not None:
             return rounds % self._every == 0
         return self._due_s is None or now_s >= self._due_s
@@ -207,7 +206,7 @@ class Checkpoints:
             return 0
 
     def _best_directory(self) -> Path | None:
-        """What the link leads to; None: nowhere."""
+        """The target of the link; None if there is no target."""
         link = self._directory / BEST
         return link.resolve() if link.exists() else None
 
@@ -262,7 +261,7 @@ class Checkpoints:
 
 
 def _read_state(directory: Path) -> tuple[Progress, Mapping[str, Any]] | None:
-    """What a checkpoint says of itself; None where it is damaged or is none."""
+    """A checkpoint's progress and facts; None if it is damaged."""
     try:
         state = json.loads((directory / STATE_FILE).read_text())
         return Progress.from_json(state["progress"]), dict(state["facts"])
@@ -271,7 +270,7 @@ def _read_state(directory: Path) -> tuple[Progress, Mapping[str, Any]] | None:
 
 
 def _remove_unless_held(directory: Path) -> None:
-    """See `Checkpoints.held`; what is held goes after a later checkpoint."""
+    """Remove a checkpoint that no `Checkpoints.held` block uses; a later save tries again."""
     try:
         with (directory / STATE_FILE).open("r+") as lock:  # some file systems lock no other kind
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

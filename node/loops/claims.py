@@ -1,16 +1,14 @@
-"""Whether tokens can be what they claim to be: samples of a policy whose log-probs somebody else
-reports. Pure.
+"""Checks that tokens are samples of the policy that a worker names, with its log-probs. Pure.
 
-Two questions. Are the log-probs those of the claimed policy? Another model, an older version or
-invented numbers show in their distance from what the claimed weights give. Are the tokens samples
-of it? Who generates with something cheaper, edits the text or turns the temperature down, and then
-reports honest log-probs, is off in the mean: over tokens that a policy sampled, log-prob + entropy
-is zero on average, and its spread is known.
+Two questions. Are the behaviour log-probs those of the named policy? Another model, an older
+version or invented numbers differ from the log-probs that the named weights give. Are the tokens samples of
+it? A cheaper generator, an edited text or a lower temperature shifts a mean: over tokens that a
+policy sampled, log-prob + entropy is zero on average, with a known spread.
 
 One group shows a large lie (`fault_of`). Small ones show over many groups of one worker
-(`Record`), whose evidence is kept as bets against its honesty: each group multiplies a stake by a
-factor that is at most 1 in the mean if the worker is honest, and a stake never falls below 1. So a
-stake reaches X once in X honest groups at most, however they are chosen (Ville's inequality for
+(`Record`). Its evidence is a bet against the worker's honesty. Each group multiplies a stake by a
+factor with a mean of at most 1 if the worker is honest, and a stake never falls below 1. So a stake
+reaches X at most once in X honest groups, however these are chosen (Ville's inequality for
 e-detectors, Shin, Ramdas and Rinaldo, arXiv 2203.03532).
 """
 
@@ -47,8 +45,8 @@ DEVIATION_MAX: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class ClaimedToken:
-    """One token under the policy that it claims: natural log-probs, and the mean and the variance
-    that the log-prob of a sample has there; both nan where they were not worked out."""
+    """One token under the policy that a worker names. Log-probs are natural. `mean` and `variance`
+    are those of a sample's log-prob; both are nan if nobody computed them."""
 
     claimed: float
     scored: float
@@ -58,7 +56,7 @@ class ClaimedToken:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well tokens fit their claim."""
+    """Agreement of tokens with the policy that their worker names."""
 
     tokens: int
     distance: float
@@ -111,7 +109,7 @@ def _scale(temperature: float) -> float:
 
 
 def fault_of(fit: Fit, temperature: float = 1.0) -> str | None:
-    """Why tokens cannot be what they claim, in one line; None: they can.
+    """One line on why the tokens cannot come from the named policy; None if they can.
 
     Log-probs are at the temperature. Below 1 it widens differences of logits, and with them what
     rounding makes of them: the limit of the mean grows with its inverse, that of the KL, which is
@@ -165,18 +163,18 @@ class Record:
 
 
 def noise_between(engine: str, scorer: str) -> float:
-    """What lies between an engine and a scorer of these precisions; see `NOISE_KL`."""
+    """KL that an engine and a scorer of these precisions differ by; see `NOISE_KL`."""
     return sum(NOISE_KL.get(each, NOISE_KL_OTHERS) for each in (engine, scorer))
 
 
 def kl_factor(times_noise: float) -> float:
-    """What a group's KL, in units of the engine's noise, multiplies a stake by."""
+    """Stake factor of a group's KL, given in units of the engine's noise."""
     return next(factor for most, factor in KL_BETS if not times_noise > most)
 
 
 def deviation_factor(z: float) -> float:
-    """What a group's deviation, in standard errors, multiplies a stake by: at most 1 in the mean
-    if it has the mean 0 and a spread up to `DEVIATION_SPREAD`, or is off by an eighth at most."""
+    """Stake factor of a group's deviation in standard errors. Its mean is at most 1 if deviations
+    have mean 0 and a spread up to `DEVIATION_SPREAD`, or are off by at most an eighth."""
     return exp(DEVIATION_BET * z - DEVIATION_SPREAD * DEVIATION_BET**2 / 2)
 
 

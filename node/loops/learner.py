@@ -1,5 +1,5 @@
-"""A central learner: groups that workers made under leases, one update a step, now and then a new
-version of the policy for the workers.
+"""A central learner: leased groups of workers, one update a step, now and then a version for the
+workers.
 
     take         R groups that are fresh enough at this very moment; waits until there are
     draw         J groups of the pool of shared rollouts, where the node asks for them
@@ -13,12 +13,11 @@ group can come from its future. Where that checkpoint is lost, it goes on from t
 a number above what was published; the steps between are missing.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import ceil, isfinite, nan
+from math import ceil, nan
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -27,39 +26,38 @@ from typing import Any, Protocol
 import msgpack
 import trio
 
-from node.config import NodeConfig, RunConfig
+from node.config import RunConfig
+from node.config.node import rules_of
 from node.config.run import LearnerRules
-from node.interfaces.engine import RolloutEngine
-from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport, training_group
+from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
 from node.loops.checkpoints import Checkpoints
-from node.loops.evaluation import held_out
-from node.loops.sapo import OnSamples, Progress, foreign_group, view_of_foreign
-from node.loops.tally import Scored, sampled, tally
+from node.loops.evaluation import evaluate
+from node.loops.groups import finite, foreign_group, seed_of
+from node.loops.parts import LivePolicy, NodeParts, OnSamples
+from node.loops.progress import Progress
+from node.loops.tally import outcome_counts, sampled
 from node.methods.choices import advantages
-from node.methods.groups import view_of
 from node.methods.samplers import draw_foreign
 from node.records.records import HeldOut, SampledGroup, StepDone
 from node.records.samples import bounded
 from node.system.leaving import unless
-from node.verification.verifier import Verifier
-from swarm.exchange.service import Exchange
-from swarm.leasing.intake import Admitted, Intake, IntakeRules
+from swarm.leasing.intake import Intake, IntakeRules
 from swarm.leasing.leases import LeaseBook, LeaseRules
 from swarm.leasing.staleness import Account, StalenessRules
-from swarm.rollouts import VerifiedGroup, informative
+from swarm.rollouts import VerifiedGroup, informative, oldest_version
 
 FIRST_VERSION = 1
-LOOK_S = 0.5  # whether the time is over, while there is nothing to train on
-CREDITS_PER_STEP = 2.0  # groups that may be buffered and leased, over those of a step
-FIRST_LEASE_S = 30.0  # what a first lease is taken to take, at least
-FIRST_LEASE_SHARE = 0.1  # and of `lease_life_s`
+LOOK_S = 0.5  # seconds between checks of the time limit while no groups have come
+CREDITS_PER_STEP = 2.0  # bound on buffered and leased groups, as a multiple of those of a step
+FIRST_LEASE_S = 30.0  # assumed duration of a new worker's first lease, at least
+FIRST_LEASE_SHARE = 0.1  # the same as a share of `lease_life_s`
 INTAKE_FILE = "intake.msgpack"  # in each checkpoint
 
 OnRecord = Callable[[StepDone | HeldOut], Awaitable[None]]
 
 
 class PolicyOutlet(Protocol):
-    """Where versions go."""
+    """Takes versions of the policy and puts them on offer."""
 
     @property
     def newest(self) -> int:
@@ -78,7 +76,7 @@ def version_after(progress: Progress) -> int:
 
 
 def intake_rules(run: RunConfig, rules: LearnerRules, tokenizer: str) -> IntakeRules:
-    """What the learner of a run takes from workers."""
+    """The terms on which a learner admits groups of workers."""
     return IntakeRules(
         run_id=run.run_id,
         group_size=rules.group_size,
@@ -90,44 +88,41 @@ def intake_rules(run: RunConfig, rules: LearnerRules, tokenizer: str) -> IntakeR
 
 
 def lease_rules(rules: LearnerRules) -> LeaseRules:
-    """How long the leases of a run last. Where workers are known to be slow, `lease_life_s` is
-    raised, and first leases last longer with it."""
+    """Lease durations of a run. Raise `lease_life_s` for workers that are known to be slow; first
+    leases last longer with it."""
     life_s = float(rules.lease_life_s)
     return LeaseRules(first_s=max(FIRST_LEASE_S, FIRST_LEASE_SHARE * life_s), life_s_min=life_s)
 
 
+def staleness_rules(rules: LearnerRules, credits_per_step: float) -> StalenessRules:
+    """The bound on staleness, and the credit that follows from the size of a step."""
+    credit = int(credits_per_step * rules.groups_per_step)
+    return StalenessRules(rules.staleness_max, rules.groups_per_step, credit)
+
+
 def lease_book(
-    run: RunConfig,
-    rules: LearnerRules,
+    run_id: str,
+    staleness: StalenessRules,
     leases: LeaseRules,
-    progress: Progress,
+    version: int,
     record: dict[str, Any] | None,
     *,
     secret: bytes,
     start: int,
-    credits_per_step: float = CREDITS_PER_STEP,
 ) -> LeaseBook:
-    """The leases of an intake's record (`Learner.intake_record`), or none yet; `secret` and
-    `start` are `LeaseBook`'s."""
-    staleness = StalenessRules(
-        rules.staleness_max, rules.groups_per_step, int(credits_per_step * rules.groups_per_step)
-    )
+    """The leases of an intake's record (`Learner.intake_record`), or an empty book at `version`.
+    `secret` and `start` are those of `LeaseBook`."""
     if record is None:
-        account = Account(staleness, version_after(progress))
-        return LeaseBook(leases, account, run.run_id, secret, start)
+        return LeaseBook(leases, Account(staleness, version), run_id, secret, start)
     return LeaseBook.from_record(
         record["book"],
         rules=leases,
         staleness_rules=staleness,
-        run_id=run.run_id,
+        run_id=run_id,
         secret=secret,
         start=start,
         now=trio.current_time(),
     )
-
-
-def _scored(admitted: Admitted) -> Scored:
-    return admitted.group.task, admitted.group.completions, admitted.rewards
 
 
 class Learner:
@@ -135,42 +130,30 @@ class Learner:
 
     def __init__(
         self,
-        config: NodeConfig,
-        rules: LearnerRules,
-        trainer: Trainer,
-        engine: RolloutEngine,
-        verifier: Verifier,
+        node: NodeParts,
+        policy: LivePolicy,
         intake: Intake,
         outlet: PolicyOutlet,
         checkpoints: Checkpoints,
         progress: Progress,
-        *,
-        exchange: Exchange | None = None,
-        tokenizer: str,
-        on_phase: Callable[[str], None] = lambda _: None,
         on_samples: OnSamples | None = None,
     ) -> None:
-        """`engine` generates for evaluations. `exchange`: of the pool to draw J groups from.
-        `on_samples`: gets some of each step's groups, for people to look at."""
-        self._config = config
-        self._rules = rules
-        self._trainer = trainer
-        self._engine = engine
-        self._verifier = verifier
+        """The policy's engine generates for evaluations alone."""
+        self._node = node
+        self._config = node.config
+        self._rules = rules_of(node.config)
+        self._policy = policy
         self._intake = intake
         self._outlet = outlet
         self._checkpoints = checkpoints
-        self._exchange = exchange
-        self._tokenizer = tokenizer
-        self._on_phase = on_phase
         self._on_samples = on_samples
         self._saved: int | None = None  # step of the last checkpoint
-        self.publish_every = rules.publish_every  # κ; whoever coordinates may set another
+        self.publish_every = self._rules.publish_every  # κ; whoever coordinates may set another
         self.progress = progress
 
     @staticmethod
     def intake_record(checkpoint: Path) -> dict[str, Any] | None:
-        """What a checkpoint holds of the intake; None: nothing."""
+        """The intake's part of a checkpoint; None if it has none."""
         path = checkpoint / INTAKE_FILE
         if not path.exists():
             return None
@@ -211,11 +194,11 @@ class Learner:
         if every and self.progress.round % every and not leaving.is_set():
             await self._evaluate(on_record)
         await self._save()
-        self._on_phase("leaving")
+        self._node.enter("leaving")
 
     def _is_due(self) -> bool:
-        """Whether the policy as it is now is one to publish, and is not on offer yet. Beyond the
-        pacing depth no worker would get a lease for what is on offer, and no step would come."""
+        """True if the present policy is to be published and is not on offer yet. Versions further
+        apart than the pacing depth would stop all leases."""
         period = min(self.publish_every, self._intake.pacing + 1)
         return self.version - self._outlet.newest >= period
 
@@ -223,9 +206,9 @@ class Learner:
 
     async def _step(self, on_record: OnRecord, is_over: Callable[[], bool]) -> None:
         """One update. Cancelled, or over, while it waits for groups, it leaves no trace."""
-        self._on_phase("waiting")
+        self._node.enter("waiting")
         started_s = trio.current_time()
-        leased: list[Admitted] = []
+        leased: list[VerifiedGroup] = []
         while not leased:
             with trio.move_on_after(LOOK_S):
                 leased = await self._intake.take()
@@ -233,17 +216,17 @@ class Learner:
                 return
             if not leased and self._is_due():  # a plan has just lowered the depth
                 await self._publish()
-                self._on_phase("waiting")
+                self._node.enter("waiting")
         idle_s = trio.current_time() - started_s
         with trio.CancelScope(shield=True):
             shared = await self._draw()
             if self._on_samples is not None:
                 await self._on_samples(self._samples(leased))
-            self._on_phase("training")
+            self._node.enter("training")
             started_s = trio.current_time()
-            report = await self._trainer.train(self._batch(leased, shared))
+            report = await self._policy.trainer.train(self._batch(leased, shared))
             train_s = trio.current_time() - started_s
-            staleness = [self.version - each.oldest_version for each in leased]
+            staleness = [self.version - oldest_version(each.group) for each in leased]
             self.progress = replace(
                 self.progress,
                 round=self.progress.round + 1,
@@ -257,36 +240,28 @@ class Learner:
 
     async def _draw(self) -> list[VerifiedGroup]:
         wanted = self._rules.pool_groups_per_step
-        if self._exchange is None or wanted == 0:
+        if self._node.exchange is None or wanted == 0:
             return []
         rng = Random(self._seed("draw"))
         each_max = ceil(self._config.foreign_share_max * wanted)
-        chosen = draw_foreign(await self._exchange.candidates(), wanted, rng, each_max)
-        return await self._exchange.take(chosen, self.progress.round + 1)
+        chosen = draw_foreign(await self._node.exchange.candidates(), wanted, rng, each_max)
+        return await self._node.exchange.take(chosen, self.progress.round + 1)
 
-    def _samples(self, leased: Sequence[Admitted]) -> list[SampledGroup]:
+    def _samples(self, leased: Sequence[VerifiedGroup]) -> list[SampledGroup]:
         run, number = self._config.run, self.progress.round + 1
-        return bounded(
-            sampled(run, number, each.group.producer, each.prompt, _scored(each), own=False)
-            for each in leased
-        )
+        return bounded(sampled(run, number, each) for each in leased)
 
     def _batch(
-        self, leased: Sequence[Admitted], shared: Sequence[VerifiedGroup]
+        self, leased: Sequence[VerifiedGroup], shared: Sequence[VerifiedGroup]
     ) -> list[TrainingGroup]:
-        views = [
-            view_of(each.prompt, each.group.completions, each.rewards, str(each.group.producer))
-            for each in leased
-        ]
-        views += map(view_of_foreign, shared)
-        worth = advantages(views, self._config.advantage)
+        worth = advantages([*leased, *shared], self._config.advantage)
         batch = [
             training_group(
                 each.prompt,
                 each.group.completions,
                 values,
-                own_tokens=each.group.tokenizer == self._tokenizer,
-                source=str(each.group.producer),
+                own_tokens=each.group.tokenizer == self._policy.tokenizer,
+                source=each.source,
             )
             for each, values in zip(leased, worth, strict=False)
         ]
@@ -300,37 +275,33 @@ class Learner:
     async def _publish(self) -> None:
         """Save, then put the policy on offer."""
         await self._save()
-        self._on_phase("publishing")
+        self._node.enter("publishing")
         precision = self._config.publish_precision
-        await self._outlet.offer(self.version, partial(self._trainer.export, precision=precision))
+        await self._outlet.offer(
+            self.version, partial(self._policy.trainer.export, precision=precision)
+        )
 
     async def _save(self) -> None:
         if self._saved == self.progress.round:
             return
-        self._on_phase("saving")
+        self._node.enter("saving")
         with trio.CancelScope(shield=True):
             files = {INTAKE_FILE: partial(msgpack.packb, self._intake.to_record())}
-            await self._checkpoints.save(self.progress, self._trainer, files)
+            await self._checkpoints.save(self.progress, self._policy.trainer, files)
         self._saved = self.progress.round
 
     # --- evaluating and telling ------------------------------------------------------------
 
     async def _evaluate(self, on_record: OnRecord) -> None:
-        self._on_phase("evaluating")
-        record = await held_out(
-            self._config.run,
-            self._engine,
-            self._verifier,
-            after_round=self.progress.round,
-            generated_tokens=self.progress.generated_tokens,
-        )
+        self._node.enter("evaluating")
+        record = await evaluate(self._node, self._policy.engine, self.progress)
         self.progress = self.progress.with_held_out(record.passed)
         with trio.CancelScope(shield=True):
             await on_record(record)
 
     def _record(
         self,
-        leased: Sequence[Admitted],
+        leased: Sequence[VerifiedGroup],
         shared: Sequence[VerifiedGroup],
         report: TrainReport,
         staleness: Sequence[int],
@@ -339,7 +310,7 @@ class Learner:
     ) -> StepDone:
         """The step as the learner saw it; the app adds what only the network knows."""
         rewards = [reward for each in leased for reward in each.rewards]
-        used: list[Admitted | VerifiedGroup] = [*leased, *shared]
+        used = [*leased, *shared]
         counts = self._intake.counts()
         return StepDone(
             step=self.progress.round,
@@ -353,9 +324,7 @@ class Learner:
             staleness_max=max(staleness, default=0),
             idle_s=idle_s,
             train_s=train_s,
-            groups_by_worker=dict(
-                sorted(Counter(str(each.group.producer) for each in leased).items())
-            ),
+            groups_by_worker=dict(sorted(Counter(each.source for each in leased).items())),
             buffered_groups=counts.buffered,
             leased_groups=counts.leased,
             discarded_total=counts.discarded,
@@ -369,16 +338,15 @@ class Learner:
             bytes_in_total=0,
             bytes_out_total=0,
             groups_quantised=sum(each.group.is_quantised for each in used),
-            answers=tally(self._config.run, map(_scored, leased)),
-            step_kl=report.step_kl if isfinite(report.step_kl) else None,
+            answers=outcome_counts(self._config.run, leased),
+            step_kl=finite(report.step_kl),
             steps_taken_back=report.steps_taken_back,
             rate_scale=report.rate_scale,
         )
 
     def _comparable(self, value: float) -> float | None:
         """Of the workers' log-probs and the trainer's, where both are of one distribution."""
-        return value if self._config.run.engine_sampling.is_whole and isfinite(value) else None
+        return finite(value) if self._config.run.engine_sampling.is_whole else None
 
     def _seed(self, purpose: str) -> int:
-        text = f"{self._config.seed}/learner/{purpose}/{self.progress.round}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+        return seed_of(self._config.seed, "learner", purpose, self.progress.round)

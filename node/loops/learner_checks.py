@@ -1,5 +1,5 @@
-"""What a learner's node does to find out about a group: rewards by its own verifier, and log-probs
-by a process that holds the version that the group claims."""
+"""A learner's checks of a worker's group: rewards by its own verifier, and log-probs by a process
+that holds the version that the group names."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +27,8 @@ class Scores(Protocol):
     """Scores tokens under versions of the policy."""
 
     async def score(self, version: int, group: TrainingGroup) -> Columns | None:
-        """What a version says of a group's tokens; None where its files are gone.
+        """Log-probs, means and variances of a group's tokens under a version; None if its files are
+        gone.
 
         Raises:
             ChildFailed, ConfigError: it could not be found out.
@@ -56,10 +57,11 @@ class Scorer:
         try:
             yield scorer
         finally:
-            await scorer._process.stop()
+            await scorer._process.close()
 
     async def score(self, version: int, group: TrainingGroup) -> Columns | None:
-        """What a version says of a group's tokens; None where its files are gone.
+        """Log-probs, means and variances of a group's tokens under a version; None if its files are
+        gone.
 
         Raises:
             ChildFailed, ConfigError: the process failed, or does not take the version.
@@ -103,7 +105,6 @@ class LearnerChecks:
         self._records: dict[PeerId, Record] = {}  # of workers, the one looked at last at the end
 
     async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
-        """See `Checks.reward`."""
         self._check_published(group)
         assignment = (await self._guard.leased(lease.stream, [group.task.index]))[0]
         return await self._guard.verify(group, assignment.task)
@@ -120,7 +121,6 @@ class LearnerChecks:
                     )
 
     async def rescore(self, group: RolloutGroup, prompt: str) -> str | None:
-        """See `Checks.rescore`."""
         if self._scorer is None:
             return ""
         as_given = TrainingGroup(
@@ -147,9 +147,9 @@ class LearnerChecks:
         return fault_of(fit, self._temperature) or self._fault_of_all(group, fit)
 
     def _fault_of_all(self, group: RolloutGroup, fit: Fit) -> str | None:
-        """What the worker's groups together show. It is held against it where engine and scorer
-        both compute in full precision; else how far honest ones are apart was not measured widely
-        enough, and people are told."""
+        """The fault that a worker's groups show together. It counts against the worker only if
+        engine and scorer both compute in full precision. At other precisions the spread of honest
+        workers is not measured well enough, and the fault becomes a note."""
         worker = group.producer
         noise = noise_between(group.precision, self._precision)
         fault = self._record_of(worker).fault_after(fit, noise, self._temperature)

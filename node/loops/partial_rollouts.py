@@ -10,13 +10,12 @@ a turn that was begun is waited for, and is of one version.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import Generic, Protocol, TypeVar
 
-from node.interfaces.engine import PartialEngine, PendingGroup, Sampling
+from node.interfaces.engine import PendingGroup, RolloutEngine, Sampling
 from node.verification.held_out import Assignment
-from swarm.rollouts import Completion, Task
+from swarm.rollouts import Completion
 
 W = TypeVar("W", bound=PendingGroup)
 
@@ -25,15 +24,10 @@ Made = tuple[Assignment, tuple[Completion, ...]]
 
 
 class Works(Protocol[W]):
-    """What groups are made with that may take several rounds. `turns.play.Player` is one."""
+    """Makes groups that may take several rounds. `turns.play.Player` is one."""
 
     async def begin(
-        self,
-        tasks: Sequence[Task],
-        prompts: Sequence[str],
-        each: int,
-        sampling: Sampling,
-        seed: int,
+        self, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
     ) -> Sequence[W]:
         """So many completions of each task, in the making."""
         ...
@@ -50,35 +44,23 @@ class Works(Protocol[W]):
 class EngineWorks:
     """Completions of one turn, by an engine that can be interrupted."""
 
-    def __init__(self, engine: PartialEngine) -> None:
+    def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
 
     async def begin(
-        self,
-        tasks: Sequence[Task],
-        prompts: Sequence[str],
-        each: int,
-        sampling: Sampling,
-        seed: int,
-    ) -> list[PendingGroup]:
-        """See `Works`."""
+        self, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
+    ) -> Sequence[PendingGroup]:
+        prompts = [its.prompt for its in assigned]
         return await self._engine.begin(prompts, each, sampling, seed)
 
     async def advance(
         self, works: Sequence[PendingGroup], enough: int, sampling: Sampling, seed: int
     ) -> None:
-        """See `Works`. What was begun has its sampling and its seed."""
+        """Groups keep the sampling and the seed that they were begun with."""
         await self._engine.advance(works, enough)
 
     async def collect(self, works: Sequence[PendingGroup]) -> list[tuple[Completion, ...]]:
-        """See `Works`."""
         return await self._engine.collect(works)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Begun(Generic[W]):
-    assignment: Assignment
-    work: W
 
 
 class PartialRollouts(Generic[W]):
@@ -91,7 +73,7 @@ class PartialRollouts(Generic[W]):
         assert excess >= 1.0
         self._works = works
         self._excess = excess
-        self._begun: list[_Begun[W]] = []  # the oldest first
+        self._begun: list[tuple[Assignment, W]] = []  # the oldest first
 
     @property
     def waiting(self) -> int:
@@ -109,15 +91,11 @@ class PartialRollouts(Generic[W]):
         new = ceil(self._excess * wanted) - len(self._begun)
         if new > 0:
             assigned = await assign(new)
-            tasks, prompts = [each.task for each in assigned], [each.prompt for each in assigned]
-            works = await self._works.begin(tasks, prompts, completions_each, sampling, seed)
-            self._begun += map(_Begun, assigned, works)
-        await self._works.advance([each.work for each in self._begun], wanted, sampling, seed)
-        done = [each for each in self._begun if each.work.done][:wanted]
-        made = await self._works.collect([each.work for each in done])
-        self._begun = [each for each in self._begun if each not in done]
-        return _paired(done, made)
-
-
-def _paired(done: Sequence[_Begun[W]], made: Sequence[tuple[Completion, ...]]) -> list[Made]:
-    return [(each.assignment, group) for each, group in zip(done, made, strict=True)]
+            works = await self._works.begin(assigned, completions_each, sampling, seed)
+            self._begun += zip(assigned, works, strict=True)
+        await self._works.advance([work for _, work in self._begun], wanted, sampling, seed)
+        done = [each for each in self._begun if each[1].done][:wanted]
+        made = await self._works.collect([work for _, work in done])
+        taken = set(map(id, done))
+        self._begun = [each for each in self._begun if id(each) not in taken]
+        return [(assigned, group) for (assigned, _), group in zip(done, made, strict=True)]

@@ -11,20 +11,18 @@ from typing import Final
 
 import trio
 
-from node.config import RunConfig
-from node.config.run import LearnerRules
+from node.config.node import rules_of
 from node.interfaces.engine import Serving
+from node.loops.parts import NodeParts
 from node.loops.turns.play import Player, completions
 from node.records.records import WorkDone
-from node.verification.held_out import HeldOutGuard
-from swarm.identity import PeerId
 from swarm.leasing.intake import STANDBY
 from swarm.leasing.lease_client import Declined, HeldLease, WorkSource
 from swarm.leasing.staleness import Denial
 from swarm.rollouts import Completion, RolloutGroup, Task
 
-SUBMISSIONS_MAX = 64  # on their way; then generation waits
-NOTE_AFTER_S: Final = 5.0  # without work: a healthy worker is sent away for a moment now and then
+SUBMISSIONS_MAX = 64  # submissions under way; beyond them generation waits
+NOTE_AFTER_S: Final = 5.0  # without work before a note: short waits are usual
 
 IN_WORDS: Final[Mapping[str, str]] = {
     Denial.NO_CREDIT: "the learner has as many groups as it can use for now",
@@ -39,16 +37,18 @@ IN_WORDS: Final[Mapping[str, str]] = {
 """Why a learner gives no work, for people; what is not in here is said as the learner says it."""
 
 OnWork = Callable[[WorkDone], Awaitable[None]]
+Rest = Callable[[Callable[[str], None]], Awaitable[None]]
+"""Waits until the machine may be used, and says why it waits."""
 
 
 class IdleNote:
-    """What to tell of a worker without work, once it has lasted. Pure."""
+    """A note on a worker without work, once that has lasted `NOTE_AFTER_S`. Pure."""
 
     def __init__(self) -> None:
         self._worked_s: float | None = None
         self._batches = 0
 
-    def look(self, waiting_for: str | None, batches: int, now_s: float) -> str | None:
+    def poll(self, waiting_for: str | None, batches: int, now_s: float) -> str | None:
         """The note; None: none is due. `batches`: done by now."""
         if waiting_for is None or batches != self._batches or self._worked_s is None:
             self._worked_s, self._batches = now_s, batches
@@ -61,28 +61,11 @@ class RolloutWorker:
     """The worker's loop. Restarts keep nothing: what was leased and not handed in expires."""
 
     def __init__(
-        self,
-        run: RunConfig,
-        rules: LearnerRules,
-        peer_id: PeerId,
-        source: WorkSource,
-        guard: HeldOutGuard,
-        *,
-        now_s: Callable[[], float],
-        on_work: OnWork,
-        tokens_per_s_max: float | None = None,
-        rest: Callable[[Callable[[str], None]], Awaitable[None]] | None = None,
+        self, node: NodeParts, source: WorkSource, on_work: OnWork, rest: Rest | None = None
     ) -> None:
-        """`tokens_per_s_max`: what it generates in the mean; None: as much as it can. `rest`: waits
-        until the machine may be used, and says why."""
-        self._run = run
-        self._rules = rules
-        self._peer_id = peer_id
+        self._node = node
         self._source = source
-        self._guard = guard
-        self._now_s = now_s
         self._on_work = on_work
-        self._tokens_per_s_max = tokens_per_s_max
         self._rest = rest
         self._places = trio.Semaphore(SUBMISSIONS_MAX)
         self.waiting_for: str | None = "the learner's first policy has not come"
@@ -116,14 +99,13 @@ class RolloutWorker:
         self, lease: HeldLease, serving: Serving, nursery: trio.Nursery, wait_s: float
     ) -> None:
         started_s = trio.current_time()
-        assigned = await self._guard.leased(lease.stream, range(lease.groups))
+        assigned = await self._node.guard.leased(lease.stream, range(lease.groups))
         seed = int.from_bytes(hashlib.sha256(b"swarm/lease-seed/1\x00" + lease.id).digest()[:7])
         made = await completions(
-            Player(self._run, serving.engine, self._guard.verifier),
-            [assignment.task for assignment in assigned],
-            [assignment.prompt for assignment in assigned],
-            self._rules.group_size,
-            self._run.engine_sampling,
+            Player(self._node.config.run, serving.engine, self._node.guard.verifier),
+            assigned,
+            rules_of(self._node.config).group_size,
+            self._node.config.run.engine_sampling,
             seed,
         )
         generate_s = trio.current_time() - started_s
@@ -147,25 +129,25 @@ class RolloutWorker:
                 verdicts_total=dict(sorted(self._source.verdicts.items())),
             )
         )
-        if self._tokens_per_s_max is not None:
+        if (tokens_per_s_max := self._node.config.tokens_per_s_max) is not None:
             self.waiting_for = "its tokens a second are used up (--tokens-per-s-max)"
-            await trio.sleep_until(started_s + tokens / self._tokens_per_s_max)
+            await trio.sleep_until(started_s + tokens / tokens_per_s_max)
 
     def _group(
         self, lease: HeldLease, task: Task, samples: tuple[Completion, ...], serving: Serving
     ) -> RolloutGroup:
-        created_at_s = int(self._now_s())
+        created_at_s, run = int(self._node.now_s()), self._node.config.run
         return RolloutGroup(
-            run_id=self._run.run_id,
-            producer=self._peer_id,
+            run_id=run.run_id,
+            producer=self._node.peer_id,
             round=lease.learner_version,
             task=task,
             completions=samples,
             tokenizer=serving.tokenizer,
-            temperature=self._run.sampling.temperature,
-            top_p=self._run.sampling.top_p,
+            temperature=run.sampling.temperature,
+            top_p=run.sampling.top_p,
             created_at_s=created_at_s,
-            expires_at_s=created_at_s + self._run.limits.record_life_s,
+            expires_at_s=created_at_s + run.limits.record_life_s,
             engine=serving.engine.maker.engine,
             precision=serving.engine.maker.precision,
         )

@@ -8,144 +8,82 @@
     update       one GRPO step over all of them
     evaluate     now and then, on the run's fixed held-out tasks and on the node's validation tasks
 
-Nothing here waits for the network. What has arrived is what is drawn; with fewer than J usable
-foreign groups the batch is smaller, and the round's record says so. With J = 0 this is plain
-GRPO, whoever is connected: all randomness is derived from the node's seed, its peer id and the
-round. It is so bit for bit with the torch engine, a given `--threads`, and memory for the wanted
-micro-batch: sums round by how they are cut up, and by default both a node's share of the cores
-and how far it halves the micro-batch depend on who else runs there when it starts.
+Nothing here waits for the network. A round draws from the groups that have arrived. With fewer than
+J usable ones the batch is smaller, and the round's record says so.
+
+With J = 0 this is plain GRPO: all randomness follows from the node's seed, its peer id and the
+round. Results are equal bit for bit with the torch engine, the same `--threads`, and memory for the
+whole micro-batch. Otherwise sums are cut up differently and round differently: the defaults of
+threads and micro-batch depend on what else runs on the machine at the start.
 """
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import ceil, isfinite, nan
 from random import Random
 from statistics import fmean
-from typing import Any, Protocol, cast
+from typing import Any
 
 import trio
 
-from node.config import NodeConfig, RunConfig
+from node.config import RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEGMENT_BYTES
 from node.environments.answers import answer_in
 from node.environments.turns.replay import Said, said_of
-from node.interfaces.engine import CountingEngine, DraftingEngine, PartialEngine, RolloutEngine
-from node.interfaces.prompts import NO_TEXT, hint_of, hinted, whole
-from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport, training_group
-from node.loops.evaluation import held_out, rewards_of
+from node.interfaces.prompts import NO_TEXT, Prompt
+from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
+from node.loops.evaluation import evaluate, rewards_of
+from node.loops.groups import finite, foreign_group, seed_of
 from node.loops.partial_rollouts import Assign, EngineWorks, PartialRollouts
-from node.loops.tally import Scored, sampled, scored_of, tally
+from node.loops.parts import LivePolicy, NodeParts, OnSamples
+from node.loops.progress import Progress
+from node.loops.tally import outcome_counts, sampled
 from node.loops.turns.play import Player, completions
-from node.loops.validation import Validated
 from node.methods.choices import advantages
 from node.methods.control.external import ExternalGains, evaluated, groups_of
 from node.methods.filters.need import ByNeed
-from node.methods.filters.rescue import SolvedTasks, Success, rescue
+from node.methods.filters.rescue import Success, rescue
 from node.methods.generate.drafts import DraftBank
 from node.methods.generate.hints import BareSuccess, Hints
 from node.methods.generate.speculative import Speculative
-from node.methods.groups import GroupView, view_of
-from node.methods.samplers import distinct, draw_foreign, draw_needed, kept_completions
+from node.methods.samplers import distinct, draw_foreign, draw_needed
 from node.records.records import HeldOut, RoundDone, SampledGroup
 from node.records.samples import bounded
 from node.verification.assignment import is_common
-from node.verification.held_out import Assignment, HeldOutGuard
-from node.verification.task_choice import TaskChoice
-from node.verification.verifier import Verifier
+from node.verification.held_out import Assignment
 from swarm.exchange.pool import Candidate
-from swarm.exchange.service import Exchange
-from swarm.identity import PeerId
 from swarm.rollouts import (
     Completion,
     GroupId,
     RolloutGroup,
-    Task,
     VerifiedGroup,
     informative,
-    is_quantised,
 )
 from swarm.telemetry.metrics import figures_of
 from swarm.wire.messages import TOKENS_MAX
 
-OVER_GENERATION_MAX = (
-    4  # with `filter_own`: times I groups generated at most, to find I useful ones
-)
+OVER_GENERATION_MAX = 4  # with `filter_own`: at most so many times I groups are generated
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the node has come. Saved with each checkpoint; totals count from its first start."""
-
-    round: int = 0
-    next_index: int = 0  # of the node's own task stream
-    generated_tokens: int = 0
-    trained_tokens: int = 0
-    groups_shared: int = 0
-    held_out_first: float | None = None
-    held_out_last: float | None = None
-    validated: Validated = field(default_factory=Validated)
-    external: ExternalGains = field(default_factory=ExternalGains)
-
-    def with_next_index(self, next_index: int) -> "Progress":
-        """The same, at another data position."""
-        return replace(self, next_index=next_index)
-
-    def with_held_out(self, passed: float) -> "Progress":
-        """The same, evaluated once more."""
-        first = passed if self.held_out_first is None else self.held_out_first
-        return replace(self, held_out_first=first, held_out_last=passed)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data for the checkpoint's state file."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "Progress":
-        """What `to_json` gave; older checkpoints say nothing of validation, and of what foreign
-        groups brought.
-
-        Raises:
-            TypeError, KeyError, AttributeError: it is none.
-        """
-        external = fields.get("external")
-        known = {
-            "validated": Validated(**fields.get("validated", {})),
-            "external": ExternalGains() if external is None else ExternalGains.from_json(external),
-        }
-        return cls(**{**fields, **known})
+def _is_bare(group: VerifiedGroup) -> bool:
+    """True if the policy wrote all of each completion, without a hint."""
+    return not Prompt.read(group.prompt).beginning
 
 
-@dataclass(frozen=True, slots=True)
-class OwnGroup:
-    """One task with what this node's policy made of it, and what that was worth."""
-
-    task: Task
-    prompt: str
-    completions: tuple[Completion, ...]
-    rewards: tuple[float, ...]
-    attempt: int = 0  # how often the node did the task before
-    decided: bool = True  # whether it is worth the same everywhere; else nobody would take it
-
-    @property
-    def bare(self) -> bool:
-        """Whether the policy made the whole of it, and got no hint."""
-        return not hint_of(self.prompt)
-
-    @property
-    def scored(self) -> Scored:
-        """What is counted of it, each completion from its hint on."""
-        if self.bare:
-            return self.task, self.completions, self.rewards
-        made = [replace(c, text=whole(self.prompt, c.text)) for c in self.completions]
-        return self.task, made, self.rewards
+def _with_hint_text(group: VerifiedGroup) -> VerifiedGroup:
+    """The group as people read it: each completion begins with the hint."""
+    if _is_bare(group):
+        return group
+    whole = Prompt.read(group.prompt).whole
+    made = (replace(c, text=whole(c.text)) for c in group.group.completions)
+    return replace(group, group=replace(group.group, completions=tuple(made)))
 
 
-def _fits_the_wire(group: OwnGroup, run: RunConfig) -> bool:
-    """Whether others would take the group: one that is too long, or whose log-probs are not
-    numbers, is trained on here and not shared."""
+def _fits_the_wire(group: RolloutGroup, run: RunConfig) -> bool:
+    """True if other nodes would accept the group. A group that is too long, or has a log-prob that
+    is no number, is trained on here and not shared."""
     size_bytes = GROUP_OVERHEAD_BYTES
     for completion in group.completions:
         size_bytes += COMPLETION_OVERHEAD_BYTES + len(completion.text.encode())
@@ -153,50 +91,27 @@ def _fits_the_wire(group: OwnGroup, run: RunConfig) -> bool:
         size_bytes += SEGMENT_BYTES * len(completion.segments)
         if len(completion.text) > run.limits.text_chars_max:
             return False
-        if len(completion.token_ids) > TOKENS_MAX or not all(map(isfinite, completion.logprobs)):
+        if len(completion.token_ids) > TOKENS_MAX:
             return False
-    return size_bytes <= run.group_bytes_max
+    return _has_logprobs(group) and size_bytes <= run.group_bytes_max
 
 
-def _has_logprobs(group: OwnGroup) -> bool:
-    """Whether each token's log-prob is a number: a policy that goes astray may give others."""
+def _has_logprobs(group: RolloutGroup) -> bool:
+    """True if each token's log-prob is finite. A diverged policy may give others."""
     return all(all(map(isfinite, each.logprobs)) for each in group.completions)
 
 
 def _sampled(completion: Completion) -> int:
-    """How many of its tokens were sampled, and not kept of a draft."""
+    """Tokens that were sampled, and not kept of a draft."""
     return len(completion.token_ids) - (completion.splices[-1] if completion.splices else 0)
 
 
-def _as_sampled(completion: Completion) -> Completion:
-    """As others are told of it: all of its log-probs are of the policy that shares it."""
-    return replace(completion, splices=()) if completion.splices else completion
-
-
 def _wholes(prompt: str, completions: Sequence[Completion]) -> list[Said]:
-    """What is scored of a group: all that was said, and what a hint said before it."""
-    if hint_of(prompt):
-        return [whole(prompt, each.text) for each in completions]
+    """The texts to score: hint, completion and replies of the environment."""
+    said = Prompt.read(prompt)
+    if said.beginning:
+        return [said.whole(each.text) for each in completions]
     return [said_of(each) for each in completions]
-
-
-OnSamples = Callable[[Sequence[SampledGroup]], Awaitable[None]]
-
-
-class HandOver(Protocol):
-    """To an engine of its own, around each update."""
-
-    async def before_training(self) -> None:
-        """Nothing is sampled from here to the end of `after_training`."""
-        ...
-
-    async def after_training(self, policy_version: int) -> float:
-        """Have the engine sample from the new policy; how long it stood still for that, in seconds.
-
-        Raises:
-            ChildFailed: the engine takes none.
-        """
-        ...
 
 
 # Long: one round, in the order of the algorithm, from one place.
@@ -205,49 +120,27 @@ class Sapo:
 
     def __init__(
         self,
-        config: NodeConfig,
-        peer_id: PeerId,
-        engine: RolloutEngine,
-        trainer: Trainer,
-        verifier: Verifier,
-        guard: HeldOutGuard,
-        exchange: Exchange,
+        node: NodeParts,
+        policy: LivePolicy,
         progress: Progress,
-        *,
-        tokenizer: str,
-        now_s: Callable[[], float],
-        on_phase: Callable[[str], None] = lambda _: None,
         before_share: Callable[[int], Awaitable[None]] | None = None,
-        hand_over: HandOver | None = None,
         on_samples: OnSamples | None = None,
-        choice: TaskChoice | None = None,
-        solved: SolvedTasks | None = None,
     ) -> None:
-        """`on_samples`: gets some of each round's groups, for people to look at. `choice`: what is
-        known of how hard tasks are, `solved`: what others made of them; None: nothing yet."""
-        self._config = config
-        self._peer_id = peer_id
-        self._engine = engine
-        self._player = Player(config.run, engine, verifier)
+        """`before_share` makes a new data position durable."""
+        self._node = node
+        self._config = config = node.config
+        self._engine, self._trainer = policy.engine, policy.trainer
+        self._policy = policy
+        self._player = Player(config.run, policy.engine, node.verifier)
         self._partial: PartialRollouts[Any] | None = None
         if config.over_provision > 1.0:
-            by_engine = EngineWorks(cast("PartialEngine", engine))
+            by_engine = EngineWorks(policy.engine)
             works = self._player if config.run.has_turns else by_engine
             self._partial = PartialRollouts(works, config.over_provision)
         self._drafts, self._drafted = DraftBank(), 0
         self._bare = BareSuccess()
-        self._trainer = trainer
-        self._verifier = verifier
-        self._guard = guard
-        self._exchange = exchange
-        self._tokenizer = tokenizer
-        self._now_s = now_s
-        self._on_phase = on_phase
-        self._before_share = before_share  # makes the new data position durable
-        self._hand_over = hand_over
+        self._before_share = before_share
         self._on_samples = on_samples
-        self._solved = solved if solved is not None else SolvedTasks()
-        self._choice = choice or TaskChoice(config.run, config.control)
         self.progress = progress
         self._sampling = config.run.engine_sampling
 
@@ -259,32 +152,33 @@ class Sapo:
         clock = _Stopwatch()
         self._drafted = 0
         own, next_index = await self._generate(number, clock)
-        shared: list[OwnGroup] = []
+        shared: list[VerifiedGroup] = []
         if self._config.share == "all":
             if self._before_share is not None:
                 await self._before_share(next_index)
             shared = [
-                group
-                for group in own
-                if group.decided and group.bare and _fits_the_wire(group, self._config.run)
+                each
+                for each in own
+                if each.decided and _is_bare(each) and _fits_the_wire(each.group, self._config.run)
             ]
-            await self._share(shared, number)
+            await self._share(shared)
         foreign = await self._draw(number)
+        hand_over = self._policy.hand_over
         with trio.CancelScope(shield=True):  # what was drawn is marked as trained on
             if self._on_samples is not None:
                 await self._on_samples(self._samples(own, foreign, number))
-            self._on_phase("training")
+            self._node.enter("training")
             chosen = self._chosen(own)
-            if self._hand_over is not None:
-                await self._hand_over.before_training()
+            if hand_over is not None:
+                await hand_over.before_training()
             rescued = self._rescued(chosen, number)
             report = await self._trainer.train(self._batch(chosen, foreign, rescued, number))
             clock.lap("train")
             paused_s = None
-            if self._hand_over is not None:
-                paused_s = await self._hand_over.after_training(report.policy_version)
-            measured = [each for each in own if each.decided and each.bare]
-            self._choice.learn([(group.task, group.rewards) for group in measured])
+            if hand_over is not None:
+                paused_s = await hand_over.after_training(report.policy_version)
+            measured = [each for each in own if each.decided and _is_bare(each)]
+            self._node.choice.learn([(each.group.task, each.rewards) for each in measured])
             self._keep_beginnings(own)
             generated = self._generated(own)
             self.progress = replace(
@@ -299,15 +193,15 @@ class Sapo:
         record = self._record(own, chosen, foreign, report, clock, *counts)
         return replace(record, paused_s=paused_s)
 
-    def _generated(self, own: Sequence[OwnGroup]) -> int:
+    def _generated(self, own: Sequence[VerifiedGroup]) -> int:
         """Tokens that were sampled for the round."""
-        if isinstance(self._engine, CountingEngine):
+        if self._engine.capabilities.counts:
             return self._engine.take_sampled()
-        return sum(_sampled(c) for group in own for c in group.completions)
+        return sum(_sampled(c) for each in own for c in each.group.completions)
 
     # --- tasks, completions, rewards -------------------------------------------------------
 
-    async def _generate(self, number: int, clock: "_Stopwatch") -> tuple[list[OwnGroup], int]:
+    async def _generate(self, number: int, clock: "_Stopwatch") -> tuple[list[VerifiedGroup], int]:
         """The round's own groups and the next data position.
 
         With `filter_own`, goes on generating until I groups have an advantage or the limit of
@@ -315,14 +209,14 @@ class Sapo:
         """
         wanted = self._config.local_groups
         index = self.progress.next_index
-        groups: list[OwnGroup] = []
-        self._choice.expire()
-        choose = partial(self._choice.choose, rng=Random(self._seed("tasks", number)))
+        groups: list[VerifiedGroup] = []
+        self._node.choice.expire()
+        choose = partial(self._node.choice.choose, rng=Random(self._seed("tasks", number)))
 
         async def assign(count: int) -> list[Assignment]:
             nonlocal index
-            assigned, index = await self._guard.assignments(
-                self._peer_id, index, count, choose, self._choice.ahead
+            assigned, index = await self._node.guard.assignments(
+                self._node.peer_id, index, count, choose, self._node.choice.ahead
             )
             return [self._with_hint(each, number) for each in assigned]
 
@@ -334,9 +228,9 @@ class Sapo:
                 break
         return groups, index
 
-    async def _attempt(self, assign: Assign, seed: int, clock: "_Stopwatch") -> list[OwnGroup]:
+    async def _attempt(self, assign: Assign, seed: int, clock: "_Stopwatch") -> list[VerifiedGroup]:
         """I groups more."""
-        self._on_phase("generating")
+        self._node.enter("generating")
         wanted, each = self._config.local_groups, self._config.group_size
         if self._partial is not None:
             made = await self._partial.groups(wanted, each, self._sampling, seed, assign)
@@ -346,24 +240,43 @@ class Sapo:
             made = list(zip(assigned, redrafted, strict=True))
         else:
             assigned = await assign(wanted)
-            made_of = await completions(
-                self._player,
-                [assignment.task for assignment in assigned],
-                [assignment.prompt for assignment in assigned],
-                each,
-                self._sampling,
-                seed,
-            )
+            made_of = await completions(self._player, assigned, each, self._sampling, seed)
             made = list(zip(assigned, made_of, strict=True))
         clock.lap("generate")
-        self._on_phase("scoring")
+        self._node.enter("scoring")
         texts = [_wholes(its.prompt, group) for its, group in made]
-        verdicts = await self._verifier.score([its.task for its, _ in made], texts)
+        verdicts = await self._node.verifier.score([its.task for its, _ in made], texts)
         clock.lap("score")
         return [
-            OwnGroup(its.task, its.prompt, group, rewards_of(found), its.attempt, None not in found)
+            VerifiedGroup(
+                GroupId(b""),
+                self._group(its, group),
+                its.prompt,
+                rewards_of(found),
+                own=True,
+                decided=None not in found,
+            )
             for (its, group), found in zip(made, verdicts, strict=True)
         ]
+
+    def _group(self, assigned: Assignment, completions: tuple[Completion, ...]) -> RolloutGroup:
+        """A group of this node; `_share` sets its times again."""
+        created_at_s = int(self._node.now_s())
+        return RolloutGroup(
+            run_id=self._config.run.run_id,
+            producer=self._node.peer_id,
+            round=self.progress.round + 1,
+            task=assigned.task,
+            completions=completions,
+            tokenizer=self._policy.tokenizer,
+            temperature=self._sampling.temperature,
+            top_p=self._sampling.top_p,
+            created_at_s=created_at_s,
+            expires_at_s=created_at_s + self._config.run.limits.record_life_s,
+            engine=self._engine.maker.engine,
+            precision=self._engine.maker.precision,
+            attempt=assigned.attempt,
+        )
 
     async def _redrafted(
         self, assigned: Sequence[Assignment], set_to: Speculative, seed: int
@@ -374,8 +287,7 @@ class Sapo:
             draft for its in assigned for draft in self._drafts.drafts(its.task, its.prompt, each)
         ]
         self._drafted += sum(len(draft.token_ids) for draft in drafts)
-        engine = cast("DraftingEngine", self._engine)
-        made = await engine.redraft(drafts, set_to, self._sampling, seed)
+        made = await self._engine.redraft(drafts, set_to, self._sampling, seed)
         return [tuple(made[at : at + each]) for at in range(0, len(made), each)]
 
     def _with_hint(self, assigned: Assignment, number: int) -> Assignment:
@@ -385,52 +297,48 @@ class Sapo:
         if not isinstance(self._config.generate, Hints):
             return assigned
         most = self._sampling.max_new_tokens
-        texts = [each.completion.text for each in self._solved.of(assigned.task)]
+        texts = [each.completion.text for each in self._node.solved.of(assigned.task)]
         fit = [text for text in texts if len(text.encode()) <= most and NO_TEXT not in text]
         task = assigned.task
         rule = self._config.run.answer_rule(task.environment, task.parameters)
         find = partial(answer_in, rule.format)
         hint = self._bare.hint(task, fit, number - 1, self._config.generate, find)
-        return replace(assigned, prompt=hinted(assigned.prompt, hint)) if hint else assigned
+        if not hint:
+            return assigned
+        return replace(assigned, prompt=Prompt.read(assigned.prompt).begun(hint).text)
 
-    def _keep_beginnings(self, own: Sequence[OwnGroup]) -> None:
+    def _keep_beginnings(self, own: Sequence[VerifiedGroup]) -> None:
         """Of tasks that come again: what is gone on from the next time, or what is given away."""
         if self._config.generate is None:
             return
-        for group in own:
+        for each in own:
+            group = each.group
             if is_common(self._config.run, group.task):
                 if isinstance(self._config.generate, Hints):
-                    if group.decided and group.bare:
-                        self._bare.learn(group.task, group.rewards)
+                    if each.decided and _is_bare(each):
+                        self._bare.learn(group.task, each.rewards)
                 elif _has_logprobs(group):
                     self._drafts.keep(group.task, group.completions)
 
     # --- sharing and drawing ---------------------------------------------------------------
 
-    async def _share(self, own: Sequence[OwnGroup], number: int) -> None:
-        created_at_s = int(self._now_s())
-        told = self._choice.told(len(own))
+    async def _share(self, own: Sequence[VerifiedGroup]) -> None:
+        """Sign and offer groups. Splices are left out: to others all log-probs of a completion are
+        those of the policy that shares it."""
+        created_at_s = int(self._node.now_s())
+        told = self._node.choice.told(len(own))
         groups = [
-            RolloutGroup(
-                run_id=self._config.run.run_id,
-                producer=self._peer_id,
-                round=number,
-                task=group.task,
-                completions=tuple(map(_as_sampled, group.completions)),
-                tokenizer=self._tokenizer,
-                temperature=self._sampling.temperature,
-                top_p=self._sampling.top_p,
+            replace(
+                each.group,
+                completions=tuple(replace(c, splices=()) for c in each.group.completions),
                 created_at_s=created_at_s,
                 expires_at_s=created_at_s + self._config.run.limits.record_life_s,
-                engine=self._engine.maker.engine,
-                precision=self._engine.maker.precision,
-                attempt=group.attempt,
                 counters=counters,
             )
-            for group, counters in zip(own, told, strict=True)
+            for each, counters in zip(own, told, strict=True)
         ]
-        await self._exchange.share(
-            groups, [group.prompt for group in own], [group.rewards for group in own]
+        await self._node.the_exchange.share(
+            groups, [each.prompt for each in own], [each.rewards for each in own]
         )
 
     async def _draw(self, number: int) -> list[VerifiedGroup]:
@@ -439,13 +347,13 @@ class Sapo:
             return []
         rng = Random(self._seed("draw", number))
         each_max = ceil(self._config.foreign_share_max * wanted)
-        candidates = await self._exchange.candidates()
+        candidates = await self._node.the_exchange.candidates()
         if self._config.draw is None:
             chosen = draw_foreign(candidates, wanted, rng, each_max)
         else:
             chosen = await self._needed(candidates, wanted, rng, each_max, self._config.draw)
-        taken = distinct(await self._exchange.take(chosen, number))
-        return await self._guard.trainable(taken)
+        taken = distinct(await self._node.the_exchange.take(chosen, number))
+        return await self._node.guard.trainable(taken)
 
     @property
     def _external_wanted(self) -> int:
@@ -459,34 +367,36 @@ class Sapo:
         """By how often the node solves such tasks itself, of some that are drawn alike."""
         times = draw.looked_at
         looked = draw_foreign(candidates, times * wanted, rng, times * each_max)
-        said = distinct(await self._exchange.look(looked))  # the rest would go once it is drawn
+        said = distinct(
+            await self._node.the_exchange.look(looked)
+        )  # the rest would go once it is drawn
         tasks = {each.group_id: each.group.task for each in said}
         found = [each for each in candidates if each.group_id in tasks]
-        passes = [self._choice.own_pass_rate(tasks[each.group_id]) for each in found]
+        passes = [self._node.choice.own_pass_rate(tasks[each.group_id]) for each in found]
         return draw_needed(found, passes, wanted, rng, draw, each_max)
 
-    def _chosen(self, own: Sequence[OwnGroup]) -> Sequence[OwnGroup]:
+    def _chosen(self, own: Sequence[VerifiedGroup]) -> Sequence[VerifiedGroup]:
         """The I own groups to train on; with `filter_own` those with an advantage come first."""
         if not self._config.filter_own:
             return own
         useful_first = sorted(own, key=lambda group: not informative(group.rewards))
         return useful_first[: self._config.local_groups]
 
-    def _rescued(self, own: Sequence[OwnGroup], number: int) -> dict[int, tuple[Success, ...]]:
+    def _rescued(self, own: Sequence[VerifiedGroup], number: int) -> dict[int, tuple[Success, ...]]:
         """By the place of an own group that is all wrong, right completions of others."""
         if self._config.replay is None:
             return {}
         known = {
-            at: self._solved.of(group.task)
-            for at, group in enumerate(own)
-            if group.decided and group.bare
+            at: self._node.solved.of(each.group.task)
+            for at, each in enumerate(own)
+            if each.decided and _is_bare(each)
         }
         rng = Random(self._seed("rescue", number))
         return rescue([group.rewards for group in own], known, rng, self._config.replay)
 
     def _batch(
         self,
-        own: Sequence[OwnGroup],
+        own: Sequence[VerifiedGroup],
         foreign: Sequence[VerifiedGroup],
         rescued: Mapping[int, Sequence[Success]],
         number: int,
@@ -497,12 +407,11 @@ class Sapo:
             # A control for experiments: the foreign groups keep their rewards and lose their tasks
             shift = Random(self._seed("shuffle", number)).randrange(1, len(prompts))
             prompts = prompts[shift:] + prompts[:shift]
-        views = [self._view(group, rescued.get(place, ())) for place, group in enumerate(own)]
-        views += map(view_of_foreign, foreign)
-        worth = advantages(views, self._config.advantage)
+        joined = [_joined(each, rescued.get(place, ())) for place, each in enumerate(own)]
+        worth = advantages([*joined, *foreign], self._config.advantage)
         batch = [
-            self._own_group(group, rescued.get(place, ()), values)
-            for place, (group, values) in enumerate(zip(own, worth, strict=False))
+            self._own_group(each, len(rescued.get(place, ())), values)
+            for place, (each, values) in enumerate(zip(joined, worth, strict=False))
         ]
         for prompt, verified, values in zip(prompts, foreign, worth[len(own) :], strict=True):
             rng = Random(self._seed(f"keep/{verified.group_id.hex()}", number))
@@ -512,55 +421,39 @@ class Sapo:
             batch.append(replace(group, prompt=prompt, tokenizer=tokenizer))
         return batch
 
-    @staticmethod
-    def _view(group: OwnGroup, successes: Sequence[Success]) -> GroupView:
-        """An own group as methods see it, with what others got right as if it were its own."""
-        more = [each.completion for each in successes]
-        rewards = (*group.rewards, *[1.0] * len(more))
-        return view_of(group.prompt, [*group.completions, *more], rewards)
-
     def _own_group(
-        self, group: OwnGroup, successes: Sequence[Success], worth: Sequence[float | None]
+        self, joined: VerifiedGroup, successes: int, worth: Sequence[float | None]
     ) -> TrainingGroup:
-        """An own group to train on, with what others got right. They stay one group: where its
-        guidance does not fit, nothing is learned of a group that is all wrong."""
-        made = [*group.completions, *(each.completion for each in successes)]
-        found = training_group(group.prompt, made, worth, own_tokens=True)
+        """An own group to train on, which ends with so many right completions of others. They stay
+        one group: where its guidance does not fit, an all-wrong group teaches nothing."""
+        made = joined.group.completions
+        found = training_group(joined.prompt, made, worth, own_tokens=True)
         if self._config.replay is None or not successes:
             return found
-        guided = sum(value is not None for value in worth[len(group.completions) :])
+        guided = sum(value is not None for value in worth[len(made) - successes :])
         return replace(found, guided=guided, shaping=self._config.replay.shaping)
 
     # --- evaluating and telling ------------------------------------------------------------
 
     def _samples(
-        self, own: Sequence[OwnGroup], foreign: Sequence[VerifiedGroup], number: int
+        self, own: Sequence[VerifiedGroup], foreign: Sequence[VerifiedGroup], number: int
     ) -> list[SampledGroup]:
-        run, ours = self._config.run, self._peer_id
-        made = (sampled(run, number, ours, each.prompt, each.scored, own=True) for each in own)
-        drawn = (
-            sampled(run, number, each.group.producer, each.prompt, scored_of(each), own=False)
-            for each in foreign
-        )
+        run = self._config.run
+        made = (sampled(run, number, _with_hint_text(each)) for each in own)
+        drawn = (sampled(run, number, each) for each in foreign)
         return [*bounded(made), *bounded(drawn)]
 
     async def evaluate(self) -> HeldOut:
         """Measure the pass rates, and note that on the held-out tasks in the progress."""
-        self._on_phase("evaluating")
-        record = await held_out(
-            self._config.run,
-            self._engine,
-            self._verifier,
-            after_round=self.progress.round,
-            generated_tokens=self.progress.generated_tokens,
-            validation=await self._guard.validation(),
-        )
+        self._node.enter("evaluating")
+        validation = await self._node.guard.validation()
+        record = await evaluate(self._node, self._engine, self.progress, validation)
         external = self._next_external(record)
         self.progress = replace(self.progress.with_held_out(record.passed), external=external)
         return record
 
     def _next_external(self, record: HeldOut) -> ExternalGains:
-        """What is known of how many foreign groups help, and what is tried next."""
+        """The estimate of how many foreign groups help, with the number to try next."""
         before, rule = self.progress.validated, self._config.external_rule
         known = self.progress.external
         if rule is None or record.validation is None:
@@ -574,8 +467,8 @@ class Sapo:
     # Long: one record, field by field.
     def _record(
         self,
-        own: Sequence[OwnGroup],
-        chosen: Sequence[OwnGroup],
+        own: Sequence[VerifiedGroup],
+        chosen: Sequence[VerifiedGroup],
         foreign: Sequence[VerifiedGroup],
         report: TrainReport,
         clock: "_Stopwatch",
@@ -584,9 +477,11 @@ class Sapo:
         rescued: int,
     ) -> RoundDone:
         """The round as this node saw it; the app adds what only the network knows."""
-        bare = [group for group in own if group.bare]
-        rewards = [reward for group in bare for reward in group.rewards]
-        trained = [group.rewards for group in chosen] + [group.rewards for group in foreign]
+        bare = [each for each in own if _is_bare(each)]
+        rewards = [reward for each in bare for reward in each.rewards]
+        trained = [*chosen, *foreign]
+        completions = [c for each in own for c in each.group.completions]
+        ledger = self._node.the_exchange.ledger
         producers = Counter(str(verified.group.producer) for verified in foreign)
         return RoundDone(
             round=self.progress.round,
@@ -594,17 +489,15 @@ class Sapo:
             own_reward=fmean(rewards) if rewards else nan,
             local_groups=len(chosen),
             external_groups=len(foreign),
-            informative_groups=sum(informative(group_rewards) for group_rewards in trained),
+            informative_groups=sum(informative(each.rewards) for each in trained),
             foreign_by_producer=dict(sorted(producers.items())),
             groups_shared=shared,
             generated_tokens=generated,
             rescued_groups=rescued,
             hinted_groups=len(own) - len(bare),
-            hinted_taught=sum(informative(g.rewards) for g in chosen if not g.bare),
+            hinted_taught=sum(informative(g.rewards) for g in chosen if not _is_bare(g)),
             drafted_tokens=self._drafted,
-            kept_tokens=sum(
-                len(c.token_ids) - _sampled(c) for group in own for c in group.completions
-            ),
+            kept_tokens=sum(len(c.token_ids) - _sampled(c) for c in completions),
             generated_tokens_total=self.progress.generated_tokens,
             trained_tokens_total=self.progress.trained_tokens,
             generate_s=clock.laps["generate"],
@@ -613,32 +506,28 @@ class Sapo:
             loss=report.loss,
             grad_norm=report.grad_norm,
             own_logprob=report.own_logprob,
-            foreign_logprob=_known(report.foreign_logprob),
+            foreign_logprob=finite(report.foreign_logprob),
             clip_fraction=report.clip_fraction,
             peers=0,
             pool_groups=0,
             pool_bytes=0,
-            accepted_total=self._exchange.ledger.accepted,
-            rejected_total={
-                str(reason): count
-                for reason, count in sorted(self._exchange.ledger.rejected.items())
-            },
+            accepted_total=ledger.accepted,
+            rejected_total={str(why): count for why, count in sorted(ledger.rejected.items())},
             bytes_in_total=0,
             bytes_out_total=0,
             foreign_groups=tuple(verified.group_id.hex() for verified in foreign),
-            step_kl=_known(report.step_kl),
+            step_kl=finite(report.step_kl),
             steps_taken_back=report.steps_taken_back,
             rate_scale=report.rate_scale,
             rate_signal=report.rate_signal,
             rate_share=self.progress.validated.rate_share,
             unlikely_tokens=report.unlikely_tokens,
             own_informative=sum(informative(group.rewards) for group in chosen),
-            answers=tally(self._config.run, [group.scored for group in bare]),
+            answers=outcome_counts(self._config.run, bare),
             weighed_tokens=report.weighed_tokens,
             external_wanted=self._external_wanted,
-            foreign_gradient=_known(report.foreign_gradient),
-            groups_quantised=sum(verified.group.is_quantised for verified in foreign)
-            + len(chosen) * is_quantised(self._engine.maker.precision),
+            foreign_gradient=finite(report.foreign_gradient),
+            groups_quantised=sum(each.group.is_quantised for each in trained),
             **self._mismatch(report),
         )
 
@@ -646,40 +535,21 @@ class Sapo:
         """Of the engine's log-probs and the trainer's, where both are of one distribution."""
         whole = self._sampling.is_whole
         return {
-            name: value if whole and value is not None and isfinite(value) else None
-            for name, value in figures_of(report).items()
+            name: finite(value) if whole else None for name, value in figures_of(report).items()
         }
 
     def _seed(self, purpose: str, *numbers: int) -> int:
-        text = f"{self._config.seed}/{self._peer_id}/{purpose}/{numbers}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+        return seed_of(self._config.seed, self._node.peer_id, purpose, numbers)
 
 
-def view_of_foreign(verified: VerifiedGroup) -> GroupView:
-    """A foreign group as methods see it."""
-    group = verified.group
-    return view_of(verified.prompt, group.completions, verified.rewards, str(group.producer))
-
-
-def foreign_group(
-    verified: VerifiedGroup, worth: Sequence[float | None], group_size: int, rng: Random
-) -> TrainingGroup:
-    """A foreign group with at most as many completions as an own one has: token weights count rows,
-    so that a group of 64 would outweigh eight of 8. `worth`: the advantages in the whole group."""
-    group = verified.group
-    kept = kept_completions(len(group.completions), max(2, group_size), rng)
-    return training_group(
-        verified.prompt,
-        [group.completions[at] for at in kept],
-        [worth[at] for at in kept],
-        own_tokens=False,
-        source=str(group.producer),
-        tokenizer=group.tokenizer,
+def _joined(group: VerifiedGroup, successes: Sequence[Success]) -> VerifiedGroup:
+    """An own group with right completions of others, as if they were its own."""
+    more = tuple(each.completion for each in successes)
+    return replace(
+        group,
+        group=replace(group.group, completions=(*group.group.completions, *more)),
+        rewards=(*group.rewards, *[1.0] * len(more)),
     )
-
-
-def _known(value: float) -> float | None:
-    return value if isfinite(value) else None
 
 
 class _Stopwatch:

@@ -1,4 +1,4 @@
-"""What a learner logs of a version on its way to its workers; pure.
+"""Log records of a version on its way to workers. Pure.
 
 It hears how far a worker is from what that asks of it, and which version a worker can use from its
 requests for leases. Both change often, and a log shall stay small: so what counts is that a worker
@@ -16,7 +16,7 @@ MARKS: Final = 4  # in a version's chunks
 
 
 class SpreadWatch:
-    """What was said already of the newest version."""
+    """Remembers what was logged of the newest version."""
 
     def __init__(self) -> None:
         self._version = 0
@@ -24,10 +24,10 @@ class SpreadWatch:
         self._using: set[str] = set()
         self._left_out: set[str] = set()
 
-    def look(
+    def poll(
         self, version: int, shares: Mapping[PeerId, float], using: Collection[PeerId]
     ) -> VersionSpreading | None:
-        """What is new since the last look; None: nothing.
+        """The progress since the last call; None if there is none.
 
         Args:
             version: the newest on offer.

@@ -1,47 +1,39 @@
-"""What became of a batch's completions: how many had an answer, a right one, an end. Pure.
+"""Counts of completions with an answer, with a right answer, and cut by the token limit.
 
-The same function finds the answers here and in the verifier; it is bounded, so that strangers'
-texts may be looked at outside of the verifier's process.
+The verifier finds answers by the same function. Its work is bounded, so that strangers' texts may
+be searched outside the verifier's process.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from node.config import RunConfig
 from node.environments.answers import answer_in
-from node.interfaces.prompts import plain_text
+from node.interfaces.prompts import Prompt
 from node.records.records import AnswerCounts, SampledGroup, SampledText
 from node.records.samples import TEXTS_MAX, shortened
-from swarm.identity import PeerId
-from swarm.rollouts import Author, Completion, FinishReason, Task, VerifiedGroup
-
-Scored = tuple[Task, Sequence[Completion], Sequence[float]]  # one group with its rewards
+from swarm.rollouts import Author, Completion, FinishReason, VerifiedGroup
 
 
-def scored_of(verified: VerifiedGroup) -> Scored:
-    """Of somebody's group what is counted."""
-    return verified.group.task, verified.group.completions, verified.rewards
-
-
-def tally(run: RunConfig, groups: Iterable[Scored]) -> AnswerCounts:
-    """Count over all completions of the groups."""
+def outcome_counts(run: RunConfig, groups: Iterable[VerifiedGroup]) -> AnswerCounts:
+    """Count all completions of the groups."""
     completions = unread = right = cut = 0
-    for task, made, rewards in groups:
+    for each in groups:
+        task, made = each.group.task, each.group.completions
         kind = run.answer_rule(task.environment, task.parameters).format
         completions += len(made)
-        unread += sum(answer_in(kind, each.text) is None for each in made)
-        right += sum(reward == 1.0 for reward in rewards)
-        cut += sum(each.finish_reason is FinishReason.LENGTH for each in made)
+        unread += sum(answer_in(kind, c.text) is None for c in made)
+        right += sum(reward == 1.0 for reward in each.rewards)
+        cut += sum(c.finish_reason is FinishReason.LENGTH for c in made)
     return AnswerCounts(completions, unread, right, cut)
 
 
-def sampled(
-    run: RunConfig, round_: int, producer: PeerId, prompt: str, group: Scored, *, own: bool
-) -> SampledGroup:
-    """A group as people look at it."""
-    task, made, rewards = group
+def sampled(run: RunConfig, round_: int, scored: VerifiedGroup) -> SampledGroup:
+    """The group as people look at it."""
+    group = scored.group
+    task = group.task
     kind = run.answer_rule(task.environment, task.parameters).format
     texts = []
-    for completion, reward in list(zip(made, rewards, strict=True))[:TEXTS_MAX]:
+    for completion, reward in list(zip(group.completions, scored.rewards, strict=True))[:TEXTS_MAX]:
         answer = answer_in(kind, completion.text)
         texts.append(
             SampledText(
@@ -51,8 +43,9 @@ def sampled(
                 str(completion.finish_reason),
             )
         )
+    prompt = shortened(Prompt.read(scored.prompt).plain)
     return SampledGroup(
-        round_, own, str(producer), task.environment, shortened(plain_text(prompt)), tuple(texts)
+        round_, scored.own, str(group.producer), task.environment, prompt, tuple(texts)
     )
 
 

@@ -1,5 +1,5 @@
-"""Does what evaluations on validation tasks decide (`validation`): keeps the best policy, has the
-trainer go back to it, and slows it down."""
+"""Keeps the best policy, rolls the trainer back to it, and lowers the learning rate, as evaluations
+on validation tasks decide (`validation`)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,38 +8,36 @@ from pathlib import Path
 import trio
 
 from node.config import NodeConfig
-from node.interfaces.trainer import Trainer
 from node.loops.checkpoints import Checkpoints
-from node.loops.sapo import HandOver, Progress
+from node.loops.parts import LivePolicy
+from node.loops.progress import Progress
 from node.loops.validation import Validated, decide
 from node.records.event_log import TurnEvent
 from node.records.records import HeldOut, Slowed, WentBack
 from swarm.errors import ChildFailed, ConfigError
 
 
-class WayBack:
-    """Of one trainer. Nothing of it needs the network."""
+class Rollback:
+    """The rollback of one trainer. It needs no network."""
 
     def __init__(
         self,
         config: NodeConfig,
-        trainer: Trainer,
+        policy: LivePolicy,
         checkpoints: Checkpoints | None,
-        hand_over: HandOver | None,
         on_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Without `checkpoints` no policy is kept, and there is no way back."""
+        """Without `checkpoints` no policy is kept, and none can be rolled back to."""
         self._config = config
-        self._trainer = trainer
+        self._trainer, self._hand_over = policy.trainer, policy.hand_over
         self._checkpoints = checkpoints
-        self._hand_over = hand_over
         self._on_phase = on_phase
         self._keeps = False  # the present policy is the best and is not kept yet
         self.is_fresh = False  # the policy went back since it was last saved
 
     async def begin(self, progress: Progress) -> Progress:
-        """What was decided before this start still holds. What is kept on the disk is the best,
-        whatever the checkpoint that this start is from knows of it."""
+        """Restore earlier decisions. The best policy is the one kept on disk, whatever the resumed
+        checkpoint says."""
         validated = progress.validated
         if self._checkpoints is not None:
             kept = self._checkpoints.best()
@@ -48,9 +46,11 @@ class WayBack:
             await self._trainer.slow_down(validated.rate_share)
         return replace(progress, validated=validated)
 
-    async def heed(self, progress: Progress, record: HeldOut) -> tuple[Progress, TurnEvent | None]:
-        """Decide on an evaluation and do it, but for keeping the best (`keep`), which comes after
-        the round's checkpoint. The progress with the decision, and what there is to tell.
+    async def decide_on(
+        self, progress: Progress, record: HeldOut
+    ) -> tuple[Progress, TurnEvent | None]:
+        """Decide on an evaluation and act, except that `keep` stores the best policy after the
+        round's checkpoint. Returns the progress with the decision, and an event to log.
 
         Raises:
             ChildFailed: the trainer or its engine; start again from a checkpoint.
@@ -69,13 +69,13 @@ class WayBack:
         if act == "keep":
             self._keeps = self._checkpoints is not None
         if act == "return":
-            return progress, await self._go_back(record.round, validated)
+            return progress, await self._roll_back(record.round, validated)
         if act == "slow":
             await self._trainer.slow_down(validated.rate_share)
             return progress, Slowed(record.round, validated.rate_share)
         return progress, None
 
-    async def _go_back(self, round_: int, validated: Validated) -> WentBack:
+    async def _roll_back(self, round_: int, validated: Validated) -> WentBack:
         best, passed = validated.best, validated.last
         assert self._checkpoints is not None
         assert best is not None
@@ -99,8 +99,8 @@ class WayBack:
         return WentBack(round_, version, passed, best, validated.best_round, validated.rate_share)
 
     async def keep(self, progress: Progress, saved: Path | None) -> bool:
-        """Keep the present policy where the last evaluation found it best. `saved`: a checkpoint of
-        it. Whether something was written."""
+        """Keep the present policy if the last evaluation found it best. `saved`: a checkpoint of
+        it. Returns whether files were written."""
         self.is_fresh = self.is_fresh and saved is None
         if not self._keeps:
             return False

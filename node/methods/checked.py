@@ -1,5 +1,5 @@
-"""What methods are given, checked: a number that is none is named where it comes in, and not where
-it has spoilt a state."""
+"""Checks of methods' arguments: a bad number is reported where it comes in, before it spoils a
+state."""
 
 import math
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ def whole(value: int, what: str, least: int = 0) -> int:
 
 
 def right_of(right: int, rollouts: int) -> tuple[int, int]:
-    """How many of how many rollouts were right, themselves.
+    """The counts of right rollouts and of all rollouts.
 
     Raises:
         ValueError: there are none, or more were right than there are.

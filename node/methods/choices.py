@@ -1,4 +1,4 @@
-"""What a node's settings choose among, without what they are computed with."""
+"""The methods that settings can name, without their functions' heavy imports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,14 +11,15 @@ from node.methods.control import external, vade
 from node.methods.filters.need import ByNeed
 from node.methods.filters.rescue import Rescue
 from node.methods.generate import hints, speculative
-from node.methods.groups import Advantages, GroupView
+from node.methods.groups import Advantages
 from node.methods.losses import settings as losses
 from node.methods.losses import weighing_settings as weighing
 from node.methods.losses.settings import LOSSES, LossSettings
 from node.methods.losses.weighing_settings import CORRECTIONS
 from node.methods.method import MethodSettings
+from swarm.rollouts import VerifiedGroup
 
-_Function = Callable[[Sequence[GroupView], Any], Advantages]
+_Function = Callable[[Sequence[VerifiedGroup], Any], Advantages]
 
 ADVANTAGES: Final[Mapping[str, tuple[type[MethodSettings], _Function]]] = {
     "grpo": (group.Grpo, group.grpo),
@@ -35,8 +36,8 @@ ADVANTAGES: Final[Mapping[str, tuple[type[MethodSettings], _Function]]] = {
 }
 
 
-def advantages(groups: Sequence[GroupView], set_to: MethodSettings) -> Advantages:
-    """What the method that `set_to` belongs to makes of a batch.
+def advantages(groups: Sequence[VerifiedGroup], set_to: MethodSettings) -> Advantages:
+    """The advantages of a batch by the method that `set_to` belongs to.
 
     Raises:
         ValueError: as the method does.
@@ -101,7 +102,6 @@ chosen_generate = partial(chosen, {"speculative": speculative.Speculative, "hint
 
 
 def chosen_loss(value: Any) -> LossSettings:
-    """See `chosen`."""
     return cast("LossSettings", chosen(LOSSES, value))
 
 

@@ -1,50 +1,32 @@
-"""Groups as methods see them: numbers and texts, and nothing of where they are kept."""
+"""Numbers of groups that methods compare."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
-from swarm.rollouts import Completion
+from swarm.rollouts import VerifiedGroup
 
 Advantages = list[tuple[float | None, ...]]
-"""Of each group, of each completion; None: it is left out of the update."""
+"""One tuple for each group, one entry for each completion; None: it is left out of the update."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupView:
-    """One group of G completions to one prompt. What is not known of all of them is empty."""
-
-    rewards: tuple[float, ...]  # (G,)
-    prompt: str = ""  # groups of one prompt may be compared
-    source: str = ""  # who generated it; empty: this node
-    lengths: tuple[int, ...] = ()  # (G,) tokens, or characters where some came without tokens
-    texts: tuple[str, ...] = ()  # (G,)
-    logprobs: tuple[float, ...] = ()  # (G,) means over tokens, of the policy that generated them
-    contexts: tuple[str, ...] = ()  # (G,) what it was generated under: a hint, a nudge
-
-
-def view_of(
-    prompt: str, completions: Sequence[Completion], rewards: Sequence[float], source: str = ""
-) -> GroupView:
-    """A group as methods see it."""
+def lengths(group: VerifiedGroup) -> tuple[int, ...]:
+    """Tokens of each completion, at least 1; characters where any of them came without tokens."""
+    completions = group.group.completions
     has_tokens = all(each.token_ids for each in completions)
-    logprobs = tuple(fmean(each.logprobs or (math.nan,)) for each in completions)
-    return GroupView(
-        rewards=tuple(rewards),
-        prompt=prompt,
-        source=source,
-        lengths=tuple(
-            max(1, len(each.token_ids if has_tokens else each.text)) for each in completions
-        ),
-        texts=tuple(each.text for each in completions),
-        logprobs=logprobs if all(map(math.isfinite, logprobs)) and any(logprobs) else (),
-    )
+    return tuple(max(1, len(each.token_ids if has_tokens else each.text)) for each in completions)
 
 
-def by_source(groups: Sequence[GroupView]) -> dict[str, list[int]]:
-    """The places of each source's groups. What is made of a batch is made of these alone, so that
-    one peer does not move what others' completions are worth."""
+def mean_logprobs(group: VerifiedGroup) -> tuple[float, ...]:
+    """Mean log-prob of a token, for each completion, under the policy that generated it. Empty
+    where one is not finite or all are zero: some engines fill in zeros."""
+    means = tuple(fmean(each.logprobs or (math.nan,)) for each in group.group.completions)
+    return means if all(map(math.isfinite, means)) and any(means) else ()
+
+
+def by_source(groups: Sequence[VerifiedGroup]) -> dict[str, list[int]]:
+    """The places of each source's groups. Figures of a batch are taken within one source, so that
+    no peer changes the advantages of another one's completions."""
     found: dict[str, list[int]] = {}
     for place, group in enumerate(groups):
         found.setdefault(group.source, []).append(place)

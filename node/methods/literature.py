@@ -1,5 +1,5 @@
-"""What of the literature on rollouts is here, row by row: by which methods, by which other part of
-the tree, or why not."""
+"""Methods of the literature on rollouts: each with its place in the tree, or the reason that it is
+absent."""
 
 from dataclasses import dataclass
 from typing import Final

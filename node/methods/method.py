@@ -1,4 +1,4 @@
-"""What a method is: a pure function, one class of parameters, and what it asks of a node."""
+"""A method: a pure function, its class of settings, and its demands on a node."""
 
 import inspect
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Family = Literal[
 
 
 class Need(StrEnum):
-    """What a method cannot do without."""
+    """Data without which a method cannot work."""
 
     LENGTHS = "lengths"  # of completions, in tokens
     LOGPROBS = "logprobs"  # of completions, on average over their tokens
@@ -40,7 +40,7 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MethodSettings:
-    """What a method is set to. The first field, `kind`, is its name."""
+    """A method's settings. The first field, `kind`, is its name."""
 
     kind: str = ""
 

@@ -19,7 +19,7 @@ from node.methods.filters import (
 from node.methods.generate import branching, hints, noise, pruning, purify, speculative
 from node.methods.losses.objectives import OBJECTIVES
 from node.methods.losses.settings import LOSSES, StaleLoss
-from node.methods.losses.weighing import WEIGHINGS
+from node.methods.losses.weighing import IMPORTANCE_WEIGHTS
 from node.methods.losses.weighing_settings import CORRECTIONS
 from node.methods.method import Family, KnownMethod, MethodSettings, Need
 
@@ -44,7 +44,7 @@ def _loss(kind: str, source: str, measured: str = "") -> KnownMethod:
 
 def _correction(kind: str, source: str) -> KnownMethod:
     needs = frozenset({Need.BEHAVIOUR})
-    function = WEIGHINGS[kind]
+    function = IMPORTANCE_WEIGHTS[kind]
     measured = "no difference to none at two nodes that share, tiny policy, three seeds"
     return KnownMethod(CORRECTIONS[kind], function, "correction", source, needs, _NODES, measured)
 

@@ -1,6 +1,5 @@
-"""Which groups a batch is made of: of foreign ones by the rule of SAPO (arXiv 2509.08721, §5), with
-a bound on what any one producer can make of a batch; and how much of it may be of unknown policies.
-"""
+"""Selection of the groups of a batch. Foreign ones by SAPO's rule (arXiv 2509.08721, §5), with a
+bound on each producer's share; and a bound on the share of unknown policies."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -41,7 +40,7 @@ def draw_needed(
     set_to: ByNeed,
     per_producer_max: int,
 ) -> list[GroupId]:
-    """As `draw_foreign`, of groups that have an advantage, by `by_need`.
+    """Draw by `by_need` among groups that have an advantage, with the bound of `draw_foreign`.
 
     Raises:
         ValueError: `passes` is not one probability for each candidate.
@@ -81,9 +80,8 @@ def distinct(groups: Sequence[VerifiedGroup]) -> list[VerifiedGroup]:
 
 
 def kept_completions(completions: int, kept_max: int, rng: Random) -> list[int]:
-    """Which completions of a foreign group go into the batch, by their places: all, or a uniform
-    sample of `kept_max`. Their advantages are those that they have in the whole group, so that a
-    large group weighs no more than one of our own and says the same on average."""
+    """Places of the completions of a foreign group that go into the batch: all, or a uniform sample
+    of `kept_max`. They keep the advantages that they have in the whole group."""
     if completions <= kept_max:
         return list(range(completions))
     return sorted(rng.sample(range(completions), kept_max))
@@ -92,8 +90,8 @@ def kept_completions(completions: int, kept_max: int, rng: Random) -> list[int]:
 def within_unknown_share(
     groups: Sequence[tuple[int, int]], share_max: float, others: int = 0
 ) -> list[int]:
-    """Which groups of a batch are used, by their places in order, where completions without
-    behaviour log-probs may be at most `share_max` of those used.
+    """Places, in order, of the groups of a batch to use, such that completions without behaviour
+    log-probs are at most `share_max` of those used.
 
     Each group is (completions, those without). Groups that lack none are all used; the others in
     their order, each whole or not at all, as long as the share allows. `others`: completions of the

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
-from node.interfaces.prompts import prompt_of
+from node.interfaces.prompts import Prompt
 from node.policies.policy import Policy, load_policy
 from node.system.machine import core_count, counted, threads_of
 from swarm.errors import ConfigError
@@ -52,7 +52,7 @@ def chat(directory: str, system: str, max_new_tokens: int, temperature: float) -
             said.clear()
         if question in ("", "/new"):
             continue
-        prompt = prompt_of(question, system, said)
+        prompt = Prompt.of(question, system, said).text
         reply = _reply(policy, prompt, max_new_tokens, temperature)
         if reply is None:
             said.clear()

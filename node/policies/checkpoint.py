@@ -18,19 +18,14 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
+from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import Precision
 from node.policies.files.tensors import not_finite
 from node.policies.policy import Policy
 from swarm.errors import ConfigError, LocalProtocolError
 
 FORMAT = 1
-DAMAGED = "checkpoint damaged"
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.pt", "trainer.json"
-
-
-class DamagedCheckpoint(ConfigError):
-    """The files of a checkpoint are no good; an older checkpoint may be. The message begins with
-    `DAMAGED`, by which a parent process knows it too."""
 
 
 def save(
@@ -241,7 +236,7 @@ def _check_finite(policy: Policy) -> None:
 
 
 def _damaged(directory: Path, what: str) -> DamagedCheckpoint:
-    return DamagedCheckpoint(f"{DAMAGED}: {directory} does not load: {what}")
+    return DamagedCheckpoint(f"checkpoint damaged: {directory} does not load: {what}")
 
 
 def _first_line(error: BaseException) -> str:

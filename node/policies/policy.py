@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,19 +31,7 @@ from transformers.utils.hub import cached_file
 
 from node.interfaces.adapter_files import AdapterShape, Held
 from node.interfaces.contexts import context_in
-from node.interfaces.prompts import (
-    NO_TEXT,
-    TWO_TURNS,
-    Message,
-    around_reply,
-    begun,
-    behind,
-    decoded,
-    messages_of,
-    placeholder,
-    plain_text,
-    takes_system,
-)
+from node.interfaces.prompts import NO_TEXT, PromptEncoder
 from node.interfaces.trainer_spec import Device
 from node.policies import frozen
 from node.policies.files import tensors, tokenizers
@@ -72,7 +60,7 @@ class Adapter:
 
 
 @dataclass(slots=True)
-class Policy:
+class Policy(PromptEncoder):
     """A model ready to sample from and to train. Weights change in place."""
 
     name: str
@@ -121,94 +109,28 @@ class Policy:
         known = inspect.signature(self.model.forward).parameters
         return {"logits_to_keep": last} if "logits_to_keep" in known else {}
 
-    def encode_prompt(self, prompt: str) -> list[int]:
-        """Token ids of a prompt: its messages through the chat template where there is one, else
-        its plain text with the tokenizer's own special tokens. Special tokens spelled out in the
-        prompt stay text. A hint comes last, as far as it leaves room for a token. At least one
-        token."""
-        template = self.tokenizer.chat_template
-        if template:
-            ids = self._encode_chat(messages_of(prompt, with_system=takes_system(template)))
-        else:
-            ids = list(self.tokenizer(plain_text(prompt), split_special_tokens=True)["input_ids"])
-        ids = ids or [self.eos_id]
-        if not (hint := begun(prompt)):
-            return ids
-        room = max(0, self.context_tokens - 1 - len(ids))
-        return [*ids, *self.encode_completion(hint)[:room]]
-
-    def encode_turns(self, prompt: str, turns: Iterable[tuple[Iterable[int], str]]) -> list[int]:
-        """Token ids of a prompt and what came after it: sampled ids, each with what was said then.
-
-        Raises:
-            ConfigError: as `between_turns`.
-        """
-        ids = self.encode_prompt(prompt)
-        for sampled, reply in turns:
-            ids += [*sampled, *self.between_turns(reply)]
-        return ids
-
-    def between_turns(self, reply: str) -> list[int]:
-        """The ids between a turn of the policy's that ended by itself, its end token included, and
-        its next one. They are rendered by difference: nothing that came before is rendered again,
-        so a chat template that rewrites earlier turns changes none.
-
-        Raises:
-            ConfigError: the chat template leaves out what it is given.
-        """
-        plain = self.encode_completion(reply)
-        if not self.tokenizer.chat_template:
-            word = placeholder(0)
-            ids = list(self.tokenizer(word, split_special_tokens=True)["input_ids"])
-            after = behind(self.encode_completion(word), ids)
-            return [*plain, *after] if after else self.encode_completion(f"\n{reply}\n")
-        around = around_reply(self.render(TWO_TURNS))
-        if around is None:
-            raise ConfigError(
-                f"model {self.name}: its chat template leaves out what was said before; a run with "
-                "turns needs another model"
-            )
-        end, begin = around
-        ending = self.encode_special(end)
-        if ending and ending[0] in self.eos_ids:
-            ending = ending[1:]  # it was sampled
-        return [*ending, *plain, *self.encode_special(begin)]
+    @property
+    def chat_template(self) -> str | Mapping[str, str] | None:
+        """See `PromptEncoder`."""
+        template: str | Mapping[str, str] | None = self.tokenizer.chat_template
+        return template
 
     def encode_completion(self, text: str) -> list[int]:
-        """Token ids of a completion's text: special tokens are neither added nor recognised, so
-        that text from elsewhere cannot hold any."""
+        """See `PromptEncoder`."""
         encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(encoded["input_ids"])
 
-    def _encode_chat(self, messages: list[Message]) -> list[int]:
-        """The template's special tokens count, those that a message spells out do not."""
-        contents = [message["content"] for message in messages]
-        plain = [self.encode_completion(content) for content in contents]
-        if plain == [self.encode_special(content) for content in contents]:
-            return self.encode_special(self.render(messages))  # tokens may span the seams
-        places = [placeholder(number) for number in range(len(messages))]
-        rest = self.render(
-            [{**message, "content": at} for message, at in zip(messages, places, strict=True)]
-        )
-        ids: list[int] = []
-        for place, tokens in zip(places, plain, strict=True):
-            before, found, rest = rest.partition(place)
-            if not found:  # a template that rewrites its content
-                return self.encode_completion(self.render(messages))
-            ids += [*self.encode_special(before), *tokens]
-        return [*ids, *self.encode_special(rest)]
-
     def encode_special(self, text: str) -> list[int]:
-        """Token ids of a template's own text, in which special tokens count."""
+        """See `PromptEncoder`."""
         encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=False)
         return list(encoded["input_ids"])
 
-    def render(self, messages: list[Message]) -> str:
-        """Messages by the chat template, up to where the policy's next turn begins.
+    def encode_plain(self, text: str) -> list[int]:
+        """See `PromptEncoder`."""
+        return list(self.tokenizer(text, split_special_tokens=True)["input_ids"])
 
-        Raises:
-            ConfigError: the template fails, or comes to a limit.
-        """
+    def template_renderer(self) -> Renderer:
+        """See `PromptEncoder`."""
         template = self.tokenizer.get_chat_template()
         if self.renderer is None or self.renderer.template != template:
             named: Mapping[str, Any] = self.tokenizer.special_tokens_map
@@ -217,22 +139,19 @@ class Policy:
                 for name, text in named.items()
             }
             self.renderer = Renderer(self.name, template, constants)
-        return self.renderer.render(messages)
+        return self.renderer
 
-    def decode(self, token_ids: list[int]) -> str:
-        """The text of a completion without the EOS that ends it. Other special tokens are spelled
-        out, and a token without text is `NO_TEXT`: what a scorer cannot see could be taught."""
-        ids = token_ids[:-1] if token_ids and token_ids[-1] in self.eos_ids else token_ids
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See `PromptEncoder`."""
+        ids = list(token_ids)
+        if ids and ids[-1] in self.eos_ids:
+            del ids[-1]
         text = str(
             self.tokenizer.decode(
                 ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         )
         return text + NO_TEXT * sum(each >= len(self.tokenizer) for each in ids)
-
-    def text_of(self, prompt: str, token_ids: Sequence[int]) -> str:
-        """The text of a prompt's completion; see `decode`."""
-        return decoded(prompt, token_ids, self.encode_completion, self.decode)
 
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 on CUDA, nothing elsewhere."""

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from shlex import quote
@@ -43,7 +44,7 @@ from node.records.records import Banned, SampledGroup, StatusSnapshot, Trouble
 from node.records.samples import keep, sample_log
 from node.roles.machine import AGENT, RealWorld
 from node.roles.node import Node, open_node
-from node.roles.role import Makes, checkpoints_of
+from node.roles.role import RoleClass, checkpoints_of
 from node.roles.sapo import SapoRole
 from node.system.machine import counted
 from node.system.memory import GIVE_BACK_EVERY_S, give_back, keep_what_is_loaded
@@ -71,7 +72,7 @@ def run_node(
     config: NodeConfig,
     view: LiveView,
     say: Callable[[str], None],
-    makes: Makes = SapoRole,
+    role_class: RoleClass = SapoRole,
     run_given: str = "",
 ) -> int:
     """Run a node in a role until it is done or told to leave. Returns the exit status.
@@ -85,11 +86,11 @@ def run_node(
         identity = load_identity(config)
         membership = Membership.of(config)
         have_data(config, identity, membership, ask(config.yes, by_default=False), say)
-        needs = makes.needs(config, identity)
+        needs = role_class.needs(config, identity)
         model = resolve_model(config, say) if needs.policy else ""
+        start = _Start(config, identity, membership, role_class, needs.draws, model, run_given)
         try:
-            start = (config, identity, membership, makes, needs.draws, model, view, say, run_given)
-            trio.run(_run, *start)
+            trio.run(_run, start, view, say)
         except* (ConfigError, IdentityInUse, ChildFailed) as group:
             raise first_of(group) from None
         except* (sqlite3.OperationalError, OSError) as group:
@@ -102,44 +103,59 @@ def run_node(
     return 0
 
 
-async def _run(
-    config: NodeConfig,
-    identity: Identity,
-    membership: Membership,
-    makes: Makes,
-    draws: int | None,
-    model: str,
-    view: LiveView,
-    say: Callable[[str], None],
-    run_given: str,
-) -> None:
-    """`model`: to begin with; empty where the role needs none."""
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Everything that is known before anything listens."""
+
+    config: NodeConfig
+    identity: Identity
+    membership: Membership
+    role_class: RoleClass
+    draws: int | None  # as in `Needs`
+    model: str  # to begin with; empty where the role needs none
+    run_given: str  # as --run had it
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """A node's reports to people on this machine."""
+
+    events: EventLog
+    samples: EventLog
+    view: LiveView
+    say: Callable[[str], None]
+    tracker: Tracker | None
+
+
+async def _run(start: _Start, view: LiveView, say: Callable[[str], None]) -> None:
+    config, role_class = start.config, start.role_class
     resumed = checkpoints_of(config).latest()
     with (
         EventLog(config.data_dir / EVENTS_FILE, time.time) as events,
         sample_log(config.data_dir, time.time) as samples,
         counted() as nodes_here,
     ):
-        is_learner = makes.KIND == "learner"
+        is_learner = role_class.KIND == "learner"
         ranks = Ranks.of(os.environ) if is_learner else None
-        world = RealWorld(model, nodes_here, say, is_learner=is_learner, ranks=ranks)
+        world = RealWorld(start.model, nodes_here, say, is_learner=is_learner, ranks=ranks)
         async with (
-            _open_tracker(config, identity, makes.KIND, say) as tracker,
-            open_node(world, config, identity, membership, draws) as node,
+            _open_tracker(config, start.identity, role_class.KIND, say) as tracker,
+            open_node(world, config, start.identity, start.membership, start.draws) as node,
         ):
-            app = App(config, world, node, makes, membership, events, samples, view, say, tracker)
+            outputs = Outputs(events, samples, view, say, tracker)
+            app = App(config, world, node, role_class, start.membership, outputs)
             if resumed is not None:
                 say(f"resuming after round {resumed.progress.round}")
             transport = node.peer.transport
             assert isinstance(transport, Libp2pTransport)
             with suppress(OSError):  # a convenience, which a full disk does without
-                remember(config, run_given or run_argument(config.run), transport.ports())
+                remember(config, start.run_given or run_argument(config.run), transport.ports())
             await app.run()
     _say_goodbye(config, say)
 
 
 def _say_goodbye(config: NodeConfig, say: Callable[[str], None]) -> None:
-    """What can be done with what the node has learned, in lines to paste."""
+    """Print commands to paste that use the trained policy."""
     saved = checkpoints_of(config).latest()
     if saved is None:
         return
@@ -202,28 +218,21 @@ class App:
         config: NodeConfig,
         world: RealWorld,
         node: Node,
-        makes: Makes,
+        role_class: RoleClass,
         membership: Membership,
-        events: EventLog,
-        samples: EventLog,
-        view: LiveView,
-        say: Callable[[str], None],
-        tracker: Tracker | None = None,
+        outputs: Outputs,
     ) -> None:
         self._config = config
-        self._tracker = tracker
+        self._outputs = outputs
         self._world = world
         self._node = node
         self._membership = membership
-        self._events = events
-        self._samples = samples
-        self._view = view
-        self.say = say
+        self.say = outputs.say
         self._leaving = trio.Event()
         self._process = psutil.Process()
         self._unanswered: Counter[str] = Counter()  # of those who ask for status and metrics
-        self._role = makes(world, config, node, self)
-        self._telemetry = self._make_telemetry(makes.KIND)
+        self._role = role_class(world, config, node, self)
+        self._telemetry = self._make_telemetry(role_class.KIND)
         node.gater.on_ban = self._tell_ban
 
     async def run(self) -> None:
@@ -276,7 +285,7 @@ class App:
             self._node.notes["lan"] = f"no discovery on the local network: {error}"
 
     async def _ask_the_router(self, transport: Libp2pTransport) -> None:
-        """Whether it forwards our port shows when peers dial back."""
+        """Map the port. Peers that dial back show whether that works."""
         ports = [int(address.split("/")[4]) for address in announced(transport.own_addresses())]
         if self._config.upnp and ports:
             await keep_mapped(ports[0], lambda _: transport.check_reach())
@@ -298,11 +307,11 @@ class App:
                     "says what to do"
                 )
             self._node.notes.put("reach", unreached)
-            if self._tracker is not None:
-                self._node.notes.put("tracker", self._tracker.note)
-            self._view.update(self._snapshot())
+            if self._outputs.tracker is not None:
+                self._node.notes.put("tracker", self._outputs.tracker.note)
+            self._outputs.view.update(self._snapshot())
             starting = [Work(name) for name in self._world.starting]
-            self._view.works([*starting, *self._role.works()])
+            self._outputs.view.works([*starting, *self._role.works()])
             await trio.sleep(VIEW_INTERVAL_S)
 
     def _snapshot(self) -> StatusSnapshot:
@@ -365,19 +374,16 @@ class App:
         await self.tell(Banned(ban.subject, ban.is_block, ban.why, until_s, ban.number))
 
     async def show(self, groups: Sequence[SampledGroup]) -> None:
-        """See `Listener.show`."""
-        await trio.to_thread.run_sync(keep, self._samples, groups)
+        await trio.to_thread.run_sync(keep, self._outputs.samples, groups)
 
     def note_outcome(self, outcome: Outcome) -> None:
-        """See `Listener.note_outcome`."""
         self._telemetry.reporter.note_outcome(outcome)
 
     async def tell(self, record: Record) -> None:
-        """See `Listener.tell`."""
-        await trio.to_thread.run_sync(self._events.write, record)
+        await trio.to_thread.run_sync(self._outputs.events.write, record)
         reporter, snapshot = self._telemetry.reporter, self._snapshot()
         reporter.note(record)
-        if self._tracker is not None and (of_round := reporter.tracked(record, snapshot)):
-            self._tracker.put(of_round[0], time.time(), of_round[1])
-        self._view.update(snapshot)
-        self._view.event(record)
+        if self._outputs.tracker is not None and (of_round := reporter.tracked(record, snapshot)):
+            self._outputs.tracker.put(of_round[0], time.time(), of_round[1])
+        self._outputs.view.update(snapshot)
+        self._outputs.view.event(record)

@@ -26,10 +26,12 @@ from node.loops.learner import (
     intake_rules,
     lease_book,
     lease_rules,
+    staleness_rules,
     version_after,
 )
 from node.loops.learner_checks import LearnerChecks, Scores
-from node.loops.sapo import Progress
+from node.loops.parts import LivePolicy
+from node.loops.progress import Progress
 from node.loops.spreading import SpreadWatch
 from node.monitor.console.progress import Work, spread_work
 from node.monitor.reporting import Extras
@@ -44,7 +46,7 @@ from node.records.records import (
 )
 from node.roles.node import Node
 from node.roles.role import Needs, Training, checkpoints_of
-from node.roles.steering import Steering
+from node.roles.steering import CoordinatorClient
 from node.roles.world import Listener, Publishing, SamplingTrainer, Watchers, World
 from swarm.errors import ConfigError
 from swarm.identity import Identity
@@ -58,20 +60,17 @@ from swarm.weights.service import WeightsService
 
 SECRET_FILE: Final = "lease-secret"
 SECRET_BYTES: Final = 32
-LEASE_IDS: Final = 1 << 62  # below which the numbers of a process' leases begin
+LEASE_IDS: Final = 1 << 62  # bound on the random first lease number of a process
 SPREAD_LOOK_S: Final = 0.5
-COORDINATOR_SILENT_S: Final = 60.0  # after which its absence is worth a note
+COORDINATOR_SILENT_S: Final = 60.0  # silence of the coordinator before a note
 
 
 # Long: the whole of `Role` for a learner.
 class LearnerRole:
-    """See `Role`."""
-
     KIND: ClassVar[reports.Role] = "learner"
 
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """See `Role.needs`."""
         rules = rules_of(config)
         if rules.peer != identity.peer_id:
             raise ConfigError(
@@ -90,7 +89,8 @@ class LearnerRole:
         leases: LeaseRules | None = None,
         credits_per_step: float = CREDITS_PER_STEP,
     ) -> None:
-        """`leases`: None as the run's rules have it. `credits_per_step`: `lease_book`'s."""
+        """`leases`: None for those of the run's rules. `credits_per_step`: groups that may be
+        leased and buffered, as a multiple of those of a step."""
         self._world = world
         self._config = config
         self._node = node
@@ -104,11 +104,10 @@ class LearnerRole:
         self._publishing: Publishing | None = None
         self.learner: Learner | None = None  # this and the next: once a trainer is there
         self.intake: Intake | None = None
-        self.steering: Steering | None = None
+        self.coordinator: CoordinatorClient | None = None
         self.ready = trio.Event()  # it learns
 
     async def run(self, leaving: trio.Event) -> None:
-        """See `Role.run`."""
         config, world = self._config, self._world
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -118,18 +117,18 @@ class LearnerRole:
                 world.open_scorer(config, publishing.find) as scorer,
             ):
                 self._publishing = publishing
-                steering = self._steer(publishing.service)
+                client = self._serve_coordinator(publishing.service)
                 if publishing.service is not None:
-                    nursery.start_soon(self._watch_spread, publishing.service, steering)
-                learn = partial(self._learn, leaving, publishing, scorer, steering)
+                    nursery.start_soon(self._watch_spread, publishing.service, client)
+                learn = partial(self._learn, leaving, publishing, scorer, client)
                 await self._training.run(leaving, learn)
                 nursery.cancel_scope.cancel()
 
-    def _steer(self, service: WeightsService | None) -> Steering:
-        """What a coordinator sees and moves, served to it."""
+    def _serve_coordinator(self, service: WeightsService | None) -> CoordinatorClient:
+        """Serve a coordinator with reports, and take its plans."""
         config, node = self._config, self._node
         coordinator = config.coordinator
-        steering = self.steering = Steering(
+        client = self.coordinator = CoordinatorClient(
             config.data_dir,
             config.run.run_id,
             self._rules,
@@ -139,29 +138,29 @@ class LearnerRole:
             has_coordinator=coordinator is not None,
         )
         control = ControlService(
-            node.peer.transport, node.gater, steering, lambda peer: peer == coordinator
+            node.peer.transport, node.gater, client, lambda peer: peer == coordinator
         )
         control.serve()
         if coordinator is not None:
-            self._nursery.start_soon(self._note_coordinator, control, steering)
-        return steering
+            self._nursery.start_soon(self._note_coordinator, control, client)
+        return client
 
-    async def _note_coordinator(self, service: ControlService, steering: Steering) -> None:
+    async def _note_coordinator(self, service: ControlService, client: CoordinatorClient) -> None:
         """Say where it has not been heard for long: the last plan stays in force, but for workers
         that stand by while nobody works."""
         idle_s, notes = 0.0, self._node.notes
         while True:
             await trio.sleep(1.0)
             heard_s = service.heard_s
-            notes.put("plan", steering.failure or None)
+            notes.put("plan", client.failure or None)
             if heard_s is not None and trio.current_time() - heard_s < COORDINATOR_SILENT_S:
                 notes.put("coordinator", None)
                 idle_s = 0.0
                 continue
-            idle_s = idle_s + 1.0 if steering.is_idle else 0.0
+            idle_s = idle_s + 1.0 if client.is_idle else 0.0
             if idle_s >= COORDINATOR_SILENT_S:
-                steering.lift()
-            if heard_s is None and steering.plan_number == 0:
+                client.lift()
+            if heard_s is None and client.plan_number == 0:
                 notes["coordinator"] = "the coordinator has not been heard of yet"
             else:
                 notes["coordinator"] = "the coordinator is away; its last plan stays in force"
@@ -172,8 +171,8 @@ class LearnerRole:
         self._nursery.start_soon(self._listener.tell, record)
 
     def _note_published(self, published: Published) -> None:
-        assert self.steering is not None
-        self.steering.note_published(published)
+        assert self.coordinator is not None
+        self.coordinator.note_published(published)
         self._log(
             VersionPublished(
                 version=published.version,
@@ -187,14 +186,14 @@ class LearnerRole:
         )
 
     def _note_spread(self, spread: Spread) -> None:
-        assert self.steering is not None
-        self.steering.note_spread(spread)
+        assert self.coordinator is not None
+        self.coordinator.note_spread(spread)
         self._log(VersionSpread(spread.version, spread.peers, spread.time_s, spread.bound_s))
 
     async def _complain(self, what: str) -> None:
         await self._listener.tell(Trouble(what))
 
-    async def _watch_spread(self, service: WeightsService, steering: Steering) -> None:
+    async def _watch_spread(self, service: WeightsService, client: CoordinatorClient) -> None:
         """Log how far the newest version has come."""
         watch = SpreadWatch()
         while True:
@@ -202,9 +201,9 @@ class LearnerRole:
             head = service.heads.newest(service.rules.policy)
             if head is None:
                 continue
-            using = [e.peer for e in steering.workers() if (e.version or 0) >= head.version]
+            using = [e.peer for e in client.workers() if (e.version or 0) >= head.version]
             shares = service.sharing.shares(head.version)
-            news = watch.look(head.version, shares, using)
+            news = watch.poll(head.version, shares, using)
             if news is not None:
                 await self._listener.tell(news)
 
@@ -215,39 +214,33 @@ class LearnerRole:
         leaving: trio.Event,
         publishing: Publishing,
         scorer: Scores | None,
-        steering: Steering,
+        client: CoordinatorClient,
         trainer: SamplingTrainer,
         policy: PolicyInfo,
         progress: Progress,
         resumed: Checkpoint | None,
     ) -> None:
-        node, sharing = self._node, self._node.sharing
+        node = self._node
         intake = await self._restored(publishing, scorer, resumed, progress, policy)
         await self._listener.tell(node.started(policy, progress))
         await node.note_maker(trainer.maker, self._listener.tell)
         self._last = None
         learner = self.learner = Learner(
-            self._config,
-            self._rules,
-            trainer,
-            trainer,
-            node.verifier,
+            node.parts,
+            LivePolicy(trainer, trainer, policy.tokenizer),
             intake,
             publishing.outlet,
             self._training.checkpoints,
             progress,
-            exchange=None if sharing is None else sharing.exchange,
-            tokenizer=policy.tokenizer,
-            on_phase=node.enter,
-            on_samples=self._listener.show,
+            self._listener.show,
         )
-        steering.attend(learner, intake)
+        client.attend(learner, intake)
         self.ready.set()
 
         async def tell(record: StepDone | HeldOut) -> None:
             self._training.progress = learner.progress
             if isinstance(record, StepDone):
-                steering.note_step(record)
+                client.note_step(record)
                 record = self._last = node.counted(record)
             await self._training.note_progress(trainer, record)
             await self._listener.tell(record)
@@ -267,14 +260,13 @@ class LearnerRole:
         record = None if resumed is None else Learner.intake_record(resumed.directory)
         run, rules, world, node = self._config.run, self._rules, self._world, self._node
         book = lease_book(
-            run,
-            rules,
+            run.run_id,
+            staleness_rules(rules, self._credits_per_step),
             self._leases,
-            progress,
+            version_after(progress),
             record,
             secret=self._secret(),
             start=int.from_bytes(world.secret(8)) % LEASE_IDS,
-            credits_per_step=self._credits_per_step,
         )
         if self.intake is not None:
             self.intake.restore(book, record)
@@ -341,7 +333,6 @@ class LearnerRole:
     # --- for whoever watches ------------------------------------------------------------------
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
-        """See `Role.status`."""
         snapshot = replace(
             self._training.status(snapshot),
             role="learner",
@@ -364,7 +355,6 @@ class LearnerRole:
         )
 
     def works(self) -> list[Work]:
-        """See `Role.works`."""
         works = [*self._training.works(), *self._node.works()]
         if self._publishing is None:  # nothing has begun
             return works
@@ -378,13 +368,12 @@ class LearnerRole:
         return works if spread is None else [*works, spread]
 
     def extras(self) -> Extras:
-        """See `Role.extras`."""
-        return Extras() if self.steering is None else self.steering.extras()
+        return Extras() if self.coordinator is None else self.coordinator.extras()
 
 
 def _trial_note(state: TrialState) -> str | None:
-    """Where workers wait because others, that have delivered nothing either, hold all that such
-    workers may; None: nobody does."""
+    """A note that new workers wait because others, which have delivered nothing either, hold all
+    groups that such workers may; None if nobody waits."""
     if not state.waiting:
         return None
     return (

@@ -22,18 +22,17 @@ from node.config.joined import recall
 from node.engines.openai.engine import ServedModel
 from node.engines.policy_files import policy_files
 from node.engines.vllm.engine import open_vllm
-from node.hosting.engine_hosts import PARAMETER_BYTES, base_directory, first_answer_counts
+from node.engines.vllm.server import ServerSettings
+from node.hosting.engine_hosts import PARAMETER_BYTES, first_answer_counts
 from node.hosting.hand_over import EngineHandOver, device_plan
 from node.hosting.membership import Membership
 from node.hosting.models import served_model, trainer_spec, vllm_context_tokens
 from node.hosting.policy_host import HostsPolicy, PolicyHost
 from node.interfaces.engine import RolloutEngine, Tell
 from node.loops.learner_checks import Scorer, VersionDirectory
-from node.loops.sapo import HandOver
+from node.loops.parts import HandOver
 from node.records.records import Trouble
-from node.roles.peer import Peer
-from node.roles.versions import following, publishing
-from node.roles.world import Listener, Publishing, SamplingTrainer, Watchers
+from node.roles.world import Listener, SamplingTrainer, World
 from node.sandbox.confinement import NEEDED, found
 from node.system.guest import Guest
 from node.system.hours import Hours
@@ -49,7 +48,6 @@ from swarm.transport.base import Transport
 from swarm.transport.libp2p.addresses import on_free_ports
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p.reach.reachability import ReachRules
-from swarm.weights.service import Outcome, Stage, WeightsService
 
 AGENT: Final = f"swarm-node/{version('swarm-node')}"
 SCORER: Final = "scorer"
@@ -62,22 +60,19 @@ class RealNetwork:
     run_sync: RunSync = staticmethod(trio.to_thread.run_sync)
 
     def now_s(self) -> float:
-        """See `Network.now_s`."""
         return time.time()
 
     def rng(self, purpose: str) -> Random:
-        """See `Network.rng`."""
         return Random(secrets.randbits(64))
 
     def secret(self, size_bytes: int) -> bytes:
-        """See `Network.secret`."""
         return secrets.token_bytes(size_bytes)
 
     def open_transport(
         self, identity: Identity, config: NodeConfig, membership: Membership
     ) -> AbstractAsyncContextManager[Libp2pTransport]:
-        """See `Network.open_transport`. It listens where it did before, if it may: so who has its
-        address finds it after a restart."""
+        """Listen on the ports of the last start, if they are free, so that peers find the node
+        again."""
         return open_libp2p(
             identity,
             on_free_ports(config.listen, recall(config.data_dir).ports),
@@ -87,13 +82,12 @@ class RealNetwork:
         )
 
     def can_be_dialled(self, transport: Transport) -> bool:
-        """See `Network.can_be_dialled`."""
         reach = transport.reach if isinstance(transport, Libp2pTransport) else None
         return reach is None or reach.reachable is not False
 
 
 def _trouble_to(listener: Listener) -> Tell:
-    """What an engine tells its troubles by."""
+    """The function by which an engine reports troubles."""
 
     async def tell(text: str) -> None:
         await listener.tell(Trouble(text))
@@ -101,7 +95,7 @@ def _trouble_to(listener: Listener) -> Tell:
     return tell
 
 
-class RealWorld(RealNetwork):
+class RealWorld(RealNetwork, World):
     """`World`: policies in processes of their own."""
 
     def __init__(
@@ -128,16 +122,14 @@ class RealWorld(RealNetwork):
 
     @property
     def restarts_trainer(self) -> bool:
-        """See `World.restarts_trainer`: ranks are torchrun's to start again."""
+        """False under torchrun, which restarts all ranks itself."""
         return self._ranks is None
 
     @property
     def starting(self) -> Sequence[str]:
-        """See `World.starting`."""
         return self._starting
 
     async def rest(self, config: NodeConfig, tell: Callable[[str], None]) -> None:
-        """See `World.rest`."""
         if self._guest is None:
             self._guest = Guest(
                 config.data_dir,
@@ -149,7 +141,7 @@ class RealWorld(RealNetwork):
 
     @asynccontextmanager
     async def open_verifier(self, config: NodeConfig) -> AsyncIterator[ProcessVerifier]:
-        """See `World.open_verifier`.
+        """Open the verifier in its sandbox.
 
         Raises:
             ConfigError: the run needs a sandbox, and this machine has none.
@@ -170,7 +162,6 @@ class RealWorld(RealNetwork):
     async def open_trainer(
         self, config: NodeConfig, checkpoint: Path | None
     ) -> AsyncIterator[SamplingTrainer]:
-        """See `World.open_trainer`."""
         if config.engine == "openai":
             async with served_model(config) as served:
                 yield served
@@ -181,7 +172,7 @@ class RealWorld(RealNetwork):
             yield trainer
 
     async def threads(self, config: NodeConfig) -> int:
-        """How many the trainer takes, and how many its engine, which rests while it trains. Ranks
+        """CPU threads of the trainer, and of its engine, which rests while the trainer works. Ranks
         that torchrun started share the cores among themselves."""
         wanted = config.threads
         if wanted or self._ranks is not None:
@@ -198,8 +189,7 @@ class RealWorld(RealNetwork):
     async def open_engine(
         self, config: NodeConfig, trainer: SamplingTrainer, listener: Listener
     ) -> AsyncIterator[tuple[RolloutEngine, HandOver | None]]:
-        """See `World.open_engine`. The torch engine and a served model are the trainer themselves
-        and need no handing over."""
+        """The torch engine and a served model are the trainer itself and need no hand-over."""
         if isinstance(trainer, ServedModel):
             trainer.tell = _trouble_to(listener)
         if config.engine in ("torch", "openai"):
@@ -216,28 +206,28 @@ class RealWorld(RealNetwork):
         self, config: NodeConfig, trainer: TrainerProcess, listener: Listener
     ) -> AsyncIterator[tuple[RolloutEngine, HandOver | None]]:
         info = await trainer.info()
-        merged = config.lora_rank == 0 or config.merges_adapters
         size_bytes = info.parameters * PARAMETER_BYTES
         plan = device_plan(config, info)
         tell = _trouble_to(listener)
         with (
-            policy_files(config.data_dir, size_bytes, merged=merged) as files,
+            policy_files(config.data_dir, size_bytes) as files,
             self._under_way("starting vLLM") as started,
         ):
             policy = await files.export(trainer, info.policy_version)
             opened = open_vllm(
-                policy if merged else base_directory(self._model),
+                policy,
                 config.data_dir,
-                adapter=None if merged else policy,
-                threads=await self.threads(config),
-                context_tokens=min(info.context_tokens, vllm_context_tokens(config)),
+                ServerSettings(
+                    threads=await self.threads(config),
+                    context_tokens=min(info.context_tokens, vllm_context_tokens(config)),
+                    quantization=config.engine_quantization,
+                    gpu_memory_share=plan.gpu_memory_share,
+                    gpus=config.engine_gpus,
+                    sleeps=plan.sleeps,
+                ),
                 policy_version=info.policy_version,
                 update_mode=config.engine_update,
-                quantization=config.engine_quantization,
                 reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
-                gpu_memory_share=plan.gpu_memory_share,
-                gpus=config.engine_gpus,
-                sleeps=plan.sleeps,
                 tell=tell,
             )
             async with AsyncExitStack() as stack:
@@ -270,29 +260,10 @@ class RealWorld(RealNetwork):
     def open_scorer(
         self, config: NodeConfig, find: VersionDirectory
     ) -> AbstractAsyncContextManager[Scorer]:
-        """See `World.open_scorer`."""
         spec = replace(trainer_spec(config, self._model), threads=1)
         if self._ranks is not None:  # several ranks train over bases in fp32
             spec = replace(spec, lora_base="float32")
         return Scorer.open(spec, config.data_dir / SCORER, find)
 
     def policy_host(self, config: NodeConfig, listener: Listener) -> HostsPolicy:
-        """See `World.policy_host`."""
         return PolicyHost(config, listener.say, _trouble_to(listener), lambda: self.threads(config))
-
-    def open_publishing(
-        self, config: NodeConfig, peer: Peer, watchers: Watchers
-    ) -> AbstractAsyncContextManager[Publishing]:
-        """See `World.open_publishing`."""
-        return publishing(self, config, peer, watchers)
-
-    def open_following(
-        self,
-        config: NodeConfig,
-        peer: Peer,
-        host: HostsPolicy,
-        tell: Callable[[Outcome], None],
-        watch: Callable[[Stage], None],
-    ) -> AbstractAsyncContextManager[WeightsService]:
-        """See `World.open_following`."""
-        return following(self, config, peer, host, tell, watch)

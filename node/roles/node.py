@@ -1,5 +1,5 @@
-"""What every role stands on: a peer, the judge of groups, its part in the exchange where it draws
-groups, and what a person is told of all that.
+"""The common part of all roles: a peer, the verifier, the exchange where the role draws groups, and
+notes for people.
 
 Built over interfaces alone, so that the same code runs in production (`app`), in a simulated
 network under a virtual clock, and in experiments with many nodes in one process.
@@ -18,7 +18,8 @@ from node.hosting.membership import Membership
 from node.hosting.run_data import held_data
 from node.interfaces.engine import Maker
 from node.interfaces.trainer import PolicyInfo
-from node.loops.sapo import Progress
+from node.loops.parts import NodeParts
+from node.loops.progress import Progress
 from node.methods.filters.rescue import SolvedTasks
 from node.monitor.console.progress import Work
 from node.records.event_log import Record
@@ -54,7 +55,7 @@ Counted = TypeVar("Counted", RoundDone, StepDone, WorkDone)
 
 
 class Notes(dict[str, str]):
-    """What a person should know, by topic, so that a healed trouble disappears."""
+    """Notes for people, by topic, so that a healed trouble disappears."""
 
     def put(self, topic: str, text: str | None) -> None:
         """`None`: there is nothing to say of it any more."""
@@ -99,6 +100,21 @@ class Node:
         self.precision = ""  # of the engine
         self.notes = Notes()
 
+    @property
+    def parts(self) -> NodeParts:
+        """The parts that the loops work with."""
+        return NodeParts(
+            self._config,
+            self.peer.identity.peer_id,
+            self.verifier,
+            self.guard,
+            None if self.sharing is None else self.sharing.exchange,
+            self.choice,
+            self.solved,
+            self._world.now_s,
+            self.enter,
+        )
+
     def _voice_of(self, producer: PeerId) -> str:
         """In whose name a producer is believed: an address block, all relayed peers, or all whose
         addresses nobody can tell, as they are not connected."""
@@ -106,18 +122,18 @@ class Node:
         return ELSEWHERE if share == producer else str(share)
 
     async def _verify(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
-        """See `HeldOutGuard.verify`; what a good group says of its task is heard."""
+        """Verify a foreign group. Keep what a good one reports of its task."""
         prompt, rewards = await self.guard.verify(group)
-        self.choice.hear(group)
+        self.choice.receive(group)
         if self._config.hears_solutions and is_common(self._config.run, group.task):
             scored = zip(group.completions, rewards, strict=True)
             most = self._config.run.completion_chars_max
             fit = [each for each in scored if len(each[0].text) <= most]
-            self.solved.hear(group.task, group.producer, fit, self._voice_of(group.producer))
+            self.solved.receive(group.task, group.producer, fit, self._voice_of(group.producer))
         return prompt, rewards
 
     def enter(self, phase: str) -> None:
-        """What the role does from now on, in a word."""
+        """Set the phase, which `status` shows."""
         self.phase = phase
 
     async def run_network(
@@ -131,8 +147,8 @@ class Node:
             task_status.started()
 
     def is_over(self, progress: Progress) -> bool:
-        """Whether the settings say so. The time limit counts from the first call, which is before
-        the first round of this process, not from its start."""
+        """True if the settings end the run. The time limit counts from the first call, before the
+        first round of this process, not from its start."""
         rounds, limit_s = self._config.rounds, self._config.stop_after_s
         if self._first_round_at is None:
             self._first_round_at = trio.current_time()
@@ -155,7 +171,7 @@ class Node:
         return replace(record, peers=len(self.discovery.peers))
 
     def note_rate(self, record: RoundDone | WorkDone) -> None:
-        """How fast it generates."""
+        """Count a record in the average of generated tokens a second."""
         if record.generate_s > 0:
             self._rates.append(record.generated_tokens / record.generate_s)
 
@@ -195,7 +211,7 @@ class Node:
     # --- for whoever watches ------------------------------------------------------------------
 
     def works(self) -> list[Work]:
-        """What takes long just now."""
+        """The slow work of this moment."""
         works = []
         if self.phase == "evaluating":
             works.append(Work(f"evaluating on {self._config.run.held_out.tasks} held-out tasks"))

@@ -6,6 +6,7 @@ the real world and in a simulated one.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
@@ -33,11 +34,11 @@ class Network(Clock, Protocol):
 
     @property
     def agent(self) -> str:
-        """Which program this is, for others."""
+        """The program's name for other peers."""
         ...
 
     def secret(self, size_bytes: int) -> bytes:
-        """What nobody else can foresee, other at each call."""
+        """Bytes that nobody else can foresee, other ones at each call."""
         ...
 
     def open_transport(
@@ -47,52 +48,56 @@ class Network(Clock, Protocol):
         ...
 
     def can_be_dialled(self, transport: Transport) -> bool:
-        """Whether others reach this machine, as far as is known."""
+        """True unless it is known that others cannot reach this machine."""
         ...
+
+
+def _anybody(peer: str, ip: str | None) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """The swarm that a peer joins, and how it finds and admits others."""
+
+    run_id: str
+    bootstrap: Sequence[str] = ()
+    book: AddressBook = field(default_factory=AddressBook)
+    admits: Gate = _anybody  # who may connect at all
+    dht: bool = False  # take part in the hash table
+    packages: Mapping[str, str] | None = None  # of plug-ins, by name: see `Discovery`
 
 
 class Peer:
     """One process among the peers of a run."""
 
     def __init__(
-        self,
-        world: Network,
-        identity: Identity,
-        transport: Transport,
-        run_id: str,
-        bootstrap: Sequence[str],
-        book: AddressBook,
-        *,
-        admits: Gate = lambda peer, ip: True,
-        dht: bool = False,
-        packages: Mapping[str, str] | None = None,
+        self, world: Network, identity: Identity, transport: Transport, settings: PeerSettings
     ) -> None:
-        """`admits` says who may connect at all; `dht`: take part in the hash table; `packages`: see
-        `Discovery`."""
         self.identity = identity
         self.transport = transport
-        self.gater = ConnectionGater(transport, Ledger(), admits=admits)
+        self.gater = ConnectionGater(transport, Ledger(), admits=settings.admits)
         self.discovery = Discovery(
-            run_id,
+            settings.run_id,
             world.agent,
             identity,
             world.secret(INSTANCE_BYTES),
             transport,
-            bootstrap,
-            book,
+            settings.bootstrap,
+            settings.book,
             self.gater,
             now_s=world.now_s,
             rng=world.rng("discovery"),
             run_sync=world.run_sync,
-            packages=packages,
+            packages=settings.packages,
         )
         self.dht: Dht | None = None
-        if dht:
+        if settings.dht:
             self.dht = Dht(
-                key_of(run_id),
+                key_of(settings.run_id),
                 transport,
                 self.gater,
-                bootstrap,
+                settings.bootstrap,
                 partial(self.discovery.learn_found, by="the hash table"),
                 self._is_lonely,
                 rng=world.rng("dht"),
@@ -101,7 +106,7 @@ class Peer:
 
     @property
     def ledger(self) -> Ledger:
-        """Who sent what."""
+        """Counts of accepted and rejected groups by peer."""
         return self.gater.ledger
 
     def _is_lonely(self) -> bool:
@@ -130,15 +135,13 @@ async def open_peer(
 ) -> AsyncIterator[Peer]:
     """A peer that can be connected to and does not run yet. `run_id`: of a swarm of its own; None:
     the run's. `dht`: look for others in the hash table too, which a private swarm never does."""
+    settings = PeerSettings(
+        run_id or config.run.run_id,
+        config.bootstrap,
+        AddressBook.load(config.data_dir / ADDRESSES_FILE),
+        admits=membership.admits,
+        dht=dht and membership.key is None,
+        packages=packages_of(spec.name for spec in config.run.environments),
+    )
     async with world.open_transport(identity, config, membership) as transport:
-        yield Peer(
-            world,
-            identity,
-            transport,
-            run_id or config.run.run_id,
-            config.bootstrap,
-            AddressBook.load(config.data_dir / ADDRESSES_FILE),
-            admits=membership.admits,
-            dht=dht and membership.key is None,
-            packages=packages_of(spec.name for spec in config.run.environments),
-        )
+        yield Peer(world, identity, transport, settings)

@@ -1,4 +1,4 @@
-"""What a role is, and what those have in common that train.
+"""The interface of a role, and the common part of roles that train.
 
 A role says what it needs before anything is opened, runs until it is done or told to leave, and
 fills the node's status with what it did.
@@ -14,9 +14,9 @@ import trio
 from node.config import NodeConfig
 from node.engines.vllm.server import ServerFailed
 from node.hosting.models import CHECKPOINTS
-from node.interfaces.trainer import PolicyInfo
+from node.interfaces.trainer import DamagedCheckpoint, PolicyInfo
 from node.loops.checkpoints import Checkpoint, Checkpoints
-from node.loops.sapo import Progress
+from node.loops.progress import Progress
 from node.monitor.console.progress import Work
 from node.monitor.reporting import Extras
 from node.records.event_log import Record
@@ -32,25 +32,24 @@ from swarm.telemetry import reports
 
 RESTART_DELAY_S: Final = 1.0  # doubled at each failure in a row
 RESTARTS_MAX: Final = 5  # failures in a row without a finished round between them
-DAMAGED: Final = "checkpoint damaged"  # how the trainer's word on a checkpoint begins
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What there has to be before a role can run."""
+    """The prerequisites of a role."""
 
     policy: bool  # to begin with: a model, made or fetched before anything listens
     draws: int | None  # shared groups in a round or step, at most; None: no part in the exchange
 
 
 class Role(Protocol):
-    """What a node does in its run."""
+    """The work of a node in its run."""
 
     KIND: ClassVar[reports.Role]
 
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """What the role needs, by the settings and the node's key.
+        """The prerequisites of the role, by settings and key.
 
         Raises:
             ConfigError: they are none of this role.
@@ -70,16 +69,16 @@ class Role(Protocol):
         ...
 
     def works(self) -> list[Work]:
-        """What takes long just now."""
+        """The slow work of this moment."""
         ...
 
     def extras(self) -> Extras:
-        """What it reports besides."""
+        """Figures that it reports besides."""
         ...
 
 
-class Makes(Protocol):
-    """How a role is made; its class."""
+class RoleClass(Protocol):
+    """A role's class."""
 
     KIND: reports.Role
 
@@ -87,9 +86,7 @@ class Makes(Protocol):
         self, world: World, config: NodeConfig, node: Node, listener: Listener, /
     ) -> Role: ...
 
-    def needs(self, config: NodeConfig, identity: Identity) -> Needs:
-        """See `Role.needs`."""
-        ...
+    def needs(self, config: NodeConfig, identity: Identity) -> Needs: ...
 
 
 def checkpoints_of(config: NodeConfig, run_sync: RunSync = trio.to_thread.run_sync) -> Checkpoints:
@@ -173,7 +170,7 @@ class Training:
         resumed = self.checkpoints.latest()
         progress = resumed.progress if resumed else Progress()
         spent = max(progress.next_index, self.checkpoints.reserved())
-        progress = progress.with_next_index(spent)
+        progress = replace(progress, next_index=spent)
         async with AsyncExitStack() as stack:
             trainers: list[SamplingTrainer] = []
 
@@ -209,7 +206,7 @@ class Training:
         try:
             return await stack.enter_async_context(opened)
         except ConfigError as error:
-            if resumed is None or not str(error).startswith(DAMAGED):
+            if resumed is None or not isinstance(error, DamagedCheckpoint):
                 raise
             aside = self.checkpoints.put_aside(resumed)
             raise ChildFailed(f"{error}; moved to {aside}") from None
@@ -217,7 +214,6 @@ class Training:
     # --- for whoever watches ------------------------------------------------------------------
 
     def works(self) -> list[Work]:
-        """Whether it is being loaded."""
         return [Work("loading the policy")] if self.is_loading else []
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:

@@ -9,11 +9,12 @@ from typing import ClassVar, Final
 import trio
 
 from node.config import NodeConfig
-from node.interfaces.engine import RolloutEngine
 from node.interfaces.trainer import PolicyInfo, Trainer
 from node.loops.checkpoints import Checkpoint, Checkpoints, SavingPace
-from node.loops.sapo import HandOver, OnSamples, Progress, Sapo
-from node.loops.way_back import WayBack
+from node.loops.parts import LivePolicy, OnSamples
+from node.loops.progress import Progress
+from node.loops.sapo import Sapo
+from node.loops.way_back import Rollback
 from node.monitor.console.progress import Work
 from node.monitor.reporting import Extras
 from node.records.event_log import TurnEvent
@@ -37,12 +38,11 @@ OnRecord = Callable[[Record], Awaitable[None]]
 
 
 class Rounds:
-    """The rounds of one node with a trainer and an engine that there are, and what came of them."""
+    """The rounds of one node, with a trainer and an engine that others opened."""
 
-    def __init__(self, config: NodeConfig, now_s: Callable[[], float], node: Node) -> None:
+    def __init__(self, config: NodeConfig, node: Node) -> None:
         assert node.sharing is not None
         self._config = config
-        self._now_s = now_s
         self._node = node
         self.exchange: Exchange = node.sharing.exchange
         self.progress = Progress()
@@ -52,14 +52,12 @@ class Rounds:
     # Long: the order of a round's parts is what it says.
     async def run(
         self,
-        trainer: Trainer,
-        engine: RolloutEngine,
+        policy: LivePolicy,
         progress: Progress,
         *,
         leaving: trio.Event,
         on_record: OnRecord,
         checkpoints: Checkpoints | None = None,
-        hand_over: HandOver | None = None,
         on_samples: OnSamples | None = None,
         rest: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -73,33 +71,17 @@ class Rounds:
             ExceptionGroup: of `ChildFailed`, where the trainer, engine or verifier failed; start
                 again from a checkpoint.
         """
-        info, node = await trainer.info(), self._node
-        way_back = WayBack(self._config, trainer, checkpoints, hand_over, node.enter)
-        progress = await way_back.begin(progress)
-        sapo = Sapo(
-            self._config,
-            node.peer.identity.peer_id,
-            engine,
-            trainer,
-            node.verifier,
-            node.guard,
-            self.exchange,
-            progress,
-            tokenizer=info.tokenizer,
-            now_s=self._now_s,
-            on_phase=node.enter,
-            before_share=checkpoints.reserve if checkpoints else None,
-            hand_over=hand_over,
-            on_samples=on_samples,
-            choice=node.choice,
-            solved=node.solved,
-        )
+        node, trainer = self._node, policy.trainer
+        rollback = Rollback(self._config, policy, checkpoints, node.enter)
+        progress = await rollback.begin(progress)
+        before_share = checkpoints.reserve if checkpoints else None
+        sapo = Sapo(node.parts, policy, progress, before_share, on_samples)
         self.progress = progress
         every = self._config.evaluate_every_rounds
         pace = SavingPace(self._config.checkpoint_every_rounds)
         if progress.round == 0 and every:
-            await unless(leaving, lambda: self._evaluate(sapo, way_back, on_record))
-            await way_back.keep(sapo.progress, None)
+            await unless(leaving, lambda: self._evaluate(sapo, rollback, on_record))
+            await rollback.keep(sapo.progress, None)
         while not leaving.is_set() and not node.is_over(sapo.progress):
             if rest is not None:
                 await unless(leaving, rest)
@@ -107,18 +89,18 @@ class Rounds:
                 await unless(leaving, lambda: self._round(sapo, on_record))
             done = sapo.progress.round
             if every and done % every == 0:
-                await unless(leaving, lambda: self._evaluate(sapo, way_back, on_record))
+                await unless(leaving, lambda: self._evaluate(sapo, rollback, on_record))
             saved, began_s = None, trio.current_time()
-            if pace.is_due(done, began_s) or way_back.is_fresh:
+            if pace.is_due(done, began_s) or rollback.is_fresh:
                 version = self.last.policy_version if self.last else None
-                if way_back.is_fresh:  # the policy is another one than the round left
+                if rollback.is_fresh:  # the policy is another one than the round left
                     version = None
                 saved = await self._save(sapo, trainer, checkpoints, version)
-            if await way_back.keep(sapo.progress, saved) or saved is not None:
+            if await rollback.keep(sapo.progress, saved) or saved is not None:
                 pace.saved(began_s, trio.current_time())
         if every and not leaving.is_set() and sapo.progress.round % every:
-            await self._evaluate(sapo, way_back, on_record)
-        await way_back.keep(sapo.progress, await self._save(sapo, trainer, checkpoints))
+            await self._evaluate(sapo, rollback, on_record)
+        await rollback.keep(sapo.progress, await self._save(sapo, trainer, checkpoints))
         node.enter("leaving")
 
     async def _round(self, sapo: Sapo, on_record: OnRecord) -> None:
@@ -153,10 +135,10 @@ class Rounds:
                 "connected: they may be starting, or all their groups pass or fail alike"
             )
 
-    async def _evaluate(self, sapo: Sapo, way_back: WayBack, on_record: OnRecord) -> None:
+    async def _evaluate(self, sapo: Sapo, rollback: Rollback, on_record: OnRecord) -> None:
         record = await sapo.evaluate()
         with trio.CancelScope(shield=True):
-            sapo.progress, turn = await way_back.heed(sapo.progress, record)
+            sapo.progress, turn = await rollback.decide_on(sapo.progress, record)
             self.progress = sapo.progress
             await on_record(record)
             if turn is not None:
@@ -200,13 +182,11 @@ class Rounds:
 
 
 class SapoRole:
-    """See `Role`."""
-
     KIND: ClassVar[reports.Role] = "node"
 
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """See `Role.needs`: it shares also where it draws nothing."""
+        """The role shares groups even if it draws none."""
         return Needs(policy=config.engine != "openai", draws=config.external_groups)
 
     def __init__(self, world: World, config: NodeConfig, node: Node, listener: Listener) -> None:
@@ -214,13 +194,11 @@ class SapoRole:
         self._config = config
         self._node = node
         self._listener = listener
-        self._rounds = Rounds(config, world.now_s, node)
+        self._rounds = Rounds(config, node)
         checkpoints = checkpoints_of(config, world.run_sync)
         self._training = Training(world, config, node, listener, checkpoints)
 
     async def run(self, leaving: trio.Event) -> None:
-        """See `Role.run`."""
-
         async def learn(
             trainer: SamplingTrainer,
             policy: PolicyInfo,
@@ -250,27 +228,22 @@ class SapoRole:
         async with opened as (engine, hand_over):
             await self._node.note_maker(engine.maker, listener.tell)
             await self._rounds.run(
-                trainer,
-                engine,
+                await LivePolicy.of(trainer, engine, hand_over),
                 progress,
                 leaving=leaving,
                 on_record=on_record,
                 checkpoints=self._training.checkpoints,
-                hand_over=hand_over,
                 on_samples=listener.show,
                 rest=lambda: self._world.rest(self._config, self._node.enter),
             )
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
-        """See `Role.status`."""
         snapshot = self._rounds.status(self._training.status(snapshot))
         rules = self._config.run.learner
         return snapshot if rules is None else replace(snapshot, staleness_bound=rules.staleness_max)
 
     def works(self) -> list[Work]:
-        """See `Role.works`."""
         return [*self._training.works(), *self._node.works()]
 
     def extras(self) -> Extras:
-        """See `Role.extras`."""
         return Extras()

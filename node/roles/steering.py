@@ -1,7 +1,6 @@
-"""A learner as its coordinator sees it: what it measured, and the plan that it follows.
+"""A learner's reports to its coordinator, and the plan that it follows.
 
-The plan is kept on disk, so that a learner that starts again while its coordinator is away goes on
-as it was told last.
+The plan is kept on disk: a learner that restarts while its coordinator is away follows it.
 """
 
 from collections import deque
@@ -46,14 +45,14 @@ SPREADS_LOOKED_AT: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one step took, and what it trained on."""
+    """Duration and record of one step."""
 
     wall_s: float  # since the end of the one before
     idle_s: float
     record: StepDone
 
 
-class Steering:
+class CoordinatorClient:
     """Implements `swarm.leasing.coordination.Steered` for one learner's process."""
 
     def __init__(
@@ -121,18 +120,18 @@ class Steering:
 
     @property
     def is_idle(self) -> bool:
-        """Whether somebody stands by while nobody works."""
+        """True if workers stand by while none works."""
         intake = self._intake
         return intake is not None and bool(intake.standby) and intake.counts().leased == 0
 
     # --- for whoever watches -----------------------------------------------------------------
 
     def workers(self) -> list[ReportedWorker]:
-        """What is known of each worker."""
+        """Figures of each worker."""
         return self._workers(self._intake.accounts() if self._intake else [])
 
     def extras(self) -> Extras:
-        """What a learner's telemetry has beyond its records."""
+        """A learner's telemetry beyond its records."""
         intake, spread = self._intake, self._spread
         counts = None if intake is None else intake.counts()
         metrics = {m.STALENESS_BOUND_STEPS: float(self._rules.staleness_max)}
@@ -157,11 +156,9 @@ class Steering:
 
     @property
     def plan_number(self) -> int:
-        """See `Steered`."""
         return 0 if self._plan is None else self._plan.number
 
     async def follow(self, plan: SetPlan) -> None:
-        """See `Steered`."""
         try:
             await self._run_sync(write_whole, self._path, codec.encode(plan))
         except OSError as error:  # it is followed all the same, until the next start
@@ -182,7 +179,6 @@ class Steering:
 
     # Long: one report, field by field.
     def report(self) -> LearnerReport:
-        """See `Steered`."""
         learner, intake = self._learner, self._intake
         counts = None if intake is None else intake.counts()
         workers = coordination.pack(self.workers())
@@ -265,7 +261,7 @@ class Steering:
 
 
 def _amount(value: float) -> float:
-    """What the wire takes of a measurement."""
+    """A measurement within the bounds of the wire format."""
     return 0.0 if isnan(value) else max(0.0, min(value, AMOUNT_MAX))
 
 

@@ -15,8 +15,8 @@ from node.config import NodeConfig
 from node.config.node import rules_of
 from node.engines.vllm.engine import NOT_INSTALLED
 from node.interfaces.trainer import PolicyInfo
+from node.loops.progress import Progress
 from node.loops.rollout_worker import IdleNote, RolloutWorker
-from node.loops.sapo import Progress
 from node.monitor.console.progress import Work, version_work
 from node.monitor.reporting import Extras, broadcast_row
 from node.records.event_log import Record
@@ -44,7 +44,7 @@ ENGINES: Final = ("torch", "vllm")
 
 
 def outcome_records(peer: PeerId, outcome: Outcome) -> list[Record]:
-    """What is logged of a try to get a version."""
+    """Log records of an attempt to get a version."""
     applied, bound_s = outcome.applied, outcome.bound_s
     came = VersionCame(
         peer_id=peer,
@@ -67,13 +67,11 @@ def outcome_records(peer: PeerId, outcome: Outcome) -> list[Record]:
 
 
 class WorkerRole:
-    """See `Role`."""
-
     KIND: ClassVar[reports.Role] = "worker"
 
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """See `Role.needs`: its policy comes from the learner."""
+        """The policy comes from the learner."""
         if rules_of(config).peer == identity.peer_id:
             raise ConfigError(
                 f"this key is the learner's of run {config.run.name}: use swarm-node learn"
@@ -117,19 +115,10 @@ class WorkerRole:
             world.rng("work"),
         )
         self._worker = RolloutWorker(
-            config.run,
-            self._rules,
-            peer.identity.peer_id,
-            self.source,
-            node.guard,
-            now_s=world.now_s,
-            on_work=self._tell_work,
-            tokens_per_s_max=config.tokens_per_s_max,
-            rest=lambda tell: world.rest(config, tell),
+            node.parts, self.source, self._tell_work, lambda tell: world.rest(config, tell)
         )
 
     async def run(self, leaving: trio.Event) -> None:
-        """See `Role.run`."""
         self._node.discovery.sought = self._learner
         await self._listener.tell(self._joined())
         opened = self._world.open_following(
@@ -222,7 +211,7 @@ class WorkerRole:
             await trio.sleep(1.0)
             waiting = worker.waiting_for
             self._node.enter("waiting" if waiting else "generating")
-            note = idle.look(waiting, worker.batches, trio.current_time())
+            note = idle.poll(waiting, worker.batches, trio.current_time())
             self._node.notes.put("work", note)
             self._node.notes.put("clock", self._clock_note())
 
@@ -237,7 +226,7 @@ class WorkerRole:
         )
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
-        """See `Role.status`; the policy is the run's."""
+        """The snapshot with the last batch of work."""
         work = self._last
         version = work.policy_version if work else 0
         return replace(
@@ -252,7 +241,6 @@ class WorkerRole:
         )
 
     def works(self) -> list[Work]:
-        """See `Role.works`."""
         works = self._node.works()
         if self._host.starting:
             works.append(Work(f"starting the engine ({self._config.engine})"))
@@ -260,7 +248,6 @@ class WorkerRole:
         return works if progress is None else [*works, version_work(progress)]
 
     def extras(self) -> Extras:
-        """See `Role.extras`."""
         bound = {m.STALENESS_BOUND_STEPS: float(self._rules.staleness_max)}
         if self._service is None:
             return Extras()

@@ -1,24 +1,29 @@
-"""Where a role is run: on this machine (`machine`), or in a simulation. What opens something of the
-outside is here, so that a role is the same code in both."""
+"""The outside of a role: this machine (`machine`) or a simulation. A role opens everything outside
+of itself through a `World`, and so is the same code in both."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import trio
+
 from node.config import NodeConfig
+from node.hosting.outlet import Outlet
 from node.hosting.policy_host import HostsPolicy
+from node.hosting.policy_weights import policy_weights, published_versions, version_directory
 from node.interfaces.engine import RolloutEngine
 from node.interfaces.trainer import Trainer
 from node.loops.learner import PolicyOutlet
 from node.loops.learner_checks import Scores, VersionDirectory
-from node.loops.sapo import HandOver
+from node.loops.parts import HandOver
 from node.records.event_log import Record
 from node.records.records import SampledGroup
 from node.roles.peer import Network, Peer
 from node.verification.verifier import Verifier
-from swarm.weights.publisher import Published, Spread
+from swarm.weights.publisher import Published, Publisher, Spread
 from swarm.weights.service import Outcome, Stage, WeightsService
 
 
@@ -27,7 +32,7 @@ class SamplingTrainer(Trainer, RolloutEngine, Protocol):
 
 
 class Listener(Protocol):
-    """Who hears what a role does."""
+    """Hears what a role does."""
 
     def say(self, text: str) -> None:
         """For a person who watches; forgotten afterwards."""
@@ -48,7 +53,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """Where a learner's versions go."""
+    """The way of a learner's versions to its workers."""
 
     outlet: PolicyOutlet
     held: Callable[[], Sequence[int]]  # the newest ones that were published, ascending
@@ -59,7 +64,7 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Watchers:
-    """Who learns of a learner's versions."""
+    """Callbacks on a learner's versions."""
 
     published: Callable[[Published], None]
     spread: Callable[[Spread], None]
@@ -67,24 +72,24 @@ class Watchers:
 
 
 class World(Network, Protocol):
-    """What is opened for roles; each of these ends with its block."""
+    """Opens the outside for roles. Each `open_...` ends with its block."""
 
     @property
     def restarts_trainer(self) -> bool:
-        """Whether a trainer that died is opened again; else somebody else starts all anew."""
-        ...
+        """True if the node restarts a trainer that died; else the node ends."""
+        return True
 
     @property
     def starting(self) -> Sequence[str]:
-        """What is being started just now and takes long, by name."""
-        ...
+        """Names of slow starts that are under way."""
+        return ()
 
     async def rest(self, config: NodeConfig, tell: Callable[[str], None]) -> None:
         """Wait until the machine is the node's to use. `tell`: what it waits for."""
         ...
 
     def open_verifier(self, config: NodeConfig) -> AbstractAsyncContextManager[Verifier]:
-        """What judges groups."""
+        """Open the verifier of groups."""
         ...
 
     def open_trainer(
@@ -101,7 +106,7 @@ class World(Network, Protocol):
     def open_engine(
         self, config: NodeConfig, trainer: SamplingTrainer, listener: Listener
     ) -> AbstractAsyncContextManager[tuple[RolloutEngine, HandOver | None]]:
-        """What samples the policy of a trainer, and what hands it each new one.
+        """Open the engine that samples a trainer's policy, with the hand-over of each new one.
 
         Raises:
             ChildFailed, ConfigError: as `open_trainer`.
@@ -111,18 +116,18 @@ class World(Network, Protocol):
     def open_scorer(
         self, config: NodeConfig, find: VersionDirectory
     ) -> AbstractAsyncContextManager[Scores | None]:
-        """What scores tokens under published versions; None: nothing does."""
+        """Open the scorer of tokens under published versions; None if there is none."""
         ...
 
     def policy_host(self, config: NodeConfig, listener: Listener) -> HostsPolicy:
-        """What samples at a worker. It is stopped by whoever asked for it."""
+        """The host of a worker's policy. The caller stops it."""
         ...
 
     def open_publishing(
         self, config: NodeConfig, peer: Peer, watchers: Watchers
     ) -> AbstractAsyncContextManager[Publishing]:
-        """The way of versions from a learner, at work."""
-        ...
+        """Broadcast a learner's versions until the block ends."""
+        return _broadcasting(self, config, peer, watchers)
 
     def open_following(
         self,
@@ -132,5 +137,58 @@ class World(Network, Protocol):
         tell: Callable[[Outcome], None],
         watch: Callable[[Stage], None],
     ) -> AbstractAsyncContextManager[WeightsService | None]:
-        """The way of versions to a worker's host, at work; None as in `Publishing`."""
-        ...
+        """Fetch versions for a worker's host until the block ends; None as in `Publishing`."""
+        return _following(self, config, peer, host, tell, watch)
+
+
+@asynccontextmanager
+async def _broadcasting(
+    world: Network, config: NodeConfig, peer: Peer, watchers: Watchers
+) -> AsyncIterator[Publishing]:
+    with policy_weights(config, peer.transport, peer.gater, world, publishes=True) as service:
+        publisher = Publisher(service, peer.identity, watchers.spread)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.run)
+            nursery.start_soon(publisher.run)
+            outlet = Outlet(
+                service,
+                publisher,
+                config.data_dir / "exports",
+                nursery,
+                watchers.failed,
+                world.run_sync,
+                watchers.published,
+            )
+            yield Publishing(
+                outlet,
+                partial(published_versions, service),
+                partial(version_directory, service),
+                service,
+                lambda: outlet.making,
+            )
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _following(
+    world: Network,
+    config: NodeConfig,
+    peer: Peer,
+    host: HostsPolicy,
+    tell: Callable[[Outcome], None],
+    watch: Callable[[Stage], None],
+) -> AsyncIterator[WeightsService]:
+    with policy_weights(
+        *(config, peer.transport, peer.gater, world),
+        publishes=False,
+        engine=host,
+        tell=tell,
+        watch=watch,
+    ) as service:
+        current = service.versions.current()
+        if current is not None:
+            await host.load(current.directory)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.run)
+            yield service
+            nursery.cancel_scope.cancel()

@@ -1,5 +1,5 @@
-"""What goes wrong around a simulated learner: workers that lie, submissions that come twice, and
-random deaths and delays."""
+"""Faults around a simulated learner: workers that lie, submissions that come twice, random deaths
+and delays."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -91,7 +91,6 @@ class HoardingEngine(TimedEngine):
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.generate`."""
         self._batches += 1
         if self._batches == 1:
             self.group_s /= FAST_FACTOR
@@ -106,7 +105,6 @@ class HoldingSource(WorkSource):
     held: ClassVar[Callable[[], None]]  # told of each that it holds
 
     async def lease(self, version: int) -> HeldLease | Declined:
-        """See `WorkSource.lease`."""
         while True:
             lease = await super().lease(version)
             if isinstance(lease, Declined):

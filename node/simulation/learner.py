@@ -27,16 +27,15 @@ from node.interfaces.engine import RolloutEngine
 from node.interfaces.trainer import TrainingGroup
 from node.loops.learner import Learner
 from node.loops.learner_checks import Scores, VersionDirectory
-from node.loops.sapo import HandOver
+from node.loops.parts import HandOver
 from node.records.event_log import Record
 from node.records.records import SampledGroup, StepDone, Trouble, WorkDone
 from node.roles.learner import LearnerRole
 from node.roles.node import Node, open_node
 from node.roles.peer import Peer
 from node.roles.role import Role
-from node.roles.versions import following, publishing
 from node.roles.worker import WorkerRole
-from node.roles.world import Listener, Publishing, SamplingTrainer, Watchers
+from node.roles.world import Listener, Publishing, SamplingTrainer, Watchers, World
 from node.simulation.nodes import SimulatedNetwork
 from node.simulation.policy import ScriptedScorer, TimedEngine, TimedHost, TimedTrainer
 from node.simulation.witness import Witness
@@ -61,7 +60,7 @@ LOADED_KEPT = 1024  # versions of which it is known who had them when
 
 @dataclass(frozen=True, slots=True)
 class LearnerCase:
-    """What is simulated. `generate_s` of each worker is of one group."""
+    """A simulated learner's settings. `generate_s` of each worker is the time for one group."""
 
     rules: LearnerRules
     generate_s: tuple[float, ...]
@@ -76,7 +75,7 @@ class LearnerCase:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """What is run in place of an honest worker's engine and source of work."""
+    """The engine and the source of work of a dishonest worker."""
 
     engine: "Callable[[float], TimedEngine]"
     source: type[WorkSource] = WorkSource
@@ -90,11 +89,9 @@ class _TimedOutlet:
 
     @property
     def newest(self) -> int:
-        """See `PolicyOutlet.newest`."""
         return self._offers.newest
 
     async def offer(self, version: int, export: Callable[[Path], Awaitable[None]]) -> None:
-        """See `PolicyOutlet.offer`."""
         await trio.lowlevel.checkpoint()
         self._offers.published.append(version)
         self._offers.news.set()
@@ -103,7 +100,7 @@ class _TimedOutlet:
 
 @dataclass(slots=True)
 class _Offers:
-    """What was published, where versions are not broadcast; it outlives the learner."""
+    """Versions that were published without a broadcast. Outlives the learner."""
 
     published: deque[int] = field(default_factory=lambda: deque(maxlen=VERSIONS_KEPT))
     news: trio.Event = field(default_factory=trio.Event)
@@ -244,11 +241,8 @@ class SimulatedLearner:
         self.witness.trained(leased, max(version, self.up.learner.version))
 
 
-class _Machine(SimulatedNetwork):
+class _Machine(SimulatedNetwork, World):
     """`World` of one start of one host, and who hears its role."""
-
-    restarts_trainer = True
-    starting: Sequence[str] = ()
 
     def __init__(self, there: SimulatedLearner, host: int) -> None:
         super().__init__(there.world, host, there.starts[host])
@@ -258,21 +252,18 @@ class _Machine(SimulatedNetwork):
             self.engine = actor.engine(there.case.generate_s[host - there.first - 1])
 
     async def rest(self, config: NodeConfig, tell: Callable[[str], None]) -> None:
-        """See `World.rest`."""
         await trio.lowlevel.checkpoint()
 
     @asynccontextmanager
     async def open_transport(
         self, identity: Identity, config: NodeConfig, membership: Membership
     ) -> AsyncIterator[Transport]:
-        """See `Network.open_transport`."""
         async with super().open_transport(identity, config, membership) as transport:
             self._there.transports[self.host] = cast("MemoryTransport", transport)
             yield transport
 
     @asynccontextmanager
     async def open_verifier(self, config: NodeConfig) -> AsyncIterator[Verifier]:
-        """See `World.open_verifier`."""
         await trio.lowlevel.checkpoint()
         yield InlineVerifier(config.run)
 
@@ -280,7 +271,6 @@ class _Machine(SimulatedNetwork):
     async def open_trainer(
         self, config: NodeConfig, checkpoint: Path | None
     ) -> AsyncIterator[SamplingTrainer]:
-        """See `World.open_trainer`."""
         await trio.lowlevel.checkpoint()
         case = self._there.case
         trainer = TimedTrainer(case.train_s, case.version_bytes, self._there.witness_step)
@@ -292,7 +282,6 @@ class _Machine(SimulatedNetwork):
     async def open_engine(
         self, config: NodeConfig, trainer: SamplingTrainer, listener: Listener
     ) -> AsyncIterator[tuple[RolloutEngine, HandOver | None]]:
-        """See `World.open_engine`."""
         await trio.lowlevel.checkpoint()
         yield trainer, None
 
@@ -300,12 +289,10 @@ class _Machine(SimulatedNetwork):
     async def open_scorer(
         self, config: NodeConfig, find: VersionDirectory
     ) -> AsyncIterator[Scores | None]:
-        """See `World.open_scorer`."""
         await trio.lowlevel.checkpoint()
         yield ScriptedScorer(find) if self._there.case.rescores else None
 
     def policy_host(self, config: NodeConfig, listener: Listener) -> HostsPolicy:
-        """See `World.policy_host`."""
         there, engine, worker = self._there, self.engine, str(self.world.peer_id(self.host))
         engine.made = lambda prompt, version: there.witness.made(worker, prompt, version)
         engine.has_logprobs = there.case.rescores
@@ -314,9 +301,8 @@ class _Machine(SimulatedNetwork):
     def open_publishing(
         self, config: NodeConfig, peer: Peer, watchers: Watchers
     ) -> AbstractAsyncContextManager[Publishing]:
-        """See `World.open_publishing`."""
         if self._there.case.transfer_s is None:
-            return publishing(self, config, peer, watchers)
+            return super().open_publishing(config, peer, watchers)
         return _offering(self._there.offers)
 
     def open_following(
@@ -327,25 +313,21 @@ class _Machine(SimulatedNetwork):
         tell: Callable[[Outcome], None],
         watch: Callable[[Stage], None],
     ) -> AbstractAsyncContextManager[WeightsService | None]:
-        """See `World.open_following`."""
         transfer_s = self._there.case.transfer_s
         if transfer_s is None:
-            return following(self, config, peer, host, tell, watch)
+            return super().open_following(config, peer, host, tell, watch)
         return _receiving(self._there.offers, self.host, transfer_s, cast("TimedHost", host))
 
     # --- what it hears ------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        """See `Listener.say`: nobody watches."""
+        """Nobody watches a simulation."""
 
-    async def show(self, groups: Sequence[SampledGroup]) -> None:
-        """See `Listener.show`."""
+    async def show(self, groups: Sequence[SampledGroup]) -> None: ...
 
-    def note_outcome(self, outcome: Outcome) -> None:
-        """See `Listener.note_outcome`."""
+    def note_outcome(self, outcome: Outcome) -> None: ...
 
     async def tell(self, record: Record) -> None:
-        """See `Listener.tell`."""
         await trio.lowlevel.checkpoint()
         there, host = self._there, self.host
         if isinstance(record, StepDone):
@@ -359,7 +341,7 @@ class _Machine(SimulatedNetwork):
 
 @asynccontextmanager
 async def _offering(offers: _Offers) -> AsyncIterator[Publishing]:
-    """Where versions are not broadcast."""
+    """The publishing of a case in which versions are not broadcast."""
     await trio.lowlevel.checkpoint()
     yield Publishing(
         _TimedOutlet(offers),

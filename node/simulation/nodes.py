@@ -18,10 +18,11 @@ from node.hosting.membership import Membership
 from node.interfaces.engine import RolloutEngine
 from node.interfaces.trainer import Trainer
 from node.loops.checkpoints import Checkpoints
-from node.loops.sapo import Progress
+from node.loops.parts import LivePolicy
+from node.loops.progress import Progress
 from node.records.records import StatusSnapshot
 from node.roles.node import Node
-from node.roles.peer import Peer
+from node.roles.peer import Peer, PeerSettings
 from node.roles.sapo import Record, Rounds
 from node.roles.sharing import pool_limits
 from node.verification.verifier import InlineVerifier, Verifier
@@ -61,27 +62,23 @@ class SimulatedNetwork:
         self._secrets = self.rng("secrets")
 
     def now_s(self) -> float:
-        """See `Network.now_s`."""
         return EPOCH_S + trio.current_time() + self._clock_off_s
 
     def rng(self, purpose: str) -> Random:
-        """See `Network.rng`."""
         return self.world.rng(f"{self._name}/{purpose}")
 
     def secret(self, size_bytes: int) -> bytes:
-        """See `Network.secret`: drawn, so that a seed replays it."""
+        """Bytes drawn from the seed, so that a run can be replayed."""
         return self._secrets.randbytes(size_bytes)
 
     @asynccontextmanager
     async def open_transport(
         self, identity: Identity, config: NodeConfig, membership: Membership
     ) -> AsyncIterator[Transport]:
-        """See `Network.open_transport`."""
         await trio.lowlevel.checkpoint()
         yield self.world.join(self.host)
 
     def can_be_dialled(self, transport: Transport) -> bool:
-        """See `Network.can_be_dialled`."""
         return True
 
 
@@ -127,17 +124,11 @@ def build(
         pool = Pool(":memory:", pool_limits(config))
     network = SimulatedNetwork(world, host, start, clock_off_s)
     config = config.model_copy(update={"peers": tuple(peers)})
-    peer = Peer(
-        network,
-        world.identities[host],
-        transport,
-        config.run.run_id,
-        config.bootstrap,
-        book or AddressBook(),
-    )
+    settings = PeerSettings(config.run.run_id, config.bootstrap, book or AddressBook())
+    peer = Peer(network, world.identities[host], transport, settings)
     verifier = verifier or InlineVerifier(config.run)
     node = Node(config, network, peer, verifier, pool, config.external_groups)
-    return SimulatedNode(host, node, Rounds(config, network.now_s, node), transport, pool)
+    return SimulatedNode(host, node, Rounds(config, node), transport, pool)
 
 
 async def run(
@@ -161,8 +152,7 @@ async def run(
     async with trio.open_nursery() as nursery:
         await nursery.start(simulated.node.run_network)
         await simulated.rounds.run(
-            trainer,
-            engine,
+            await LivePolicy.of(trainer, engine),
             progress or Progress(),
             leaving=simulated.leaving,
             on_record=keep,

@@ -25,7 +25,26 @@ STATE_FILE: Final = "timed.json"
 SEGMENTS: Final = 8  # of one generation, between which weights may be exchanged
 
 
-class TimedTrainer(ScriptedPolicy):
+class KeptPolicy(ScriptedPolicy):
+    """A scripted policy that is saved and restored without threads."""
+
+    async def save(self, directory: Path) -> None:
+        await trio.lowlevel.checkpoint()
+        (directory / STATE_FILE).write_text(json.dumps([self.skill, self.version]))
+
+    def restore(self, directory: Path) -> None:
+        """Go on from what was saved."""
+        self.skill, self.version = json.loads((directory / STATE_FILE).read_text())
+
+    async def turn_back(self, directory: Path) -> int:
+        await trio.lowlevel.checkpoint()
+        version = self.version
+        self.restore(directory)
+        self.version = version + 1
+        return self.version
+
+
+class TimedTrainer(KeptPolicy):
     """A scripted trainer whose versions weigh what they are told to."""
 
     def __init__(self, train_s: float, version_bytes: int, tell: Told | None = None) -> None:
@@ -36,22 +55,12 @@ class TimedTrainer(ScriptedPolicy):
         self._tell = tell
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
-        """See `Trainer.train`."""
         if self._tell is not None:
             self._tell(groups, self.version)
         return await super().train(groups)
 
-    async def save(self, directory: Path) -> None:
-        """See `Trainer.save`."""
-        await trio.lowlevel.checkpoint()
-        (directory / STATE_FILE).write_text(json.dumps([self.skill, self.version]))
-
-    def restore(self, directory: Path) -> None:
-        """Go on from what was saved."""
-        self.skill, self.version = json.loads((directory / STATE_FILE).read_text())
-
     async def export(self, directory: Path, precision: Precision = "float32") -> None:
-        """See `Trainer.export`: noise, so that no delta makes it smaller."""
+        """Write noise, which no delta makes smaller."""
         await trio.lowlevel.checkpoint()
         (directory / "skill.json").write_text(str(self.skill))
         noise = Random(f"weights/{self.version}").randbytes(self._version_bytes)
@@ -68,24 +77,20 @@ class TimedEngine(ScriptedPolicy):
     def __init__(self, group_s: float) -> None:
         super().__init__(generate_s=0.0)
         self.group_s = group_s
-        self.paused: trio.Event | None = None
         self.made: Callable[[str, int], None] = lambda prompt, version: None
         self.newest: Callable[[], int] = lambda: self.version  # that was heard of
         self.has_logprobs = False  # of versions; else they are any numbers
 
     @property
     def said_version(self) -> int:
-        """What a learner is told that serves here."""
+        """The version that the worker reports."""
         return self.version
 
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.generate`."""
         versions = []
         for _ in range(SEGMENTS):
-            while self.paused is not None:
-                await self.paused.wait()
             versions.append(self.version)
             await trio.sleep(self.group_s * len(prompts) / SEGMENTS)
         groups = await super().generate(prompts, completions_each, sampling, seed)
@@ -102,7 +107,6 @@ class TimedEngine(ScriptedPolicy):
         return with_logprobs(prompt, completion) if self.has_logprobs else completion
 
     async def load(self, weights: Path, policy_version: int) -> None:
-        """See `RolloutEngine.load`."""
         await trio.lowlevel.checkpoint()
         self.take(policy_version, float((weights / "skill.json").read_text()))
 
@@ -126,8 +130,8 @@ def _by_versions(completion: Completion, versions: Sequence[int]) -> Completion:
 
 
 def logprob(version: int, prompt: str, place: int, token: int) -> float:
-    """What the scripted policy of a version says of a token: it drifts by 0.02 a version in the
-    mean, so that some few versions apart is more than numerics explain (`node.loops.claims`)."""
+    """Log-prob of a token under a version of the scripted policy. It drifts by 0.02 a version on
+    average: a few versions apart is more than numerics explain (`node.loops.claims`)."""
     rng = Random(f"{prompt}/{place}/{token}")
     return -0.6 - rng.random() + 0.5 * sin(0.06 * version + 2.0 * pi * rng.random())
 
@@ -149,7 +153,7 @@ class ScriptedScorer:
         self._find = find
 
     async def score(self, version: int, group: TrainingGroup) -> Columns | None:
-        """See `Scorer.score`; without means and variances."""
+        """Log-probs without means and variances."""
         await trio.lowlevel.checkpoint()
         if self._find(version) is None:
             return None
@@ -178,13 +182,7 @@ class TimedHost:
         self.serving: Serving | None = None
         self.ready = trio.Event()
 
-    async def pause(self) -> None:
-        """See `Engine`."""
-        await trio.lowlevel.checkpoint()
-        self._engine.paused = trio.Event()
-
     async def load(self, directory: Path) -> None:
-        """See `Engine`."""
         await self._engine.load(directory, version_of(directory))
         self._note(version_of(directory))
 
@@ -199,19 +197,10 @@ class TimedHost:
         self._loaded(version)
         self.ready.set()
 
-    async def resume(self) -> None:
-        """See `Engine`."""
-        await trio.lowlevel.checkpoint()
-        if self._engine.paused is not None:
-            self._engine.paused.set()
-        self._engine.paused = None
-
     async def restart(self) -> None:
-        """See `HostsPolicy`."""
         await trio.lowlevel.checkpoint()
         self.ready.set()
 
     async def stop(self) -> None:
-        """See `HostsPolicy`."""
         await trio.lowlevel.checkpoint()
         self.ready = trio.Event()

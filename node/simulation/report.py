@@ -1,4 +1,4 @@
-"""What a simulated run came to: figures, a table for people, and the line that replays it."""
+"""The result of a simulated run: figures, a table for people, and the command that replays it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from swarm.simulation.checks.invariants import Violation
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What decides a run."""
+    """Everything that determines a run."""
 
     name: str  # of a scenario, or a file
     scenario: Scenario
@@ -33,7 +33,7 @@ class Replay:
 
 @dataclass(slots=True)
 class Report:
-    """What a run came to."""
+    """Figures of a run."""
 
     replay: Replay
     deliveries: Deliveries = field(default_factory=Deliveries)

@@ -1,8 +1,8 @@
 """Whole swarms on a laptop: production nodes in a simulated network, judged while they run.
 
-Everything above `Transport` is the code that `swarm-node join` runs; `nodes.py` names what is
-not. A run is decided by scenario, number of nodes, profile and seed alone, so the line that a
-report ends with replays it, fault by fault.
+Everything above `Transport` is the code that `swarm-node join` runs; `nodes.py` names the
+exceptions. Scenario, number of nodes, profile and seed determine a run. The last line of a report
+replays it, fault by fault.
 
 **Delivery.** Which group is due where is in `swarm/simulation/checks/delivery.py`. Its latency is
 from `share()` at its producer until a host has heard of it, chosen it, fetched it, verified it and
@@ -16,9 +16,9 @@ PROTOCOL.md says; then neither delivery nor reach is judged at it and of it.
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -28,16 +28,17 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.config.run import LearnerRules
-from node.engines.scripted import TOKENIZER, ScriptedPolicy
+from node.engines.scripted import TOKENIZER
 from node.environments.scoring import pose
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.loops.checkpoints import Checkpoints
-from node.loops.sapo import Progress
+from node.loops.progress import Progress
 from node.records.records import RoundDone
 from node.roles.sharing import pool_limits
 from node.simulation.learner import LearnerCase, SimulatedLearner, run_of
 from node.simulation.nodes import EPOCH_S, SimulatedNode, build, run, run_inline
+from node.simulation.policy import KeptPolicy
 from node.simulation.report import Replay, Report
 from node.simulation.scenario import CHAOS, NODES_MAX, chaos_scenario, load_scenario, whole_number
 from node.verification.assignment import assigned_task
@@ -72,7 +73,7 @@ from swarm.wire.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL
 
 BOOTSTRAP_HOSTS = 3  # whose addresses every node is given
 START_SPREAD_S = 2.0  # within which the nodes start
-LOOK_S = 1.0  # between two looks at what must hold
+LOOK_S = 1.0  # between two checks of the invariants
 THOROUGH_LOOK_S = 10.0
 LIE_PAUSE_S = 3.0  # at most, between two lies
 BUDGET_WINDOW_S = 10.0
@@ -88,7 +89,7 @@ def replay_of(
     nodes: int | str | None = None,
     profile: str | None = None,
 ) -> Replay:
-    """What is asked for by name or file, with numbers as they were typed.
+    """A run by the name of a scenario or file, with numbers as they were typed.
 
     Raises:
         ConfigError: one line that names the setting, its value and what to do.
@@ -116,7 +117,7 @@ def simulate(replay: Replay) -> Report:
 
 
 def planned_faults(replay: Replay) -> list[FaultEvent]:
-    """What goes wrong in a run, and when: decided before it begins."""
+    """The faults of a run with their times, drawn before it begins."""
     scenario, rng = replay.scenario, Random(f"{replay.seed}/faults")
     if replay.name == CHAOS:
         faults = draw_faults(rng, scenario.duration_s)
@@ -126,12 +127,15 @@ def planned_faults(replay: Replay) -> list[FaultEvent]:
     return plan(faults, present, scenario.duration_s, rng)
 
 
-class SimulatedPolicy(ScriptedPolicy):
-    """A scripted policy whose completions are as long as wished, and which keeps what it learned
-    without threads."""
+class SimulatedPolicy(KeptPolicy):
+    """A scripted policy with completions of a given length in tokens."""
 
     def __init__(
-        self, tokens: int, generate_s: float, train_s: float, on_trained: "_OnTrained"
+        self,
+        tokens: int,
+        generate_s: float,
+        train_s: float,
+        on_trained: Callable[[TrainingGroup], None],
     ) -> None:
         super().__init__(skill=0.5, generate_s=generate_s, train_s=train_s)
         self._tokens = tokens
@@ -149,40 +153,10 @@ class SimulatedPolicy(ScriptedPolicy):
         )
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
-        """See `Trainer.train`."""
         for group in groups:
             if not group.own_tokens:
                 self._on_trained(group)
         return await super().train(groups)
-
-    async def save(self, directory: Path) -> None:
-        """See `Trainer.save`."""
-        await trio.lowlevel.checkpoint()
-        (directory / "skill").write_text(f"{self.skill} {self.version}")
-
-    async def turn_back(self, directory: Path) -> int:
-        """See `Trainer.turn_back`."""
-        await trio.lowlevel.checkpoint()
-        self.skill = float((directory / "skill").read_text().split()[0])
-        self.version += 1
-        return self.version
-
-    def restore(self, directory: Path) -> None:
-        """Go on from what was saved."""
-        skill, version = (directory / "skill").read_text().split()
-        self.skill, self.version = float(skill), int(version)
-
-
-class _OnTrained:
-    """Tells the invariants what goes to one host's trainer."""
-
-    def __init__(self, invariants: Invariants, host: int) -> None:
-        self._invariants = invariants
-        self._host = host
-
-    def __call__(self, group: TrainingGroup) -> None:
-        drawn = [(c.text, c.logprobs[:16]) for c in group.completions]
-        self._invariants.trained(self._host, repr((group.prompt, drawn)).encode())
 
 
 @dataclass(eq=False, slots=True)
@@ -304,7 +278,7 @@ class _Simulation:
 
     @property
     def _scenario_hosts(self) -> int:
-        """How many hosts a learner and its workers are; they come after all others."""
+        """Number of hosts of a learner and its workers; they come after all others."""
         return 0 if self._scenario.learner is None else self._scenario.learner.hosts
 
     def _with_learner(self, hosts: range) -> LearnerCase | None:
@@ -405,7 +379,7 @@ class _Simulation:
             await trio.sleep(LIE_PAUSE_S * liar.rng.random())
 
     def _honest_group(self, producer: PeerId, index: int) -> RolloutGroup:
-        """What a liar's lies are made of: a group that would pass every check."""
+        """A group that would pass every check; a liar's lies are made from it."""
         run = self._config.run
         task, created_at_s = assigned_task(run, producer, index), int(self._now_s())
         answer = pose(task, run.limits.prompt_chars_max).answer
@@ -448,7 +422,7 @@ class _Simulation:
             task_status.started()
 
     async def _run_judged(self, host: _Host) -> None:
-        """What ends a node by itself is a broken rule."""
+        """Run a node; if it ends by itself, that counts as a broken rule."""
         try:
             await self._run_node(host)
         except Exception as error:  # noqa: BLE001 - judged, whatever it is
@@ -488,7 +462,7 @@ class _Simulation:
 
     def _resume(self, host: _Host) -> tuple[SimulatedPolicy, Progress, Checkpoints]:
         """As the production node does after its start."""
-        trained = _OnTrained(self._invariants, host.number)
+        trained = partial(self._on_trained, host.number)
         policy = SimulatedPolicy(self._tokens, host.generate_s, host.train_s, trained)
         checkpoints = Checkpoints(host.disk / "checkpoints", 2, {}, run_inline)
         saved = checkpoints.latest()
@@ -497,7 +471,7 @@ class _Simulation:
             policy.restore(saved.directory)
             progress = saved.progress
         spent = max(progress.next_index, checkpoints.reserved())
-        return policy, progress.with_next_index(spent), checkpoints
+        return policy, replace(progress, next_index=spent), checkpoints
 
     def _host(self, number: int) -> _Host:
         swarm, rng = self._scenario.swarm, self._world.rng(f"host/{number}")
@@ -519,6 +493,10 @@ class _Simulation:
         if isinstance(record, RoundDone):
             self._report.rounds += 1
             self._report.drawn += record.external_groups
+
+    def _on_trained(self, host: int, group: TrainingGroup) -> None:
+        drawn = [(c.text, c.logprobs[:16]) for c in group.completions]
+        self._invariants.trained(host, repr((group.prompt, drawn)).encode())
 
     def _on_stored(self, host: int, record: bytes, verified: VerifiedGroup, own: bool) -> None:
         now_s, group = trio.current_time(), verified.group
@@ -600,7 +578,7 @@ class _Simulation:
         return [each for each in numbers if block_of(ips[each]) not in self._banned_blocks]
 
     def _wanted(self) -> list[tuple[PublishedGroup, _Host]]:
-        """What should have come to a live host: groups of others that are still on offer."""
+        """The groups of others, still on offer, that should have come to each live host."""
         if not self._wants_all:
             return []
         judged = self._judged

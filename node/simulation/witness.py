@@ -1,4 +1,4 @@
-"""What a simulated learner trained on, judged by the groups themselves.
+"""Judges a simulated learner's batches by the groups themselves.
 
 It shares nothing with what enforces the bound (`swarm.leasing`):
 it looks at the versions of all tokens in the batch that the trainer was given, at the version that

@@ -17,13 +17,12 @@ from typing import Any, BinaryIO, TypeVar
 
 import trio
 
-from node.interfaces.engine import Context, Maker, Sampling
-from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, check_scorable
+from node.interfaces.engine import Capabilities, Context, Maker, RolloutEngine, Sampling
+from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, check_scorable, error_of
 from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.methods.generate.drafts import Draft
 from node.methods.generate.speculative import Speculative
 from node.system.child_channel import NUMBER, ChildChannel, encode
-from node.system.pause_gate import Gate
 from node.training import frames
 from node.training.ranks import Ranks
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
@@ -59,19 +58,21 @@ async def _called(channel: ChildChannel, request: dict[str, Any]) -> Any:
 def _result(answer: dict[str, Any], op: str) -> Any:
     if "error" not in answer:
         return answer["ok"]
-    if answer["error"] == "config":
-        raise ConfigError(answer["message"])
-    error = ChildFailed(f"trainer, {op}: {answer['message']}")
-    error.add_note(answer["traceback"])
+    error = error_of(answer["error"], answer["message"])
+    if isinstance(error, ChildFailed):
+        error = ChildFailed(f"trainer, {op}: {error}")
+        error.add_note(answer["traceback"])
     raise error
 
 
-class TrainerProcess:
+class TrainerProcess(RolloutEngine):
     """A trainer and rollout engine in a child process, one request at a time.
 
     A cancelled call returns at once; what it asked for may still happen in the child. After
     `ChildFailed` look at `alive`: a dead child stays dead until `start` is called again.
     """
+
+    capabilities = Capabilities(turns=True, drafts=True)
 
     def __init__(self, spec: TrainerSpec, data_directory: Path, ranks: Ranks | None = None) -> None:
         """With `ranks` the child trains together with those that torchrun started beside this
@@ -83,7 +84,6 @@ class TrainerProcess:
         self._lock = trio.Lock()
         self._channel: ChildChannel | None = None
         self._generating = trio.Lock()
-        self._gate = Gate()  # for segments
         self._session = 0  # of the last generation
         self._left: int | None = None  # sessions up to this one are nobody's any more
 
@@ -121,7 +121,7 @@ class TrainerProcess:
                 raise
             self.maker = Maker("torch", loaded["precision"])
 
-    async def stop(self) -> None:
+    async def close(self) -> None:
         """End the child; also in the middle of a request. Does nothing if none runs."""
         channel = self._channel
         if channel is not None and channel.process.returncode is None:
@@ -146,7 +146,7 @@ class TrainerProcess:
     async def go_on(
         self, contexts: Sequence[Context], sampling: Sampling, seed: int
     ) -> list[Completion]:
-        """See `TurnsEngine.go_on`."""
+        """See `RolloutEngine.go_on`."""
         records = await trio.to_thread.run_sync(frames.context_records, contexts)
         groups = await self._generated(
             "begin_turns", contexts=records, sampling=asdict(sampling), seed=seed
@@ -156,7 +156,7 @@ class TrainerProcess:
     async def redraft(
         self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
     ) -> list[Completion]:
-        """See `DraftingEngine.redraft`."""
+        """See `RolloutEngine.redraft`."""
         records = await trio.to_thread.run_sync(frames.draft_records, drafts)
         groups = await self._generated(
             "begin_drafts",
@@ -181,13 +181,10 @@ class TrainerProcess:
         self, begin: str, session: int, **arguments: Any
     ) -> list[list[dict[str, Any]]]:
         await self._call(begin, session=session, **arguments)
-        while True:
-            async with self._gate.passing():
-                groups: list[list[dict[str, Any]]] | None = await self._call(
-                    "advance", session=session, steps=SEGMENT_STEPS
-                )
-            if groups is not None:
-                return groups
+        groups: list[list[dict[str, Any]]] | None = None
+        while groups is None:
+            groups = await self._call("advance", session=session, steps=SEGMENT_STEPS)
+        return groups
 
     async def _leave(self, session: int) -> None:
         """Have the child end a session without waiting for it: now, or after the call that is being
@@ -207,15 +204,6 @@ class TrainerProcess:
             request = {"op": "end", "session": session, NUMBER: self._channel.next_number}
             with suppress(ChildFailed), trio.move_on_after(_WRITE_TIMEOUT_S, shield=True):
                 await self._channel.send(encode(request))  # its answer is the next call's to drop
-
-    async def pause(self) -> None:
-        """See `RolloutEngine.pause`."""
-        await self._gate.pause()
-
-    async def resume(self) -> None:
-        """See `RolloutEngine.resume`."""
-        self._gate.resume()
-        await trio.lowlevel.checkpoint()
 
     async def load(self, weights: Path, policy_version: int) -> None:
         """See `RolloutEngine.load`. Needed only for weights from elsewhere: what this trainer
@@ -322,11 +310,13 @@ async def open_trainer(
         await trainer.start(checkpoint)
         yield trainer
     finally:
-        await trainer.stop()
+        await trainer.close()
 
 
-class InProcessTrainer:
+class InProcessTrainer(RolloutEngine):
     """The same protocols without a child: every call computes in the calling thread."""
+
+    capabilities = Capabilities(drafts=True)
 
     def __init__(self, spec: TrainerSpec, checkpoint: Path | None = None) -> None:
         from node.training.worker import TrainerCore  # torch stays out of the node's process
@@ -334,7 +324,6 @@ class InProcessTrainer:
         self._core = TrainerCore(spec, checkpoint)
         self.maker = Maker("torch", self._core.policy.precision)
         self._generating = trio.Lock()
-        self._gate = Gate()  # for segments
 
     async def info(self) -> PolicyInfo:
         """See `Trainer.info`."""
@@ -350,7 +339,7 @@ class InProcessTrainer:
     async def redraft(
         self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
     ) -> list[Completion]:
-        """See `DraftingEngine.redraft`."""
+        """See `RolloutEngine.redraft`."""
         begin = partial(self._core.begin_drafts, 0, drafts, set_to, sampling, seed)
         return [completion for (completion,) in await self._generated(begin)]
 
@@ -359,22 +348,12 @@ class InProcessTrainer:
         async with self._generating:
             try:
                 await self._run(begin)
-                while True:
-                    async with self._gate.passing():
-                        groups = await self._run(partial(core.advance, session, SEGMENT_STEPS))
-                    if groups is not None:
-                        return groups
+                groups = None
+                while groups is None:
+                    groups = await self._run(partial(core.advance, session, SEGMENT_STEPS))
+                return groups
             finally:
                 core.end(session)
-
-    async def pause(self) -> None:
-        """See `RolloutEngine.pause`."""
-        await self._gate.pause()
-
-    async def resume(self) -> None:
-        """See `RolloutEngine.resume`."""
-        self._gate.resume()
-        await trio.lowlevel.checkpoint()
 
     async def load(self, weights: Path, policy_version: int) -> None:
         """See `RolloutEngine.load`."""

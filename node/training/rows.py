@@ -1,11 +1,6 @@
 """From rollout groups to the token rows of a batch: whose tokens, at which weight, which not.
 
-What another node sampled is trained on in one of two ways. Where its tokenizer is ours and its
-tokens are those of its text, its ids are taken with the log-probs that came along, and a token
-counts by how much likelier it is here than where it was sampled, at most twice. Where nobody knows
-that, its text is encoded again: what was better than its group counts in full, and of what was
-worse the tokens that this policy may well have sampled. Unlikely ones teach nothing that it does,
-and a step that makes them less likely still can ruin it.
+The rules for other nodes' tokens are in `node.training.foreign`.
 """
 
 import math
@@ -22,11 +17,10 @@ from node.methods.losses import clip as losses
 from node.methods.losses.ratios import expected
 from node.methods.losses.settings import Aggregation
 from node.policies.policy import Policy
+from node.training.foreign import is_left_out, logprob_floor, takes_tokens
 from swarm.rollouts import Author, Completion, FinishReason, informative
 
 LOGPROB_ERROR_MAX: Final = 1e-3  # how far above zero rounding may put a log-prob
-FOREIGN_WEIGHT_MAX: Final = 2.0  # of a token, as truncated importance sampling (`tis`) has it
-NEGATIVE_LOGPROB_MIN: Final = -4.0  # of foreign tokens that are made less likely
 CACHED_TOKEN_SHARE: Final = 4  # a token only attended to costs about this fraction of memory
 
 
@@ -130,11 +124,11 @@ class Encoder:
             made.skipped += len(found) - len(rows)
             if rows and len(rows) < len(found):
                 _centre(rows)
-            kept = [row for row in rows if row.own or not self._is_unwanted(row)]
+            kept = [row for row in rows if row.own or not is_left_out(self._spec, row.advantage)]
             made.left_out += len(rows) - len(kept)
             for row in kept:
                 row.source = numbers[group.source]
-                row.floor = self._floor(row)
+                row.floor = None if row.own else logprob_floor(self._spec, row.advantage)
             if kept:
                 made.units.append(Unit(prompt, kept))
         return made
@@ -186,9 +180,7 @@ class Encoder:
         ids = list(completion.token_ids)
         claimed = self._claimed(ids, completion.logprobs)
         if (
-            self._spec.foreign_weighting == "auto"
-            and group.tokenizer == self._policy.fingerprint
-            and claimed is not None
+            takes_tokens(self._spec, group.tokenizer, self._policy.fingerprint, claimed)
             and self._is_that_text(completion)
             and self._ends_as_told(completion)
             and len(ids) <= self._tokens_max()
@@ -208,9 +200,7 @@ class Encoder:
             not group.source or all(self._is_that_text(each) for each in turns)
         )
         carried = (
-            self._spec.foreign_weighting == "auto"
-            and group.tokenizer == self._policy.fingerprint
-            and claimed is not None
+            takes_tokens(self._spec, group.tokenizer, self._policy.fingerprint, claimed)
             and all(self._is_that_text(each) and self._ends_as_told(each) for each in turns)
             and len(completion.token_ids) <= self._tokens_max()
         )
@@ -235,18 +225,6 @@ class Encoder:
         if completion.finish_reason is FinishReason.STOP:
             tokens.append(self._policy.eos_id)
         return tokens
-
-    def _is_unwanted(self, row: Row) -> bool:
-        return self._spec.foreign_weighting == "positives" and row.advantage < 0.0
-
-    def _floor(self, row: Row) -> float | None:
-        if row.own:
-            return None
-        floors = [self._spec.foreign_logprob_min]
-        if self._spec.foreign_weighting == "auto" and row.advantage < 0.0:
-            # also of those that are weighed: a made-up log-prob would double such a token
-            floors.append(NEGATIVE_LOGPROB_MIN)
-        return max((each for each in floors if each is not None), default=None)
 
     def _counted(self, row: Row) -> int:
         """An answer that is long in our tokens alone, because ours are bytes, counts as one of the

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from node.interfaces.trainer import TrainingGroup, TrainReport
+from node.interfaces.trainer import DamagedCheckpoint, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.choices import chosen_correction, chosen_loss
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
@@ -28,15 +28,16 @@ from node.methods.losses import clip as losses
 from node.methods.losses import corrections, ratios
 from node.methods.losses.objectives import OBJECTIVES, Tokens
 from node.methods.losses.settings import StaleLoss
-from node.methods.losses.weighing import WEIGHINGS
+from node.methods.losses.weighing import importance_weights
 from node.methods.samplers import within_unknown_share
 from node.policies import checkpoint, lean, prefixes
 from node.policies.policy import Policy
 from node.system.machine import give_back_at_once
 from node.training import suited
 from node.training.course import Course, take_back
+from node.training.foreign import weights as foreign_weights
 from node.training.packing import pack, pieces, probe
-from node.training.rows import FOREIGN_WEIGHT_MAX, Encoder, Prepared, Row, Unit, expect, weigh
+from node.training.rows import Encoder, Prepared, Row, Unit, expect, weigh
 
 
 @dataclass(slots=True)
@@ -212,8 +213,8 @@ class GroupTrainer:
         try:
             self.course = Course.from_record(checkpoint.course_of(directory))
         except (KeyError, TypeError, ValueError) as error:
-            raise checkpoint.DamagedCheckpoint(
-                f"{checkpoint.DAMAGED}: {directory}: what it holds of the course is no such thing"
+            raise DamagedCheckpoint(
+                f"checkpoint damaged: {directory}: its step guard and rate do not load"
             ) from error
 
     def turn_back(self, directory: Path) -> None:
@@ -393,12 +394,11 @@ class GroupTrainer:
         if self._objective.uses_behaviour or row.shaping:
             return None
         if self._correction is not None and row.claimed is not None:
-            weigh_by = WEIGHINGS[self._correction.kind]
-            return weigh_by(tokens.proximal, row.claimed, tokens.advantages, self._correction)
+            columns = (tokens.proximal, row.claimed, tokens.advantages)
+            return importance_weights(*columns, self._correction)
         if row.weighing is None:
             return None
-        weights = corrections.behaviour_weights(tokens.proximal, row.weighing)
-        return weights.clamp(max=FOREIGN_WEIGHT_MAX)
+        return foreign_weights(tokens.proximal, row.weighing)
 
     # from groups to token rows
 

@@ -24,7 +24,7 @@ from node.engines.torch_engine import Generation
 from node.engines.turns import TurnGeneration
 from node.interfaces.adapter_files import Held, is_adapter
 from node.interfaces.engine import Context, Sampling
-from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
+from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, error_name
 from node.interfaces.trainer_spec import Device, Precision, TrainerSpec
 from node.methods.generate.drafts import Draft
 from node.methods.generate.speculative import Speculative
@@ -305,24 +305,9 @@ class _Server:
         """What goes wrong is in the answer, with its traceback."""
         try:
             result = self._operations[request["op"]](request)
-        except MemoryError as error:
-            return _failure(request, "memory", f"out of memory: {error}")
-        except torch.OutOfMemoryError as error:
-            return _failure(request, "memory", f"out of GPU memory: {_line(error)}")
-        except ConfigError as error:
-            return _failure(request, "config", str(error))
-        except ModuleNotFoundError as error:
-            words = f"{error.name} is not installed here: {install_line(error.name or '')}"
-            return _failure(request, "config", words)
-        except CannotGoOn as error:
-            self.is_over = True
-            return _failure(request, "error", str(error))
-        except RuntimeError as error:
-            if "can't allocate memory" in str(error):
-                return _failure(request, "memory", f"out of memory: {_line(error)}")
-            return _failure(request, "error", f"{type(error).__name__}: {_line(error)}")
         except Exception as error:  # noqa: BLE001 - boundary: reported to the parent, in full
-            return _failure(request, "error", f"{type(error).__name__}: {_line(error)}")
+            self.is_over = isinstance(error, CannotGoOn)
+            return _failure(request, error)
         return {NUMBER: request[NUMBER], "ok": result}
 
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -418,11 +403,27 @@ def _read_exactly(count: int) -> bytes:
     return bytes(parts)
 
 
-def _failure(request: dict[str, Any], kind: str, message: str) -> dict[str, Any]:
+def _failure(request: dict[str, Any], error: Exception) -> dict[str, Any]:
     detail = traceback.format_exc()
     sys.stderr.write(detail)
     sys.stderr.flush()
-    return {NUMBER: request[NUMBER], "error": kind, "message": message, "traceback": detail}
+    is_ours = isinstance(error, ConfigError | ChildFailed)
+    message = str(error) if is_ours else _described(error)
+    name = error_name(error)
+    if isinstance(error, ModuleNotFoundError):
+        name = ConfigError.__name__
+    return {NUMBER: request[NUMBER], "error": name, "message": message, "traceback": detail}
+
+
+def _described(error: Exception) -> str:
+    """One line about an error that is not ours."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed here: {install_line(error.name or '')}"
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"out of GPU memory: {_line(error)}"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return f"out of memory: {_line(error)}"
+    return f"{type(error).__name__}: {_line(error)}"
 
 
 def _line(error: BaseException) -> str:

@@ -1,1 +1,1 @@
-"""What is whose task, and whether an answer to it is right: in a process of its own."""
+"""Assignment of tasks, and the scoring of answers in a process of its own."""

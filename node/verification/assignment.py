@@ -1,8 +1,7 @@
-"""Which task a producer has at an index: a pure function of the run, the producer and the index.
+"""The task of a producer at an index: a pure function of run, producer and index.
 
-Because everybody can work it out, a producer cannot make up its tasks: a group whose task is not
-the assigned one is refused. The index is the producer's data position, so a stream continues after
-a restart where it stopped.
+Everybody can compute it, so a producer cannot make up its tasks: a group with another task is
+refused. The index is the producer's data position; a stream continues there after a restart.
 
 A run may have tasks in common (`common` in its rules). They are a stream of their own. Of it each
 producer does every task once in an epoch, at positions that follow from its peer id. A group of
@@ -50,7 +49,7 @@ def common_task(run: RunConfig, number: int) -> Task:
 
 
 def is_common(run: RunConfig, task: Task) -> bool:
-    """Whether a task is one of those that the run has in common."""
+    """True if the task is one that all nodes of the run have in common."""
     rules = run.common
     return bool(rules.share) and task.index < rules.tasks and task == common_task(run, task.index)
 
@@ -68,14 +67,14 @@ def environment_bucket(run: RunConfig, task: Task) -> int:
 
 
 def is_bucket(run: RunConfig, bucket: int) -> bool:
-    """Whether nodes of the run count anything under the number."""
+    """True if nodes of the run count anything under the number."""
     if bucket < ENVIRONMENT_BUCKETS:
         return bool(run.common.share) and 0 <= bucket < run.common.tasks
     return bucket < ENVIRONMENT_BUCKETS + len(run.environments)
 
 
 def next_task(run: RunConfig, producer: str, index: int) -> tuple[Task, int]:
-    """What a producer does at a data position: a task, and how often it did that before."""
+    """The task at a producer's data position, and how often the producer did it before."""
     if not run.common.share:
         return assigned_task(run, producer, index), 0
     epoch, place = divmod(index, run.common.epoch)
@@ -91,8 +90,7 @@ def next_task(run: RunConfig, producer: str, index: int) -> tuple[Task, int]:
 def _common_places(
     run_id: str, rules: CommonRules, producer: str, epoch: int
 ) -> tuple[Mapping[int, int], Sequence[int]]:
-    """Where in an epoch of a producer which common task is: numbers by place, and the places in
-    order."""
+    """The common tasks in a producer's epoch: their numbers by place, and the places in order."""
     seed = _hash_bits(63, _COMMON_DOMAIN, run_id, producer, str(epoch))
     draw = Random(seed).random  # the one method whose numbers no release of Python changes
     places = sorted(range(rules.epoch), key=[draw() for _ in range(rules.epoch)].__getitem__)

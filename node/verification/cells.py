@@ -1,4 +1,4 @@
-"""What a verifier's worker is to be confined to: what it may read, and its environment."""
+"""Confinement of a verifier's worker: what it may read, and its environment variables."""
 
 import os
 import sys
@@ -20,12 +20,12 @@ _ENVIRON_KEPT: Final = frozenset(
 
 
 def needs_sandbox(run: RunConfig) -> bool:
-    """Whether some of its environments are scored in a sandbox or not at all."""
+    """True if some environments of the run are scored in a sandbox or not at all."""
     return any(registry.needs_sandbox(spec.name) for spec in run.environments)
 
 
-def cell_of(config: NodeConfig) -> dict[str, Any]:
-    """What a worker is told of it when it prepares."""
+def confinement_of(config: NodeConfig) -> dict[str, Any]:
+    """The confinement as a worker's first request names it."""
     trust = config.verify_sandbox
     unread = any(registry.is_unread(spec.name) for spec in config.run.environments)
     return {
@@ -63,8 +63,8 @@ def worker_environ(*, confined: bool) -> dict[str, str]:
 
 
 def _places(run: RunConfig) -> list[str]:
-    """Where a run's environments have files, and where the packages of its plug-ins are, which an
-    editable install has off the path."""
+    """Directories of the environments' files, and of plug-in packages, which an editable install
+    keeps off the import path."""
     places: list[str] = []
     for spec in run.environments:
         source = registry.environment(spec.name)

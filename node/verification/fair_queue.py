@@ -1,5 +1,5 @@
-"""Who is served next where one place is shared by many producers, some of them hostile. Pure: the
-time, of any clock in seconds, is passed in.
+"""A fair queue of producers' groups for one server; some producers are hostile. Pure: time, in
+seconds of any clock, is passed in.
 
     queue.add(producer, item)                   it waits, or QueueFull
     tickets = queue.pop(now)                    the next batch; each of it is served until
@@ -43,7 +43,7 @@ Item = TypeVar("Item")
 
 
 class End(Enum):
-    """How serving a group ended."""
+    """Results of serving a group."""
 
     DONE = auto()
     FAILED = auto()
@@ -57,7 +57,7 @@ class QueueFull(Exception):
 
 @dataclass(eq=False, slots=True)
 class Ticket(Generic[Item]):
-    """What waits, and for whom. `number`: its place in the order in which all came."""
+    """A waiting item and its producer. `number`: its place in the order of arrival."""
 
     producer: PeerId
     item: Item
@@ -98,7 +98,7 @@ class FairQueue(Generic[Item]):
         return len(self._waiting)
 
     def is_proven(self, producer: PeerId) -> bool:
-        """Whether a producer has an account of its own."""
+        """True if the producer has an account of its own."""
         return producer in self._proven
 
     def add(
@@ -185,7 +185,7 @@ class FairQueue(Generic[Item]):
         return max(shared, own), own
 
     def doubtful(self, producer: PeerId) -> int:
-        """How many doubtful groups of a producer's are remembered."""
+        """The number of remembered doubtful groups of a producer."""
         account = self._proven.get(producer) or self._unproven.get(producer)
         return 0 if account is None else account.doubtful
 

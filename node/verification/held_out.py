@@ -1,12 +1,12 @@
-"""Keeps the held-out problems out of training: what is evaluated on is never trained on.
+"""Keeps held-out problems out of training.
 
-The held-out tasks have seeds of their own, but a small problem space repeats itself: the same
-question can come up under another seed. So a node skips tasks of its stream whose question is held
-out, and refuses foreign groups for such questions, which no honest node makes. Questions are what
-is compared, whatever instructions a run puts before them.
+The held-out tasks have seeds of their own, but a small problem space repeats itself: a question can
+come up again under another seed. So a node skips tasks of its stream whose question is held out. It
+refuses foreign groups for such questions, which no honest node makes. Questions are compared
+without the instructions that a run puts before them.
 
-The same for validation tasks, by which a node decides something, but that how many there are is a
-setting of its own: another node may train on such a question and share that, and is not to blame.
+A node skips the questions of its validation tasks as well. Their number is a setting of each node:
+another node may train on such a question and share the group, and is not blamed.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ import trio
 
 from node.config import RunConfig
 from node.environments.scoring import PosedProblem
-from node.interfaces.prompts import question_of
+from node.interfaces.prompts import Prompt
 from node.verification.assignment import (
     held_out_tasks,
     leased_task,
@@ -29,12 +29,12 @@ from swarm.errors import ConfigError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.rollouts import RolloutGroup, Task, VerifiedGroup
 
-SKIPS_PER_TASK_MAX = 50  # held-out prompts in a row; more means that the run has too few problems
+SKIPS_PER_TASK_MAX = 50  # consecutive held-out prompts; more: the run has too few problems
 POSED_AT_ONCE = 200
-CANDIDATES = 2  # for each validation task: some are held out, or have a question that came before
+CANDIDATES = 2  # drawn for each validation task: some are held out or repeat a question
 Due = tuple[Task, int]  # a task, and how often the node did it before
 Choose = Callable[[Sequence[Due], int], Sequence[Due]]  # so many of these, in their order
-MISSED_SHARE_MAX = 0.125  # of a run's tasks: that training may do without for validation
+MISSED_SHARE_MAX = 0.125  # share of a run's tasks that validation may take from training
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,11 @@ class HeldOutGuard:
 
     @property
     def verifier(self) -> Verifier:
-        """What poses and scores."""
         return self._verifier
 
     @property
     def lacks_validation(self) -> bool:
-        """Whether validation tasks were wanted, and the run has too few problems for any."""
+        """True if validation tasks were wanted and the run has too few problems for any."""
         return self._validation_wanted > 0 and self._validation == ()
 
     async def questions(self) -> frozenset[str]:
@@ -76,7 +75,9 @@ class HeldOutGuard:
         async with self._lock:
             if self._questions is None:
                 problems = await self._verifier.problems(held_out_tasks(self._run))
-                self._questions = frozenset(question_of(problem.prompt) for problem in problems)
+                self._questions = frozenset(
+                    Prompt.read(problem.prompt).question for problem in problems
+                )
             return self._questions
 
     async def validation(self) -> tuple[Assignment, ...]:
@@ -98,7 +99,7 @@ class HeldOutGuard:
         problems: list[PosedProblem] = []
         for begin in range(0, len(tasks), POSED_AT_ONCE):  # all at once may be too dear a batch
             problems += await self._verifier.problems(tasks[begin : begin + POSED_AT_ONCE])
-        questions = [question_of(problem.prompt) for problem in problems]
+        questions = [Prompt.read(problem.prompt).question for problem in problems]
         found: dict[str, Assignment] = {}
         for task, problem, question in zip(candidates, problems, questions, strict=False):
             if len(found) == wanted:
@@ -110,8 +111,8 @@ class HeldOutGuard:
 
     async def trainable(self, groups: Sequence[VerifiedGroup]) -> list[VerifiedGroup]:
         """Those of others' groups whose question decides nothing here."""
-        apart = {question_of(each.prompt) for each in await self.validation()}
-        return [each for each in groups if question_of(each.prompt) not in apart]
+        apart = {Prompt.read(each.prompt).question for each in await self.validation()}
+        return [each for each in groups if Prompt.read(each.prompt).question not in apart]
 
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
@@ -119,7 +120,7 @@ class HeldOutGuard:
         """`Verifier.verify`, and HELD_OUT where the prompt is one of the evaluation's."""
         held_out = await self.questions()
         prompt, rewards = await self._verifier.verify(group, task)
-        if question_of(prompt) in held_out:
+        if Prompt.read(prompt).question in held_out:
             raise RemoteProtocolError(Reject.HELD_OUT, "a held-out problem")
         return prompt, rewards
 
@@ -139,7 +140,7 @@ class HeldOutGuard:
             ConfigError: the run has hardly any problem that is not held out.
         """
         apart = await self.questions()
-        apart |= {question_of(each.prompt) for each in await self.validation()}
+        apart |= {Prompt.read(each.prompt).question for each in await self.validation()}
         found: list[Assignment] = []
         last = index + ahead * count * (1 + SKIPS_PER_TASK_MAX)
         while len(found) < count:
@@ -153,7 +154,7 @@ class HeldOutGuard:
             found += [
                 Assignment(task, problem.prompt, attempt)
                 for (task, attempt), problem in zip(due, problems, strict=True)
-                if question_of(problem.prompt) not in apart
+                if Prompt.read(problem.prompt).question not in apart
             ]
         return found, index
 
@@ -172,7 +173,7 @@ class HeldOutGuard:
             tasks = [leased_task(self._run, stream, place, attempt) for place in left]
             problems = await self._verifier.problems(tasks)
             for place, task, problem in zip(left, tasks, problems, strict=True):
-                if question_of(problem.prompt) not in held_out:
+                if Prompt.read(problem.prompt).question not in held_out:
                     found[place] = Assignment(task, problem.prompt)
         raise self._all_held_out()
 

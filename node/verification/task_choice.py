@@ -1,9 +1,8 @@
-"""Which of the tasks ahead in its stream a node takes: by how often they are solved, as far as the
-node and others have found out.
+"""A node's choice among the tasks ahead in its stream, by how often they are solved.
 
-A producer cannot make up its tasks, but it may leave some out. With a method of control a node does
-so with those that promise least. What it found out itself it forgets when it is restarted; others'
-reports come again with their groups.
+A producer cannot make up its tasks, but it may leave some out. With a method of control a node
+leaves out the least promising ones. It forgets its own results at a restart; others' reports come
+again with their groups.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ TOLD_EACH_MAX = min(16, COUNTERS_MAX)  # counters in one group: 192 bytes
 
 
 class TaskChoice:
-    """What one node knows of how hard tasks are, and what it does about it."""
+    """One node's knowledge of the difficulty of tasks, and its choices."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class TaskChoice:
 
     @property
     def ahead(self) -> int:
-        """How many tasks are looked at for each that is taken."""
+        """Tasks that are considered for each one that is taken."""
         return self._control.ahead if self._control is not None else 1
 
     def choose(self, due: Sequence[Due], count: int, rng: Random) -> list[Due]:
@@ -55,13 +54,13 @@ class TaskChoice:
         return [due[at] for at in chosen]
 
     def belief(self, task: Task) -> SuccessCounts:
-        """What the node's own rollouts and others' reports say of a task together; of one that
-        comes again besides what they say of its environment."""
+        """Successes and failures at a task by the node's own rollouts and others' reports. For a
+        common task, those at its environment count as a prior."""
         return self._belief(task, self._pooled)
 
     def own_pass_rate(self, task: Task) -> float:
-        """How often the node itself solves such a task, as far as it has tried: a half unless it
-        did. Whoever sends groups has no say in it."""
+        """The node's own pass rate at such tasks; 0.5 before it tried any. Other nodes have no
+        influence on it."""
         counts = self._belief(task, lambda bucket: self._own.of(str(bucket)))
         return (counts.right + 1.0) / (counts.right + counts.wrong + 2.0)
 
@@ -88,14 +87,14 @@ class TaskChoice:
         ]
         self._own = learned(self._own, found, self._control or Vade())
 
-    def hear(self, group: RolloutGroup) -> None:
+    def receive(self, group: RolloutGroup) -> None:
         """Take in what a group that was found good says of its producer's tries."""
         if self._control is None or not group.counters:
             return
         known = tuple(each for each in group.counters if is_bucket(self._run, each[0]))
         # as it was first heard: where a producer is changes as it comes and goes
         voice = self.others.voice_of(group.producer) or self._voice_of(group.producer)
-        self.others.hear(
+        self.others.receive(
             reports_of(
                 known,
                 group.producer,
@@ -111,7 +110,7 @@ class TaskChoice:
         self.others.expire(self._now_s())
 
     def told(self, groups: int) -> list[Counters]:
-        """What each of a round's groups says of the node's own tries: of the buckets that have the
+        """Counters of the node's own tries for each of a round's groups, from the buckets with the
         newest results, none of them twice."""
         if groups < 1 or (self._control is None and not self._run.common.share):
             return [()] * groups

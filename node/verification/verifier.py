@@ -1,12 +1,12 @@
-"""The node's own judge: prompts and rewards from tasks, never from what a sender says.
+"""Scores groups: prompts and rewards follow from tasks, never from what a sender says.
 
-`ProcessVerifier` is the production one: strangers' text is scored in a child process under limits
-of time and memory, apart from the child that scores the node's own work. Strangers take turns by
-what they have used (`fair_queue.py`), and are blamed for CPU time that they used up, never for time
-that went by: a machine that is busy or was paused is our own affair. What waits while one batch of
-groups is scored is the next batch. Nobody is blamed for how a batch ended: its groups are scored
-again one by one. `InlineVerifier` computes right where it is called, for simulations and
-experiments with environments that are trusted.
+`ProcessVerifier` is the production one. It scores strangers' text in a child process under limits
+of time and memory, and the node's own work in another child. Strangers take turns by the CPU time
+that they used (`fair_queue.py`). They are blamed for CPU time, never for wall-clock time, because a
+machine may be busy or paused. The groups that wait while a batch is scored are the next batch. If a
+batch fails, nobody is blamed: its groups are scored again one by one.
+
+`InlineVerifier` scores in the calling task, for simulations and trusted environments.
 """
 
 import math
@@ -34,7 +34,7 @@ from node.environments.scoring import (
 from node.environments.turns.replay import Said, chars_of, said_of
 from node.system.child_channel import NUMBER, ChildChannel, encode
 from node.verification.assignment import assigned_task, format_samples, is_common, sample_tasks
-from node.verification.cells import cell_of, worker_environ
+from node.verification.cells import confinement_of, worker_environ
 from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
 from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME, WAITED
 from node.verification.worker_answers import (
@@ -49,15 +49,15 @@ from swarm.rollouts import RolloutGroup, Task
 WORKER = "node.verification.verifier_worker"
 ANSWER_BYTES_MAX = 64 * 2**20
 START_TIMEOUT_S = 180.0  # imports, behind all else that a busy machine does
-FIRST_SHARE = 0.25  # of the CPU time that a group may take, for its first try
-BATCH_CPU_S = 0.02  # once a batch has used that, none of its other groups is begun
-# Of the CPU time that a group may take, what its texts' code may pay, and what may go by of the
-# clock while it runs: a group that waits holds up the next one no longer than one that computes.
+FIRST_SHARE = 0.25  # of a group's CPU limit, for its first try
+BATCH_CPU_S = 0.02  # CPU seconds of a batch after which none of its groups is begun
+# Share of a group's CPU limit that the code in its texts may use. It bounds that code's wall-clock
+# time as well: a group that waits delays the next one no longer than a group that computes.
 RUN_SHARE = 0.75
-STARVED_FACTOR = 10.0  # times its CPU time, in which a group that has not used that got too little
-WAITING_SHARE = 0.25  # of the time by the clock that a failed try pays, where it used less CPU time
-SECOND_WAITING_MAX_S = 30.0  # for the turn of a second try, which on a busy node may never come
-_SELF_DESTRUCTION_S = 10.0  # after its limit, a worker that nobody killed ends by itself
+STARVED_FACTOR = 10.0  # wall-clock timeout as a multiple of the CPU limit; beyond it: overloaded
+WAITING_SHARE = 0.25  # of a failed try's wall-clock time that is charged, if its CPU time is less
+SECOND_WAITING_MAX_S = 30.0  # wait for a second try's turn, which may never come on a busy node
+_SELF_DESTRUCTION_S = 10.0  # a worker that nobody killed ends so long after its limit
 _ENDED_BY_OTHERS = frozenset(  # the kernel where memory is short, a user, a shutdown
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
@@ -71,7 +71,7 @@ class Verifier(Protocol):
 
     @property
     def counters(self) -> "VerifierCounters":
-        """What it has done since the start."""
+        """Counters since the start."""
         ...
 
     async def verify(
@@ -91,7 +91,7 @@ class Verifier(Protocol):
         ...
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
-        """What own tasks ask, in their order.
+        """The problems of own tasks, in their order.
 
         Raises:
             ConfigError: the run's parameters make no problem.
@@ -111,8 +111,8 @@ class Verifier(Protocol):
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
-        """What is said to the last turn of each transcript, given this node's policy's turns, task
-        by task; None: it is over.
+        """The environment's replies to the last turn of each transcript of this node's policy, task
+        by task; None: the transcript is over.
 
         Raises:
             As `problems`.
@@ -136,8 +136,8 @@ class VerifierCounters:
 
 
 def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = None) -> None:
-    """Whether a foreign group's task and texts are what the run allows its producer; `task` is the
-    one that it was given by a lease, None: that of its own stream.
+    """Check that a foreign group's task and texts are what the run allows its producer. `task`: the
+    one that a lease gave it; None: the one of its own stream.
 
     Raises:
         RemoteProtocolError: they are not.
@@ -204,7 +204,6 @@ class InlineVerifier:
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
     ) -> tuple[str, tuple[float, ...]]:
-        """See `Verifier.verify`."""
         await trio.lowlevel.checkpoint()
         check_assignment(self._run, group, task)
         try:
@@ -216,13 +215,11 @@ class InlineVerifier:
         return scored.prompt, _decided(scored.rewards)
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
-        """See `Verifier.problems`."""
         await trio.lowlevel.checkpoint()
         prompt_max, text_max = self._run.limits.prompt_chars_max, self._run.limits.text_chars_max
         return [pose(task, prompt_max, _rule_of(self._run, task), text_max) for task in tasks]
 
     async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
-        """See `Verifier.score`."""
         await trio.lowlevel.checkpoint()
         scored = [self._score(*group) for group in zip(tasks, texts, strict=True)]
         for each in scored:
@@ -232,7 +229,6 @@ class InlineVerifier:
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
-        """See `Verifier.replies`."""
         await trio.lowlevel.checkpoint()
         return [replies(*each) for each in zip(tasks, transcripts, strict=True)]
 
@@ -393,7 +389,8 @@ class _Worker:
 
 
 def _why_ended(status: int) -> Exception:
-    """What a fork's exit status says; blames nobody for what others than its work may do."""
+    """The error for a fork's exit status. It blames nobody for an end that others may have
+    caused."""
     if status == WAITED:
         return _Waited()
     if status == OUT_OF_CPU:
@@ -404,7 +401,7 @@ def _why_ended(status: int) -> Exception:
 
 
 def _result(answer: _Answer) -> Any:
-    """What was asked for.
+    """The result in a worker's answer.
 
     Raises:
         ConfigError: the worker says that the run's settings are wrong.
@@ -436,7 +433,7 @@ class ProcessVerifier:
                 for rule, tasks in format_samples(self._run)
             ],
             "memory_bytes_max": config.verify_memory_bytes_max,
-            **cell_of(config),
+            **confinement_of(config),
         }
         self._prepare = prepare
         self._own = _Worker(prepare, self.counters)
@@ -464,7 +461,6 @@ class ProcessVerifier:
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
     ) -> tuple[str, tuple[float, ...]]:
-        """See `Verifier.verify`."""
         check_assignment(self._run, group, task)
         try:
             scored = await self._score_foreign(group)
@@ -496,7 +492,7 @@ class ProcessVerifier:
     async def _score_in_turn(
         self, group: RolloutGroup, limits: _Limits, *, last: bool
     ) -> GroupVerdict:
-        """What the worker found out about a group.
+        """Have the worker score a group when its turn comes.
 
         Raises:
             As `_Worker.call` and `_result`.
@@ -600,7 +596,6 @@ class ProcessVerifier:
     # --- own work -----------------------------------------------------------------------------
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
-        """See `Verifier.problems`."""
         try:
             posed = await self._call_own(self._pose_request(tasks), OWN_BATCH_LIMITS)
         except _Overran:
@@ -608,7 +603,7 @@ class ProcessVerifier:
         return [PosedProblem(*problem) for problem in posed]
 
     async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
-        """See `Verifier.score`. A group that runs out of time when it is alone is worth 0."""
+        """A group that runs out of CPU time on its own is worth 0."""
         scored: list[Verdicts] = []
         while len(scored) < len(tasks):  # at most so much in one request
             rest = (tasks[len(scored) :], texts[len(scored) :])
@@ -623,7 +618,6 @@ class ProcessVerifier:
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
-        """See `Verifier.replies`."""
         found: list[list[str | None]] = []
         while len(found) < len(tasks):  # at most so much in one request
             rest = transcripts[len(found) :]

@@ -87,7 +87,7 @@ def main() -> None:
     except NoSandbox as error:
         _tell(answers, {"config": str(error), NUMBER: prepare[NUMBER]})
         return
-    cell = _Cell.of(prepare)
+    cell = _Confinement.of(prepare)
     _tell(answers, {**_prepare(prepare, cell), NUMBER: prepare[NUMBER]})
     signal.setitimer(signal.ITIMER_REAL, 0)
     if prepare["apart"]:
@@ -104,15 +104,15 @@ def main() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
-    """What this process and its forks are confined by."""
+class _Confinement:
+    """The confinement of this process and its forks."""
 
     layers: Layers
     memory_bytes_max: int  # beyond what this process has
     sizes: int | None  # where the kernel tells how much that is; None: it does not
 
     @classmethod
-    def of(cls, prepare: Request) -> "_Cell":
+    def of(cls, prepare: Request) -> "_Confinement":
         """Confine this process, if the settings say so."""
         sizes = None
         with suppress(OSError):  # of this process, and looked up before that is out of sight
@@ -143,7 +143,7 @@ class _Cell:
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
-def _prepare(request: Request, cell: _Cell) -> dict[str, Any]:
+def _prepare(request: Request, cell: _Confinement) -> dict[str, Any]:
     if request["apart"] and not cell.layers.suffice(request["trust"]):
         return {"config": confinement.NEEDED}
     with memory_bound(cell.size_bytes(), IMPORTS_BYTES + cell.memory_bytes_max):
@@ -219,7 +219,7 @@ def _status_of(fork: int) -> int:
 
 
 def _serve_in_fork(
-    requests: BinaryIO, answers: BinaryIO, cell: _Cell, at_work_on: _SharedNumber
+    requests: BinaryIO, answers: BinaryIO, cell: _Confinement, at_work_on: _SharedNumber
 ) -> int:
     """Let a fork serve; its exit status."""
 
@@ -252,14 +252,14 @@ def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: _SharedNumber) -> 
 # --- a fork for each text -------------------------------------------------------------------------
 
 
-def _serve_apart(requests: BinaryIO, answers: BinaryIO, cell: _Cell) -> None:
+def _serve_apart(requests: BinaryIO, answers: BinaryIO, cell: _Confinement) -> None:
     """Let one fork after the other supervise a request. This process reads none, so that what is
     forked from it later finds nothing of those before."""
     while not _status_of(_fork(partial(_supervise, requests, answers, cell))):
         pass
 
 
-def _supervise(requests: BinaryIO, answers: BinaryIO, cell: _Cell) -> int:
+def _supervise(requests: BinaryIO, answers: BinaryIO, cell: _Confinement) -> int:
     """Answer one request. Its texts are read by a fork beside this one, and come by a pipe from
     which each is read by the fork that works on it."""
     texts_pipe, into = os.pipe()
@@ -316,12 +316,12 @@ class _Forks:
 
     requests: BinaryIO
     answers: BinaryIO
-    cell: _Cell
+    cell: _Confinement
     texts: BinaryIO
 
     def ask(self, request: Request, texts: Callable[[], Any]) -> dict[str, Any]:
-        """What a fork says, which is believed in nothing but what it is asked for. It works within
-        the limits of the request on `texts`, of which it alone gets to know.
+        """A fork's answer. Only its form is believed. The fork works within the limits of the
+        request on `texts`, and gets no others.
 
         Raises:
             RunnerFailed: what would run the texts' code ended.
@@ -374,7 +374,7 @@ class _Forks:
         return 0
 
     def next_text(self) -> Any:
-        """What is next in the pipe; for a fork."""
+        """Read the next text from the pipe, in a fork."""
         return decode(_read(self.texts))["text"]
 
     def skip(self, count: int) -> None:
@@ -436,7 +436,8 @@ def _end_of(fork: int, until: float) -> tuple[int, resource.struct_rusage, bool]
 
 
 def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
-    """What forks say, each of one text; only of the first groups where those took `enough_s`."""
+    """Merged answers of forks, each for one text. Groups after the first that used `enough_s` are
+    left out."""
     rows: list[Any] = []
     used_s = 0.0
     limits = _Left(request["cpu_s"], request["apart_s"])
@@ -472,7 +473,7 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Left:
-    """What forks may still use of a request's CPU time and of its time by the clock."""
+    """The rest of a request's CPU time and wall-clock time for its forks."""
 
     cpu_s: float
     apart_s: float
@@ -485,7 +486,7 @@ class _Left:
         self.took_s += took_s
 
     def have_waited(self) -> bool:
-        """Whether less than half of the time that went by was used."""
+        """True if less than half of the elapsed time was CPU time."""
         return self.used_s < self.took_s / 2
 
     def for_next(self) -> dict[str, float]:
@@ -498,7 +499,7 @@ class _Left:
 
 
 def _merged(found: Sequence[Any], op: str, count: int, cpu_s: float) -> list[Any]:
-    """What was found of a group of so many texts, by what was found of its first ones, each alone.
+    """The result for a group of so many texts, from results of its first texts.
 
     Raises:
         TypeError: some of it has no such form.
@@ -578,8 +579,8 @@ def _used_s() -> float:
 
 
 def _reply(request: Request) -> list[list[str | None]]:
-    """What is said to the last turn of each transcript, task by task; only of the first ones where
-    those took `enough_s`."""
+    """Replies to the last turn of each transcript, task by task. Tasks after the first that used
+    `enough_s` are left out."""
     found: list[list[str | None]] = []
     began = _used_s()
     for task, transcripts in zip(request["tasks"], request["texts"], strict=True):

@@ -19,11 +19,11 @@ from typing import Any, Final
 
 from node.config import NodeConfig, RunConfig
 from node.environments.scoring import PosedProblem, pose, right_turns
-from node.interfaces.prompts import plain_text, question_of
+from node.interfaces.prompts import Prompt
 from node.sandbox import confinement, runner
 from node.sandbox.bounds import IMPORTS_BYTES, PROBLEM_CPU_S, size_bytes
 from node.verification.assignment import assigned_task, held_out_tasks
-from node.verification.cells import cell_of, worker_environ
+from node.verification.cells import confinement_of, worker_environ
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Task
 
@@ -40,13 +40,12 @@ Problem = tuple[str, Turns]
 
 
 def asked_of(config: NodeConfig, environments: Collection[str] | None = None) -> dict[str, Any]:
-    """What the process is to be told, as plain values: problems of these environments of the run
-    alone, or of all."""
+    """The process's input as plain values: problems of these environments of the run, or of all."""
     return {
         "run": config.run.model_dump(mode="json"),
         "environments": None if environments is None else sorted(environments),
         "memory_bytes_max": config.verify_memory_bytes_max,
-        **cell_of(config),
+        **confinement_of(config),
     }
 
 
@@ -157,16 +156,16 @@ def _problems(run: RunConfig, environments: Collection[str] | None) -> Iterator[
         limits = run.limits
         return pose(task, limits.prompt_chars_max, rule, limits.text_chars_max)
 
-    held_out = {question_of(posed(task).prompt) for task in held_out_tasks(run)}
+    held_out = {Prompt.read(posed(task).prompt).question for task in held_out_tasks(run)}
     for index in count():
         task = assigned_task(run, PRODUCER, index)
         if environments is not None and task.environment not in environments:
             continue
         problem = posed(task)
-        if question_of(problem.prompt) in held_out:
+        if Prompt.read(problem.prompt).question in held_out:
             continue
         runner.allow(PROBLEM_CPU_S, PROBLEM_CPU_S)
-        yield plain_text(problem.prompt), right_turns(task) or [(problem.answer, "")]
+        yield Prompt.read(problem.prompt).plain, right_turns(task) or [(problem.answer, "")]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""What a verifier's worker says of groups and transcripts, and whether it can: what runs there may
-not be ours."""
+"""Checks of the answers of a verifier's worker, which may run other people's code."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ class WorkEnded(ChildFailed):
 
 
 class GroupVerdict(NamedTuple):
-    """What was found of a group, in the order in which a worker tells it."""
+    """The result for a group, in the order in which a worker sends it."""
 
     prompt: str
     rewards: Sequence[float | None]  # None: undecided
@@ -24,11 +23,11 @@ class GroupVerdict(NamedTuple):
     waited: bool  # whether they let the time go by, on a machine that had a core for them
 
     def ends_group(self, is_foreign: bool) -> bool:
-        """Whether nothing more is to be known of its group."""
+        """True if the rest of the group need not be scored."""
         return bool(self.forgery) or (is_foreign and None in self.rewards)
 
     def is_sound(self, texts: int) -> bool:
-        """Whether all of it is what it must be, of so many texts.
+        """Check every field's type and range, for a group of so many texts.
 
         Raises:
             TypeError: it is not.
@@ -45,7 +44,7 @@ class GroupVerdict(NamedTuple):
 
 
 def checked_scores(said: Any, texts: Sequence[Sequence[Said]]) -> list[GroupVerdict]:
-    """What is said of groups, or of the first of them.
+    """The results for groups, or for the first of them.
 
     Raises:
         WorkEnded: it has no such form.
@@ -65,7 +64,7 @@ def checked_scores(said: Any, texts: Sequence[Sequence[Said]]) -> list[GroupVerd
 def checked_replies(
     said: Any, transcripts: Sequence[Sequence[Sequence[str]]]
 ) -> list[list[str | None]]:
-    """What is said to transcripts, or to the first tasks' of them.
+    """The replies to transcripts, or to those of the first tasks.
 
     Raises:
         WorkEnded: it has no such form.

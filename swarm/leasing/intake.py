@@ -23,7 +23,7 @@ from swarm.leasing.staleness import Denial
 from swarm.leasing.trial import WorkerOrigin
 from swarm.limits.quotas import RELAYED, Kind
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.rollouts import GroupId, RolloutGroup, version_spans
+from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup, version_spans
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -100,25 +100,10 @@ class IntakeRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """A group that may be trained on, with what was worked out here."""
-
-    group_id: GroupId
-    group: RolloutGroup
-    prompt: str
-    rewards: tuple[float, ...]
-
-    @property
-    def oldest_version(self) -> int:
-        """The oldest version that made one of its tokens."""
-        return min(_versions(self.group))
-
-
-@dataclass(frozen=True, slots=True)
 class _Kept:
     """A group that waits to be consumed, and what it is kept as across a restart."""
 
-    admitted: Admitted
+    admitted: VerifiedGroup
     record: bytes  # signed
     spans: bytes  # as they travelled
 
@@ -212,7 +197,7 @@ class Intake:
 
     def staleness_buffered(self) -> int | None:
         """Steps since the oldest version in what waits to be consumed; None: nothing waits."""
-        waiting = (each.admitted.oldest_version for each in self._kept.values())
+        waiting = (min(_versions(each.admitted.group)) for each in self._kept.values())
         oldest = min(waiting, default=None)
         return None if oldest is None else max(0, self.version - oldest)
 
@@ -221,7 +206,7 @@ class Intake:
         """The version of the learner's policy."""
         return self._book.account.version
 
-    async def take(self) -> list[Admitted]:
+    async def take(self) -> list[VerifiedGroup]:
         """A step's worth of groups, each within the bound at this moment; waits until there are
         enough. The step is over with `advance`."""
         while True:
@@ -390,7 +375,7 @@ class Intake:
 
     async def _judge(
         self, peer: PeerId, lease_id: bytes, group_id: GroupId, group: RolloutGroup
-    ) -> tuple[Answer, Admitted | None]:
+    ) -> tuple[Answer, VerifiedGroup | None]:
         """The answer to a submission, and the group where it is new to the account."""
         worker = str(peer)
         lease = self._book.lease(lease_id)
@@ -419,7 +404,7 @@ class Intake:
         if not answer.admitted or answer.repeated:
             return answer, None
         self._gater.ledger.accept(peer)
-        return answer, Admitted(group_id, group, prompt, rewards)
+        return answer, VerifiedGroup(group_id, group, prompt, rewards)
 
     def _note_failure(self, group_id: GroupId, error: Exception) -> None:
         """Count a look at a group that failed through our own fault, as it seems. Perhaps the group
@@ -491,7 +476,7 @@ class Intake:
             for group_id, signed, spans, prompt, rewards in record["groups"]:
                 _, group = codec.decode_group(signed)
                 group = codec.with_spans(group, spans)
-                admitted = Admitted(group_id, group, prompt, tuple(rewards))
+                admitted = VerifiedGroup(group_id, group, prompt, tuple(rewards))
                 self._kept[group_id] = _Kept(admitted, signed, spans)
             self._standings = {n: _Standing(passed) for n, passed in record["standings"].items()}
             self._rescored = Counter(record["rescored"])

@@ -1,8 +1,8 @@
 """Two phases from one version to the next: make it while the old one serves, then load it.
 
 Making a version (fetch, verify, patch) is the caller's and takes as long as it takes; nothing of it
-touches the engine. The engine pauses only to load. Whatever fails, before or in the load, leaves
-the version before in place and serving, and the result says why.
+touches the engine. The engine stops sampling only to load. Whatever fails, before or in the load,
+leaves the version before in place and serving, and the result says why.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,19 +19,12 @@ from swarm.weights.store.versions import LocalVersion, Versions
 LOAD_TIMEOUT_S: Final = 600.0
 
 
-class Engine(Protocol):
-    """What serves a policy, as far as a swap is concerned. Any exception means that it failed."""
-
-    async def pause(self) -> None:
-        """Return once nothing is generated any more; what was begun is finished or kept."""
-        ...
+class VersionLoader(Protocol):
+    """An engine that serves a policy. Any exception means that it failed."""
 
     async def load(self, directory: Path) -> None:
-        """Serve the weights in a version's directory from now on."""
-        ...
-
-    async def resume(self) -> None:
-        """Generate again."""
+        """Serve the weights in a version's directory. Unfinished completions end under the old
+        weights or continue under the new ones; the engine sees to that by itself."""
         ...
 
 
@@ -64,15 +57,15 @@ async def apply_version(
     wanted: int,
     make: Callable[[], Awaitable[Made]],
     versions: Versions,
-    engine: Engine,
+    engine: VersionLoader,
     *,
     load_timeout_s: float = LOAD_TIMEOUT_S,
     run_sync: RunSync = trio.to_thread.run_sync,
 ) -> Applied:
     """Make a version, then have the engine serve it.
 
-    Cancelling it while it makes the version leaves everything as it was; once the engine pauses,
-    the swap is finished first, so an engine is never left paused or with half a version.
+    Cancelling it while it makes the version leaves everything as it was; once the engine loads,
+    the swap is finished first, so an engine is never left with half a version.
 
     Args:
         make: fetches, verifies, patches and commits the version; it is `wanted` when it returns.
@@ -80,7 +73,7 @@ async def apply_version(
         run_sync: where blocking calls go.
 
     Raises:
-        ChildFailed: the engine can load neither this version nor the one before. It is left paused.
+        ChildFailed: the engine can load neither this version nor the one before.
     """
     before = await run_sync(versions.current)
     serving = None if before is None else before.version
@@ -111,7 +104,7 @@ async def _swap(
     local: LocalVersion,
     before: LocalVersion | None,
     versions: Versions,
-    engine: Engine,
+    engine: VersionLoader,
     load_timeout_s: float,
     run_sync: RunSync,
 ) -> str | None:
@@ -126,17 +119,10 @@ async def _swap(
                 failure = f"{type(error).__name__}: {error}"
         return failure
 
-    failure = await _attempt(engine.pause, load_timeout_s)
+    failure = await load(local)
     if failure is not None:
-        failure = f"the engine did not pause: {failure}"
-    else:
-        failure = await load(local)
-        if failure is not None:
-            failure = f"the engine did not load version {local.version}: {failure}"
-            await _go_back(before, load, failure)
-    resumed = await _attempt(engine.resume, load_timeout_s)
-    if resumed is not None:
-        raise ChildFailed(f"the engine did not resume: {resumed}")
+        failure = f"the engine did not load version {local.version}: {failure}"
+        await _go_back(before, load, failure)
     return failure
 
 

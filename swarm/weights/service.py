@@ -40,7 +40,7 @@ from swarm.weights.format.manifest import Manifest
 from swarm.weights.format.manifest_wire import HeadVerdict
 from swarm.weights.format.topology import bound_s
 from swarm.weights.heads import HeadRules, HeadTable, load_heads, save_head
-from swarm.weights.hot_swap import Applied, Engine, Made, apply_version
+from swarm.weights.hot_swap import Applied, Made, VersionLoader, apply_version
 from swarm.weights.store import snapshots
 from swarm.weights.store.chunks import ChunkStore
 from swarm.weights.store.routes import Route, Step, cheapest_route, full_bytes
@@ -178,7 +178,7 @@ class WeightsService:
         now_s: Callable[[], float],
         rng: Random,
         run_sync: RunSync,
-        engine: Engine | None = None,
+        engine: VersionLoader | None = None,
         tell: Tell = _keep_quiet,
         watch: Watch = _keep_quiet,
     ) -> None:

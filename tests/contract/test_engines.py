@@ -22,7 +22,7 @@ from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason, version_spans
 from swarm.wire import codec
 from tests.integration.shared_vllm import SharedVllm, shared_vllm
-from tests.integration.vllm_models import adapter_directory, model_directory
+from tests.integration.vllm_models import model_directory
 from tests.support import run
 from tests.unit.training_support import gpt2_directory, open_policy, qwen_directory
 from tests.wire_samples import ALICE, sample_group
@@ -65,12 +65,10 @@ async def torch_process(directory: Path) -> AsyncIterator[RolloutEngine]:
 
 
 class Vllm:
-    """The vLLM engine that the tests of this module share, opened by the first of them. `adapted`:
-    it serves adapters, by vLLM's own LoRA."""
+    """The vLLM engine that the tests of this module share, opened by the first of them."""
 
-    def __init__(self, *, adapted: bool = False) -> None:
+    def __init__(self) -> None:
         self.stack = ExitStack()
-        self._adapted = adapted
         self.directory: Path | None = None  # the module's
         self._shared: SharedVllm | None = None
 
@@ -78,10 +76,7 @@ class Vllm:
         if self._shared is None:
             assert self.directory is not None
             base = model_directory(self.directory / "base", 1)
-            options: dict[str, Any] = {}
-            if self._adapted:
-                options["adapter"] = adapter_directory(base, self.directory / "first", 1)
-            opened = shared_vllm(self.directory, base, **options)
+            opened = shared_vllm(self.directory, base)
             self._shared = self.stack.enter_context(opened)
         self._shared.run(body)
 
@@ -91,14 +86,13 @@ class Vllm:
         yield await self._shared.reset()
 
 
-VLLM, VLLM_ADAPTED = Vllm(), Vllm(adapted=True)
+VLLM = Vllm()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def vllm_closed(tmp_path_factory):
-    for each in (VLLM, VLLM_ADAPTED):
-        each.directory = tmp_path_factory.mktemp("vllm")
-    with VLLM.stack, VLLM_ADAPTED.stack:
+    VLLM.directory = tmp_path_factory.mktemp("vllm")
+    with VLLM.stack:
         yield
 
 
@@ -112,11 +106,6 @@ def other_gpt2(directory: Path) -> Path:
 
 def other_for_vllm(directory: Path) -> Path:
     return model_directory(directory / "other", 2)
-
-
-def other_adapter_for_vllm(directory: Path) -> Path:
-    base = model_directory(directory / "base", 1)
-    return adapter_directory(base, directory / "other", 2)
 
 
 def other_skill(directory: Path) -> Path:
@@ -137,7 +126,6 @@ def other_adapter(directory: Path) -> Path:
 
 
 FOR_VLLM = (pytest.mark.vllm, pytest.mark.integration)
-ADAPTED = (*FOR_VLLM, pytest.mark.long)
 IN_A_PROCESS = (pytest.mark.integration, pytest.mark.long)  # a child that loads torch, each time
 CASES = {
     "torch-adapter": Case(torch_lean, other_adapter),
@@ -146,7 +134,6 @@ CASES = {
     "torch-hugging-face": Case(torch_hugging_face, other_gpt2),
     "torch-process": Case(torch_process, other_qwen, IN_A_PROCESS),
     "vllm": Case(VLLM.open, other_for_vllm, FOR_VLLM, VLLM.run),
-    "vllm-adapter": Case(VLLM_ADAPTED.open, other_adapter_for_vllm, ADAPTED, VLLM_ADAPTED.run),
 }
 
 
@@ -279,28 +266,5 @@ def test_spans_tell_the_truth_of_a_load_in_the_middle(case, tmp_path):
             assert [c.token_ids for group in old for c in group] != [
                 c.token_ids for group in new for c in group
             ]
-
-    case.run(body)
-
-
-@pytest.mark.slow
-def test_what_is_asked_for_during_a_pause_waits_for_its_end(case, tmp_path):
-    async def body():
-        weights = case.weights(tmp_path)
-        async with case.open(tmp_path) as engine:
-            late: list[tuple[Completion, ...]] = []
-
-            async def generate() -> None:
-                late.extend(await engine.generate(PROMPTS, 2, LONG, 7))
-
-            await engine.pause()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(generate)
-                await wait_all_tasks_blocked()
-                await engine.load(weights, 41)
-                assert not late
-                await engine.resume()
-            assert late == await engine.generate(PROMPTS, 2, LONG, 7)
-            assert {c.policy_version for group in late for c in group} == {41}
 
     case.run(body)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.engines.policy_files import PolicyFiles, policy_files
-from node.engines.vllm.engine import VllmEngine, open_vllm
+from node.engines.vllm.engine import VllmEngine
 from node.hosting.hand_over import EngineHandOver
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer_spec import Device, TrainerSpec
 from node.training.process import TrainerProcess, open_trainer
+from tests.integration.vllm_models import open_model
 
 PROMPTS = ("3+4=", "what day is it?", "and tomorrow?")
 SHORT = Sampling(max_new_tokens=24)
@@ -57,7 +58,7 @@ async def trainer_and_engine(
     async with open_trainer(spec, data) as trainer:
         info = await trainer.info()
         with policy_files(data, PARAMETER_BYTES * info.parameters) as files:
-            async with open_vllm(
+            async with open_model(
                 await files.export(trainer, 0),
                 data,
                 threads=1,

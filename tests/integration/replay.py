@@ -14,10 +14,14 @@ import trio
 from node.config import NodeConfig, load_config
 from node.hosting.membership import load_identity
 from node.hosting.models import resolve_model, trainer_spec
-from node.loops.sapo import Progress, Sapo
+from node.loops.parts import LivePolicy, NodeParts
+from node.loops.progress import Progress
+from node.loops.sapo import Sapo
+from node.methods.filters.rescue import SolvedTasks
 from node.records.records import RoundDone
 from node.training.process import open_trainer
 from node.verification.held_out import HeldOutGuard
+from node.verification.task_choice import TaskChoice
 from node.verification.verifier import ProcessVerifier
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import GroupId, VerifiedGroup
@@ -87,19 +91,17 @@ def replayed(config: NodeConfig, rounds: Sequence[RoundDone], work_dir: Path) ->
             open_trainer(trainer_spec(config, model), work_dir, None) as trainer,
             ProcessVerifier.open(config) as verifier,
         ):
-            info = await trainer.info()
-            sapo = Sapo(
+            parts = NodeParts(
                 config,
                 identity.peer_id,
-                trainer,
-                trainer,
                 verifier,
                 HeldOutGuard(config.run, verifier, config.validated_by),
                 exchange,  # type: ignore[arg-type]  # the parts of it that a round uses
-                Progress(),
-                tokenizer=info.tokenizer,
+                TaskChoice(config.run, config.control),
+                SolvedTasks(),
                 now_s=lambda: 0.0,
             )
+            sapo = Sapo(parts, await LivePolicy.of(trainer, trainer), Progress())
             return [await sapo.round() for _ in rounds]
 
     return trio.run(main)

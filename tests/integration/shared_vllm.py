@@ -16,14 +16,14 @@ import torch
 import trio
 
 from node.engines.vllm import server as vllm_server
-from node.engines.vllm.engine import VllmEngine, open_vllm
+from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.probe import LogProbs, Rows
 from node.engines.vllm.server import VllmServer
 from node.interfaces.engine import Sampling
 from node.policies.policy import load_policy
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import HOLD, WAITS
-from tests.integration.vllm_models import VLLM_TIMEOUT_S, model_directory
+from tests.integration.vllm_models import VLLM_TIMEOUT_S, model_directory, open_model
 from tests.unit.training_support import reference_logprobs
 
 TIMEOUT_S = 300.0  # for a body
@@ -145,15 +145,13 @@ class SharedVllm:
 
     async def reset(self) -> VllmEngine:
         """The engine with its first weights, as version 0."""
-        await self.engine.resume()
         await self.engine.load(self._first, 0)
         return self.engine
 
 
 @contextmanager
 def shared_vllm(directory: Path, model: Path | None = None, **options: Any) -> Iterator[SharedVllm]:
-    """An engine on a model, by default on one that stops at many tokens; with the option `adapter`,
-    on that adapter for it."""
+    """An engine on a model, by default on one that stops at many tokens."""
     first = model or model_directory(directory / "first", 1)
     opened: list[SharedVllm] = []
     failures: list[BaseException] = []
@@ -161,7 +159,7 @@ def shared_vllm(directory: Path, model: Path | None = None, **options: Any) -> I
 
     async def serve() -> None:
         with trio.fail_after(VLLM_TIMEOUT_S) as starting:
-            async with open_vllm(first, directory / "data", threads=1, **options) as engine:
+            async with open_model(first, directory / "data", threads=1, **options) as engine:
                 starting.deadline = math.inf
                 token = trio.lowlevel.current_trio_token()
                 opened.append(SharedVllm(engine, token, engine.directory))

@@ -11,9 +11,9 @@ import trio
 from node.config import NodeConfig, RunConfig
 from node.engines.vllm import server as vllm_server
 from node.engines.vllm.engine import VllmEngine
-from node.hosting.engine_hosts import TorchHost, VllmHost
 from node.hosting.policy_host import PolicyHost
 from node.interfaces.engine import Sampling
+from node.training.process import TrainerProcess
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import CORRUPT
@@ -42,7 +42,8 @@ async def serves(host: PolicyHost) -> int:
 
 
 async def kill(host: PolicyHost) -> None:
-    assert isinstance(host._host, TorchHost)
+    assert host._host is not None
+    assert isinstance(host._host.engine, TrainerProcess)
     assert host._host.engine.pid is not None
     os.kill(host._host.engine.pid, signal.SIGKILL)
     with pytest.raises(ChildFailed):
@@ -67,9 +68,7 @@ def test_a_version_that_finds_the_engine_dead_starts_it(versions, tmp_path):
         try:
             await host.load(versions[0])
             await kill(host)
-            await host.pause()
             await host.load(versions[1])
-            await host.resume()
             assert (host.version, await serves(host)) == (2, 2)
         finally:
             await host.stop()
@@ -118,8 +117,8 @@ def test_a_workers_vllm_takes_what_it_is_given_of_a_gpu(
 ):
     asked: list[float] = []
 
-    async def refuse(*_, gpu_memory_share, **__) -> VllmEngine:
-        asked.append(gpu_memory_share)
+    async def refuse(_model, _data, settings, **__) -> VllmEngine:
+        asked.append(settings.gpu_memory_share)
         raise ChildFailed("no server today")
 
     monkeypatch.setattr("node.hosting.engine_hosts.make_vllm", refuse)
@@ -154,14 +153,13 @@ async def sampled_through(host: PolicyHost, version: Path) -> list[Completion]:
         [group] = await host.serving.engine.generate(["1+1="], 8, LONG, 3)
         made.extend(group)
 
-    assert isinstance(host._host, VllmHost)
+    assert host._host is not None
+    assert isinstance(host._host.engine, VllmEngine)
     hold(host._host.engine)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(generate)
         await held(host._host.engine)
-        await host.pause()
         await host.load(version)
-        await host.resume()
     return made
 
 
@@ -193,8 +191,7 @@ def test_vllm_takes_versions_in_the_middle_and_is_checked_without_a_trainer(tmp_
             with pytest.raises(ChildFailed, match="differ from the trainer's"):
                 await host.load(third)
             assert (host.version, await serves(host)) == (2, 2)
-            assert isinstance(host._host, VllmHost)
-            os.kill(host._host._reference._process.pid, signal.SIGKILL)
+            os.kill(host._host.reference._process.pid, signal.SIGKILL)
             os.killpg(host._host.engine.pid, signal.SIGKILL)
             (third / CORRUPT).unlink()
             await host.load(third)

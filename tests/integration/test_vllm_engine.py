@@ -16,14 +16,14 @@ import pytest
 import torch
 import trio
 
-from node.engines.vllm.engine import VllmEngine, open_vllm
+from node.engines.vllm.engine import VllmEngine
 from node.interfaces.engine import NO_TURN, Context, Sampling
 from node.policies.policy import Policy, load_policy
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, FinishReason
 from tests.integration.process_groups import gone, members
 from tests.integration.shared_vllm import under_way
-from tests.integration.vllm_models import VLLM_TIMEOUT_S, model_directory
+from tests.integration.vllm_models import VLLM_TIMEOUT_S, model_directory, open_model
 from tests.support import run
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def check_against(
 
 @asynccontextmanager
 async def engine_on(directory: Path, data: Path) -> AsyncIterator[VllmEngine]:
-    async with open_vllm(directory, data, threads=1, context_tokens=4096) as engine:
+    async with open_model(directory, data, threads=1, context_tokens=4096) as engine:
         yield engine
 
 
@@ -150,10 +150,8 @@ def test_it_goes_on_where_a_transcript_is(tmp_path: Path, chat: bool) -> None:
     async def body() -> None:
         async with engine_on(directory, tmp_path / "data") as engine:
             said = await engine.go_on(contexts, WARM, 3)
-            assert engine._between is not None
             for reply in replies:
-                ours = engine._between.ids(engine._text, reply)
-                assert ours == policy.between_turns(reply), reply
+                assert engine._text.between_turns(reply) == policy.between_turns(reply), reply
             assert said[-1] == NO_TURN  # its context has no room left
             for context, completion in zip(contexts[:-1], said[:-1], strict=True):
                 ids = policy.encode_turns(context.prompt, context.turns)
@@ -261,8 +259,10 @@ def test_the_server_dies_with_a_node_that_is_killed(tmp_path: Path) -> None:
 import trio
 from pathlib import Path
 from node.engines.vllm.engine import open_vllm
+from node.engines.vllm.server import ServerSettings
 async def main():
-    async with open_vllm(Path({str(directory)!r}), Path({str(tmp_path)!r}), threads=1) as engine:
+    settings = ServerSettings(threads=1)
+    async with open_vllm(Path({str(directory)!r}), Path({str(tmp_path)!r}), settings) as engine:
         print(engine.pid, flush=True)
         await trio.sleep_forever()
 trio.run(main)

@@ -12,15 +12,17 @@ import trio
 
 from node.engines.vllm import server as vllm_server
 from node.engines.vllm.concurrency import LIMIT_FIRST
-from node.engines.vllm.engine import VllmEngine, make_vllm, open_vllm
+from node.engines.vllm.engine import VllmEngine, make_vllm
+from node.engines.vllm.server import ServerSettings
 from node.interfaces.engine import Sampling
 from swarm.errors import ChildFailed, ConfigError
 from tests.integration.shared_vllm import held, hold, use_holding_worker
-from tests.integration.vllm_models import VLLM_TIMEOUT_S, model_directory
+from tests.integration.vllm_models import VLLM_TIMEOUT_S, model_directory, open_model
 from tests.support import run
 from tests.unit.training_support import open_policy, reference_logprobs
 
 CONTEXT_TOKENS = 512
+SETTINGS = ServerSettings(threads=1, context_tokens=CONTEXT_TOKENS)
 LONG = Sampling(max_new_tokens=400)
 PROMPTS = tuple(f"{number}+1=" for number in range(12))
 LOGPROB_ERROR_MAX = 2e-3
@@ -61,9 +63,7 @@ def test_a_server_killed_at_any_time_comes_back(
         told.append(text)
 
     async def body() -> None:
-        engine = await make_vllm(
-            model, tmp_path / "data", threads=1, context_tokens=CONTEXT_TOKENS, tell=tell
-        )
+        engine = await make_vllm(model, tmp_path / "data", SETTINGS, tell=tell)
         pids: list[int] = []
         spawn = trio.lowlevel.open_process
 
@@ -109,7 +109,7 @@ def test_more_than_the_cache_holds_is_finished_all_the_same(model: Path, tmp_pat
     and less is let in."""
 
     async def body() -> list[object]:
-        engine = await make_vllm(model, tmp_path / "data", threads=1, context_tokens=CONTEXT_TOKENS)
+        engine = await make_vllm(model, tmp_path / "data", SETTINGS)
         token = 2 * 4 * 2 * 32  # keys and values, bytes, layers, width
         engine._settings = replace(engine._settings, cache_bytes=4 * CONTEXT_TOKENS * token)
         try:
@@ -182,7 +182,7 @@ def test_what_cannot_start_says_why_in_one_line(
 
     async def body() -> None:
         with pytest.raises(kind, match=said) as failure:
-            async with open_vllm(model, tmp_path / "data", threads=1):
+            async with open_model(model, tmp_path / "data", threads=1):
                 pass
         assert "\n" not in str(failure.value)
 

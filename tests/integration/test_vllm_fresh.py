@@ -21,12 +21,12 @@ import trio
 from safetensors.torch import load_file, save_file
 
 from node.engines.vllm import server as vllm_server
-from node.engines.vllm.engine import VllmEngine, open_vllm
+from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.probe import LogProbs, Rows, difference
 from node.interfaces.engine import Sampling
 from tests.integration.failing_worker import FORGET, FORGET_EXPERTS
 from tests.integration.shared_vllm import reference
-from tests.integration.vllm_models import model_directory
+from tests.integration.vllm_models import model_directory, open_model
 from tests.support import run
 
 LOGGER = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def test_each_update_leaves_what_a_fresh_engine_has(
 
     async def body() -> float:
         largest, partly = 0.0, 0
-        async with open_vllm(first, tmp_path / "data", threads=1, reference=reference) as engine:
+        async with open_model(first, tmp_path / "data", threads=1, reference=reference) as engine:
             with fresh_engines(engine, tmp_path / "fresh") as fresh:
                 for number in range(1, updates + 1):
                     await update(engine, number)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from node.engines.vllm import server as vllm_server
-from node.engines.vllm.engine import VllmEngine, open_vllm
+from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.worker import ReloadExtension
 from node.interfaces.engine import Sampling
 from node.interfaces.quantisation import Quantisation
@@ -23,7 +23,7 @@ from swarm.errors import ChildFailed
 from swarm.rollouts import is_quantised
 from tests.integration.nodes import MakeNode
 from tests.integration.test_vllm_updates import reference
-from tests.integration.vllm_models import model_directory
+from tests.integration.vllm_models import model_directory, open_model
 from tests.support import run
 
 PROMPTS = ("3+4=", "what day is it?")
@@ -86,7 +86,7 @@ def test_each_load_is_quantised_anew(
         monkeypatch.setattr(vllm_server, "WORKER_EXTENSION", worker)
 
     async def live() -> list[Any]:
-        async with open_vllm(first, tmp_path / "data", **options) as engine:
+        async with open_model(first, tmp_path / "data", **options) as engine:
             assert (engine.maker.engine, engine.maker.precision) == ("vllm", kind)
             assert is_quantised(engine.maker.precision)
             before = await sampled(engine)
@@ -117,7 +117,7 @@ def test_each_load_is_quantised_anew(
         return after
 
     async def fresh() -> list[Any]:
-        async with open_vllm(third, tmp_path / "fresh", **options) as engine:
+        async with open_model(third, tmp_path / "fresh", **options) as engine:
             return await sampled(engine)
 
     after = run(live, timeout_s=TIMEOUT_S)

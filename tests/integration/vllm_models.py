@@ -1,5 +1,7 @@
 """Policies that are small and that vLLM takes: it wants heads of at least 32."""
 
+from contextlib import AbstractAsyncContextManager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from node.engines.vllm.engine import VllmEngine, open_vllm
+from node.engines.vllm.server import ServerSettings
 from node.interfaces.adapter_files import AdapterShape
 from node.policies import adapters, checkpoint
 from node.policies.policy import load_policy
@@ -72,3 +76,10 @@ def adapter_directory(model: Path, directory: Path, seed: int) -> Path:
     directory.mkdir(parents=True)
     checkpoint.export(directory, policy)
     return directory
+
+
+def open_model(model: Path, data: Path, **options: Any) -> AbstractAsyncContextManager[VllmEngine]:
+    """`open_vllm` with the fields of `ServerSettings` among the options."""
+    names = {field.name for field in fields(ServerSettings)} & options.keys()
+    settings = ServerSettings(**{name: options.pop(name) for name in names})
+    return open_vllm(model, data, settings, **options)

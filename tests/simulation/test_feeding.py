@@ -11,13 +11,13 @@ import pytest
 import trio
 
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError, RequestRefused
-from swarm.leasing.intake import CHECKS_MAX, STANDBY, Admitted, Intake, IntakeRules
+from swarm.leasing.intake import CHECKS_MAX, STANDBY, Intake, IntakeRules
 from swarm.leasing.lease_client import Declined, HeldLease, WorkSource
 from swarm.leasing.leases import Lease, LeaseBook, LeaseRules
 from swarm.leasing.staleness import Account, StalenessRules
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
-from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
+from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task, VerifiedGroup
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, open_world
@@ -156,7 +156,7 @@ def test_groups_come_in_and_are_consumed_once() -> None:
     async def body() -> None:
         async with scene() as there:
             source, intake = there.source(1), there.learner.intake
-            taken: list[Admitted] = []
+            taken: list[VerifiedGroup] = []
 
             async def learn() -> None:
                 for version in (1, 2):

@@ -7,9 +7,8 @@ import trio
 from node.commands.weights_transfer import WAITING_S, _explain, _Swarm
 from node.hosting.policy_weights import open_weights_service, weights_rules
 from node.monitor.console.progress import on_stderr
-from node.roles.peer import Peer
+from node.roles.peer import Peer, PeerSettings
 from node.simulation.nodes import SimulatedNetwork
-from swarm.peers.address_book import AddressBook
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
@@ -31,11 +30,12 @@ def said_of(directory: Path, other: str, wait_s: float) -> list[str]:
             if other:
                 transport = world.join(OTHER)
                 network = SimulatedNetwork(world, OTHER)
-                peer = Peer(network, world.identities[OTHER], transport, other, (), AddressBook())
+                settings = PeerSettings(other)
+                peer = Peer(network, world.identities[OTHER], transport, settings)
                 await nursery.start(peer.run)
             network = SimulatedNetwork(world, OWN)
             identity, transport = world.identities[OWN], world.join(OWN)
-            peer = Peer(network, identity, transport, "weights-x", (address,), AddressBook())
+            peer = Peer(network, identity, transport, PeerSettings("weights-x", (address,)))
             publisher = world.peer_id(OTHER)
             rules = weights_rules("weights-x", [publisher], 60.0, "p", publishes=False)
             with open_weights_service(directory, rules, transport, peer.gater, network) as service:

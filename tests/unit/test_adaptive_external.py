@@ -11,7 +11,7 @@ import pytest
 from node.config import NodeConfig, load_config
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.trainer import TrainingGroup, TrainReport
-from node.loops.sapo import Progress
+from node.loops.progress import Progress
 from node.loops.validation import Validated, decide
 from node.methods.control.external import (
     AdaptiveExternal,

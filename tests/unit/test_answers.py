@@ -22,7 +22,7 @@ from node.environments.answers import (
 )
 from node.environments.registry import environment
 from node.environments.scoring import check_format, pose, score_group
-from node.interfaces.prompts import messages_of, plain_text, question_of
+from node.interfaces.prompts import Prompt
 from node.verification.assignment import assigned_task, format_samples
 from node.verification.verifier import InlineVerifier, ProcessVerifier
 from swarm.errors import ConfigError
@@ -283,7 +283,7 @@ def test_the_verifiers_process_takes_answers_by_the_same_rules_and_refuses_such_
             assert [rewards] == await verifier.score([task], [texts])
             (posed,) = await verifier.problems([task])
             assert prompt == posed.prompt
-            assert messages_of(prompt)[0] == {"role": "system", "content": "Be brief."}
+            assert Prompt.read(prompt).chat()[0] == {"role": "system", "content": "Be brief."}
             assert (prompt, rewards) == await InlineVerifier(run).verify(make_group(run, *texts))
         async with ProcessVerifier.open(make_config(wrong)) as verifier:
             with pytest.raises(ConfigError, match="cannot be given as last_number"):
@@ -442,28 +442,30 @@ def test_a_wrong_word_in_the_section_is_named(tmp_path: Path) -> None:
 
 def test_a_prompt_without_instructions_is_the_question_alone() -> None:
     assert pose(SUM, 1000, AnswerRule("last_number")).prompt == pose(SUM, 1000).prompt
-    assert messages_of("1+1=") == [{"role": "user", "content": "1+1="}]
-    assert question_of("1+1=") == plain_text("1+1=") == "1+1="
+    prompt = Prompt.of("1+1=")
+    assert prompt.chat() == [{"role": "user", "content": "1+1="}]
+    assert prompt.question == prompt.plain == prompt.text == "1+1="
 
 
 def test_instructions_come_before_the_question() -> None:
     rule = AnswerRule(system="Be brief.", examples=(("1+1=", "2"), ("2+2=", "4")))
-    prompt = pose(SUM, 1000, rule).prompt
+    prompt = Prompt.read(pose(SUM, 1000, rule).prompt)
     question = pose(SUM, 1000).prompt
-    assert question_of(prompt) == question
-    assert plain_text(prompt) == f"Be brief.\n\n1+1=\n2\n\n2+2=\n4\n\n{question}\n"
-    assert [each["role"] for each in messages_of(prompt)] == [
+    assert prompt.question == question
+    assert prompt.plain == f"Be brief.\n\n1+1=\n2\n\n2+2=\n4\n\n{question}\n"
+    assert [each.role for each in prompt.messages] == [
         *("system", "user", "assistant", "user", "assistant", "user"),
     ]
-    assert messages_of(prompt, with_system=False)[0]["content"] == "Be brief.\n\n1+1="
-    assert score_group(SUM, ["1"], "exact", rule).prompt == prompt
+    assert prompt.chat(with_system=False)[0]["content"] == "Be brief.\n\n1+1="
+    assert score_group(SUM, ["1"], "exact", rule).prompt == prompt.text
 
 
 @pytest.mark.parametrize(
     "text", ["\x1e", "\x1e[]", '\x1e["ua"]', '\x1e[["x","y"]]', "\x1e{", "\x1e1"]
 )
 def test_a_question_that_looks_like_messages_stays_one(text: str) -> None:
-    assert question_of(text) == plain_text(text) == text
+    prompt = Prompt.read(text)
+    assert prompt.question == prompt.plain == prompt.text == text
 
 
 def test_instructions_count_as_part_of_the_prompt() -> None:

@@ -12,7 +12,7 @@ import trio
 
 from node.engines.scripted import ScriptedPolicy
 from node.loops.checkpoints import SAVING_SHARE, Checkpoints, SavingPace
-from node.loops.sapo import Progress
+from node.loops.progress import Progress
 from node.loops.validation import Validated
 from node.roles.role import Training
 from swarm.errors import ChildFailed, ConfigError

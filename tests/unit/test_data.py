@@ -18,7 +18,7 @@ from node.environments.data.shuffle import shuffled
 from node.environments.registry import environment
 from node.environments.scoring import pose, score_group
 from node.hosting.run_data import check_data
-from node.interfaces.prompts import question_of
+from node.interfaces.prompts import Prompt
 from node.verification.assignment import assigned_task, held_out_tasks
 from node.verification.held_out import HeldOutGuard
 from node.verification.verifier import InlineVerifier
@@ -209,11 +209,11 @@ def test_held_out_validation_and_training_share_no_question(tmp_path: Path) -> N
 
     async def main() -> tuple[set[str], set[str], list[str]]:
         held_out = set(await guard.questions())
-        validation = {question_of(each.prompt) for each in await guard.validation()}
+        validation = {Prompt.read(each.prompt).question for each in await guard.validation()}
         trained, index = [], 0
         while len(trained) < 260:  # two epochs of what is left
             found, index = await guard.assignments(ANYBODY, index, 10)
-            trained += [question_of(each.prompt) for each in found]
+            trained += [Prompt.read(each.prompt).question for each in found]
         return held_out, validation, trained
 
     held_out, validation, trained = trio.run(main)

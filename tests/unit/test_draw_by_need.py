@@ -11,9 +11,11 @@ import trio
 from node.config import NodeConfig, load_config
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import question_of
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup, TrainReport
-from node.loops.sapo import Progress, Sapo
+from node.loops.parts import LivePolicy, NodeParts
+from node.loops.progress import Progress
+from node.loops.sapo import Sapo
 from node.methods.control.vade import Vade
 from node.methods.filters.need import ByNeed, by_need
 from node.methods.samplers import draw_needed
@@ -94,7 +96,7 @@ def test_what_others_report_is_no_need_of_the_node() -> None:
     task, _ = next_task(run, ALICE, 0)
     assert choice.own_pass_rate(task) == 0.5
     bucket = environment_bucket(run, task)
-    choice.others.hear([report("liar", 1_000, 1_000, bucket=bucket)])
+    choice.others.receive([report("liar", 1_000, 1_000, bucket=bucket)])
     assert choice.belief(task).right > 0  # the control: it was heard
     assert choice.own_pass_rate(task) == 0.5
     assert bucket_of(run, task) == bucket
@@ -118,12 +120,14 @@ class Able(ScriptedPolicy):
     ) -> list[tuple[Completion, ...]]:
         made = []
         for at, prompt in enumerate(prompts):
-            self.skill = self.small if is_small(question_of(prompt)) else self.large
+            self.skill = self.small if is_small(Prompt.read(prompt).question) else self.large
             made += await super().generate([prompt], completions_each, sampling, seed + at)
         return made
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
-        self.foreign.update(is_small(question_of(g.prompt)) for g in groups if not g.own_tokens)
+        self.foreign.update(
+            is_small(Prompt.read(g.prompt).question) for g in groups if not g.own_tokens
+        )
         return await super().train(groups)
 
 
@@ -185,10 +189,11 @@ def test_one_task_again_and_again_takes_no_places() -> None:
         made = make_group(run, str(number), "x", producer=ALICE, task=task)
         groups.append(VerifiedGroup(GroupId(bytes([number]) * 32), made, "", (1.0, 0.0)))
     offered, nothing = Offered(groups), cast("Any", None)
-    sapo = Sapo(
-        make_config(run), ALICE, nothing, nothing, nothing, nothing, cast("Any", offered),
-        Progress(), tokenizer="", now_s=lambda: 0.0,
+    node = NodeParts(
+        make_config(run), ALICE, nothing, nothing, cast("Any", offered), TaskChoice(run, None),
+        nothing, lambda: 0.0,
     )  # fmt: skip
+    sapo = Sapo(node, LivePolicy(nothing, nothing, ""), Progress())
     candidates = [Candidate(each.group_id, ALICE, each.rewards, 1, 0) for each in groups]
     for seed in range(20):
         chosen = trio.run(sapo._needed, candidates, 4, Random(seed), 4, PLAIN)

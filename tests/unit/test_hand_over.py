@@ -5,7 +5,6 @@ will not do when asked to: fail in their sleep.
 """
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +211,7 @@ def test_several_gpus_are_told_to_vllm_and_cpus_have_none(monkeypatch, tmp_path)
     with pytest.raises(
         ConfigError, match="engine_gpus = 2: the vLLM that is installed is for CPUs"
     ):
-        run(partial(engine.make_vllm, tmp_path, tmp_path, gpus=2))
+        run(engine.make_vllm, tmp_path, tmp_path, replace(one, gpus=2))
 
 
 def on_gpu(**changes: Any) -> PolicyInfo:

@@ -10,24 +10,14 @@ from node.config import NodeConfig, load_config
 from node.engines.vllm.text import ModelText
 from node.environments.answers import answer_in
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import (
-    begun,
-    decoded,
-    hint_of,
-    hinted,
-    messages_of,
-    plain_text,
-    prompt_of,
-    question_of,
-    whole,
-)
+from node.interfaces.prompts import Prompt, decoded
 from node.methods.generate.hints import BareSuccess, Hints, beginning
 from node.records.records import RoundDone
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, Task
 from tests.unit.simulated_pair import rounds_beside
 from tests.unit.test_rescue import CONFIG, Kept
-from tests.unit.training_support import open_policy, qwen_directory
+from tests.unit.training_support import model_text, open_policy, qwen_directory
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -43,15 +33,25 @@ def task(index: int = 1) -> Task:
 # --- prompts -----------------------------------------------------------------------------------
 
 
+def hinted(text: str, hint: str) -> str:
+    return Prompt.read(text).begun(hint).text
+
+
 @pytest.mark.parametrize(
-    "prompt", ["7+6=", prompt_of("7+6=", "Add."), prompt_of("7+6=", "Add.", [("1+1=", "2")])]
+    "prompt",
+    [Prompt.of("7+6="), Prompt.of("7+6=", "Add."), Prompt.of("7+6=", "Add.", [("1+1=", "2")])],
 )
-def test_a_hint_is_apart_from_the_prompt(prompt: str) -> None:
-    given = hinted(prompt, "1")
-    assert (hint_of(prompt), hint_of(given)) == ("", "1")
-    assert hint_of(hinted(given, "13")) == "13"  # it takes the place of the first
-    for read in (messages_of, plain_text, question_of):
-        assert read(given) == read(prompt)
+def test_a_hint_is_apart_from_the_prompt(prompt: Prompt) -> None:
+    given = prompt.begun("1")
+    assert (prompt.beginning, given.beginning) == ("", "1")
+    assert given.begun("13").beginning == "13"  # it takes the place of the first
+    assert (given.chat(), given.plain, given.question) == (
+        prompt.chat(),
+        prompt.plain,
+        prompt.question,
+    )
+    for each in (prompt, given):
+        assert Prompt.read(each.text) == each
 
 
 def word_tokenizer() -> Tokenizer:
@@ -66,14 +66,15 @@ def word_tokenizer() -> Tokenizer:
 
 def test_a_gap_behind_a_hint_is_there_if_the_policy_made_it() -> None:
     given = hinted("7+6=", "one two ")
-    assert begun(given) == "one two"
+    assert Prompt.read(given).continued == "one two"
     tokenizer = word_tokenizer()
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text).ids
 
     def text(prompt: str, word: str) -> str:
-        return whole(prompt, decoded(prompt, [tokenizer.token_to_id(word)], encode, decode))
+        said = decoded(prompt, [tokenizer.token_to_id(word)], encode, decode)
+        return Prompt.read(prompt).whole(said)
 
     decode = tokenizer.decode
     assert decode([tokenizer.token_to_id("▁three")]) == "three"
@@ -89,15 +90,15 @@ def test_what_is_scored_is_what_was_said_where_a_tokenizer_keeps_gaps(
     policy = open_policy(qwen_directory(tmp_path))
     given = hinted("7+6=", "is ")
     ids = policy.encode_completion(said)
-    assert whole(given, policy.text_of(given, [*ids, policy.eos_id])) == scored
+    assert Prompt.read(given).whole(policy.text_of(given, [*ids, policy.eos_id])) == scored
     text = ModelText(tmp_path)
     assert text.text_of(given, ids) == policy.text_of(given, ids) == said
 
 
 def test_an_answer_without_a_question_is_a_question() -> None:
     text = hinted("", "x")[:1] + '[["assistant","x"]]'
-    assert hint_of(text) == ""
-    assert question_of(text) == text
+    assert Prompt.read(text).beginning == ""
+    assert Prompt.read(text).question == text
 
 
 @pytest.mark.parametrize("template", [None, CHAT])
@@ -113,14 +114,14 @@ def test_every_engine_goes_on_from_the_hint_and_none_reads_a_special_token_in_it
     ids = policy.encode_prompt(hinted("7+6=", hint))
     assert ids == [*bare, *policy.encode_completion(hint)]
     assert policy.tokenizer.eos_token_id not in ids[len(bare) :]
-    text = ModelText(directory)
+    text = model_text(directory, policy)
     context = policy.context_tokens
-    assert text.with_hint(bare, hinted("7+6=", hint), context) == ids
-    assert text.with_hint(bare, "7+6=", context) == bare
+    assert text.encode_prompt(hinted("7+6=", hint)) == ids
+    assert text.encode_prompt("7+6=") == bare
     # One that is too long is cut, so that nobody's text stops a node
     long = hinted("7+6=", "1" * 2 * context)
     assert len(policy.encode_prompt(long)) == context - 1
-    assert text.with_hint(bare, long, context) == policy.encode_prompt(long)
+    assert text.encode_prompt(long) == policy.encode_prompt(long)
 
 
 # --- what is given away, and when --------------------------------------------------------------
@@ -181,7 +182,7 @@ class Helped(Kept):
     ) -> list[tuple[Completion, ...]]:
         found = []
         for place, prompt in enumerate(prompts):
-            self.skill = 0.5 if hint_of(prompt) else 0.0
+            self.skill = 0.5 if Prompt.read(prompt).beginning else 0.0
             found += await super().generate([prompt], completions_each, sampling, seed + place)
         return found
 
@@ -198,16 +199,19 @@ def test_a_node_learns_with_hints_and_they_count_for_nothing_else() -> None:
     assert sum(each.hinted_groups for each in rounds) > len(rounds) / 4
     taught = 0
     for each, batch in zip(rounds, node.batches, strict=True):
-        given = [group for group in batch if group.own_tokens and hint_of(group.prompt)]
+        given = [
+            group for group in batch if group.own_tokens and Prompt.read(group.prompt).beginning
+        ]
         assert len(given) == each.hinted_groups
         assert each.groups_shared == each.local_groups - len(given)
         assert each.answers.completions == each.groups_shared * CONFIG.group_size
         assert each.answers.right == 0
         assert not each.own_reward > 0.0  # nothing without a hint
         for group in given:
-            answer = str(sum(map(int, question_of(group.prompt).removesuffix("=").split("+"))))
-            assert answer.startswith(hint_of(group.prompt))
-            rest = answer.removeprefix(hint_of(group.prompt))
+            said = Prompt.read(group.prompt)
+            answer = str(sum(map(int, said.question.removesuffix("=").split("+"))))
+            assert answer.startswith(said.beginning)
+            rest = answer.removeprefix(said.beginning)
             for made, worth in zip(group.completions, group.advantages, strict=True):
                 assert (worth > 0) == (made.text == rest and any(group.advantages))
             taught += any(group.advantages)

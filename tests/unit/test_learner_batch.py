@@ -8,8 +8,8 @@ from node.config import NodeConfig
 from node.config.run import LearnerRules
 from node.interfaces.trainer import TrainingGroup
 from node.loops.learner import Learner
-from node.loops.sapo import Progress
-from swarm.leasing.intake import Admitted
+from node.loops.parts import LivePolicy, NodeParts
+from node.loops.progress import Progress
 from swarm.rollouts import VerifiedGroup
 from tests.pool_samples import PRODUCERS, make_group
 from tests.unit.tasks_support import make_run
@@ -20,11 +20,10 @@ RULES = LearnerRules(peer=str(PRODUCERS[0].peer_id), group_size=8)
 def learner(tokenizer: str) -> Learner:
     """Nothing but its batch is asked of it."""
     unused: Any = None
-    config = NodeConfig(run=make_run(), data_dir=Path("unused"))
-    return Learner(
-        config, RULES, unused, unused, unused, unused, unused, unused, Progress(),
-        tokenizer=tokenizer,
-    )  # fmt: skip
+    run = make_run().model_copy(update={"learner": RULES})
+    config = NodeConfig(run=run, data_dir=Path("unused"))
+    node = NodeParts(config, *[unused] * 7)
+    return Learner(node, LivePolicy(unused, unused, tokenizer), unused, unused, unused, Progress())
 
 
 def of_size(index: int, completions: int) -> VerifiedGroup:
@@ -36,9 +35,8 @@ def of_size(index: int, completions: int) -> VerifiedGroup:
 
 
 def batch(leased: list[VerifiedGroup], shared: list[VerifiedGroup]) -> list[TrainingGroup]:
-    admitted = [Admitted(g.group_id, g.group, g.prompt, g.rewards) for g in leased]
     tokenizer = (leased + shared)[0].group.tokenizer
-    return learner(tokenizer)._batch(admitted, shared)
+    return learner(tokenizer)._batch(leased, shared)
 
 
 def test_a_group_of_the_pool_has_no_more_completions_than_a_leased_one():

@@ -13,19 +13,20 @@ from hypothesis import strategies as st
 
 from node.methods.advantages import contexts, group, rewards, robust, turns, unlikely
 from node.methods.choices import ADVANTAGES, advantages, chosen_advantage
-from node.methods.groups import GroupView, by_source, view_of
+from node.methods.groups import by_source, lengths, mean_logprobs
 from node.methods.method import MethodSettings
-from swarm.rollouts import Completion, FinishReason
+from swarm.rollouts import Completion, FinishReason, VerifiedGroup
+from tests.scored_groups import of_completions, scored
 
 TWO_OF_EIGHT = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def view(*values: float, **more: Any) -> GroupView:
+def view(*values: float, **more: Any) -> VerifiedGroup:
     more.setdefault("lengths", tuple(range(1, len(values) + 1)))
-    return GroupView(tuple(values), **more)
+    return scored(values, **more)
 
 
-def of(name: str, *groups: GroupView, **parameters: Any) -> list[tuple[float | None, ...]]:
+def of(name: str, *groups: VerifiedGroup, **parameters: Any) -> list[tuple[float | None, ...]]:
     return advantages(groups, ADVANTAGES[name][0](**parameters))
 
 
@@ -56,8 +57,6 @@ def test_two_of_eight(name: str, right: float, wrong: float) -> None:
 def test_opo_weighs_rewards_by_length() -> None:
     (found,) = of("opo", view(1, 0, 0, lengths=(10, 20, 20)))
     assert close(found, (0.8, -0.2, -0.2))
-    with pytest.raises(ValueError, match="without the lengths"):
-        of("opo", view(1, 0, lengths=()))
 
 
 def test_pass_k_rewards_the_lead_of_the_best() -> None:
@@ -313,12 +312,12 @@ def test_what_is_no_method_is_said_in_a_line(value: Any, why: str) -> None:
         chosen_advantage(value)
 
 
-def test_a_view_knows_lengths_and_log_probs_or_says_that_it_does_not() -> None:
+def test_lengths_and_mean_log_probs_of_groups_with_and_without_tokens() -> None:
     made = Completion("abc", (1, 2), (-1.0, -3.0), FinishReason.STOP, 0)
     bare = Completion("abcd", (), (), FinishReason.STOP, 0)
-    assert view_of("p", [made, made], [1, 0]).logprobs == (-2.0, -2.0)
-    assert view_of("p", [made, made], [1, 0]).lengths == (2, 2)
-    mixed = view_of("p", [made, bare], [1, 0], "peer")
-    assert (mixed.lengths, mixed.logprobs, mixed.source) == ((3, 4), (), "peer")
+    whole = of_completions([made, made], [1, 0], "p")
+    assert (lengths(whole), mean_logprobs(whole), whole.source) == ((2, 2), (-2.0, -2.0), "")
+    mixed = of_completions([made, bare], [1, 0], "p", "peer")
+    assert (lengths(mixed), mean_logprobs(mixed), mixed.source) == ((3, 4), (), "peer")
     assert contexts.BARE == ""
     assert unlikely.PASSED == 1.0

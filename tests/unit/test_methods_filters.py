@@ -20,15 +20,16 @@ from node.methods.filters.overlong import Overlong
 from node.methods.filters.salvage import Salvage, SalvagedAnswer
 from node.methods.filters.successes import PoolOfSuccesses, ReplayedSuccesses, SuccessPool
 from node.methods.filters.variance import Variance, VarianceBank
-from node.methods.groups import GroupView
+from swarm.rollouts import VerifiedGroup
+from tests.scored_groups import scored
 
 
 def near(found: float, wanted: float, within: float = 1e-4) -> bool:
     return math.isclose(found, wanted, rel_tol=0.0, abs_tol=within)
 
 
-def view(*rewards: float, prompt: str = "") -> GroupView:
-    return GroupView(rewards, prompt=prompt)
+def view(*rewards: float, prompt: str = "") -> VerifiedGroup:
+    return scored(rewards, prompt)
 
 
 # --- groups whose rewards differ ------------------------------------------------------------------

@@ -13,7 +13,7 @@ from node.methods.choices import ADVANTAGES, Advantage, Correction, Loss
 from node.methods.literature import LITERATURE
 from node.methods.losses.objectives import OBJECTIVES
 from node.methods.losses.settings import LOSSES
-from node.methods.losses.weighing import WEIGHINGS
+from node.methods.losses.weighing import IMPORTANCE_WEIGHTS
 from node.methods.losses.weighing_settings import CORRECTIONS
 from node.methods.registry import METHODS, families
 from swarm.errors import ConfigError
@@ -34,7 +34,7 @@ def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
     listed = {f: {m.name for m in methods if m.used_by} for f, methods in families().items()}
     assert listed["advantage"] == set(ADVANTAGES)
     assert listed["loss"] == set(LOSSES) == set(OBJECTIVES)
-    assert listed["correction"] == set(CORRECTIONS) == set(WEIGHINGS)
+    assert listed["correction"] == set(CORRECTIONS) == set(IMPORTANCE_WEIGHTS)
     assert listed["control"] == {"vade"}
     assert listed["generate"] == {"speculative", "hints"}
     assert listed["replay"] == {"rescue"}

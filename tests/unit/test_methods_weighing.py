@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.methods.choices import chosen_correction
-from node.methods.losses.weighing import WEIGHINGS
+from node.methods.losses.weighing import importance_weights
 from node.methods.losses.weighing_settings import CORRECTIONS
 from node.training.trainer import GroupTrainer
 from tests.unit.test_training_objectives import MANY, SPEC, batch, outcome, stale
@@ -23,7 +23,7 @@ def weights(name: str, rho: Sequence[float], advantage: float = 1.0) -> list[flo
     set_to = chosen_correction(name)
     logs = torch.tensor([math.log(each) for each in rho], dtype=torch.float64)
     zeros = torch.zeros_like(logs)
-    found = WEIGHINGS[set_to.kind](logs, zeros, zeros + advantage, set_to)
+    found = importance_weights(logs, zeros, zeros + advantage, set_to)
     return [round(float(each), 9) for each in found]
 
 
@@ -64,12 +64,12 @@ def test_no_claim_makes_a_weight_that_is_no_number(
     proximal = torch.tensor(logs, dtype=torch.float64)
     set_to = chosen_correction(name)
     ones = torch.full_like(proximal, advantage)
-    found = WEIGHINGS[name](proximal, torch.zeros_like(proximal), ones, set_to)
+    found = importance_weights(proximal, torch.zeros_like(proximal), ones, set_to)
     assert found.shape == proximal.shape
     assert torch.isfinite(found).all()
     assert (found >= 0).all()
     assert float(found.max()) <= 5.0 if logs else True
-    same = WEIGHINGS[name](proximal, proximal, ones, set_to)
+    same = importance_weights(proximal, proximal, ones, set_to)
     assert same.tolist() == [1.0] * len(logs)
 
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from node.engines.openai import tokenizer as served_tokenizer
-from node.interfaces.prompts import TWO_TURNS, prompt_of
+from node.interfaces.prompts import TWO_TURNS, Prompt
 from node.policies.files import templates, tokenizers
 from node.policies.files.templates import Renderer
 from node.policies.policy import load_policy, load_tokenizer
@@ -121,7 +121,7 @@ def test_a_policy_renders_by_its_own_template(tmp_path):
     model = qwen_directory(tmp_path)
     policy = open_policy(model)
     policy.tokenizer.chat_template = HONEST["chat"]
-    ids = policy.encode_prompt(prompt_of("why?", "be brief"))
+    ids = policy.encode_prompt(Prompt.of("why?", "be brief").text)
     assert policy.tokenizer.decode(ids) == "<bos>  user: be brief\n\nwhy?\n<|assistant|>"
     policy.tokenizer.chat_template = "[{{ messages[-1].content }}]"
     assert policy.tokenizer.decode(policy.encode_prompt("why?")) == "[why?]"

@@ -17,8 +17,8 @@ from node.doctor.machine import check_model, check_server, check_software
 from node.engines.openai import engine, server
 from node.engines.openai.engine import ServedModel, open_served_model
 from node.hosting.models import resolved_model, served_model
-from node.interfaces.engine import CountingEngine, Maker, Sampling
-from node.interfaces.prompts import prompt_of
+from node.interfaces.engine import Maker, Sampling
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import PolicyInfo
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, FinishReason
@@ -71,7 +71,7 @@ def test_each_prompt_gets_its_completions_in_order_each_by_a_seed_of_its_own(ser
 
 
 def test_a_chat_gets_messages_and_plain_text_a_prompt(served):
-    prompt = prompt_of("1+2=", "Give the answer.", [("3+3=", "6")])
+    prompt = Prompt.of("1+2=", "Give the answer.", [("3+3=", "6")]).text
     generated(served.url, [prompt])
     assert [m["role"] for m in completions(served)[0]["messages"]] == [
         *("system", "user", "assistant", "user")
@@ -389,7 +389,7 @@ def test_doctor_says_what_is_served_or_what_is_wrong(served, monkeypatch):
 def test_it_counts_what_the_server_says_it_sampled_and_trains_nothing(served, tmp_path):
     async def body() -> None:
         async with open_served_model(served.url, None, None) as model:
-            assert isinstance(model, CountingEngine)
+            assert model.capabilities.counts
             await model.generate(["1+2=", "3+4="], 2, WHOLE, 7)
             assert (model.take_sampled(), model.take_sampled()) == (12, 0)
             report = await model.train([])
@@ -410,17 +410,3 @@ async def refuses_weights(model: ServedModel, directory: Path) -> None:
     ):
         with pytest.raises(ChildFailed, match="weights"):
             await take()
-
-
-def test_nothing_is_sampled_while_it_is_paused(served):
-    async def body() -> None:
-        async with open_served_model(served.url, None, None) as model:
-            await model.pause()
-            with trio.move_on_after(0.1) as scope:
-                await model.generate(["1+2="], 1, WHOLE, 7)
-            assert scope.cancelled_caught
-            assert len(completions(served)) == 0
-            await model.resume()
-            assert await model.generate(["1+2="], 1, WHOLE, 7)
-
-    run(body)

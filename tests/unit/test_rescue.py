@@ -44,15 +44,15 @@ def task(index: int = 1) -> Task:
 def test_the_shortest_right_completion_of_each_producer_is_kept_as_bare_text() -> None:
     solved = SolvedTasks()
     scored = [(made("12, no 7"), 1.0), (made("7"), 1.0), (made("8"), 0.0)]
-    solved.hear(task(), peer(1), scored)
-    solved.hear(task(), peer(2), [(made("seven"), 1.0)])
+    solved.receive(task(), peer(1), scored)
+    solved.receive(task(), peer(2), [(made("seven"), 1.0)])
     bare = Completion("7", (), (), FinishReason.STOP, 0)  # no ids, no log-probs: none is believed
     assert solved.of(task()) == (
         Success(peer(1), bare),
         Success(peer(2), Completion("seven", (), (), FinishReason.STOP, 0)),
     )
     assert solved.of(task(2)) == ()
-    solved.hear(task(), peer(1), [(made("just 7"), 1.0)])  # the newest takes its place
+    solved.receive(task(), peer(1), [(made("just 7"), 1.0)])  # the newest takes its place
     assert [each.completion.text for each in solved.of(task())] == ["seven", "just 7"]
 
 
@@ -60,34 +60,36 @@ def test_wrong_ones_transcripts_and_copies_take_no_place() -> None:
     solved = SolvedTasks()
     turns = (Turn(Author.POLICY, 1, 2),)
     cut = replace(made("7"), finish_reason=FinishReason.LENGTH)  # no end to learn
-    solved.hear(task(), peer(1), [(made("8"), 0.5), (made("7", segments=turns), 1.0), (cut, 1.0)])
+    solved.receive(
+        task(), peer(1), [(made("8"), 0.5), (made("7", segments=turns), 1.0), (cut, 1.0)]
+    )
     assert len(solved) == 0
-    solved.hear(task(), peer(1), [(made("7"), 1.0)])
+    solved.receive(task(), peer(1), [(made("7"), 1.0)])
     for copier in range(2, 12):
-        solved.hear(task(), peer(copier), [(made("7"), 1.0)])
+        solved.receive(task(), peer(copier), [(made("7"), 1.0)])
     assert [each.producer for each in solved.of(task())] == [peer(1)]
-    solved.hear(task(), peer(1), [(made("9"), 0.0)])  # says nothing new
+    solved.receive(task(), peer(1), [(made("9"), 0.0)])  # says nothing new
     assert [each.completion.text for each in solved.of(task())] == ["7"]
 
 
 def test_ten_keys_hold_no_more_places_than_a_task_has_and_old_tasks_leave() -> None:
     solved = SolvedTasks(chars_max=20)
     for number in range(10):
-        solved.hear(task(), peer(number), [(made(f"7 {number}"), 1.0)])
+        solved.receive(task(), peer(number), [(made(f"7 {number}"), 1.0)])
     assert [each.producer for each in solved.of(task())] == [peer(n) for n in range(6, 10)]
     assert len(solved.of(task())) == EACH_MAX
-    solved.hear(task(2), peer(1), [(made("a" * 15), 1.0)])
+    solved.receive(task(2), peer(1), [(made("a" * 15), 1.0)])
     assert (len(solved), solved.of(task())) == (1, ())
-    solved.hear(task(3), peer(1), [(made("a" * 21), 1.0)])
+    solved.receive(task(3), peer(1), [(made("a" * 21), 1.0)])
     assert len(solved) == 0
 
 
 def test_keys_of_one_block_displace_each_other_and_nobody_else() -> None:
     solved = SolvedTasks()
     for number in (1, 2):
-        solved.hear(task(), peer(number), [(made(f"7 {number}"), 1.0)], f"honest {number}")
+        solved.receive(task(), peer(number), [(made(f"7 {number}"), 1.0)], f"honest {number}")
     for number in range(3, 9):
-        solved.hear(task(), peer(number), [(made(f"7 {number}"), 1.0)], "one block")
+        solved.receive(task(), peer(number), [(made(f"7 {number}"), 1.0)], "one block")
     assert [each.producer for each in solved.of(task())] == [peer(n) for n in (1, 2, 7, 8)]
 
 
@@ -256,12 +258,12 @@ def test_what_was_not_decided_is_neither_rescued_nor_learned(monkeypatch) -> Non
     from node.loops import sapo
 
     monkeypatch.setattr(sapo, "rewards_of", lambda found: (0.0,) * len(found))
-    original = sapo.OwnGroup
+    original = sapo.VerifiedGroup
 
-    def undecided(*args: object) -> object:
-        return original(*args[:5], decided=False)  # type: ignore[misc]
+    def undecided(*args: object, **more: object) -> object:
+        return original(*args, **{**more, "decided": False})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sapo, "OwnGroup", undecided)
+    monkeypatch.setattr(sapo, "VerifiedGroup", undecided)
     rounds, _ = lives(CONFIG.model_copy(update={"replay": Rescue()}))
     assert sum(each.rescued_groups for each in rounds) == 0
 

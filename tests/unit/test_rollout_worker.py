@@ -20,19 +20,19 @@ def test_each_reason_of_a_learner_has_words() -> None:
 
 def test_a_worker_that_is_sent_away_for_moments_is_not_told_of() -> None:
     note = IdleNote()
-    busy = [note.look("so" if s % 5 else None, 0, float(s)) for s in range(60)]
-    begun = [note.look("so", s // 4, float(s)) for s in range(60, 120)]  # works between two looks
+    busy = [note.poll("so" if s % 5 else None, 0, float(s)) for s in range(60)]
+    begun = [note.poll("so", s // 4, float(s)) for s in range(60, 120)]  # works between two looks
     assert set(busy + begun) == {None}
 
 
 def test_a_worker_that_gets_no_work_says_so_until_it_does() -> None:
     note = IdleNote()
-    assert note.look("so", 0, 10.0) is None
-    assert note.look("so", 0, 10.0 + NOTE_AFTER_S - 0.1) is None
-    assert note.look("so", 0, 10.0 + NOTE_AFTER_S) == "no work: so"
-    assert note.look("else", 0, 11.0 + NOTE_AFTER_S) == "no work: else"
-    assert note.look(None, 0, 12.0 + NOTE_AFTER_S) is None
-    assert note.look("so", 0, 13.0 + NOTE_AFTER_S) is None
+    assert note.poll("so", 0, 10.0) is None
+    assert note.poll("so", 0, 10.0 + NOTE_AFTER_S - 0.1) is None
+    assert note.poll("so", 0, 10.0 + NOTE_AFTER_S) == "no work: so"
+    assert note.poll("else", 0, 11.0 + NOTE_AFTER_S) == "no work: else"
+    assert note.poll(None, 0, 12.0 + NOTE_AFTER_S) is None
+    assert note.poll("so", 0, 13.0 + NOTE_AFTER_S) is None
 
 
 def test_a_worker_asks_for_no_work_while_its_machine_rests() -> None:
@@ -52,10 +52,7 @@ def test_a_worker_asks_for_no_work_while_its_machine_rests() -> None:
             await rests.wait()
 
         nothing = cast("Any", None)
-        worker = RolloutWorker(
-            nothing, nothing, nothing, cast("Any", Source()), nothing,
-            now_s=lambda: 0.0, on_work=nothing, rest=rest,
-        )  # fmt: skip
+        worker = RolloutWorker(nothing, cast("Any", Source()), nothing, rest)
         serving = cast("Any", SimpleNamespace(version=lambda: 1))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(worker.run, serving)

@@ -7,8 +7,8 @@ import pytest
 
 from node.cli import main
 from node.environments.scoring import pose
-from node.interfaces.prompts import prompt_of
-from node.loops.tally import sampled, tally
+from node.interfaces.prompts import Prompt
+from node.loops.tally import outcome_counts, sampled
 from node.records.records import AnswerCounts, SampledGroup, SampledText
 from node.records.samples import (
     FILE_NAME,
@@ -27,6 +27,7 @@ from node.verification.assignment import assigned_task
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason
 from swarm.texts import printable
+from tests.scored_groups import of_completions
 from tests.unit.tasks_support import ALICE, BOB, make_run
 
 EVIL = "\x1b[31m\x1b]0;title\x07 \u202e\u200b\r\n\x9b2J [red]<b>&"
@@ -101,7 +102,7 @@ def test_a_round_and_a_group_are_bounded() -> None:
     run = make_run()
     task = assigned_task(run, ALICE, 0)
     made = tuple(Completion("\U0001f600" * 8000, (), (), FinishReason.STOP, 1) for _ in range(64))
-    found = sampled(run, 1, ALICE, "?" * 9000, (task, made, (0.0,) * 64), own=True)
+    found = sampled(run, 1, of_completions(made, (0.0,) * 64, "?" * 9000, task=task))
     assert len(found.texts) == TEXTS_MAX
     assert len(json.dumps([each.text for each in found.texts])) < 1_000_000  # a line's limit
 
@@ -109,19 +110,19 @@ def test_a_round_and_a_group_are_bounded() -> None:
 def test_what_is_counted_and_kept_goes_by_the_runs_format() -> None:
     run = make_run(answer={"format": "last_number", "system": "Be brief."})
     task = assigned_task(run, ALICE, 0)
-    prompt = prompt_of("1+1=", "Be brief.")
+    prompt = Prompt.of("1+1=", "Be brief.").text
     texts = ("It is 8.", "eight", "8 ", "It is about")
     made = tuple(
         Completion(text, (), (), FinishReason.LENGTH if "about" in text else FinishReason.STOP, 1)
         for text in texts
     )
-    scored = (task, made, (1.0, 0.0, 0.0, 0.0))
-    assert tally(run, [scored, scored]) == AnswerCounts(8, unread=6, right=2, cut=2)
-    found = sampled(run, 3, BOB, prompt, scored, own=False)
+    scored = of_completions(made, (1.0, 0.0, 0.0, 0.0), prompt, BOB, task=task)
+    assert outcome_counts(run, [scored, scored]) == AnswerCounts(8, unread=6, right=2, cut=2)
+    found = sampled(run, 3, scored)
     assert [each.answer for each in found.texts] == ["8", None, None, None]
     assert (found.round, found.own, found.producer) == (3, False, BOB)
     assert found.prompt == "Be brief.\n\n1+1="
-    assert tally(make_run(), [scored]).unread == 0
+    assert outcome_counts(make_run(), [scored]).unread == 0
     assert pose(task, 100).answer
 
 

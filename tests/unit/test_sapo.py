@@ -20,7 +20,9 @@ from node.interfaces.engine import Maker, Sampling
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.loops.checkpoints import Checkpoints
-from node.loops.sapo import OVER_GENERATION_MAX, HandOver, OnSamples, Progress
+from node.loops.parts import HandOver, LivePolicy, OnSamples
+from node.loops.progress import Progress
+from node.loops.sapo import OVER_GENERATION_MAX
 from node.policies.recipe import TinyRecipe
 from node.policies.tiny import make_tiny
 from node.records.records import AnswerCounts, HeldOut, RoundDone, SampledGroup
@@ -144,12 +146,10 @@ async def _lives(
                 node.records.append(record)
 
             await node.rounds.run(
-                policy,
-                policy,
+                await LivePolicy.of(policy, policy, hand_over),
                 Progress(),
                 leaving=node.leaving,
                 on_record=keep,
-                hand_over=hand_over,
                 on_samples=on_samples,
             )
             network.cancel_scope.cancel()
@@ -463,7 +463,11 @@ def test_a_nodes_stream_goes_on_after_a_crash_without_sharing_a_task_twice(tmp_p
 
             async def rounds_of(policy: DyingPolicy, progress: Progress) -> None:
                 await node.rounds.run(
-                    policy, policy, progress, leaving=node.leaving, on_record=keep, checkpoints=kept
+                    await LivePolicy.of(policy, policy),
+                    progress,
+                    leaving=node.leaving,
+                    on_record=keep,
+                    checkpoints=kept,
                 )
 
             with pytest.RaisesGroup(ChildFailed, flatten_subgroups=True):
@@ -472,7 +476,7 @@ def test_a_nodes_stream_goes_on_after_a_crash_without_sharing_a_task_twice(tmp_p
             assert saved is not None
             assert saved.progress.round == 2
             assert kept.reserved() > saved.progress.next_index  # the third round was shared
-            await rounds_of(DyingPolicy(0), saved.progress.with_next_index(kept.reserved()))
+            await rounds_of(DyingPolicy(0), replace(saved.progress, next_index=kept.reserved()))
             assert node.rounds.progress.round == 5
             shared = [c.group_id for c in node.pool.eligible(own=True, now_s=0)]
             return sorted(g.group.task.index for g in node.pool.groups(shared))
@@ -512,8 +516,7 @@ def test_rounds_that_changed_nothing_write_no_policy_again(tmp_path: Path, *, le
         async with open_world(1, 1, LAN) as world:
             node = build(world, 0, change(CONFIG, rounds=5, checkpoint_every_rounds=1))
             await node.rounds.run(
-                policy,
-                policy,
+                await LivePolicy.of(policy, policy),
                 Progress(),
                 leaving=node.leaving,
                 on_record=nothing,

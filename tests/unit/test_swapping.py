@@ -9,7 +9,7 @@ import pytest
 import torch
 import trio
 
-from node.hosting.swapping import SwappingEngine
+from node.hosting.engine_hosts import HostedEngine
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer_spec import TrainerSpec
 from node.system.pause_gate import Gate
@@ -82,8 +82,9 @@ class Worker:
                 last.write_bytes(last.read_bytes()[:-100])
             return Made(2, 0.0, 0.0, 0, 0)
 
-        swapping = SwappingEngine(self.engine)
-        return await apply_version(2, make, self.versions, swapping, run_sync=inline)
+        return await apply_version(
+            2, make, self.versions, HostedEngine(self.engine, ""), run_sync=inline
+        )
 
     def weights(self) -> dict[str, torch.Tensor]:
         state = self.engine._core.policy.model.state_dict()

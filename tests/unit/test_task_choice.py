@@ -14,7 +14,7 @@ from node.config import NodeConfig, RunConfig
 from node.config.run import CommonRules, EnvironmentSpec
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import question_of
+from node.interfaces.prompts import Prompt
 from node.methods.control.shared import SharedMap, TriesReport
 from node.methods.control.vade import SuccessCounts, Vade, information
 from node.records.records import RoundDone
@@ -92,37 +92,39 @@ def test_reports_merge_in_any_order_and_twice_even_where_the_map_is_full(
     reports: list[TriesReport], random: Random, most: tuple[int, int, int]
 ) -> None:
     one, other = SharedMap(*most), SharedMap(*most)
-    one.hear(reports)
+    one.receive(reports)
     again = [*reports, *reports]
     random.shuffle(again)
     for each in again:
-        other.hear([each])
+        other.receive([each])
     assert one == other
     assert len(one) == len(other) <= most[0]
 
 
 def test_a_map_knows_another_from_itself() -> None:
     one, other = SharedMap(), SharedMap()
-    one.hear([report("a", 8, 3)])
-    other.hear([report("a", 8, 4)])
+    one.receive([report("a", 8, 3)])
+    other.receive([report("a", 8, 4)])
     assert one != other
 
 
 def test_the_newest_report_of_a_producer_counts_and_the_oldest_ones_leave() -> None:
     map_ = SharedMap(reports_max=2)
-    map_.hear([report("a", 16, 0, at_s=5, voice="one"), report("a", 16, 16, at_s=4, voice="one")])
+    map_.receive(
+        [report("a", 16, 0, at_s=5, voice="one"), report("a", 16, 16, at_s=4, voice="one")]
+    )
     assert map_.of(BUCKET, 16) == SuccessCounts(0.0, 16.0)
-    map_.hear(report(each, 16, 16, at_s=9, voice="one") for each in "bc")
+    map_.receive(report(each, 16, 16, at_s=9, voice="one") for each in "bc")
     assert len(map_) == 2
     assert map_.of(BUCKET, 16) == SuccessCounts(16.0, 0.0)  # a's is gone
 
 
 def test_a_full_map_gives_up_what_the_voice_with_most_has() -> None:
     map_ = SharedMap(reports_max=16, per_voice_max=10, per_producer_max=5)
-    map_.hear([report("honest", 8, 4, at_s=1, voice="honest")])
+    map_.receive([report("honest", 8, 4, at_s=1, voice="honest")])
     for key in range(100):
         voice = f"block-{key % 4}"
-        map_.hear([report(f"key-{key}", 8, 8, at_s=9, bucket=b, voice=voice) for b in range(5)])
+        map_.receive([report(f"key-{key}", 8, 8, at_s=9, bucket=b, voice=voice) for b in range(5)])
     assert len(map_) == 16
     assert map_.voice_of("honest") == "honest"
 
@@ -136,17 +138,17 @@ def test_who_dates_reports_ahead_has_them_no_longer_than_others() -> None:
             run.run_id, PeerId(producer), 1, task, (), "t", 1.0, 1.0, at_s, 2_000,
             counters=((bucket_of(run, task), 8, 2),),
         )  # fmt: skip
-        choice.hear(group)
+        choice.receive(group)
     dates = [each.created_at_s for each in choice.others._buckets[bucket_of(run, task)].values()]
     assert sorted(dates) == [900, 1_000]
 
 
 def test_many_keys_of_one_voice_push_nobody_elses_reports_out() -> None:
     map_ = SharedMap(reports_max=40, per_voice_max=10, per_producer_max=5)
-    map_.hear([report("honest", 8, 4, voice="honest")])
+    map_.receive([report("honest", 8, 4, voice="honest")])
     for key in range(100):
         of_key = [report(f"key-{key}", 8, 8, at_s=9, bucket=b, voice="block") for b in range(5)]
-        map_.hear(of_key)
+        map_.receive(of_key)
     assert len(map_) == 11
     assert map_.voice_of("honest") == "honest"
     assert map_.of(BUCKET, 16) == SuccessCounts(4.0, 4.0)
@@ -155,13 +157,13 @@ def test_many_keys_of_one_voice_push_nobody_elses_reports_out() -> None:
 def test_within_a_voice_no_producer_shouts_others_down() -> None:
     map_ = SharedMap()
     said = [report(f"n-{n}", 32, 8, voice="elsewhere") for n in range(3)]
-    map_.hear([*said, report("liar", 2**31, 2**31, voice="elsewhere")])
+    map_.receive([*said, report("liar", 2**31, 2**31, voice="elsewhere")])
     assert rate(map_.of(BUCKET, 16)) == 0.25
 
 
 def test_reports_expire_with_their_groups() -> None:
     map_ = SharedMap()
-    map_.hear([report("a", 8, 8, expires_at_s=10), report("b", 8, 0, expires_at_s=11)])
+    map_.receive([report("a", 8, 8, expires_at_s=10), report("b", 8, 0, expires_at_s=11)])
     map_.expire(10)
     assert map_.of(BUCKET, 16) == SuccessCounts(0.0, 8.0)
     map_.expire(11)
@@ -187,7 +189,7 @@ def test_what_a_minority_of_liars_moves_stays_within_what_honest_nodes_say(lie: 
         rates = [each.successes / each.tries for each in said]
         for liars in range(11):
             map_ = SharedMap()
-            map_.hear([*said, *(report(f"liar-{n}", 2**31, lie) for n in range(liars))])
+            map_.receive([*said, *(report(f"liar-{n}", 2**31, lie) for n in range(liars))])
             assert min(rates) <= rate(map_.of(BUCKET, 16)) <= max(rates)
 
 
@@ -195,8 +197,8 @@ def test_one_peer_moves_less_than_honest_nodes_differ() -> None:
     moved = []
     for seed in range(50):
         plain, lied = SharedMap(), SharedMap()
-        plain.hear(honest(10, Random(seed)))
-        lied.hear([*honest(10, Random(seed)), report("liar", 2**31, 2**31)])
+        plain.receive(honest(10, Random(seed)))
+        lied.receive([*honest(10, Random(seed)), report("liar", 2**31, 2**31)])
         moved.append(abs(rate(lied.of(BUCKET, 16)) - rate(plain.of(BUCKET, 16))))
     assert fmean(moved) < 0.03  # a mean of all tries would have moved to 1
 
@@ -205,8 +207,8 @@ def test_ten_keys_of_one_block_are_one_voice() -> None:
     block, strangers = SharedMap(), SharedMap()
     said = honest(7, Random(1))
     ten = [report(f"liar-{n}", 64, 64) for n in range(10)]
-    block.hear([*said, *(replace(each, voice="10.1.2.0/24") for each in ten)])
-    strangers.hear([*said, *ten])
+    block.receive([*said, *(replace(each, voice="10.1.2.0/24") for each in ten)])
+    strangers.receive([*said, *ten])
     rates = [each.successes / each.tries for each in said]
     assert min(rates) <= rate(block.of(BUCKET, 16)) <= max(rates)
     assert rate(strangers.of(BUCKET, 16)) == 1.0  # the control: ten of seventeen
@@ -217,8 +219,8 @@ def test_who_states_many_tries_is_one_voice_among_those_who_have_few(
     voices: int, tries: int
 ) -> None:
     map_ = SharedMap()
-    map_.hear(report(f"honest-{n}", tries, tries) for n in range(voices))
-    map_.hear([report("liar", 2**16 - 1, 0)])
+    map_.receive(report(f"honest-{n}", tries, tries) for n in range(voices))
+    map_.receive([report("liar", 2**16 - 1, 0)])
     assert map_.of(BUCKET, 16) == SuccessCounts(min(16.0, float((voices + 1) * tries)), 0.0)
 
 
@@ -228,7 +230,7 @@ def test_all_liars_together_bring_no_more_than_others_may(liars: int) -> None:
     choice = TaskChoice(run, Vade(others_max=16.0))
     task, _ = next_task(run, ALICE, 0)
     bucket = bucket_of(run, task)
-    choice.others.hear(report(f"liar-{n}", 64, 64, bucket=bucket) for n in range(liars))
+    choice.others.receive(report(f"liar-{n}", 64, 64, bucket=bucket) for n in range(liars))
     believed = []
     for _ in range(8):  # rounds in which the node itself finds 8 of 32 right
         believed.append(rate(choice.belief(task)))
@@ -240,7 +242,7 @@ def test_all_liars_together_bring_no_more_than_others_may(liars: int) -> None:
 
 def test_whose_share_is_nothing_is_not_heard() -> None:
     map_ = SharedMap()
-    map_.hear([report("a", 8, 8)])
+    map_.receive([report("a", 8, 8)])
     assert map_.of(BUCKET, 0.0) == SuccessCounts(0.0, 0.0)
 
 
@@ -352,7 +354,7 @@ class Unlike(ScriptedPolicy):
     ) -> list[tuple[Completion, ...]]:
         made = []
         for at, prompt in enumerate(prompts):
-            self.skill = 1.0 if int(question_of(prompt).partition("+")[0]) < 10 else 1 / 3
+            self.skill = 1.0 if int(Prompt.read(prompt).question.partition("+")[0]) < 10 else 1 / 3
             made += await super().generate([prompt], completions_each, sampling, seed + at)
         return made
 
@@ -432,11 +434,11 @@ def test_counters_of_buckets_that_the_run_has_not_are_passed_over() -> None:
         run.run_id, PeerId(ALICE), 1, task, (), "t", 1.0, 1.0, 0, 100,
         counters=((3, 8, 8), (bucket_of(run, task), 8, 2), (ENVIRONMENT_BUCKETS + 9, 8, 8)),
     )  # fmt: skip
-    choice.hear(group)
+    choice.receive(group)
     assert len(choice.others) == 1
     assert choice.belief(task) == SuccessCounts(2.0, 6.0)
     deaf = TaskChoice(run, None)
-    deaf.hear(group)
+    deaf.receive(group)
     assert len(deaf.others) == 0
 
 

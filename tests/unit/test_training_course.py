@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer import DamagedCheckpoint, TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import checkpoint
 from node.policies.policy import Policy
@@ -312,7 +312,7 @@ def test_a_damaged_course_is_a_damaged_checkpoint(directory, tmp_path):
     trainer = trained(directory, updates=1)
     course = {**trainer.course.to_record(), "norms": ["x"]}
     checkpoint.save(tmp_path, trainer.policy, trainer.optimizer, 1, course)
-    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"^checkpoint damaged"):
+    with pytest.raises(DamagedCheckpoint, match=r"^checkpoint damaged"):
         trainer.resume(tmp_path)
 
 

@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from node.engines.vllm.text import ModelText
 from node.environments.answers import answer_in
-from node.interfaces.prompts import messages_of, plain_text, prompt_of
+from node.interfaces.prompts import Prompt
+from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import checkpoint
 from node.policies.policy import CONTEXT_TOKENS_MAX, load_policy
@@ -23,7 +24,13 @@ from node.training.memory import (
 from node.training.trainer import GroupTrainer
 from node.training.worker import opened
 from swarm.errors import ConfigError, LocalProtocolError
-from tests.unit.training_support import gpt2_directory, group, open_policy, qwen_directory
+from tests.unit.training_support import (
+    gpt2_directory,
+    group,
+    model_text,
+    open_policy,
+    qwen_directory,
+)
 
 SPEC = TrainerSpec("test", learning_rate=1e-3)
 MANY = 100_000
@@ -174,13 +181,12 @@ def test_instructions_go_through_the_chat_template(tmp_path, question):
     directory = qwen_directory(tmp_path)
     (directory / "chat_template.jinja").write_text(CHAT)
     policy = open_policy(directory)
-    prompt = prompt_of(question, "Be brief.", (("2+2?", "4"),))
+    prompt = Prompt.of(question, "Be brief.", (("2+2?", "4"),)).text
     first, *middle, last = policy.encode_prompt(prompt)
     assert [first, last] == policy.tokenizer.convert_tokens_to_ids(["<bos>", "<answer>"])
     text = f"[Be brief.]user: 2+2?\nassistant: 4\nuser: {question}\nassistant:"
     assert middle == policy.encode_completion(text)
-    request = ModelText(directory).encode_request(prompt)
-    assert request["messages"] == messages_of(prompt)
+    assert ModelText(directory).encode_prompt(prompt) == policy.encode_prompt(prompt)
 
 
 @pytest.mark.parametrize("template", ["no such role", "'system' {{ raise('not supported') }}"])
@@ -188,17 +194,16 @@ def test_a_template_without_a_system_gets_it_in_the_first_question(tmp_path, tem
     directory = qwen_directory(tmp_path)
     no_system = "<bos>{{ messages[0].content }}<answer>{# " + template + " #}"
     (directory / "chat_template.jinja").write_text(no_system)
-    policy, prompt = open_policy(directory), prompt_of("1+1?", "Be brief.")
+    policy, prompt = open_policy(directory), Prompt.of("1+1?", "Be brief.").text
     assert policy.encode_prompt(prompt)[1:-1] == policy.encode_completion("Be brief.\n\n1+1?")
-    (message,) = ModelText(directory).encode_request(prompt)["messages"]
-    assert message == {"role": "user", "content": "Be brief.\n\n1+1?"}
+    assert ModelText(directory).encode_prompt(prompt) == policy.encode_prompt(prompt)
 
 
 def test_without_a_chat_template_instructions_are_plain_text(tmp_path):
     policy = open_policy(qwen_directory(tmp_path))
-    prompt = prompt_of("1+1?", "Be brief.")
+    prompt = Prompt.of("1+1?", "Be brief.").text
     assert policy.encode_prompt(prompt)[1:-1] == policy.encode_completion("Be brief.\n\n1+1?")
-    assert ModelText(tmp_path).encode_request(prompt)["prompt"] == plain_text(prompt)
+    assert model_text(tmp_path, policy).encode_prompt(prompt) == policy.encode_prompt(prompt)
 
 
 @pytest.mark.parametrize("content", ["content", "content | upper"])
@@ -329,7 +334,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, name, damage):
     path.unlink()
     if damage == "cut":
         path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"^checkpoint damaged"):
+    with pytest.raises(DamagedCheckpoint, match=r"^checkpoint damaged"):
         checkpoint.load(saved, policy, trainer.optimizer)
 
 
@@ -341,7 +346,7 @@ def test_a_checkpoint_with_a_strange_state_is_damaged(tmp_path, state):
     saved.mkdir()
     checkpoint.save(saved, policy, trainer.optimizer, 1)
     (saved / "trainer.json").write_text(state)
-    with pytest.raises(checkpoint.DamagedCheckpoint):
+    with pytest.raises(DamagedCheckpoint):
         checkpoint.load(saved, policy, trainer.optimizer)
 
 
@@ -355,7 +360,7 @@ def test_weights_that_are_not_finite_are_neither_written_nor_read(tmp_path):
     held = load_file(path)
     held["model.norm.weight"][3] = float("nan")
     save_file(held, path)
-    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"model\.norm\.weight"):
+    with pytest.raises(DamagedCheckpoint, match=r"model\.norm\.weight"):
         checkpoint.load(saved, policy, trainer.optimizer)
     (tmp_path / "new").mkdir()
     with torch.no_grad():

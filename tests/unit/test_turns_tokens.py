@@ -20,6 +20,7 @@ from tests.unit.test_training_trainer import close, update
 from tests.unit.training_support import (
     gpt2_directory,
     mamba_directory,
+    model_text,
     open_policy,
     qwen_directory,
 )
@@ -118,6 +119,19 @@ def test_special_tokens_that_a_reply_spells_out_are_text(tmp_path: Path) -> None
     ):
         own = policy.between_turns("").count(policy.eos_id)
         assert policy.between_turns("<eos><eos>").count(policy.eos_id) == own
+
+
+@pytest.mark.parametrize("template", [None, REWRITES])
+def test_vllm_is_sent_the_ids_that_the_trainer_has(tmp_path: Path, template: str | None) -> None:
+    policy = (
+        open_policy(qwen_directory(tmp_path)) if template is None else chatty(tmp_path, template)
+    )
+    text = model_text(tmp_path, policy)
+    sampled = [*policy.encode_completion("<think>hm</think>5"), policy.eos_id]
+    for reply in (REPLY, "", "<eos><eos>", "ä€𝄞 [assistant]"):
+        turns = [(sampled, reply)] * 2
+        assert text.encode_turns(PROMPT, turns) == policy.encode_turns(PROMPT, turns)
+    assert (text.eos_id, set(text.eos_ids)) == (policy.eos_id, set(policy.eos_ids))
 
 
 def test_a_template_that_forgets_is_refused(tmp_path: Path) -> None:

@@ -219,30 +219,30 @@ def test_a_share_is_noted_when_it_has_come_further_by_a_quarter() -> None:
     noted = [
         event
         for step in range(1_001)
-        if (event := watch.look(1, {"a": step / 1_000}, ())) is not None
+        if (event := watch.poll(1, {"a": step / 1_000}, ())) is not None
     ]
     assert len(noted) == MARKS + 1
     assert [event.shares["a"] for event in noted] == [0.001, 0.25, 0.5, 0.75, 1.0]
-    assert watch.look(1, {"a": 1.0}, ()) is None
+    assert watch.poll(1, {"a": 1.0}, ()) is None
 
 
 def test_who_uses_a_version_is_noted_once_and_a_newer_version_begins_anew() -> None:
     watch = SpreadWatch()
-    assert watch.look(1, {}, ()) is None
-    first = watch.look(1, {}, ("b", "a"))
+    assert watch.poll(1, {}, ()) is None
+    first = watch.poll(1, {}, ("b", "a"))
     assert first is not None
     assert first.using == ("a", "b")
-    assert watch.look(1, {}, ("b", "a")) is None
-    again = watch.look(2, {"a": 0.5}, ("a",))
+    assert watch.poll(1, {}, ("b", "a")) is None
+    again = watch.poll(2, {"a": 0.5}, ("a",))
     assert again == VersionSpreading(2, {"a": 0.5}, ("a",), 0)
 
 
 def test_a_crowd_is_watched_up_to_a_number_and_the_rest_counted() -> None:
     watch = SpreadWatch()
     crowd = {f"{n:05}": 1.0 for n in range(3 * WATCHED_MAX)}
-    event = watch.look(1, crowd, ())
+    event = watch.poll(1, crowd, ())
     assert event is not None
     assert (len(event.shares), event.left_out) == (WATCHED_MAX, WATCHED_MAX)
-    assert watch.look(1, crowd, tuple(crowd)) == VersionSpreading(
+    assert watch.poll(1, crowd, tuple(crowd)) == VersionSpreading(
         1, {}, tuple(sorted(event.shares)), WATCHED_MAX
     )

@@ -13,12 +13,13 @@ from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
 from node.environments.scoring import pose
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import question_of
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.loops.checkpoints import Checkpoints
 from node.loops.evaluation import evaluate
-from node.loops.sapo import HandOver, Progress
+from node.loops.parts import HandOver, LivePolicy, NodeParts
+from node.loops.progress import Progress
 from node.loops.validation import RATE_SHARE_MIN
 from node.policies.recipe import TinyRecipe
 from node.policies.tiny import make_tiny
@@ -111,13 +112,11 @@ async def _lives(
             node.records.append(record)
 
         await node.rounds.run(
-            policy,
-            policy,
+            await LivePolicy.of(policy, policy, hand_over),
             progress,
             leaving=node.leaving,
             on_record=keep,
             checkpoints=kept,
-            hand_over=hand_over,
         )
         return node
 
@@ -158,7 +157,7 @@ def turns(node: SimulatedNode) -> list[TurnEvent]:
 
 
 def questions(guard: HeldOutGuard) -> set[str]:
-    return {question_of(each.prompt) for each in support.run(guard.validation)}
+    return {Prompt.read(each.prompt).question for each in support.run(guard.validation)}
 
 
 def test_validation_tasks_are_of_nobody_and_apart_from_the_test() -> None:
@@ -180,7 +179,7 @@ def test_own_tasks_are_none_of_them() -> None:
     def own(validation: int) -> set[str]:
         guard = HeldOutGuard(run, verifier, validation)
         assigned, _ = support.run(guard.assignments, "me", 0, 5_000)
-        return {question_of(each.prompt) for each in assigned}
+        return {Prompt.read(each.prompt).question for each in assigned}
 
     decide = questions(HeldOutGuard(run, verifier, 64))
     assert not own(64) & decide
@@ -196,7 +195,7 @@ def test_a_group_of_another_on_such_a_question_is_no_offence_and_is_not_trained_
         group = make_group(run, "1", task=assigned_task(run, make_group(run, "1").producer, index))
         prompt = pose(group.task, 100).prompt
         seen = VerifiedGroup(bytes(32), group, prompt, (1.0,))
-        if question_of(prompt) in decide:
+        if Prompt.read(prompt).question in decide:
             support.run(guard.verify, group)
             met += 1
             assert support.run(guard.trainable, [seen]) == []
@@ -221,10 +220,12 @@ def test_an_evaluation_is_one_call_and_says_the_same_of_the_test() -> None:
     policy = Falling(0.5)
     verifier = InlineVerifier(MANY)
     validation = support.run(HeldOutGuard(MANY, verifier, 64).validation)
-    alone = support.run(evaluate, MANY, policy, verifier)
-    both = support.run(evaluate, MANY, policy, verifier, validation)
+    unused: Any = None
+    node = NodeParts(change(CONFIG, run=MANY), unused, verifier, *[unused] * 5)
+    alone = support.run(evaluate, node, policy, Progress())
+    both = support.run(evaluate, node, policy, Progress(), validation)
     assert policy.prompts == [10, 74]
-    assert replace(both, validation=None, validation_tasks=0) == alone
+    assert replace(both, validation=None, validation_tasks=0, seconds=alone.seconds) == alone
     assert both.validation_tasks == 64
     assert both.validation is not None
     assert 0.3 < both.validation < 0.7

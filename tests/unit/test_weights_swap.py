@@ -14,7 +14,7 @@ from swarm.weights.hot_swap import Applied, Made, apply_version
 from swarm.weights.store.versions import Versions
 from tests.weights_samples import manifest_of, write_files
 
-PAUSE_S, LOAD_S, MAKE_S = 1.0, 4.0, 50.0
+LOAD_S, MAKE_S = 4.0, 50.0
 
 
 class DiskEngine:
@@ -22,7 +22,6 @@ class DiskEngine:
 
     def __init__(self) -> None:
         self.serving: bytes | None = None  # content of one file
-        self.paused = False
         self.calls: list[str] = []
         self.faults: dict[str, list[Exception | None]] = {}  # for the next calls of each kind
         self.load_s = [LOAD_S, LOAD_S]  # of the next calls
@@ -34,19 +33,10 @@ class DiskEngine:
         if fault is not None:
             raise fault
 
-    async def pause(self) -> None:
-        await self._call("pause", PAUSE_S)
-        self.paused = True
-
     async def load(self, directory: Path) -> None:
-        assert self.paused
         self.serving = None  # half of the new one
         await self._call("load", self.load_s.pop(0))
         self.serving = (directory / "part-0.json").read_bytes()
-
-    async def resume(self) -> None:
-        await self._call("resume", 0.0)
-        self.paused = False
 
 
 async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -90,11 +80,7 @@ class World:
         """The engine has it and generates, and a restart would bring the same."""
         current = self.versions.current()
         assert current is not None
-        return (self.engine.serving, self.engine.paused, current.version) == (
-            self.content(version),
-            False,
-            version,
-        )
+        return (self.engine.serving, current.version) == (self.content(version), version)
 
 
 @pytest.fixture
@@ -102,19 +88,19 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_the_engine_pauses_for_the_load_alone(world: World) -> None:
+def test_the_engine_stops_for_the_load_alone(world: World) -> None:
     applied = world.apply()
     assert applied == Applied(
         wanted=2,
         serving=2,
         failure=None,
-        paused_s=PAUSE_S + LOAD_S,
+        paused_s=LOAD_S,
         fetch_s=40.0,
         patch_s=10.0,
         bytes_fetched=30,
         bytes_saved=970,
     )
-    assert world.engine.calls == ["pause", "load", "resume"]
+    assert world.engine.calls == ["load"]
     assert world.serves(2)
 
 
@@ -150,24 +136,13 @@ def test_a_bug_of_ours_is_not_hidden(world: World) -> None:
         world.apply(make)
 
 
-def test_an_engine_that_does_not_pause(world: World) -> None:
-    world.engine.faults = {"pause": [RuntimeError("busy")]}
-    applied = world.apply()
-    assert (applied.serving, applied.failure) == (
-        1,
-        "the engine did not pause: RuntimeError: busy",
-    )
-    assert world.engine.calls == ["pause", "resume"]
-    assert world.serves(1)
-
-
 def test_a_load_that_fails_brings_the_old_version_back(world: World) -> None:
     world.engine.faults = {"load": [RuntimeError("size mismatch")]}
     applied = world.apply()
     assert applied.serving == 1
     assert applied.failure == "the engine did not load version 2: RuntimeError: size mismatch"
-    assert applied.paused_s == PAUSE_S + 2 * LOAD_S
-    assert world.engine.calls == ["pause", "load", "load", "resume"]
+    assert applied.paused_s == 2 * LOAD_S
+    assert world.engine.calls == ["load", "load"]
     assert world.serves(1)
 
 
@@ -196,7 +171,7 @@ def test_an_engine_that_hangs_has_failed(world: World) -> None:
     world.engine.load_s = [float("inf"), LOAD_S]
     applied = world.apply(load_timeout_s=30.0)
     assert applied.failure == "the engine did not load version 2: no answer in 30 s"
-    assert applied.paused_s == PAUSE_S + 30.0 + LOAD_S
+    assert applied.paused_s == 30.0 + LOAD_S
     assert world.serves(1)
 
 
@@ -218,10 +193,10 @@ def test_without_a_version_before_a_failed_load_is_the_engines_end(world: World)
 
 @pytest.mark.parametrize(
     ("cancel_s", "version"),
-    [(MAKE_S - 1, 1), (MAKE_S + 0.5, 2), (MAKE_S + PAUSE_S + 2, 2)],
+    [(MAKE_S - 1, 1), (MAKE_S + 0.5, 2), (MAKE_S + 2, 2)],
 )
 def test_cancelling_never_leaves_half_of_it(world: World, cancel_s: float, version: int) -> None:
-    """While it is made: as if nothing had been. Once the engine pauses: to the end."""
+    """While it is made: as if nothing had been. Once the engine loads: to the end."""
 
     async def main() -> None:
         with trio.move_on_after(cancel_s):

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
+from node.engines.vllm.text import ModelText
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.policies.policy import Policy, load_policy
@@ -109,3 +110,11 @@ def gradients(policy: Policy) -> dict[str, torch.Tensor]:
         for name, parameter in policy.model.named_parameters()
         if parameter.grad is not None
     }
+
+
+def model_text(directory: Path, policy: Policy) -> ModelText:
+    """The tokenizer of the vLLM engine, with what a server says of the policy's tokenizer."""
+    text = ModelText(directory)
+    if (request := text.affixes_request()) is not None:
+        text.take_affixes(policy.encode_plain(request["prompt"]))
+    return text

@@ -14,10 +14,9 @@ from typing import Final
 import trio
 
 from node.engines.openai.server import OpenAiServer, Prompts, Said, ServerTrouble, open_server
-from node.interfaces.engine import Maker, Sampling, Tell
+from node.interfaces.engine import Capabilities, Maker, RolloutEngine, Sampling, Tell
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision
-from node.system.pause_gate import Gate
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion
 from swarm.wire.messages import NAME_CHARS_MAX
@@ -28,15 +27,16 @@ ROUND_S_MIN: Final = 1.0
 TRIAL: Final = "1+1="
 
 
-class ServedModel:
+class ServedModel(RolloutEngine):
     """Engine and trainer in one, as the trainer's process is. Made by `open_served_model`."""
+
+    capabilities = Capabilities(loads=False, counts=True)
 
     def __init__(self, server: OpenAiServer, tokenizer: str, requests_max: int) -> None:
         self._server = server
         self.maker = Maker("openai", server.precision)
         self._tokenizer = tokenizer
         self._slots = trio.CapacityLimiter(requests_max)
-        self._gate = Gate()
         self._sampled = 0
         self._next_round_at = -math.inf
         self._away = False  # the server, and that was told
@@ -62,7 +62,7 @@ class ServedModel:
         seeds = [[rng.getrandbits(31) for _ in range(completions_each)] for _ in prompts]
         found: dict[tuple[int, int], Completion] = {}
         refused: list[ConfigError] = []
-        async with self._gate.passing(), trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:
 
             async def one(at: int, place: int) -> None:
                 try:
@@ -120,7 +120,7 @@ class ServedModel:
         )
 
     def take_sampled(self) -> int:
-        """See `CountingEngine`."""
+        """See `RolloutEngine.take_sampled`."""
         sampled, self._sampled = self._sampled, 0
         return sampled
 
@@ -131,15 +131,6 @@ class ServedModel:
             ChildFailed: always.
         """
         raise ChildFailed("a served model takes no weights")
-
-    async def pause(self) -> None:
-        """See `RolloutEngine.pause`."""
-        await self._gate.pause()
-
-    async def resume(self) -> None:
-        """See `RolloutEngine.resume`."""
-        self._gate.resume()
-        await trio.lowlevel.checkpoint()
 
     # --- the trainer -----------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import httpx
 import trio
 
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import messages_of, plain_text
+from node.interfaces.prompts import Prompt
 from node.system.http_body import WholeBody
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import FinishReason
@@ -133,10 +133,10 @@ class OpenAiServer:
         # Only then are the log-probs that servers tell those of what was sampled from
         known = self.tells_logprobs and sampling.is_whole and sampling.temperature == 1.0
         if self._prompts == "chat":
-            body |= {"messages": messages_of(prompt)} | ({"logprobs": True} if known else {})
+            body |= {"messages": Prompt.read(prompt).chat()} | ({"logprobs": True} if known else {})
             answer = await self._ask("POST", "/chat/completions", body)
         else:
-            body |= {"prompt": plain_text(prompt)} | ({"logprobs": 1} if known else {})
+            body |= {"prompt": Prompt.read(prompt).plain} | ({"logprobs": 1} if known else {})
             answer = await self._ask("POST", "/completions", body)
         return _said(answer)
 

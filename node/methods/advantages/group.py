@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Final, Literal
 
-from node.methods.groups import Advantages, GroupView, by_source
+from node.methods.groups import Advantages, by_source, lengths
 from node.methods.method import MethodSettings
-from swarm.rollouts import informative
+from swarm.rollouts import VerifiedGroup, informative
 
 STD_EPSILON: Final = 1e-6
 
 
 def is_flat(rewards: Sequence[float]) -> bool:
-    """Whether nothing can be learned of a group's rewards.
+    """True if a group's rewards are all equal and teach nothing.
 
     Raises:
         ValueError: one of them is no finite number.
@@ -48,7 +48,7 @@ class Grpo(MethodSettings):
     kind: Literal["grpo"] = "grpo"
 
 
-def grpo(groups: Sequence[GroupView], set_to: Grpo) -> Advantages:
+def grpo(groups: Sequence[VerifiedGroup], set_to: Grpo) -> Advantages:
     """`grpo_advantages` of each group."""
     return [grpo_advantages(group.rewards) for group in groups]
 
@@ -60,7 +60,7 @@ class DrGrpo(MethodSettings):
     kind: Literal["dr_grpo"] = "dr_grpo"
 
 
-def dr_grpo(groups: Sequence[GroupView], set_to: DrGrpo) -> Advantages:
+def dr_grpo(groups: Sequence[VerifiedGroup], set_to: DrGrpo) -> Advantages:
     """r - mean (Dr.GRPO, arXiv 2503.20783). Its mean over tokens is the loss' to choose."""
     return [centred(group.rewards, fmean(group.rewards or (0.0,))) for group in groups]
 
@@ -72,7 +72,7 @@ class Rloo(MethodSettings):
     kind: Literal["rloo"] = "rloo"
 
 
-def rloo(groups: Sequence[GroupView], set_to: Rloo) -> Advantages:
+def rloo(groups: Sequence[VerifiedGroup], set_to: Rloo) -> Advantages:
     """r - mean of the others = G / (G - 1) (r - mean) (RLOO, arXiv 2402.14740)."""
     return [
         tuple(
@@ -92,7 +92,7 @@ class ReinforcePlusPlus(MethodSettings):
     kind: Literal["reinforce_pp"] = "reinforce_pp"
 
 
-def reinforce_pp(groups: Sequence[GroupView], set_to: ReinforcePlusPlus) -> Advantages:
+def reinforce_pp(groups: Sequence[VerifiedGroup], set_to: ReinforcePlusPlus) -> Advantages:
     """r - mean of the group, whitened over the batch (REINFORCE++ with baseline, arXiv
     2501.03262), each source's over its own groups. Groups without a spread stay at zero and have
     no part in the scale."""
@@ -115,18 +115,13 @@ class Opo(MethodSettings):
     kind: Literal["opo"] = "opo"
 
 
-def opo(groups: Sequence[GroupView], set_to: Opo) -> Advantages:
-    """r - sum(length r) / sum(length) (OPO, arXiv 2505.23585).
-
-    Raises:
-        ValueError: a group without the lengths of its completions, or with one below 1.
-    """
+def opo(groups: Sequence[VerifiedGroup], set_to: Opo) -> Advantages:
+    """r - sum(length r) / sum(length) (OPO, arXiv 2505.23585)."""
     found: Advantages = []
     for group in groups:
-        if len(group.lengths) != len(group.rewards) or any(each < 1 for each in group.lengths):
-            raise ValueError("opo: a group without the lengths of its completions")
-        weighed = sum(n * each for n, each in zip(group.lengths, group.rewards, strict=True))
-        found.append(centred(group.rewards, weighed / (sum(group.lengths) or 1)))
+        counts = lengths(group)
+        weighted = sum(n * each for n, each in zip(counts, group.rewards, strict=True))
+        found.append(centred(group.rewards, weighted / (sum(counts) or 1)))
     return found
 
 
@@ -138,7 +133,7 @@ class PassK(MethodSettings):
     over_std: bool = False
 
 
-def pass_k(groups: Sequence[GroupView], set_to: PassK) -> Advantages:
+def pass_k(groups: Sequence[VerifiedGroup], set_to: PassK) -> Advantages:
     """The best gets its lead over the second, the others nothing (verl's `grpo_passk`); of equal
     ones nobody leads. `over_std`: over the group's standard deviation."""
     found: Advantages = []

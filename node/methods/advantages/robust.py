@@ -9,8 +9,9 @@ from typing import Annotated, Final, Literal
 from annotated_types import Gt, Le
 
 from node.methods.advantages.group import STD_EPSILON, is_flat
-from node.methods.groups import Advantages, GroupView
+from node.methods.groups import Advantages
 from node.methods.method import MethodSettings
+from swarm.rollouts import VerifiedGroup
 
 MAD_EPSILON: Final = 1e-3
 
@@ -26,7 +27,7 @@ class McGrpo(MethodSettings):
     advantage_max: Annotated[float, Gt(0)] = 5.0
 
 
-def mc_grpo(groups: Sequence[GroupView], set_to: McGrpo) -> Advantages:
+def mc_grpo(groups: Sequence[VerifiedGroup], set_to: McGrpo) -> Advantages:
     """(r - lower median) / scale, within +-`advantage_max`; one completion that is the median is
     left out (MC-GRPO, arXiv 2601.22582). A group of one or two has no completion to spare."""
     found: Advantages = []
@@ -58,7 +59,7 @@ class Gapo(MethodSettings):
     equal ones."""
 
 
-def gapo(groups: Sequence[GroupView], set_to: Gapo) -> Advantages:
+def gapo(groups: Sequence[VerifiedGroup], set_to: Gapo) -> Advantages:
     """(r - Q) / (sqrt(sum (r - Q)^2 / (G - 1)) + 1e-6), Q the median of the densest window (GAPO,
     arXiv 2510.21830)."""
     found: Advantages = []

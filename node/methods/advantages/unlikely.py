@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from node.methods.advantages.group import grpo_advantages
-from node.methods.groups import Advantages, GroupView
+from node.methods.groups import Advantages, mean_logprobs
 from node.methods.method import MethodSettings
+from swarm.rollouts import VerifiedGroup
 
 PASSED = 1.0  # the reward of a right answer
 
@@ -26,16 +27,16 @@ class Novelty(MethodSettings):
     """Of its advantage a completion gains at most this share."""
 
 
-def novelty(groups: Sequence[GroupView], set_to: Novelty) -> Advantages:
+def novelty(groups: Sequence[VerifiedGroup], set_to: Novelty) -> Advantages:
     """A + min(max(strength (1 - e), 0), share_max A) of right completions, e = exp(mean log-prob -
     the group's mean of these) (XRPO, arXiv 2510.06672). Groups whose log-probs are not all known
     and finite stay as they are: they are comparable within one policy alone."""
     found: Advantages = []
     for group in groups:
         values = grpo_advantages(group.rewards)
-        logs = group.logprobs
-        if len(logs) == len(values) and all(map(math.isfinite, logs)):
-            middle = fmean(logs) if logs else 0.0
+        logs = mean_logprobs(group)
+        if logs:
+            middle = fmean(logs)
             values = tuple(
                 value + min(max(set_to.strength * (1.0 - _exp(log - middle)), 0.0),
                             set_to.share_max * value)
@@ -60,24 +61,24 @@ class Uniqueness(MethodSettings):
 
 
 def uniqueness(
-    groups: Sequence[GroupView],
+    groups: Sequence[VerifiedGroup],
     set_to: Uniqueness,
     kind_of: Callable[[str], Hashable] = lambda text: " ".join(text.split()),
 ) -> Advantages:
     """A / f^strength of right completions, f how many right ones are of its kind (uniqueness-aware
     RL, arXiv 2601.08763, where a model sorts them). `kind_of`: here texts that are the same but for
-    blanks. Groups without texts stay as they are."""
+    blanks."""
     found: Advantages = []
     for group in groups:
         values = grpo_advantages(group.rewards)
-        if len(group.texts) == len(values):
-            kinds = [kind_of(text) for text in group.texts]
-            counts = Counter(
-                kind for kind, reward in zip(kinds, group.rewards, strict=True) if reward == PASSED
-            )
-            values = tuple(
+        kinds = [kind_of(each.text) for each in group.group.completions]
+        counts = Counter(
+            kind for kind, reward in zip(kinds, group.rewards, strict=True) if reward == PASSED
+        )
+        found.append(
+            tuple(
                 value / counts[kind] ** set_to.strength if reward == PASSED else value
                 for value, reward, kind in zip(values, group.rewards, kinds, strict=True)
             )
-        found.append(values)
+        )
     return found

@@ -1,1 +1,1 @@
-"""Which tasks to take, how many rollouts of each, how long, and when to admit them."""
+"""Choice of tasks, number and length of rollouts, and their admission."""

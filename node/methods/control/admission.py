@@ -1,4 +1,4 @@
-"""When work may start, and which started work has become too old."""
+"""Admission of work, and the age at which started work is dropped."""
 
 import math
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ class Admission(MethodSettings):
 
 @dataclass(frozen=True, slots=True)
 class Credits:
-    """What a learner counts of its work: its version, what it has ever taken into a batch or keeps
-    for one, and what is under way."""
+    """A learner's account of its work: its version, work that went into a batch or is kept for one,
+    and work under way."""
 
     version: int = 0
     accepted: int = 0
@@ -37,8 +37,8 @@ class Credits:
 
 
 def admission(credit: Credits, set_to: Admission) -> int:
-    """How many pieces of work may start now (AReaL, arXiv 2505.24298): all that are accepted or
-    running are at most (eta + version + 1) batches.
+    """Pieces of work that may start now (AReaL, arXiv 2505.24298): accepted and running ones
+    together are at most (eta + version + 1) batches.
 
     The bound on staleness is exact only where work ends in the order in which it began: ask
     `is_too_old` of what arrives.
@@ -53,7 +53,7 @@ def admission(credit: Credits, set_to: Admission) -> int:
 
 
 def pending_max(set_to: Admission) -> int:
-    """How many may wait to start: (eta + 1) batches."""
+    """Bound on pieces that wait to start: (eta + 1) batches."""
     return (set_to.staleness_max + 1) * set_to.batch
 
 
@@ -88,7 +88,7 @@ def after_restart(version: int, set_to: Admission) -> Credits:
 
 
 def is_too_old(sampled: int, version: int, set_to: Admission) -> bool:
-    """Whether what was sampled with a version is too old to learn from with another one."""
+    """True if a sample of one version is too old to train another version."""
     return version - sampled > set_to.staleness_max
 
 
@@ -114,8 +114,8 @@ class Reclamation(MethodSettings):
 
 
 def reclamation(starts: Sequence[int], step: int, set_to: Reclamation) -> tuple[int, ...]:
-    """Which works are too old once a step has taken its batch, by their places (ROLL): those that
-    began at `step` - `ratio`, rounded up, or before. What is left can serve the next step.
+    """Places of works that are too old after a step took its batch (ROLL): those that began at
+    `step` - `ratio`, rounded up, or before. The others can serve the next step.
 
     Args:
         starts: of each work that runs or is stored, the step at which it began.
@@ -125,8 +125,8 @@ def reclamation(starts: Sequence[int], step: int, set_to: Reclamation) -> tuple[
 
 
 def starts_allowed(step: int, taken: int, batch: int, set_to: Reclamation) -> int:
-    """How many works may still start in a step, which is counted from 0: a batch for each step so
-    far, and `ratio` batches more.
+    """Works that may still start in a step, counted from 0: a batch for each step so far, and
+    `ratio` batches more.
 
     Args:
         taken: those that have started so far and were not given up.
@@ -139,8 +139,8 @@ def starts_allowed(step: int, taken: int, batch: int, set_to: Reclamation) -> in
 
 
 def drained(starts: Sequence[int], step: int, batch: int, set_to: Reclamation) -> tuple[int, ...]:
-    """Which stored works a step takes for its batch, by their places: the oldest first, those too
-    old left out, and of the oldest step that is admitted no more than its share of a batch.
+    """Places of the stored works in a step's batch: the oldest first, without those too old. Works
+    of the oldest admitted step fill at most their share of the batch.
 
     Args:
         starts: of each stored work, the step at which it began.

@@ -1,4 +1,4 @@
-"""How a budget of rollouts or of tokens is spent over many tasks."""
+"""Division of a budget of rollouts or tokens among tasks."""
 
 import heapq
 import math
@@ -35,7 +35,7 @@ class XrpoAllocation(MethodSettings):
 
 @dataclass(frozen=True, slots=True)
 class RolloutStatistics:
-    """What is known of a task's rewards."""
+    """Statistics of a task's rewards."""
 
     rollouts: int = 0
     std: float = 0.0  # unbiased; of fewer than two rollouts it is not looked at
@@ -43,7 +43,8 @@ class RolloutStatistics:
 
 @lru_cache(maxsize=8_192)
 def student_quantile(level: float, freedom: int) -> float:
-    """Where Student's t of so many degrees of freedom lies within +- with probability `level`.
+    """The bound that Student's t of so many degrees of freedom stays within, on both sides, with
+    probability `level`.
 
     Raises:
         ValueError: the level does not lie between 0 and 1, or there is no freedom.
@@ -82,8 +83,8 @@ def half_width(rollouts: int, std: float, doubt: float) -> float:
 def rollout_priority(
     task: RolloutStatistics, rollouts: int, total: int, set_to: XrpoAllocation
 ) -> float:
-    """What one more is worth after `rollouts` of a task (XRPO): h(n) - h(n + 1) and the bonus
-    lambda sqrt(log(1 + T) / n). Infinite until there are two, as nothing is known before."""
+    """Priority of one more rollout after `rollouts` of a task (XRPO): h(n) - h(n + 1) and the bonus
+    lambda sqrt(log(1 + T) / n). Infinite below two rollouts."""
     if rollouts < 2:
         return math.inf
     std = task.std if task.rollouts > 1 else STD_UNKNOWN
@@ -94,10 +95,10 @@ def rollout_priority(
 def xrpo_allocation(
     tasks: Sequence[RolloutStatistics], budget: int, set_to: XrpoAllocation
 ) -> tuple[int, ...]:
-    """How many more rollouts each task gets of a phase's budget (XRPO, arXiv 2510.06672), one
-    after another to the highest priority. Of equal ones the task with fewer rollouts is first,
-    then the one that stands first. The deviations stay those of the phase's begin. What all
-    tasks' bounds leave over stays unspent.
+    """Further rollouts for each task within a phase's budget (XRPO, arXiv 2510.06672), given one by
+    one to the highest priority. Among equals, the task with fewer rollouts is first, then the
+    earlier one. Deviations stay those of the phase's begin. Budget beyond all tasks' bounds stays
+    unspent.
 
     Raises:
         ValueError: a negative budget, a negative number of rollouts, or a deviation that is
@@ -155,7 +156,7 @@ class Duet(MethodSettings):
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What each task gets."""
+    """The share of each task."""
 
     rollouts: tuple[int, ...]
     tokens: tuple[int, ...]  # the most of one rollout

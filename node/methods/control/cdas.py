@@ -26,7 +26,7 @@ class Cdas(MethodSettings):
 
 @dataclass(frozen=True, slots=True)
 class TaskDifficulty:
-    """How much worse a task goes than was expected of it, on average."""
+    """Average gap between a task's expected and actual success."""
 
     value: float = 0.0  # within [-1, 1]
     terms: int = 1  # of the average; the first is the 0 that every task begins with
@@ -34,7 +34,7 @@ class TaskDifficulty:
 
 @dataclass(frozen=True, slots=True)
 class Competence:
-    """What is known of the policy and of the tasks that it was rated on."""
+    """Ratings of the policy and of its tasks."""
 
     value: float = 0.0
     steps: int = 0

@@ -1,4 +1,4 @@
-"""How many groups of other nodes a batch takes, learned from what they bring."""
+"""The number of foreign groups in a batch, learned from validation gains."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,8 +33,8 @@ class AdaptiveExternal(MethodSettings):
 
 @dataclass(frozen=True, slots=True)
 class ExternalGains:
-    """What is known of each arm from 0 on: how often it was tried, and the sum of what it brought,
-    both of which decay; and the arm that is tried now, None: none yet."""
+    """Tries and summed gains of each arm, from 0 on, both of which decay; and the arm that is being
+    tried, None before the first."""
 
     trials: tuple[float, ...] = ()
     sums: tuple[float, ...] = ()
@@ -42,7 +42,7 @@ class ExternalGains:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "ExternalGains":
-        """What `dataclasses.asdict` gave, lists for tuples.
+        """Read the output of `dataclasses.asdict`, with lists for tuples.
 
         Raises:
             TypeError, KeyError: it is none.
@@ -51,13 +51,13 @@ class ExternalGains:
 
 
 def no_gains(set_to: AdaptiveExternal) -> ExternalGains:
-    """What is known at first."""
+    """The estimate before any evaluation."""
     return ExternalGains((0.0,) * (set_to.levels + 1), (0.0,) * (set_to.levels + 1))
 
 
 def groups_of(state: ExternalGains, wanted: int, set_to: AdaptiveExternal) -> int:
-    """How many foreign groups a batch takes under the arm that is tried now, of J wanted; before
-    the first arm all of them, and where arms are others than they were."""
+    """Foreign groups for a batch under the present arm, of J wanted; all J before the first arm,
+    and where the arms have changed."""
     if state.arm is None or len(state.trials) != set_to.levels + 1:
         return wanted
     return ceil(wanted * state.arm / set_to.levels)

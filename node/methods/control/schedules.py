@@ -1,5 +1,4 @@
-"""What changes with the steps of a run alone: how varied a group must be, and how long it may
-grow."""
+"""Settings that change with the steps of a run: least variance of a group, greatest length."""
 
 import math
 from dataclasses import dataclass

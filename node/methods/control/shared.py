@@ -1,4 +1,4 @@
-"""What nodes tell each other of how hard tasks are, and what one that hears it may believe.
+"""Reports among nodes on the difficulty of tasks, and how far they are believed.
 
 Reports are merged in any order, and twice does no harm: of each producer the newest report on a
 bucket counts. A full map gives up the oldest reports of the voice that has most, which is as
@@ -23,7 +23,7 @@ VOICE_MAX: Final = 16.0  # rollouts that one voice counts for in a bucket, whate
 
 @dataclass(frozen=True, slots=True, order=True)
 class TriesReport:
-    """What one producer told of one bucket, in the order of its making."""
+    """One producer's report on one bucket; the fields give the order in time."""
 
     created_at_s: int
     round: int
@@ -56,7 +56,7 @@ class SharedMap:
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
-    def hear(self, reports: Iterable[TriesReport]) -> None:
+    def receive(self, reports: Iterable[TriesReport]) -> None:
         """Take reports in; those without tries say nothing."""
         voices: dict[str, str] = {}
         for report in reports:
@@ -107,8 +107,8 @@ class SharedMap:
                 self._forget(report)
 
     def of(self, bucket: int, others_max: float) -> SuccessCounts:
-        """What all others' reports on a bucket count for: `others_max` rollouts at most, of which
-        as many are right as the median voice says.
+        """All other nodes' reports on a bucket as counts: `others_max` rollouts at most, of which
+        the median voice's share are right.
 
         A voice's rate is the median of those of its producers, and it weighs as many rollouts as
         they had, as each of them does within its voice: at most `VOICE_MAX`, and no more than the
@@ -161,7 +161,7 @@ def reports_of(
     expires_at_s: int,
     voice: str,
 ) -> list[TriesReport]:
-    """What a group's counters report."""
+    """The reports in a group's counters."""
     return [
         TriesReport(created_at_s, round_, producer, bucket, tries, successes, expires_at_s, voice)
         for bucket, tries, successes in counters

@@ -46,7 +46,7 @@ class SuccessCounts:
 
 @dataclass(frozen=True, slots=True)
 class SuccessBeliefs:
-    """What is known of each task. A task without counts may be anything."""
+    """Success counts of tasks. A task without counts may have any pass rate."""
 
     counts: Mapping[str, SuccessCounts] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -1,4 +1,4 @@
-"""How many rollouts one task gets, from how often it is solved."""
+"""The number of rollouts of a task, from its pass rate."""
 
 import math
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ class Dars(MethodSettings):
 
 
 def dars(right: int, rollouts: int, set_to: Dars) -> int:
-    """How many more rollouts a task gets after its first ones (DARS, arXiv 2508.13755): as many
-    as lift N S to the aim, S = 2 a (1 - a), or 2 sqrt(a (1 - a)) where advantages are over the
-    standard deviation. a is the share of right ones, and half a rollout where none was right.
+    """Further rollouts of a task after its first ones (DARS, arXiv 2508.13755): as many as lift N S
+    to the aim. S = 2 a (1 - a), or 2 sqrt(a (1 - a)) where advantages are over the standard
+    deviation. a is the share of right ones, and half a rollout where none was right.
 
     Raises:
         ValueError: a task without rollouts, or with more right ones than rollouts.

@@ -1,1 +1,1 @@
-"""Which groups, completions and tokens are learned from, and what is put in their place."""
+"""Selection of groups, completions and tokens to learn from, and replacements for the others."""

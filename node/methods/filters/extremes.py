@@ -32,7 +32,7 @@ CompletionPlace = tuple[int, int]
 
 
 def relaxed(first: float, last: float, progress: float) -> float:
-    """What moves linearly from its first value to its last one while `progress` does from 0 to 1.
+    """A value that moves linearly from its first to its last while `progress` goes from 0 to 1.
 
     Raises:
         ValueError: progress is no number.
@@ -46,9 +46,9 @@ def relaxed(first: float, last: float, progress: float) -> float:
 def extremes(
     advantages: Advantages, progress: float, set_to: Extremes
 ) -> tuple[CompletionPlace, ...]:
-    """Which completions are learned from, at this progress of the run (D3S, arXiv 2509.22115): of
-    all groups together those by whose choice the variance of advantages is largest. The advantages
-    stay as they are. None among them is left out.
+    """Places of the completions to learn from (D3S, arXiv 2509.22115): of all groups together,
+    those that maximise the variance of advantages. Advantages stay as they are. None among them is
+    left out.
 
     Raises:
         ValueError: an advantage is no finite number.
@@ -86,7 +86,7 @@ def most_varied(advantages: Advantages, count: int) -> tuple[CompletionPlace, ..
 
 
 def _lowest(values: Sequence[float], count: int) -> int:
-    """How many of the smallest there are among the `count` that vary most."""
+    """The number of smallest values among the `count` values that vary most."""
     middle = math.fsum(values) / len(values)  # without it, squares would drown what differs
     if count == 1:
         return int(middle - values[0] > values[-1] - middle)

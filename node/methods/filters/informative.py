@@ -9,8 +9,8 @@ from annotated_types import Ge
 
 from node.methods.advantages.group import is_flat
 from node.methods.checked import probability, whole
-from node.methods.groups import GroupView
 from node.methods.method import MethodSettings
+from swarm.rollouts import VerifiedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ZeroAdvantage(MethodSettings):
     kind: Literal["zero_advantage"] = "zero_advantage"
 
 
-def zero_advantage(groups: Sequence[GroupView], set_to: ZeroAdvantage) -> tuple[int, ...]:
+def zero_advantage(groups: Sequence[VerifiedGroup], set_to: ZeroAdvantage) -> tuple[int, ...]:
     """The places of groups whose rewards differ (DAPO's test, arXiv 2503.14476).
 
     Raises:
@@ -58,9 +58,8 @@ class DynamicSampling(MethodSettings):
 def dynamic_sampling(
     wanted: int, kept: int, generated: int, rounds: int, set_to: DynamicSampling
 ) -> int:
-    """How many prompts the next round generates for, so that as many groups as are wanted pass
-    `zero_advantage` (DAPO, arXiv 2503.14476). 0: no more, as there are enough or as the rounds are
-    over, and the batch is what there is.
+    """Prompts of the next round of generation, so that as many groups as are wanted pass
+    `zero_advantage` (DAPO, arXiv 2503.14476). 0: there are enough, or the rounds are over.
 
     Args:
         wanted: groups of a batch.

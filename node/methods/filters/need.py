@@ -1,4 +1,4 @@
-"""Which of others' groups a node needs most: those on tasks that it hardly solves itself."""
+"""Preference for foreign groups on tasks that a node hardly solves itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

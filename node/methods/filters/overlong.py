@@ -23,8 +23,8 @@ class Overlong(MethodSettings):
 
 
 def overlong(lengths: Sequence[int], set_to: Overlong) -> tuple[float, ...]:
-    """What is added to the reward of each completion (DAPO, arXiv 2503.14476): 0 up to tokens_max -
-    buffer tokens, and from there linearly down to -factor at `tokens_max` and beyond.
+    """Reward offset of each completion (DAPO, arXiv 2503.14476): 0 up to tokens_max - buffer
+    tokens, then linear down to -factor at `tokens_max` and beyond.
 
     Raises:
         ValueError: a length is negative, or the buffer is longer than a completion may be.

@@ -54,7 +54,7 @@ class SolvedTasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def hear(
+    def receive(
         self,
         task: Task,
         producer: PeerId,
@@ -102,7 +102,7 @@ def rescue(
     rng: Random,
     set_to: Rescue,
 ) -> dict[int, tuple[Success, ...]]:
-    """Which own groups take which right completions of others.
+    """The right completions of others for each own group that takes some.
 
     Args:
         rewards: (groups, G) of a round's own groups.

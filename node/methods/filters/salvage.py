@@ -1,4 +1,4 @@
-"""What is right in a wrong answer."""
+"""The right part of a wrong answer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

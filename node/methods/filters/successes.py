@@ -61,8 +61,8 @@ def with_success(pool: SuccessPool, task: str, name: str, set_to: PoolOfSuccesse
 def pool_of_successes(
     pool: SuccessPool, task: str, rewards: Sequence[float], rng: Random, set_to: PoolOfSuccesses
 ) -> tuple[str, ...]:
-    """Which stored successes join a task's group (DART, arXiv 2509.23866): a draw without
-    replacement where none of the group's own completions passed, none otherwise.
+    """Stored successes that join a task's group (DART, arXiv 2509.23866): a draw without
+    replacement if none of its own completions passed, else none.
 
     Raises:
         ValueError: a reward is no finite number.
@@ -75,9 +75,9 @@ def pool_of_successes(
 def replayed_successes(
     pool: SuccessPool, task: str, rewards: Sequence[float], rng: Random, set_to: ReplayedSuccesses
 ) -> tuple[str, ...]:
-    """Which own successes of before join a task's group (RLEP, arXiv 2507.07451, which adds them to
-    every group): a draw without replacement where few enough of the group passed, none otherwise.
-    A group without completions has nothing that they could be compared with.
+    """Earlier own successes that join a task's group (RLEP, arXiv 2507.07451, which adds them to
+    every group): a draw without replacement if few enough of the group passed, else none. An empty
+    group gets none: nothing could be compared with them.
 
     Raises:
         ValueError: a reward is no finite number.

@@ -10,8 +10,8 @@ from annotated_types import Ge, Gt, Le
 
 from node.methods.advantages.group import is_flat
 from node.methods.checked import probability, right_of
-from node.methods.groups import GroupView
 from node.methods.method import MethodSettings
+from swarm.rollouts import VerifiedGroup
 
 ROUNDING: Final = 1e-9  # by which a score may lie below what it is
 
@@ -38,7 +38,7 @@ class VarianceBank:
 
 @dataclass(frozen=True, slots=True)
 class VarianceChoice:
-    """What becomes of a batch."""
+    """The selection from a batch."""
 
     kept: tuple[int, ...]  # places of groups that are learned from
     recalled: tuple[str, ...]  # tasks of the bank that take the places of others, the best first
@@ -79,7 +79,7 @@ def _largest(rollouts: int) -> int:
 
 
 def variance(
-    groups: Sequence[GroupView], score_min: float, bank: VarianceBank, set_to: Variance
+    groups: Sequence[VerifiedGroup], score_min: float, bank: VarianceBank, set_to: Variance
 ) -> VarianceChoice:
     """Groups with a score of at least `score_min` are kept, and their tasks go into the bank with
     a score that moves slowly (VCRL), but for tasks without a name. For each group that is not kept

@@ -35,7 +35,7 @@ class Branching(MethodSettings):
 
 
 def branching(first: float, second: float, token: int, leaves: int, set_to: Branching) -> bool:
-    """Whether a rollout branches (LATR, arXiv 2510.24302).
+    """True if a rollout branches (LATR, arXiv 2510.24302).
 
     Args:
         first: the probability of the likeliest token.
@@ -56,8 +56,8 @@ def branching(first: float, second: float, token: int, leaves: int, set_to: Bran
 
 
 def edit_distance(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
-    """How many elements are inserted, deleted or replaced at least to make one of the other
-    (Levenshtein). The time grows with the product of the lengths."""
+    """Least number of insertions, deletions and replacements that make one of the other
+    (Levenshtein). Time grows with the product of the lengths."""
     row = list(range(len(second) + 1))
     for at, one in enumerate(first, 1):
         above, row[0] = row[0], at
@@ -70,9 +70,9 @@ def edit_distance(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
 
 
 def is_cut(parent: Sequence[int], branch: Sequence[int], set_to: Branching) -> bool:
-    """Whether a branch says what its parent does (LATR): their tokens since they parted differ by
-    too small a share. It is asked when the branch has one of the lengths of `look_ahead`, and of
-    a parent that went further only as many tokens count.
+    """True if a branch repeats its parent (LATR): the tokens after they parted differ by too small
+    a share. Ask it when the branch has one of the lengths of `look_ahead`; of a longer parent only
+    as many tokens count.
 
     Raises:
         ValueError: a length of `look_ahead` is below 1, or over 512.

@@ -1,4 +1,4 @@
-"""What a policy made of tasks that come again, as drafts for the next time."""
+"""Earlier completions of tasks that come again, as drafts."""
 
 from array import array
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""How much of a solution is given away, and to which rollouts a strategy is named."""
+"""The share of a solution in a prompt, and the rollouts that get a named strategy."""
 
 import math
 import re
@@ -45,8 +45,7 @@ def hints(success: float, step: int, set_to: Hints) -> float:
 
 
 def hint_tokens(tokens: int, share: float) -> int:
-    """How many of a solution's tokens are given away, from the first on; never the last one, which
-    would leave nothing to do.
+    """Number of a solution's tokens that are given away, from the first on; never the last one.
 
     Raises:
         ValueError: the number is negative, or the share is none.
@@ -69,7 +68,7 @@ def beginning(text: str, share: float) -> str:
 
 
 class BareSuccess:
-    """How well a node last did tasks without a hint. Pure and bounded.
+    """Last success at tasks without a hint. Pure and bounded.
 
     After a task had a hint there is nothing on it, so that it is done without one the next time.
     """
@@ -96,8 +95,8 @@ class BareSuccess:
         set_to: Hints,
         answer_in: Callable[[str], str | None] = str,
     ) -> str:
-        """What is given away of the shortest of `solutions`; often nothing, and nothing where it
-        has the solution's answer already (`answer_in`; None: a text has none)."""
+        """The given-away part of the shortest of `solutions`; often empty, and empty if it holds
+        the solution's answer (`answer_in`; None: a text has none)."""
         success = self._shares.get(task)
         if success is None or not solutions:
             return ""

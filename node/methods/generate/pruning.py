@@ -35,8 +35,8 @@ class Pruning(MethodSettings):
 
 
 def pruning(chances: Sequence[float], step: int, set_to: Pruning) -> tuple[float, ...]:
-    """How likely each rollout goes on (ARRoL, arXiv 2603.24840). It is its propensity as well, by
-    which whatever comes of it is divided: else the group's mean is not what it was.
+    """The probability that each rollout goes on (ARRoL, arXiv 2603.24840). It is also the rollout's
+    propensity, by which its result is divided to keep the group's mean.
 
     The paper asks for two expectations, which many choices fulfil. This one is that of the largest
     entropy: logistic in the chance. Where the rollouts cannot have the share of right ones that

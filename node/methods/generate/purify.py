@@ -55,16 +55,16 @@ def purify(
 
 
 def is_purified(right: Sequence[bool], set_to: Purify) -> bool:
-    """Whether a prompt is tried without some of its tokens: too few of its completions are right.
-    One without completions is not."""
+    """True if a prompt is tried without some of its tokens, because too few of its completions are
+    right. A prompt without completions is not."""
     return bool(right) and sum(right) < set_to.success_min * len(right)
 
 
 def replaced(
     original: Sequence[bool], purified: Sequence[bool], rng: Random
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which failures with the whole prompt leave a group, and which successes without some of it
-    take their places: as many of each, by their places, drawn where there are more.
+    """Places of the failures with the whole prompt that leave a group, and of the successes with a
+    shortened prompt that replace them: as many of each, drawn if there are more.
 
     Args:
         original: of each completion to the whole prompt, whether it is right.
@@ -80,6 +80,6 @@ def replaced(
 
 
 def success_weight(is_original: bool, set_to: Purify) -> float:
-    """What a success counts for: a with the whole prompt, 1 - a without some of it."""
+    """Weight of a success: a with the whole prompt, 1 - a with a shortened one."""
     weight = probability(set_to.original_weight, "original_weight")
     return weight if is_original else 1.0 - weight

@@ -50,9 +50,9 @@ def keeping_probabilities(
 def speculative(
     old: Sequence[float], new: Sequence[float], uniforms: Sequence[float], set_to: Speculative
 ) -> int:
-    """How many tokens from the first on are kept (SPEC-RL): those before the first that its
-    `keeping_probabilities` does not keep. The policy of now goes on from there, and its log-probs
-    (`new`) are the behaviour's for what was kept.
+    """Number of tokens that are kept, from the first on (SPEC-RL): those before the first that
+    `keeping_probabilities` does not keep. The present policy continues from there, and `new` are
+    the behaviour log-probs of kept tokens.
 
     What follows is drawn from the policy itself and not from what it says more than before, so
     that the result is a little biased even without lenience.

@@ -1,1 +1,1 @@
-"""What a trainer makes small: token losses, and corrections for stale data. Pure functions."""
+"""Token losses, and corrections for stale data. Pure functions."""

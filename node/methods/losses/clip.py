@@ -35,7 +35,7 @@ def clipped_tokens(
     clip_low: float,
     clip_high: float,
 ) -> torch.Tensor:
-    """Which tokens get no gradient because the clip acts on them (booleans)."""
+    """Mask of the tokens whose gradient the clip removes."""
     ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
     above = (advantages > 0) & (ratio > 1.0 + clip_high)
     below = (advantages < 0) & (ratio < 1.0 - clip_low)
@@ -62,7 +62,7 @@ def dual_clipped_surrogate(
 def dual_clipped_tokens(
     logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, dual_clip: float
 ) -> torch.Tensor:
-    """Which tokens get no gradient because the dual clip acts on them (booleans)."""
+    """Mask of the tokens whose gradient the dual clip removes."""
     ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
     return (advantages < 0) & (ratio > dual_clip)
 

@@ -1,4 +1,4 @@
-"""Losses for data that another policy generated, and how far that policy was. Pure functions.
+"""Off-policy losses, and the distance of the policy that generated the data. Pure functions.
 
 Of every token there are up to three log-probs: under the policy that is trained (`logprobs`, with
 gradient), under that policy right before the update (`proximal`), and under the one that generated
@@ -28,8 +28,8 @@ class TokenLosses(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """How far the behaviour policy was from the proximal one, over tokens whose behaviour is known;
-    nan without any."""
+    """Distance of the behaviour policy from the proximal one, over tokens with known behaviour
+    log-probs; nan without any."""
 
     tokens: int
     effective_share: float  # effective sample size of the weights, in (0, 1] of the tokens
@@ -106,7 +106,7 @@ def second_moment_kept(
     second_moment_max: float,
     sources: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Which tokens M2PO trains on (booleans), by the paper's definition.
+    """Mask of the tokens that M2PO trains on, by the paper's definition.
 
     Among trust-region tokens, those that the update would push further from the behaviour policy
     (A > 0 and r > 1, or A < 0 and r < 1, r = current / behaviour), the largest (log r)^2 go until
@@ -154,7 +154,7 @@ def second_moment(
 
 
 def mismatch(proximal: torch.Tensor, behaviour: torch.Tensor) -> Mismatch:
-    """How far apart two policies are on tokens of the second, both (T,)."""
+    """Distance of two policies on tokens of the second, both (T,)."""
     if proximal.numel() == 0:
         return Mismatch(0, *[math.nan] * 6)
     logs = log_ratio(proximal, behaviour).double()

@@ -1,4 +1,4 @@
-"""Which loss has which name: what a trainer looks up.
+"""Losses by name.
 
 A further method is one entry of `OBJECTIVES`, and one of `LOSSES` in `settings.py` with its
 parameters: a function from tokens to token losses and, where a decision needs all tokens of the
@@ -29,9 +29,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One loss. `keep`, if any, is given all tokens of a batch and their sources (T,), integers,
-    before each update, and says which to train on; then `losses` takes them a completion at a
-    time. What both are set to is of the loss' own class."""
+    """One loss. `keep`, if any, gets all tokens of a batch and their sources (T,), integers, before
+    each update, and returns a mask of the tokens to train on. `losses` then takes one completion at
+    a time."""
 
     losses: Callable[[Tokens, Any], TokenLosses]
     uses_behaviour: bool = True

@@ -112,7 +112,7 @@ def balanced_kept(
     step: float,
     sources: torch.Tensor,
 ) -> torch.Tensor:
-    """Which tokens keep their gradient under BAPO's clip (booleans; arXiv 2510.18927).
+    """Mask of the tokens that keep their gradient under BAPO's clip (arXiv 2510.18927).
 
     `low` and `high`: where the bounds of the ratio begin, and how far they go. The lower one rises
     by `step`, then the upper one, until positive tokens bring `positive_share` of all that is

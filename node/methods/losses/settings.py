@@ -1,4 +1,4 @@
-"""What losses are set to, free of torch. Their functions are in `objectives.py`.
+"""Settings of losses, free of torch. Their functions are in `objectives.py`.
 
 Losses that take a ratio to the policy that generated the tokens believe log-probs that a peer may
 have made up. A dual clip (of DAPO's recipe; none in the GRPO paper) or a largest weight (none in
@@ -23,7 +23,7 @@ Low = Annotated[float, Gt(0), Lt(1)]
 
 @dataclass(frozen=True, slots=True)
 class LossSettings(MethodSettings):
-    """What all losses have."""
+    """Settings of all losses."""
 
     aggregation: Aggregation = "token_mean"
     """How token losses become one number: each token weighs the same (`token_mean`), or each
@@ -33,7 +33,7 @@ class LossSettings(MethodSettings):
 
 @dataclass(frozen=True, slots=True)
 class StaleLoss(LossSettings):
-    """What losses have that use the log-probs of the policy that generated the tokens."""
+    """Settings of losses that use behaviour log-probs."""
 
     unknown_share_max: Share = 0.5
     """Of a batch's completions that share may come without such log-probs."""
@@ -113,7 +113,7 @@ class GspoLoss(StaleLoss):
 
 @dataclass(frozen=True, slots=True)
 class GepoLoss(StaleLoss):
-    """As `gspo`, by how likely a group's completions were together, and not each by itself."""
+    """`gspo` with one behaviour log-prob for each group in place of one for each completion."""
 
     kind: Literal["gepo"] = "gepo"
     aggregation: Aggregation = "sequence_mean"

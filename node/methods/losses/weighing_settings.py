@@ -1,6 +1,6 @@
-"""What corrections are set to, free of torch: how a token's loss is weighed by rho, its probability
-under the policy before the update over that where it was generated. Their functions are in
-`weighing.py`; weights are within one completion, so that no peer moves another's."""
+"""Settings of importance weights, free of torch. Functions are in `weighing.py`. rho is a token's
+probability before the update over that where it was generated. Weights are within one completion,
+so that no peer changes another's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

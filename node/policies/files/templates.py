@@ -26,7 +26,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from node.interfaces.prompts import Message
+from node.interfaces.prompts import TWO_TURNS, ChatMessage
 from node.sandbox.confinement import limit
 from node.system.child_environment import child_environ
 from swarm.errors import ConfigError
@@ -50,13 +50,20 @@ class Renderer:
         self._model = model
         self._opening = {"template": template, "constants": dict(constants)}
         self._child: subprocess.Popen[bytes] | None = None
+        self._two_turns = ""  # `TWO_TURNS` rendered, which each turn of a transcript needs
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[ChatMessage]) -> str:
         """Messages, up to where the next reply begins.
 
         Raises:
             ConfigError: the template fails, or comes to a limit.
         """
+        if messages is not TWO_TURNS:
+            return self._rendered(messages)
+        self._two_turns = self._two_turns or self._rendered(messages)
+        return self._two_turns
+
+    def _rendered(self, messages: Sequence[ChatMessage]) -> str:
         child = self._started()
         assert child.stdin is not None
         try:
@@ -146,7 +153,7 @@ def compiled(template: str) -> jinja2.Template:
 
 
 def rendered(
-    template: jinja2.Template, messages: Sequence[Message], constants: Mapping[str, Any]
+    template: jinja2.Template, messages: Sequence[ChatMessage], constants: Mapping[str, Any]
 ) -> str:
     """
     Raises:

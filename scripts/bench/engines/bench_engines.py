@@ -42,7 +42,7 @@ import trio
 from random_models import SHAPES
 
 from node.engines.vllm.engine import open_vllm
-from node.engines.vllm.server import is_cpu_build
+from node.engines.vllm.server import ServerSettings, is_cpu_build
 from node.interfaces.engine import RolloutEngine, Sampling
 from node.interfaces.trainer_spec import Device, TrainerSpec
 from node.policies.policy import pick_device
@@ -205,12 +205,12 @@ def copy_rate(device: str, threads: int) -> float:
 async def _vllm(base: Path, device: str, arguments: argparse.Namespace) -> AsyncIterator[Contender]:
     started = time.perf_counter()
     data = base / "vllm"
-    options = {
-        "threads": arguments.threads,
-        "start_timeout_s": START_TIMEOUT_S,
-        "quantization": arguments.quantization,
-    }
-    async with open_vllm(base / "first", data, **options) as engine:
+    settings = ServerSettings(
+        threads=arguments.threads,
+        start_timeout_s=START_TIMEOUT_S,
+        quantization=arguments.quantization,
+    )
+    async with open_vllm(base / "first", data, settings) as engine:
         start_s = time.perf_counter() - started
 
         def processes() -> Iterable[int]:
