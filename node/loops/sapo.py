@@ -104,16 +104,14 @@ class Progress:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Progress":
-        """What `to_json` gave; older checkpoints say nothing of validation, and of what foreign
-        groups brought.
+        """What `to_json` gave.
 
         Raises:
             TypeError, KeyError, AttributeError: it is none.
         """
-        external = fields.get("external")
         known = {
-            "validated": Validated(**fields.get("validated", {})),
-            "external": ExternalGains() if external is None else ExternalGains.from_json(external),
+            "validated": Validated(**fields["validated"]),
+            "external": ExternalGains.from_json(fields["external"]),
         }
         return cls(**{**fields, **known})
 

@@ -102,6 +102,11 @@ class ExchangeRules:
         """Whether groups of the run can be too large for one answer."""
         return self.group_bytes_max > GROUP_BYTES_MAX
 
+    @property
+    def record_bytes_max(self) -> int:
+        """The most bytes that a signed group of the run may have."""
+        return max(GROUP_BYTES_MAX, self.group_bytes_max)
+
     def timeout_s(self, size_bytes: int) -> float:
         """How long to wait for an answer of this size."""
         return self.fetch_timeout_s + size_bytes / self.fetch_bytes_per_s_min
@@ -571,8 +576,7 @@ class Fetcher:
         """The record's group, without columns. A bad one is the fault of the producer whose groups
         were asked for, if it signed it; else of who gives it to us."""
         try:
-            bytes_max = max(GROUP_BYTES_MAX, self._rules.group_bytes_max)
-            return codec.decode_group(record, columns=False, bytes_max=bytes_max)
+            return codec.decode_group(record, columns=False, bytes_max=self._rules.record_bytes_max)
         except RemoteProtocolError as error:
             self._ledger.reject(producer if error.signer == producer else peer, error.reason)
             raise

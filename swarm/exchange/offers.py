@@ -20,7 +20,7 @@ from swarm.identity import PeerId
 from swarm.limits.address_blocks import OriginPath
 from swarm.limits.bounded_table import BoundedTable
 from swarm.rollouts import GroupId
-from swarm.wire.messages import AnyAdvert
+from swarm.wire.messages import AdvertBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class OfferTable:
 
     def hear(
         self,
-        advert: AnyAdvert,
+        advert: AdvertBody,
         heard_from: PeerId,
         now: float,
         told_by: OriginPath | None = None,

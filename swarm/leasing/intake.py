@@ -120,7 +120,6 @@ class _Kept:
 
     admitted: Admitted
     record: bytes  # signed
-    spans: bytes  # as they travelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,9 +342,8 @@ class Intake:
 
     async def _serve_submission(self, peer: PeerId, payload: bytes) -> bytes:
         self._gater.check_quota(Kind.SUBMISSION, peer)
-        lease_id, group_id, record, spans, group = self._gater.ledger.judge(
-            peer, codec.decode_submission, payload
-        )
+        judge = self._gater.ledger.judge
+        lease_id, group_id, record, group = judge(peer, codec.decode_submission, payload)
         self._check_form(peer, group)
         task = (lease_id, group.task.index)
         if task in self._checking:
@@ -358,7 +356,7 @@ class Intake:
         finally:
             self._checking.discard(task)
         if admitted is not None:
-            self._kept[group_id] = _Kept(admitted, record, spans)
+            self._kept[group_id] = _Kept(admitted, record)
             share = GROUP_BYTES_EWMA_SHARE if self.group_bytes else 1.0
             self.group_bytes += int(share * (len(payload) - self.group_bytes))
             self._arrived.set()
@@ -470,7 +468,7 @@ class Intake:
         return {
             "book": self._book.to_record(self._now_s()),
             "groups": [
-                [group_id, each.record, each.spans, each.admitted.prompt, [*each.admitted.rewards]]
+                [group_id, each.record, each.admitted.prompt, [*each.admitted.rewards]]
                 for group_id, each in self._kept.items()
             ],
             "standings": {name: each.passed for name, each in self._standings.items()},
@@ -488,11 +486,10 @@ class Intake:
         if record is None:
             return
         try:
-            for group_id, signed, spans, prompt, rewards in record["groups"]:
+            for group_id, signed, prompt, rewards in record["groups"]:
                 _, group = codec.decode_group(signed)
-                group = codec.with_spans(group, spans)
                 admitted = Admitted(group_id, group, prompt, tuple(rewards))
-                self._kept[group_id] = _Kept(admitted, signed, spans)
+                self._kept[group_id] = _Kept(admitted, signed)
             self._standings = {n: _Standing(passed) for n, passed in record["standings"].items()}
             self._rescored = Counter(record["rescored"])
         except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:

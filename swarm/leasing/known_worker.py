@@ -56,11 +56,8 @@ class Proof:
         return [self.standing, self.wasted_s, _ago(self.at, now)]
 
     @classmethod
-    def from_record(cls, record: list[Any] | None, admitted: int, most: int, now: float) -> "Proof":
-        """The proof in a record. None: the record is older than proofs, and `admitted` groups speak
-        for the worker."""
-        if record is None:
-            return cls(float(min(admitted, most)), at=now if admitted else None)
+    def from_record(cls, record: list[Any], now: float) -> "Proof":
+        """The proof in a record."""
         standing, wasted_s, ago_s = record
         return cls(float(standing), float(wasted_s), _since(ago_s, now))
 
@@ -150,11 +147,9 @@ class KnownWorker:
         ]
 
     @classmethod
-    def from_record(cls, record: list[Any], standing_max: int, now: float) -> "KnownWorker":
+    def from_record(cls, record: list[Any], now: float) -> "KnownWorker":
         """As it was."""
-        done, busy_s, measured_s_ago, admitted, refused, *new = record
-        missing: list[Any] = [0.0, 0.0, None]  # what records of before do not have
-        failed, turnaround_s, proof = new + missing[len(new) :]
+        done, busy_s, measured_s_ago, admitted, refused, failed, turnaround_s, proof = record
         return cls(
             done=done,
             failed=failed,
@@ -164,7 +159,7 @@ class KnownWorker:
             turnaround_s=turnaround_s,
             admitted=admitted,
             refused=refused,
-            proof=Proof.from_record(proof, admitted, standing_max, now),
+            proof=Proof.from_record(proof, now),
         )
 
 

@@ -612,7 +612,7 @@ class LeaseBook:
             account = Account.from_record(staleness_rules, record["account"], now)
             book = cls(rules, account, run_id, secret, start)
             for name, *known in record["workers"]:
-                book._workers[name] = KnownWorker.from_record(known, book._standing_max, now)
+                book._workers[name] = KnownWorker.from_record(known, now)
             book._open.update(_held_items(record["open"], now))
             book._ended.update(_held_items(record["ended"], now))
             book.denied.update({Denial(k): v for k, v in record["denied"].items()})
@@ -653,11 +653,11 @@ def _held_record(held: _Held, now: float) -> list[Any]:
 
 def _held_items(records: Sequence[Any], now: float) -> list[tuple[bytes, _Held]]:
     items = []
-    for about, answers, *new in records:  # records of before have no more
+    for about, answers, trial_record in records:
         lease_id, worker, stream, groups, version, granted_s_ago, left_s = about
         times = (now - granted_s_ago, now + left_s)
         lease = Lease(lease_id, worker, stream, groups, version, *times)
-        trial = Trial.from_record(new[0]) if new and new[0] is not None else None
+        trial = None if trial_record is None else Trial.from_record(trial_record)
         held = _Held(lease, lease.granted_at, trial)
         for seed, group_id, reason, detail in answers:
             answer = Answer(None if reason is None else Discard(reason), detail)

@@ -381,7 +381,7 @@ class Account:
             account = cls(rules, record["version"])
             account.set_pacing(record["pacing"])
             account.reserved, account.granted = record["reserved"], record["granted"]
-            account.on_trial = record.get("on_trial", 0)  # records of before do not have it
+            account.on_trial = record["on_trial"]
             account.consumed = record["consumed"]
             account.consumed_by_staleness.update(dict(record["consumed_by_staleness"]))
             account.discarded.update({Discard(k): v for k, v in record["discarded"].items()})

@@ -37,7 +37,6 @@ from swarm.weights.broadcast.chunk_server import BYTES_PER_S_MIN, ChunkService
 from swarm.weights.broadcast.sessions import Sharing
 from swarm.weights.format import manifest_wire
 from swarm.weights.format.manifest import Manifest
-from swarm.weights.format.manifest_wire import HeadVerdict
 from swarm.weights.format.topology import bound_s
 from swarm.weights.heads import HeadRules, HeadTable, load_heads, save_head
 from swarm.weights.hot_swap import Applied, Engine, Made, apply_version
@@ -263,28 +262,22 @@ class WeightsService:
     def _hear(self, peer: PeerId, record: bytes) -> bool:
         """Take in a head. Whether it is new, and so to be passed on."""
         try:
-            head, verdict = self.gater.ledger.judge(peer, self.heads.hear, record)
+            head, is_newer = self.gater.ledger.judge(peer, self.heads.hear, record)
         except RemoteProtocolError as error:
             self.refused = error.detail
             if error.reason is Reject.FUTURE:
                 self.ahead = error.detail
                 self.refused += "; is the clock right, here and at the publisher's?"
             raise
-        if verdict is HeadVerdict.OLD:
+        if not is_newer:
             return False
         self.ahead = None
         self._told_by.put(head.root, peer)
         if head.policy == self.rules.policy:
-            self._notice(head, verdict)
+            if self._try is not None and self._try.version < head.version:
+                self._try.scope.cancel()
+            self._news.set()
         return True
-
-    def _notice(self, head: HeadBody, verdict: HeadVerdict) -> None:
-        if verdict is HeadVerdict.NEW_PLAN:
-            self.sharing.replan(head.root, manifest_wire.plan_of(head))
-            return
-        if self._try is not None and self._try.version < head.version:
-            self._try.scope.cancel()
-        self._news.set()
 
     def _hear_own(self, record: bytes) -> None:
         """A head that was kept from before; left out where the run's rules no longer allow it."""
@@ -295,9 +288,7 @@ class WeightsService:
 
     async def announce(self, record: bytes) -> HeadBody:
         """Tell the swarm of a head of our own."""
-        head, verdict = self.heads.hear(record)
-        if verdict is HeadVerdict.NEW_PLAN:
-            self.sharing.replan(head.root, manifest_wire.plan_of(head))
+        head, _ = self.heads.hear(record)
         await self.run_sync(self._save_head, head.version)
         await self._transport.publish(weights_topic(self.rules.heads.run_id), record)
         return head
@@ -592,7 +583,6 @@ class WeightsService:
             manifest.artifacts.index(step.artifact),
             step.artifact.chunks,
             PeerId(head.publisher),
-            manifest_wire.plan_of(newest),
             on_behalf=current.version,
         )
         current.fetch_s += trio.current_time() - started_s
@@ -641,11 +631,7 @@ class WeightsService:
         body: bytes = await self.run_sync(self.versions.manifest_body, version)
         manifest: Manifest = await self.run_sync(manifest_wire.decode_manifest, body)
         root = manifest_wire.root_of(body)
-        head = self.heads.of(self.rules.policy, version)
-        plan = manifest_wire.plan_of(head) if head is not None and head.root == root else None
         for index, artifact in enumerate(manifest.artifacts):
             whole = all(map(self._store.has, artifact.chunks)) and artifact.chunks
             if whole and not (deltas_only and artifact.base_version is None):
-                await self.sharing.give(
-                    version, root, index, artifact.chunks, manifest.publisher, plan
-                )
+                await self.sharing.give(version, root, index, artifact.chunks, manifest.publisher)
