@@ -1,6 +1,5 @@
 """Versions among hosts of a simulated network: who learns of them, what is fetched, from whom."""
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,7 @@ import trio
 from swarm.errors import ConfigError, Reject, RequestRefused
 from swarm.identity import PeerId
 from swarm.limits.quotas import RATES, Kind
-from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.weights.faults import FAST, SETTLED_S
-from swarm.simulation.weights.hosts import (
-    LINK,
-    LOOK_S,
-    POLICY,
-    PUBLISHER,
-    RUN_ID,
-    Hosts,
-    SimulatedHost,
-    open_hosts,
-)
 from swarm.weights import service
 from swarm.weights.publisher import SPREAD_LOOK_S
 from swarm.weights.service import MANIFEST_NEXT_S
@@ -36,16 +23,17 @@ from swarm.wire.messages import (
     WantHeads,
     WantManifest,
 )
-
-Play = Callable[[Hosts], Awaitable[None]]
-
-
-def play(scene: Play, directory: Path, hosts: int = 4, link: LinkProfile = FAST) -> None:
-    async def main() -> None:
-        async with open_hosts(0, directory, hosts, link) as there:
-            await scene(there)
-
-    deterministic_run(main, seed=0)
+from tests.simulation.weights_hosts import (
+    LINK,
+    LOOK_S,
+    POLICY,
+    PUBLISHER,
+    RUN_ID,
+    SETTLED_S,
+    Hosts,
+    SimulatedHost,
+    play,
+)
 
 
 async def ask(host: SimulatedHost, other: SimulatedHost, protocol: str, message: Any) -> bytes:
