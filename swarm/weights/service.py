@@ -28,6 +28,7 @@ from swarm.errors import (
     WeightsMismatch,
 )
 from swarm.identity import PeerId
+from swarm.limits.backoff import Backoff
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
 from swarm.peers.connection_gater import ConnectionGater
@@ -69,8 +70,7 @@ MANIFEST_AGAIN_S: Final = 1.0  # after nobody had it
 MANIFESTS_CACHED_MAX: Final = 4
 OLDER_MANIFESTS_MAX: Final = 8  # looked into for a way of several steps
 ROUTES_MAX: Final = 4  # tried for one version; each but the last puts a base in doubt
-RETRY_S: Final = 15.0  # after a version could not be made; doubled at each failure in a row
-RETRY_S_MAX: Final = 600.0
+RETRY: Final = Backoff(15.0, 600.0)  # seconds, after a version could not be made
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,12 +456,12 @@ class WeightsService:
 
     async def _follow(self) -> None:
         """Get the newest version, again and again."""
-        retry_s = RETRY_S
+        failures = 0  # in a row
         while True:
             self._news = trio.Event()
             head = self.heads.newest(self.rules.policy)
             if head is None or not await self._is_wanted(head):
-                retry_s = RETRY_S
+                failures = 0
                 await self._news.wait()
                 continue
             outcome = await self._get(head)
@@ -469,9 +469,9 @@ class WeightsService:
                 continue  # a newer one came
             self._tell(outcome)
             if outcome.applied.failure is not None:
-                with trio.move_on_after(retry_s):
+                with trio.move_on_after(RETRY.after(failures)):
                     await self._news.wait()
-                retry_s = min(2.0 * retry_s, RETRY_S_MAX)
+                failures += 1
 
     async def _is_wanted(self, head: HeadBody) -> bool:
         current = await self.run_sync(self.versions.current)

@@ -25,6 +25,7 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.identity import PeerId
+from swarm.limits.backoff import Backoff
 from swarm.weights.broadcast.chunk_server import (
     ANSWER_S,
     BYTES_PER_S_MIN,
@@ -71,10 +72,8 @@ NEWS_TIMEOUT_S = 10.0
 WRITING_BYTES_MAX = 8_388_608  # of chunks that came and are not stored yet, or one
 TICK_S = 0.1
 TICK_S_MIN = 0.004  # where chunks come faster than that, several are looked at together
-AVOID_S = 0.4  # a neighbour that had nothing to give; twice as long each time
-AVOID_S_MAX = 12.8
-RETRY_S = 1.0  # one that does not take part yet; half as long again each time
-RETRY_S_MAX = 15.0
+AVOID = Backoff(0.4, 12.8)  # seconds, for a neighbour that had nothing to give
+RETRY = Backoff(1.0, 15.0, 1.5)  # seconds, for one that does not take part yet
 IDLE_S = 0.15  # without a chunk, or twice the mean between two: pull what there is
 GAP_WEIGHT = 0.1  # of the newest gap in that mean
 
@@ -148,8 +147,8 @@ class Broadcast:
         self._avoid_until_s: dict[PeerId, float] = {}
         self._named: Counter[PeerId] = Counter()  # in flight
         self._relayed: Counter[PeerId] = Counter()  # in flight, or waiting there
-        self._avoid_s: dict[PeerId, float] = {}  # how long next time
-        self._retry_s: dict[PeerId, float] = {}
+        self._gave_nothing: Counter[PeerId] = Counter()  # named requests in a row
+        self._took_no_part: Counter[PeerId] = Counter()  # relayed requests since it asked us
         self._told_s: dict[PeerId, float] = {}
         self._telling: set[PeerId] = set()
         self._fresh_asked = 0
@@ -174,7 +173,7 @@ class Broadcast:
         have, relaying = from_bytes(request.have), from_bytes(request.relaying)
         self.picker.learn(peer, have, relaying, request.pending, now_s)
         self._avoid_until_s.pop(peer, None)
-        self._retry_s.pop(peer, None)
+        self._took_no_part.pop(peer, None)
         if len(self.links) < NEIGHBOURS_MAX or peer in self.links:
             self.links[peer] = (request.up_bytes_per_s, request.down_bytes_per_s)
 
@@ -237,8 +236,8 @@ class Broadcast:
             self.picker.leave(peer)
             for about in (self.links, self._told_s, self._avoid_until_s):
                 about.pop(peer, None)
-            self._avoid_s.pop(peer, None)
-            self._retry_s.pop(peer, None)
+            self._gave_nothing.pop(peer, None)
+            self._took_no_part.pop(peer, None)
         newcomers = sorted(there - self._asked.keys())
         room = NEIGHBOURS_MAX - len(self._asked)
         if len(newcomers) > room:
@@ -306,9 +305,8 @@ class Broadcast:
         try:
             while not self.picker.complete and not self._is_distrusted(peer):
                 if not await self._request(peer, "relayed", 0, PARK_S):
-                    wait_s = self._retry_s.get(peer, RETRY_S)
-                    self._retry_s[peer] = min(RETRY_S_MAX, 1.5 * wait_s)  # until it asks us
-                    await trio.sleep(wait_s * (0.5 + self._rng.random()))
+                    self._took_no_part[peer] += 1
+                    await trio.sleep(RETRY.spread(self._took_no_part[peer] - 1, self._rng))
                 if self._relayed[peer] > self._to_park(peer):
                     return
         finally:
@@ -355,7 +353,7 @@ class Broadcast:
                 while await self._request(publisher, "fresh", 0, PARK_S):
                     if self.picker.complete or self._fresh_wanted() < -1:
                         return  # else the next is on its way while this one is passed on
-                await trio.sleep(RETRY_S * self._rng.random())
+                await trio.sleep(RETRY.first * self._rng.random())
         finally:
             self._fresh_scopes.discard(scope)
             self._fresh_asked -= 1
@@ -385,11 +383,11 @@ class Broadcast:
             kind: Kind = "named" if accused is None else "lost"
             await self._request(peer, kind, chunk, NAMED_PARK_S, accused)
             if self.picker.here >> chunk & 1:
-                self._avoid_s.pop(peer, None)
+                self._gave_nothing.pop(peer, None)
                 return
-            avoid_s = self._avoid_s.get(peer, AVOID_S)
-            self._avoid_until_s[peer] = trio.current_time() + avoid_s
-            self._avoid_s[peer] = min(AVOID_S_MAX, 2.0 * avoid_s)
+            pause_s = AVOID.after(self._gave_nothing[peer])
+            self._avoid_until_s[peer] = trio.current_time() + pause_s
+            self._gave_nothing[peer] += 1
         finally:
             self._named[peer] -= 1
             self.picker.give_up(chunk)
