@@ -28,6 +28,7 @@ from swarm.limits.quotas import BAD_ADVERT_COST, RELAYED, Kind
 from swarm.peers.address_book import of_peer, plausible
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
+from swarm.peers.requests import PeersToAsk, ask
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
 from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
@@ -302,9 +303,8 @@ class Exchange:
             task_status.started()
 
     async def _serve_piece(self, peer: PeerId, payload: bytes) -> bytes:
-        self.gater.check_quota(Kind.WANT, peer)
-        want = self.ledger.judge(peer, codec.decode, payload, WantPiece, WANT_BYTES_MAX)
-        self._check_run(peer, want.run_id)
+        want = self.gater.read(Kind.WANT, peer, payload, WantPiece, WANT_BYTES_MAX)
+        self.gater.check_run(peer, want.run_id, self._rules.run_id)
         self._check_budget(peer)
         banned = self.gater.banned_peers()
         size_bytes, data = await self._run_sync(
@@ -319,9 +319,8 @@ class Exchange:
         return codec.encode(PieceReply(type="piece", size_bytes=size_bytes, data=data))
 
     async def _serve_groups(self, peer: PeerId, payload: bytes) -> bytes:
-        self.gater.check_quota(Kind.WANT, peer)
-        want = self.ledger.judge(peer, codec.decode, payload, Want, WANT_BYTES_MAX)
-        self._check_run(peer, want.run_id)
+        want = self.gater.read(Kind.WANT, peer, payload, Want, WANT_BYTES_MAX)
+        self.gater.check_run(peer, want.run_id, self._rules.run_id)
         self._check_budget(peer)
         wanted = list(dict.fromkeys(want.group_ids))
         banned = self.gater.banned_peers()
@@ -330,9 +329,8 @@ class Exchange:
         return codec.encode(GroupsReply(type="groups", records=tuple(records)))
 
     async def _serve_holders(self, peer: PeerId, payload: bytes) -> bytes:
-        self.gater.check_quota(Kind.HAVE, peer)
-        asked = self.ledger.judge(peer, codec.decode, payload, Have, WANT_BYTES_MAX)
-        self._check_run(peer, asked.run_id)
+        asked = self.gater.read(Kind.HAVE, peer, payload, Have, WANT_BYTES_MAX)
+        self.gater.check_run(peer, asked.run_id, self._rules.run_id)
         held: set[bytes] = set()
         if not self._is_spent(peer):
             banned = self.gater.banned_peers()
@@ -375,18 +373,12 @@ class Exchange:
         return records
 
     async def _serve_adverts(self, peer: PeerId, payload: bytes) -> bytes:
-        self.gater.check_quota(Kind.CATCH_UP, peer)
-        asked = self.ledger.judge(peer, codec.decode, payload, RecentAdverts, WANT_BYTES_MAX)
-        self._check_run(peer, asked.run_id)
+        asked = self.gater.read(Kind.CATCH_UP, peer, payload, RecentAdverts, WANT_BYTES_MAX)
+        self.gater.check_run(peer, asked.run_id, self._rules.run_id)
         self._check_budget(peer)
         records = self._advert_cache.choose(ADVERTS_PER_REPLY_MAX, self._now_s(), self._rng)
         self._spend(peer, records)
         return codec.encode(AdvertsReply(type="adverts", records=tuple(records)))
-
-    def _check_run(self, peer: PeerId, run_id: str) -> None:
-        if run_id != self._rules.run_id:
-            self.ledger.reject(peer, Reject.OTHER_RUN)
-            raise RemoteProtocolError(Reject.OTHER_RUN, run_id)
 
     # --- hearing adverts -------------------------------------------------------------------
 
@@ -457,44 +449,37 @@ class Exchange:
         """Ask a new peer at once, and now and then any peer, for adverts that gossip lost, while
         there is little to choose from. When this process was stopped for a while, all peers are as
         good as new, and whatever there was to choose from is old."""
-        asked: set[PeerId] = set()
-        last = next_any = stopped_until = trio.current_time()
+        now = last = stopped_until = trio.current_time()
+        again_s = self._rules.catch_up_interval_s
+        to_ask = PeersToAsk(again_s, CATCH_UPS_PER_LOOK_MAX, self._rng, now)
         async with trio.open_nursery() as nursery:
             while True:
-                now, peers = trio.current_time(), self._transport.peers()
+                now = trio.current_time()
                 if now - last > STOPPED_S:
-                    stopped_until = now + self._rules.catch_up_interval_s
-                    asked.clear()
-                asked.intersection_update(peers)
-                short = now < stopped_until or self._fetcher.is_short_of_offers()
-                fresh = [peer for peer in peers if peer not in asked] if short else []
-                ask = self._rng.sample(fresh, min(len(fresh), CATCH_UPS_PER_LOOK_MAX))
-                if now >= next_any and peers:
-                    next_any = now + self._rules.catch_up_interval_s
-                    if short:
-                        ask.append(self._rng.choice(peers))
-                for peer in dict.fromkeys(ask):
-                    asked.add(peer)
-                    nursery.start_soon(self._catch_up, peer, asked)
+                    stopped_until = now + again_s
+                    to_ask.forget_all()
+                if now < stopped_until or self._fetcher.is_short_of_offers():
+                    for peer in to_ask.draw(self._transport.peers(), now):
+                        nursery.start_soon(self._catch_up, peer, to_ask)
                 last = now
                 await trio.sleep(CATCH_UP_LOOK_S)
 
-    async def _catch_up(self, peer: PeerId, asked: set[PeerId]) -> None:
-        ask = codec.encode(RecentAdverts(type="recent_adverts", run_id=self._rules.run_id))
+    async def _catch_up(self, peer: PeerId, to_ask: PeersToAsk) -> None:
         try:
-            answer = await self._transport.request(
+            reply = await ask(
+                self._transport,
                 peer,
                 ADVERTS_PROTOCOL,
-                ask,
-                timeout_s=self._rules.fetch_timeout_s,
-                response_bytes_max=ADVERTS_REPLY_BYTES_MAX,
+                RecentAdverts(type="recent_adverts", run_id=self._rules.run_id),
+                AdvertsReply,
+                ADVERTS_REPLY_BYTES_MAX,
+                self._rules.fetch_timeout_s,
             )
-            reply = codec.decode(answer, AdvertsReply, ADVERTS_REPLY_BYTES_MAX)
         except RemoteProtocolError as error:
             self.ledger.reject(peer, error.reason)
             return
         except RequestTimeout:
-            asked.discard(peer)  # it is cut off: ask again until it is not
+            to_ask.forget(peer)  # it is cut off: ask again until it is not
             return
         except TransportError:
             return

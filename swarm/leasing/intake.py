@@ -287,12 +287,8 @@ class Intake:
     # --- leases ----------------------------------------------------------------------------
 
     async def _serve_lease(self, peer: PeerId, payload: bytes) -> bytes:
-        self._gater.check_quota(Kind.LEASE, peer)
-        judge = self._gater.ledger.judge
-        asked: WantLease = judge(peer, codec.decode, payload, WantLease, WANT_LEASE_BYTES_MAX)
-        if asked.run_id != self._rules.run_id:
-            self._gater.ledger.reject(peer, Reject.OTHER_RUN)
-            raise RemoteProtocolError(Reject.OTHER_RUN, asked.run_id)
+        asked = self._gater.read(Kind.LEASE, peer, payload, WantLease, WANT_LEASE_BYTES_MAX)
+        self._gater.check_run(peer, asked.run_id, self._rules.run_id)
         await trio.lowlevel.checkpoint()
         now_s = self._now_s()
         if str(peer) in self.standby:

@@ -15,6 +15,7 @@ from swarm.errors import RemoteProtocolError, RequestRefused, TransportError
 from swarm.identity import Identity, PeerId
 from swarm.limits.backoff import Backoff
 from swarm.peers.ledger import Ledger
+from swarm.peers.requests import ask
 from swarm.rollouts import RolloutGroup
 from swarm.transport.base import Transport
 from swarm.wire import codec
@@ -88,7 +89,7 @@ class WorkSource:
         try:
             reply = await self._ask(
                 LEASES_PROTOCOL,
-                codec.encode(request),
+                request,
                 LeaseReply,
                 LEASE_REPLY_BYTES_MAX,
                 LEASE_TIMEOUT_S,
@@ -115,13 +116,13 @@ class WorkSource:
     async def submit(self, lease: HeldLease, group: RolloutGroup) -> Verdict | None:
         """Hand a group in. None: it could not be delivered before the lease ended, or was turned
         away unread or as malformed."""
-        payload = codec.encode_submission(lease.id, group, self._identity)
+        submission = codec.submission(lease.id, group, self._identity)
         tries = turned_away = 0
         while True:
             try:
                 reply = await self._ask(
                     SUBMISSIONS_PROTOCOL,
-                    payload,
+                    submission,
                     SubmissionReply,
                     SUBMISSION_REPLY_BYTES_MAX,
                     SUBMIT_TIMEOUT_S,
@@ -147,13 +148,15 @@ class WorkSource:
             tries += 1
 
     async def _ask(
-        self, protocol: str, payload: bytes, kind: type[M], bytes_max: int, timeout_s: float
+        self, protocol: str, question: WireModel, kind: type[M], bytes_max: int, timeout_s: float
     ) -> M:
-        answer = await self._transport.request(
-            self.learner, protocol, payload, timeout_s=timeout_s, response_bytes_max=bytes_max
-        )
-        reply: M = self._ledger.judge(self.learner, codec.decode, answer, kind, bytes_max)
-        return reply
+        try:
+            return await ask(
+                self._transport, self.learner, protocol, question, kind, bytes_max, timeout_s
+            )
+        except RemoteProtocolError as error:
+            self._ledger.reject(self.learner, error.reason)
+            raise
 
     def _wait_s(self) -> float:
         """Until the next try after a failure: longer at each in a row."""

@@ -32,6 +32,7 @@ from swarm.limits.backoff import Backoff
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
 from swarm.peers.connection_gater import ConnectionGater
+from swarm.peers.requests import PeersToAsk, ask
 from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
 from swarm.weights.broadcast.chunk_server import BYTES_PER_S_MIN, ChunkService
@@ -62,6 +63,7 @@ from swarm.wire.messages import (
 
 HEADS_LOOK_S: Final = 1.0  # for peers that connected
 HEADS_AGAIN_S: Final = 10.0  # one peer, drawn at random
+HEADS_ASKED_MAX: Final = 16  # new peers at one look
 HEADS_TIMEOUT_S: Final = 20.0
 MANIFEST_ANSWER_S: Final = 20.0  # beyond what its size takes on the slowest link
 MANIFEST_NEXT_S: Final = 2.0  # without an answer, after which the next peer is asked as well
@@ -300,50 +302,36 @@ class WeightsService:
             save_head(self._directory, version, record, held)
 
     async def _serve_heads(self, peer: PeerId, payload: bytes) -> bytes:
-        self.gater.check_quota(Kind.HEADS, peer)
-        asked = self.gater.ledger.judge(
-            peer, codec.decode, payload, WantHeads, WANT_HEADS_BYTES_MAX
-        )
-        self._check_run(peer, asked.run_id)
+        asked = self.gater.read(Kind.HEADS, peer, payload, WantHeads, WANT_HEADS_BYTES_MAX)
+        self.gater.check_run(peer, asked.run_id, self.rules.heads.run_id)
         records = self.heads.records(self.rules.policy, self.sharing.versions())
         return codec.encode(HeadsReply(type="heads", records=records))
 
-    def _check_run(self, peer: PeerId, run_id: str) -> None:
-        if run_id != self.rules.heads.run_id:
-            self.gater.ledger.reject(peer, Reject.OTHER_RUN)
-            raise RemoteProtocolError(Reject.OTHER_RUN, run_id)
-
     async def _ask_for_heads(self) -> None:
         """Ask each peer on connecting, and now and then any."""
-        asked: set[PeerId] = set()
-        again_s = trio.current_time() + HEADS_AGAIN_S
+        to_ask = PeersToAsk(HEADS_AGAIN_S, HEADS_ASKED_MAX, self._rng, trio.current_time())
         async with trio.open_nursery() as nursery:
             while True:
-                peers = self._transport.peers()
-                asked &= set(peers)
-                new = [peer for peer in peers if peer not in asked]
-                if not new and peers and trio.current_time() >= again_s:
-                    new = [self._rng.choice(peers)]
-                    again_s = trio.current_time() + HEADS_AGAIN_S * (0.75 + self._rng.random() / 2)
-                for peer in new:
-                    asked.add(peer)
+                for peer in to_ask.draw(self._transport.peers(), trio.current_time()):
                     nursery.start_soon(self._ask_heads, peer)
                 await trio.sleep(HEADS_LOOK_S)
 
     async def _ask_heads(self, peer: PeerId) -> None:
-        request = WantHeads(type="want_heads", run_id=self.rules.heads.run_id)
+        want = WantHeads(type="want_heads", run_id=self.rules.heads.run_id)
         try:
-            payload = await self._transport.request(
+            reply = await ask(
+                self._transport,
                 peer,
                 HEADS_PROTOCOL,
-                codec.encode(request),
-                timeout_s=HEADS_TIMEOUT_S,
-                response_bytes_max=HEADS_REPLY_BYTES_MAX,
+                want,
+                HeadsReply,
+                HEADS_REPLY_BYTES_MAX,
+                HEADS_TIMEOUT_S,
             )
-            reply = self.gater.ledger.judge(
-                peer, codec.decode, payload, HeadsReply, HEADS_REPLY_BYTES_MAX
-            )
-        except (TransportError, RemoteProtocolError):
+        except RemoteProtocolError as error:
+            self.gater.ledger.reject(peer, error.reason)
+            return
+        except TransportError:
             return
         for record in reply.records:
             try:
@@ -355,11 +343,8 @@ class WeightsService:
     # --- manifests -------------------------------------------------------------------------
 
     async def _serve_manifest(self, peer: PeerId, payload: bytes) -> bytes:
-        self.gater.check_quota(Kind.MANIFEST, peer)
-        asked = self.gater.ledger.judge(
-            peer, codec.decode, payload, WantManifest, WANT_MANIFEST_BYTES_MAX
-        )
-        self._check_run(peer, asked.run_id)
+        asked = self.gater.read(Kind.MANIFEST, peer, payload, WantManifest, WANT_MANIFEST_BYTES_MAX)
+        self.gater.check_run(peer, asked.run_id, self.rules.heads.run_id)
         body = await self._body_here(asked.root)
         if body is None:
             raise RequestRefused("that manifest is not here")

@@ -163,14 +163,14 @@ def kept_group(record: bytes, group_id: GroupId) -> RolloutGroup:
     return _rollout_group(decode(payload, GroupBody, LARGE_GROUP_BYTES_MAX), columns=True)
 
 
-def encode_submission(lease: bytes, group: RolloutGroup, identity: Identity) -> bytes:
+def submission(lease: bytes, group: RolloutGroup, identity: Identity) -> Submission:
     """A group of ours that was generated under a lease (16 bytes), signed.
 
     Raises:
         LocalProtocolError: as `sign_group`.
     """
     _, record = sign_group(group, identity)
-    return encode(Submission(type="submission", lease=lease, record=record))
+    return Submission(type="submission", lease=lease, record=record)
 
 
 def decode_submission(payload: bytes) -> tuple[bytes, GroupId, bytes, RolloutGroup]:

@@ -23,7 +23,7 @@ def with_runs(*runs: tuple[int, int]) -> RolloutGroup:
 @pytest.mark.parametrize("group", [sample_group(), with_runs((6, 1), (7, 2)), with_runs((6, 3))])
 def test_a_group_arrives_with_its_lease_and_its_spans(group: RolloutGroup) -> None:
     lease, group_id, record, there = codec.decode_submission(
-        codec.encode_submission(LEASE, group, ALICE)
+        codec.encode(codec.submission(LEASE, group, ALICE))
     )
     assert lease == LEASE
     assert there == group
@@ -44,7 +44,7 @@ def test_a_group_arrives_with_its_lease_and_its_spans(group: RolloutGroup) -> No
 def test_spans_that_lie(runs: Spans, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(codec, "spans_fault", lambda *_: None)
-        lie = codec.encode_submission(LEASE, with_runs(*runs), ALICE)
+        lie = codec.encode(codec.submission(LEASE, with_runs(*runs), ALICE))
     with pytest.raises(RemoteProtocolError, match=why) as caught:
         codec.decode_submission(lie)
     assert caught.value.reason is Reject.MALFORMED
@@ -52,7 +52,7 @@ def test_spans_that_lie(runs: Spans, why: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_spans_that_make_no_sense_are_not_sent() -> None:
     with pytest.raises(LocalProtocolError, match="2 tokens in runs"):
-        codec.encode_submission(LEASE, with_runs((6, 2)), ALICE)
+        codec.submission(LEASE, with_runs((6, 2)), ALICE)
     tokens = 2 * SPANS_MAX
     group = sample_group()
     long = replace(
@@ -62,4 +62,4 @@ def test_spans_that_make_no_sense_are_not_sent() -> None:
         spans=tuple((version, 1) for version in range(6, 6 + tokens)),
     )
     with pytest.raises(LocalProtocolError, match="does not fit the wire"):
-        codec.encode_submission(LEASE, replace(group, completions=(long,)), ALICE)
+        codec.submission(LEASE, replace(group, completions=(long,)), ALICE)
