@@ -24,6 +24,7 @@ from swarm.leasing.trial import WorkerOrigin
 from swarm.limits.quotas import RELAYED, Kind
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.rollouts import GroupId, RolloutGroup, version_spans
+from swarm.storage.records import record_of, restored
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -120,6 +121,15 @@ class _Kept:
 
     admitted: Admitted
     record: bytes  # signed
+
+
+@dataclass(slots=True)
+class _Record:
+    """What of an intake goes on after a restart, besides its leases."""
+
+    groups: list[tuple[bytes, bytes, str, tuple[float, ...]]]  # id, signed, prompt, rewards
+    standings: dict[str, int]
+    rescored: Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,15 +471,12 @@ class Intake:
 
     def to_record(self) -> dict[str, Any]:
         """Leases, counters and what is buffered, as plain values."""
-        return {
-            "book": self._book.to_record(self._now_s()),
-            "groups": [
-                [group_id, each.record, each.admitted.prompt, [*each.admitted.rewards]]
-                for group_id, each in self._kept.items()
-            ],
-            "standings": {name: each.passed for name, each in self._standings.items()},
-            "rescored": dict(self._rescored),
-        }
+        kept = _Record(
+            [(g, k.record, k.admitted.prompt, k.admitted.rewards) for g, k in self._kept.items()],
+            {name: each.passed for name, each in self._standings.items()},
+            self._rescored,
+        )
+        return {"book": self._book.to_record(self._now_s()), **record_of(kept)}
 
     def restore(self, book: LeaseBook, record: dict[str, Any] | None) -> None:
         """Go on with another book and what the record that it is of holds; None: with nothing.
@@ -481,15 +488,16 @@ class Intake:
         self._kept = {}
         if record is None:
             return
-        try:
-            for group_id, signed, prompt, rewards in record["groups"]:
+        kept = restored(_Record, {name: record[name] for name in record if name != "book"})
+        for group_id, signed, prompt, rewards in kept.groups:
+            try:
                 _, group = codec.decode_group(signed)
-                admitted = Admitted(group_id, group, prompt, tuple(rewards))
-                self._kept[group_id] = _Kept(admitted, signed)
-            self._standings = {n: _Standing(passed) for n, passed in record["standings"].items()}
-            self._rescored = Counter(record["rescored"])
-        except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:
-            raise LocalProtocolError(f"no record of an intake: {error!r}") from None
+            except RemoteProtocolError as error:
+                raise LocalProtocolError(f"no record of an intake: {error}") from None
+            admitted = Admitted(GroupId(group_id), group, prompt, rewards)
+            self._kept[group_id] = _Kept(admitted, signed)
+        self._standings = {name: _Standing(passed) for name, passed in kept.standings.items()}
+        self._rescored = kept.rescored
         self._forget_gone()
         if self._kept.keys() != self._book.account.buffered_ids():
             raise LocalProtocolError("groups and account of an intake do not go together")
