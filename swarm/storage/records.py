@@ -6,7 +6,6 @@ that starts anew with each process: a record holds how long ago it was.
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, PlainSerializer, TypeAdapter, ValidationError, ValidationInfo
@@ -26,11 +25,13 @@ def _at(ago_s: float, info: ValidationInfo[float]) -> float:
 
 
 Moment = Annotated[float, PlainSerializer(_ago), AfterValidator(_at)]
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def record_of(value: Any, now: float = 0.0, without: Collection[str] = ()) -> dict[str, Any]:
