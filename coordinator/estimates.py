@@ -121,7 +121,7 @@ def calibrated_load_s(run: Run, active: Sequence[Worker], measured_s: float) -> 
     if not active or measured_s <= 0.0:
         return run.load_s
     size_bytes = run.published_bytes(1)
-    sent_s = predicted_broadcast(run, active, size_bytes).time_s - run.load_s
+    sent_s = predicted_broadcast(run, active, size_bytes) - run.load_s
     return max(run.load_s, measured_s - sent_s)
 
 

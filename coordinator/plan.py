@@ -198,8 +198,8 @@ def _head(report: PlanReport) -> Iterable[str]:
         f"{found.cost.egress:.3f})."
     )
     yield (
-        f"Publish every {found.period_steps} steps, {found.published_bytes / 1e6:,.1f} MB as a "
-        f"{found.strategy}: {found.broadcast_s:.1f} s until the last worker has it. Allow "
+        f"Publish every {found.period_steps} steps, {found.published_bytes / 1e6:,.1f} MB: "
+        f"{found.broadcast_s:.1f} s until the last worker has it. Allow "
         f"{found.inflight_groups} groups generating or waiting."
     )
 

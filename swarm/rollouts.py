@@ -61,8 +61,7 @@ class Completion:
     """One sampled answer. The columns are as long as each other, EOS included where sampled.
 
     `spans` says which policy version made which tokens, where the weights were replaced between two
-    of them; empty: `policy_version` made them all. On the wire, rollouts carry spans only where
-    they carry more that is new in a release (`is_extended`).
+    of them; empty: `policy_version` made them all.
 
     `segments` are the turns of a transcript: `text` is all that was said, and the columns are of
     what the policy sampled alone. Empty: the policy said all of it in one turn.
@@ -77,11 +76,6 @@ class Completion:
     segments: tuple[Turn, ...] = ()
     propensity: float = 1.0  # with which a continuation was chosen whose prefix was another's
     splices: tuple[int, ...] = ()  # after so many tokens a prefix by another policy ends; ascending
-
-    @property
-    def is_extended(self) -> bool:
-        """Whether it says what releases before 0.2 refuse."""
-        return bool(self.segments or self.splices) or self.propensity != 1.0
 
     def parts(self) -> list[tuple[Author, str]]:
         """Its text by turns, each with who said it."""
@@ -119,12 +113,6 @@ class RolloutGroup:
     attempt: int = 0  # how many groups of its producer for this task came before
     context: str = ""  # the short name of what stood before the task's prompt
     counters: Counters = ()  # tries at this task, by its producer
-
-    @property
-    def is_extended(self) -> bool:
-        """Whether it says what releases before 0.2 refuse."""
-        said = bool(self.attempt or self.context or self.counters)
-        return said or any(completion.is_extended for completion in self.completions)
 
     @property
     def is_quantised(self) -> bool:
@@ -221,13 +209,5 @@ def counters_fault(counters: Counters) -> str | None:
 
 
 def oldest_version(group: RolloutGroup) -> int:
-    """The oldest policy version that made a token of the group.
-
-    Raises:
-        LocalProtocolError: it has no completions, or spans that make no sense.
-    """
-    if not group.completions:
-        raise LocalProtocolError("a group without completions has no policy version")
-    for completion in group.completions:
-        version_spans(completion)
+    """The oldest policy version that made a token of the group, which has a completion."""
     return min(completion.policy_version for completion in group.completions)

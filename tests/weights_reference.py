@@ -8,7 +8,6 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from swarm.identity import peer_id_of
 from tests.wire_reference import Refused
 
 TREE = dict[str, Any]
@@ -47,21 +46,6 @@ DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE
 def need(condition: bool, what: str) -> None:
     if not condition:
         raise Refused(what)
-
-
-def conform_plan(tree: TREE) -> None:
-    """Check the plan of a head whose publisher is the peer id `tree["publisher"]`.
-
-    Raises:
-        Refused: it breaks a rule.
-    """
-    keys, parents = _pieces(tree["order"], 32), _integers(tree["parents"], 2)
-    need(len(keys) == len(parents), "a parent for each")
-    need(not keys or tree["strategy"] != "swarm", "a swarm has no parents")
-    for place, (key, parent) in enumerate(zip(keys, parents, strict=True)):
-        need(keys.count(key) == 1, "a peer twice")
-        need(peer_id_of(key) != tree["publisher"], "the publisher below somebody")
-        need(parent <= place, "a parent after its child")
 
 
 def conform_manifest(tree: TREE) -> None:

@@ -280,11 +280,6 @@ def conform_columns(group: dict[str, Any]) -> None:
     Raises:
         Refused: they break a rule.
     """
-    new = ("segments", "splices")
-    extended = any(
-        any(each.get(name) for name in new) or each.get("propensity", 1.0) != 1.0
-        for each in group["completions"]
-    ) or any(group.get(name) for name in ("attempt", "context", "counters"))
     buckets = _columns(group.get("counters", b""), 3)
     if any(successes > tries for _, tries, successes in buckets) or not _ascends(
         [bucket for bucket, _, _ in buckets]
@@ -292,7 +287,7 @@ def conform_columns(group: dict[str, Any]) -> None:
         raise Refused("counters of nothing")
     for completion in group["completions"]:
         _conform_turns(completion)
-        _conform_versions(completion, extended)
+        _conform_versions(completion)
         ids, logprobs = completion["token_ids"], completion["logprobs"]
         if len(ids) != len(logprobs) or len(ids) % 4:
             raise Refused("uneven columns")
@@ -315,13 +310,13 @@ def _conform_turns(completion: dict[str, Any]) -> None:
         raise Refused("splices out of order")
 
 
-def _conform_versions(completion: dict[str, Any], extended: bool) -> None:
+def _conform_versions(completion: dict[str, Any]) -> None:
     spans = _columns(completion.get("spans", b""), 2)
     if not spans:
         return
     versions = [version for version, _ in spans]
-    if not extended or versions != sorted(versions) or versions[0] != completion["policy_version"]:
-        raise Refused("spans of other versions, or out of place")
+    if versions != sorted(versions) or versions[0] != completion["policy_version"]:
+        raise Refused("spans of other versions")
     counts = [count for _, count in spans]
     if 0 in counts or sum(counts) != len(completion["token_ids"]) // 4:
         raise Refused("spans of other tokens")

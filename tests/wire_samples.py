@@ -1,6 +1,5 @@
 """Strategies and fixed samples of everything that crosses the network."""
 
-import struct
 from dataclasses import replace
 from typing import get_args
 
@@ -11,7 +10,6 @@ from swarm.leasing import coordination
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.weights.format import manifest_wire
 from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, TensorSpec
-from swarm.weights.format.topology import Plan, Strategy
 from swarm.wire import codec
 from swarm.wire.data_manifest import manifest_of
 from swarm.wire.messages import (
@@ -38,8 +36,6 @@ from swarm.wire.messages import (
     DialBack,
     DialBackReply,
     FindProviders,
-    Greeting,
-    GreetingReply,
     GroupsReply,
     Have,
     HaveReply,
@@ -166,8 +162,17 @@ def adverts(producer: PeerId) -> st.SearchStrategy[AdvertBody]:
 
 
 known_peers = st.builds(KnownPeer, peer_id=text(64, 1), addresses=addresses)
+packages = st.lists(
+    st.builds(
+        PackageBody,
+        name=made_by.filter(bool),
+        version=made_by.filter(bool),
+    ),
+    max_size=4,
+).map(tuple)
 hellos = st.builds(
     Hello,
+    packages=packages,
     type=st.just("hello"),
     run_id=run_ids,
     instance=st.binary(min_size=16, max_size=16),
@@ -178,34 +183,13 @@ hellos = st.builds(
 )
 hello_replies = st.builds(
     HelloReply,
+    packages=packages,
     type=st.just("hello_reply"),
     run_id=run_ids,
     agent=names,
     addresses=addresses,
     known_peers=st.lists(known_peers, max_size=4).map(tuple),
     other_hello=st.none() | st.binary(max_size=200),
-)
-packages = st.lists(
-    st.builds(
-        PackageBody,
-        name=made_by.filter(bool),
-        version=made_by.filter(bool),
-    ),
-    max_size=4,
-).map(tuple)
-greetings = st.builds(
-    Greeting,
-    type=st.just("greeting"),
-    hello=st.binary(max_size=200),
-    release=names,
-    packages=packages,
-)
-greeting_replies = st.builds(
-    GreetingReply,
-    type=st.just("greeting_reply"),
-    reply=st.binary(max_size=200),
-    release=names,
-    packages=packages,
 )
 want_pieces = st.builds(
     WantPiece,
@@ -369,8 +353,6 @@ plan_replies = st.builds(
 plain_messages: st.SearchStrategy[WireModel] = st.one_of(
     hellos,
     hello_replies,
-    greetings,
-    greeting_replies,
     want_pieces,
     piece_replies,
     recent_adverts,
@@ -444,6 +426,7 @@ def sample_hello() -> Hello:
         started_at_s=1_800_000_000,
         sent_at_s=1_800_000_030,
         agent="swarm-node/0.1.0",
+        packages=(PackageBody(name="reasoning-gym", version="0.1.25"),),
         addresses=(f"/ip4/127.0.0.1/tcp/4001/p2p/{ALICE.peer_id}",),
     )
 
@@ -483,11 +466,9 @@ def sample_head() -> HeadBody:
         policy="actor",
         version=12,
         publisher=ALICE.peer_id,
-        sequence=1,
         root=manifest_wire.root_of(body),
         manifest_bytes=len(body),
         created_at_s=1_800_000_001,
-        **manifest_wire.plan_columns(Plan(Strategy.CHAIN, (BOB.peer_id, CAROL.peer_id), (-1, 0))),
     )
 
 
@@ -509,7 +490,6 @@ def feeding_messages() -> dict[str, WireModel]:
             type="submission",
             lease=bytes(range(16)),
             record=codec.sign_group(sample_group(), ALICE)[1],
-            spans=struct.pack("<6I", 0, 6, 1, 0, 7, 2),
         ),
         "submission_reply": SubmissionReply(
             type="submission_reply",
@@ -602,21 +582,10 @@ def sample_messages() -> dict[str, WireModel]:
             type="hello_reply",
             run_id="sample-1",
             agent="swarm-node/0.1.0",
+            packages=(PackageBody(name="reasoning-gym", version="0.1.25"),),
             addresses=("/ip4/127.0.0.1/tcp/4002",),
             known_peers=(KnownPeer(peer_id=ALICE.peer_id, addresses=("/ip4/10.0.0.1/tcp/1",)),),
             other_hello=codec.sign_hello(sample_hello(), ALICE),
-        ),
-        "greeting": Greeting(
-            type="greeting",
-            hello=codec.sign_hello(sample_hello(), ALICE),
-            release="0.1.0",
-            packages=(PackageBody(name="reasoning-gym", version="0.1.25"),),
-        ),
-        "greeting_reply": GreetingReply(
-            type="greeting_reply",
-            reply=b"",
-            release="0.1.0",
-            packages=(),
         ),
         "want_piece": WantPiece(
             type="want_piece", run_id="sample-1", group_id=bytes(range(32)), piece=7

@@ -1,33 +1,16 @@
-"""Strategies and fixed samples of what is optional on the wire, and of large groups."""
+"""Strategies and fixed samples of what is optional on the wire."""
 
 from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from swarm.identity import PeerId
 from swarm.rollouts import Author, Completion, RolloutGroup, Turn
-from swarm.wire.messages import (
-    GROUP_BYTES_MAX,
-    LARGE_GROUP_BYTES_MAX,
-    LargeAdvertBody,
-    LargeAdvertEntry,
-)
-from tests.wire_samples import (
-    addresses,
-    completions,
-    ids,
-    made_by,
-    run_ids,
-    sample_advert,
-    sample_group,
-    seconds,
-    seq_nos,
-)
+from tests.wire_samples import completions, made_by, sample_group, seq_nos
 
 
 @st.composite
 def transcripts(draw: st.DrawFn) -> Completion:
-    """Completions that say what is new in a release."""
+    """Completions with turns, spans, splices and a propensity."""
     plain = draw(completions())
     tokens = len(plain.token_ids)
     spans: tuple[tuple[int, int], ...] = ()
@@ -52,7 +35,7 @@ def transcripts(draw: st.DrawFn) -> Completion:
 
 
 def extended(group: RolloutGroup) -> st.SearchStrategy[RolloutGroup]:
-    """The group with completions that say what is new, and new things of its own."""
+    """The group with such completions, and optional fields of its own."""
     return st.builds(
         replace,
         st.just(group),
@@ -63,30 +46,8 @@ def extended(group: RolloutGroup) -> st.SearchStrategy[RolloutGroup]:
     )
 
 
-large_entries = st.builds(
-    LargeAdvertEntry,
-    group_id=ids,
-    size_bytes=st.integers(GROUP_BYTES_MAX + 1, LARGE_GROUP_BYTES_MAX),
-)
-
-
-def large_adverts(producer: PeerId) -> st.SearchStrategy[LargeAdvertBody]:
-    """Adverts of large groups that this producer may sign."""
-    return st.builds(
-        LargeAdvertBody,
-        type=st.just("large_advert"),
-        run_id=run_ids,
-        producer=st.just(producer),
-        round=seq_nos,
-        addresses=addresses,
-        groups=st.lists(large_entries, min_size=1, max_size=5).map(tuple),
-        created_at_s=seconds,
-        expires_at_s=seconds,
-    )
-
-
 def sample_turns_group() -> RolloutGroup:
-    """The same, of turns, with all that is new in its release."""
+    """The same, of turns, with every optional field."""
     group = sample_group()
     first, second = group.completions
     turns = (
@@ -103,10 +64,3 @@ def sample_turns_group() -> RolloutGroup:
         context="hint-1",
         counters=((0, 8, 3), (4, 8, 0)),
     )
-
-
-def sample_large_advert() -> LargeAdvertBody:
-    """One fixed advert of a large group of Alice's."""
-    said = {**sample_advert().model_dump(), "type": "large_advert"}
-    entry = LargeAdvertEntry(group_id=bytes([1]) * 32, size_bytes=GROUP_BYTES_MAX + 1)
-    return LargeAdvertBody(**{**said, "groups": (entry,)})

@@ -38,12 +38,12 @@ from coordinator.model.capacity import (
     worker_cost_per_s,
 )
 from coordinator.model.ranges import WrongSetting
+from swarm.limits.backoff import Backoff
 
 POOLS = (0.0, 0.25, 0.5, 0.75)  # of the workers, those with the slowest downlinks, are left out
 WEIGHED_MAX = 40_000  # workers in all sets that are assessed for one choice
 IMPROVED_MAX = 24  # with more workers than these in and out of a set, exchanges go one by one
 IMPROVED_STARTS = 2
-BACKOFF_DOUBLINGS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,8 +436,7 @@ def _cooled(old: Standing, now_s: float, settings: Settings) -> Standing:
     """Left alone, twice as long as the last time unless it had worked long since."""
     worked = old.phase is Phase.ACTIVE and now_s - old.since_s >= settings.cooldown_max_s
     failures = 1 if worked else old.failures + 1
-    doublings = min(failures - 1, BACKOFF_DOUBLINGS_MAX)
-    pause_s = min(settings.cooldown_s * 2.0**doublings, settings.cooldown_max_s)
+    pause_s = Backoff(settings.cooldown_s, settings.cooldown_max_s).after(failures - 1)
     return Standing(Phase.COOLING, now_s, failures, now_s + pause_s)
 
 

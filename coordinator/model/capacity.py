@@ -45,9 +45,9 @@ from coordinator.model.ranges import (
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
 from swarm.weights.format.artifacts import suggested_chunk_bytes
-from swarm.weights.format.topology import FROM_PUBLISHER, PeerLink, Prediction, Strategy, choose
+from swarm.weights.format.topology import PeerLink, broadcast_s
 
-WORKERS_MAX = 512  # in one plan, as many as a broadcast is planned for
+WORKERS_MAX = 512  # in one plan
 STALENESS_MAX = 64
 DELTA_SIZES_MAX = 16
 INFLIGHT_SLACK = 1.1  # times the groups that are being generated on average
@@ -234,7 +234,6 @@ class Capacity:
     form: Form
     period_steps: int
     published_bytes: int
-    strategy: Strategy
     broadcast_s: float
     required_per_s: float
     offered_per_s: float
@@ -290,15 +289,14 @@ def check_workers(workers: Sequence[Worker]) -> None:
     require_unlike([each.name for each in workers])
 
 
-def predicted_broadcast(run: Run, workers: Sequence[Worker], size_bytes: int) -> Prediction:
-    """The shape that would be chosen, and seconds until the last worker can use the weights."""
+def predicted_broadcast(run: Run, workers: Sequence[Worker], size_bytes: int) -> float:
+    """Seconds until the last worker can use a version of that size."""
     links = [
-        PeerLink(PeerId(each.name), each.up_bytes_per_s, each.down_bytes_per_s, each.relayed)
-        for each in workers
+        PeerLink(PeerId(each.name), each.up_bytes_per_s, each.down_bytes_per_s) for each in workers
     ]
     chunk_bytes = min(suggested_chunk_bytes(size_bytes), size_bytes)
-    found = choose(size_bytes, chunk_bytes, run.up_bytes_per_s, links, run.latency_s)
-    return Prediction(found.plan, found.time_s + run.load_s)
+    sent_s = broadcast_s(size_bytes, chunk_bytes, run.up_bytes_per_s, links, run.latency_s)
+    return sent_s + run.load_s
 
 
 def worker_cost_per_s(run: Run, worker: Worker, period_steps: int, size_bytes: int) -> float:
@@ -311,12 +309,10 @@ def worker_cost_per_s(run: Run, worker: Worker, period_steps: int, size_bytes: i
     return worker.price_per_h / SECONDS_PER_H + egress_per_s
 
 
-def publisher_copies(run: Run, prediction: Prediction, workers: int, size_bytes: int) -> float:
-    """How many copies of a version the learner sends: to each of its children, or, in a swarm, what
-    its uplink carries until all have it, which is an upper bound."""
-    if prediction.plan.strategy is not Strategy.SWARM:
-        return float(prediction.plan.parents.count(FROM_PUBLISHER))
-    sent_s = max(prediction.time_s - run.load_s, 0.0)
+def publisher_copies(run: Run, arrives_s: float, workers: int, size_bytes: int) -> float:
+    """How many copies of a version the learner sends, at most: what its uplink carries until all
+    have it, `arrives_s` after the announcement."""
+    sent_s = max(arrives_s - run.load_s, 0.0)
     return min(float(workers), max(1.0, sent_s * run.up_bytes_per_s / size_bytes))
 
 
@@ -369,19 +365,19 @@ def _assess(
             Obstacle.PERIOD, f"κ = {period_steps}: weights are published every 1 step or more"
         )
     size_bytes = run.published_bytes(period_steps)
-    prediction = predicted_broadcast(run, workers, size_bytes)
-    broadcast_s, period_s = prediction.time_s, period_steps * run.train_s
-    if broadcast_s * BROADCAST_MARGIN >= period_s:
+    arrives_s = predicted_broadcast(run, workers, size_bytes)
+    period_s = period_steps * run.train_s
+    if arrives_s * BROADCAST_MARGIN >= period_s:
         return Infeasible(
             Obstacle.BROADCAST,
-            f"weights take {broadcast_s:.1f} s to the last worker, and κ = {period_steps} leaves "
+            f"weights take {arrives_s:.1f} s to the last worker, and κ = {period_steps} leaves "
             f"{period_s:.1f} s until the next, which overtakes them if they are a little late",
         )
     offered_per_s = sum(each.admitted_per_s for each in workers)
     if offered_per_s < VALUE_MIN:
         return Infeasible(Obstacle.SUPPLY, "no worker lives long enough to generate anything")
-    required_per_s, step_s = _rates(run, form, period_steps, broadcast_s, offered_per_s)
-    needed = _inflight_needed(run, workers, form, period_steps, broadcast_s, step_s)
+    required_per_s, step_s = _rates(run, form, period_steps, arrives_s, offered_per_s)
+    needed = _inflight_needed(run, workers, form, period_steps, arrives_s, step_s)
     allowed = run.inflight_groups_max or needed
     if allowed < needed:
         return Infeasible(
@@ -393,14 +389,13 @@ def _assess(
     if waits:  # nothing piles up, so no more are in flight than are generated and one step's
         slots = sum(each.groups_per_s * each.generation_s for each in workers)
         allowed = min(allowed, run.groups_per_step + math.ceil(slots))
-    staleness_worst = _staleness(run, workers, form, period_steps, broadcast_s, step_s, allowed)
-    copies = publisher_copies(run, prediction, len(workers), size_bytes)
+    staleness_worst = _staleness(run, workers, form, period_steps, arrives_s, step_s, allowed)
+    copies = publisher_copies(run, arrives_s, len(workers), size_bytes)
     return Capacity(
         form=form,
         period_steps=period_steps,
         published_bytes=size_bytes,
-        strategy=prediction.plan.strategy,
-        broadcast_s=broadcast_s,
+        broadcast_s=arrives_s,
         required_per_s=required_per_s,
         offered_per_s=offered_per_s,
         step_s=step_s,

@@ -235,7 +235,7 @@ def _made_line(published: Published) -> str:
     or_less = "" if delta is None else f", or {amount(delta, 'B')} for who has the one before"
     return (
         f"version {published.version} of {amount(published.size_bytes, 'B')} is on offer: "
-        f"{amount(published.full_bytes, 'B')}{or_less}, as a {published.strategy}, "
+        f"{amount(published.full_bytes, 'B')}{or_less}, "
         f"made in {published.made_s:.2f} s"
     )
 

@@ -467,26 +467,11 @@ class RunConfig(Frozen):
 
     @cached_property
     def run_id(self) -> str:
-        """`<name>-<fingerprint of everything in here>`, 128 bits of SHA-256. What a run leaves out
-        that earlier releases did not know does not enter, so that nodes of different releases
-        meet."""
-        unset = {name for name in ("publishers", "learner") if not getattr(self, name)}
-        if self.answer == AnswerRules():
-            unset.add("answer")
-        if not self.common.share:
-            unset.add("common")
-        rules = self.model_dump(mode="json", exclude={*unset, "training"})
-        if not self.held_out.greedy:
-            del rules["held_out"]["greedy"]
+        """`<name>-<fingerprint of everything in here>`, 128 bits of SHA-256."""
+        rules = self.model_dump(mode="json")
+        rules["training"] = self.training.named(DEFAULT_LOSS).model_dump(mode="json")
         for spec, told in zip(self.environments, rules["environments"], strict=True):
             told["answer"] = self._answers_of(spec).model_dump(mode="json")
-            if self._answers_of(spec) == self.answer:
-                del told["answer"]
-        # A loss that is not named is written as when there was one default for all: which one a
-        # learner takes is its own affair, and its workers meet it under the id that they know.
-        training = self.training.named(DEFAULT_LOSS)
-        if training != TrainingRules(loss=DEFAULT_LOSS):
-            rules["training"] = training.model_dump(mode="json")
         digest = hashlib.sha256(canonical_json(rules).encode()).hexdigest()
         return f"{self.name}-{digest[:RUN_HASH_CHARS]}"
 

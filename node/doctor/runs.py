@@ -24,12 +24,9 @@ from swarm.peers.run_rules import ask_for_rules
 from swarm.transport.base import Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
-    GREETING_PROTOCOL,
-    GREETING_REPLY_BYTES_MAX,
+    HELLO_PROTOCOL,
     HELLO_REPLY_BYTES_MAX,
     RUN_ID_CHARS_MAX,
-    Greeting,
-    GreetingReply,
     Hello,
     HelloReply,
 )
@@ -63,17 +60,16 @@ class _Asking:
 
     async def ask(self, transport: Transport, peer: PeerId, address: str) -> None:
         """Ask a peer for its run, the other nodes of the run, and the run's rules."""
-        said = await self._greet(transport, peer)
-        reply = codec.decode(said.reply, HelloReply, HELLO_REPLY_BYTES_MAX)
-        packages = {each.name: each.version for each in said.packages}
-        found_now = FoundRun(reply.run_id, address, said.release, packages)
+        reply = await self._greet(transport, peer)
+        packages = {each.name: each.version for each in reply.packages}
+        found_now = FoundRun(reply.run_id, address, reply.agent, packages)
         run = self.runs.setdefault(reply.run_id, found_now)
         run.nodes.add(peer)
         run.nodes |= {PeerId(each.peer_id) for each in reply.known_peers}
         if run.rules is None:
             run.rules = _table(await ask_for_rules(transport, peer, reply.run_id))
 
-    async def _greet(self, transport: Transport, peer: PeerId) -> GreetingReply:
+    async def _greet(self, transport: Transport, peer: PeerId) -> HelloReply:
         now_s = int(self._now_s())
         hello = Hello(
             type="hello",
@@ -82,15 +78,14 @@ class _Asking:
             started_at_s=now_s,
             sent_at_s=now_s,
             agent="swarm-node-runs",
+            packages=(),
             addresses=(),
         )
-        record = codec.sign_hello(hello, self._identity)
-        greeting = Greeting(type="greeting", hello=record, release="swarm-node-runs", packages=())
         answer = await transport.request(
-            peer, GREETING_PROTOCOL, codec.encode(greeting),
-            timeout_s=ASK_TIMEOUT_S, response_bytes_max=GREETING_REPLY_BYTES_MAX,
+            peer, HELLO_PROTOCOL, codec.sign_hello(hello, self._identity),
+            timeout_s=ASK_TIMEOUT_S, response_bytes_max=HELLO_REPLY_BYTES_MAX,
         )  # fmt: skip
-        return codec.decode(answer, GreetingReply, GREETING_REPLY_BYTES_MAX)
+        return codec.decode(answer, HelloReply, HELLO_REPLY_BYTES_MAX)
 
 
 def _table(rules: bytes) -> Mapping[str, Any] | None:

@@ -33,14 +33,13 @@ class Progress:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Progress":
-        """Read the data of `to_json`. `validated` and `external` may be absent.
+        """Read the data of `to_json`.
 
         Raises:
             TypeError, KeyError, AttributeError: the data is no progress.
         """
-        external = fields.get("external")
         known = {
-            "validated": Validated(**fields.get("validated", {})),
-            "external": ExternalGains() if external is None else ExternalGains.from_json(external),
+            "validated": Validated(**fields["validated"]),
+            "external": ExternalGains.from_json(fields["external"]),
         }
         return cls(**{**fields, **known})

@@ -157,7 +157,6 @@ class VersionPublished:
     delta_bytes: int | None  # to fetch the smallest delta; None: none is offered
     made_s: float  # to hash, cut, copy and announce it
     announced_ago_s: float  # when this was logged
-    strategy: str
 
 
 @dataclass(frozen=True, slots=True)

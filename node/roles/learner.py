@@ -181,7 +181,6 @@ class LearnerRole:
                 delta_bytes=published.delta_bytes,
                 made_s=published.made_s,
                 announced_ago_s=published.announced_ago_s,
-                strategy=published.strategy,
             )
         )
 

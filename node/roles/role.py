@@ -27,10 +27,11 @@ from node.roles.world import Listener, SamplingTrainer, World
 from node.system.leaving import unless
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity
+from swarm.limits.backoff import Backoff
 from swarm.storage.files import RunSync
 from swarm.telemetry import reports
 
-RESTART_DELAY_S: Final = 1.0  # doubled at each failure in a row
+RESTART: Final = Backoff(1.0, 60.0)  # seconds before a child is started again
 RESTARTS_MAX: Final = 5  # failures in a row without a finished round between them
 
 
@@ -154,7 +155,7 @@ class Training:
                     raise
             else:
                 return
-            with trio.move_on_after(RESTART_DELAY_S * 2**failures):
+            with trio.move_on_after(RESTART.after(failures)):
                 await leaving.wait()
                 return
 

@@ -29,7 +29,7 @@ from node.records.records import (
     WorkDone,
 )
 from node.roles.node import Node
-from node.roles.role import RESTART_DELAY_S, RESTARTS_MAX, Needs
+from node.roles.role import RESTART, RESTARTS_MAX, Needs
 from node.roles.world import Listener, World
 from node.system.extras import need
 from swarm.errors import ChildFailed, ConfigError, first_of
@@ -168,7 +168,7 @@ class WorkerRole:
                 if failures >= RESTARTS_MAX:
                     raise
             await host.stop()
-            await trio.sleep(RESTART_DELAY_S * 2**failures)
+            await trio.sleep(RESTART.after(failures))
 
     async def _tell_work(self, record: WorkDone) -> None:
         record = self._last = self._node.counted(record)

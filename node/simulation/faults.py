@@ -34,15 +34,15 @@ class RepeatingSource(WorkSource):
     """Sends a share of its submissions twice: at once because the answer got lost, or later."""
 
     async def _ask(
-        self, protocol: str, payload: bytes, kind: type[M], bytes_max: int, timeout_s: float
+        self, protocol: str, question: WireModel, kind: type[M], bytes_max: int, timeout_s: float
     ) -> M:
-        reply = await super()._ask(protocol, payload, kind, bytes_max, timeout_s)
+        reply = await super()._ask(protocol, question, kind, bytes_max, timeout_s)
         if protocol != SUBMISSIONS_PROTOCOL or self._rng.random() >= REPEATED_SHARE:
             return reply
         if self._rng.random() < 0.5:
             raise RequestTimeout("the answer got lost")
         await trio.sleep(REPEAT_S_MAX * self._rng.random())
-        return await super()._ask(protocol, payload, kind, bytes_max, timeout_s)
+        return await super()._ask(protocol, question, kind, bytes_max, timeout_s)
 
 
 class OldEngine(TimedEngine):

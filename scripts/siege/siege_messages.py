@@ -32,6 +32,7 @@ def hello(run_id: str, identity: Identity, addresses: Sequence[str] = ()) -> byt
     now_s = int(time.time())
     body = Hello(
         type="hello",
+        packages=(),
         run_id=run_id,
         instance=secrets.token_bytes(16),
         started_at_s=now_s,
@@ -46,6 +47,7 @@ def hello_reply(run_id: str, addresses: Sequence[str], known: Sequence[KnownPeer
     """An answer that knows these peers."""
     reply = HelloReply(
         type="hello_reply",
+        packages=(),
         run_id=run_id,
         agent="siege",
         addresses=tuple(addresses),

@@ -15,7 +15,7 @@ from random import Random
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import OriginPath
 from swarm.limits.bounded_table import BoundedTable
-from swarm.wire.messages import AnyAdvert
+from swarm.wire.messages import AdvertBody
 
 
 class AdvertCache:
@@ -30,7 +30,7 @@ class AdvertCache:
     ) -> None:
         """`own` is the producer whose adverts stay; `is_proven` says who has delivered."""
         self._per_producer_max = per_producer_max
-        self._adverts: BoundedTable[bytes, tuple[bytes, AnyAdvert]] = BoundedTable(
+        self._adverts: BoundedTable[bytes, tuple[bytes, AdvertBody]] = BoundedTable(
             adverts_max, rank_of=self._rank
         )
         self._own = own
@@ -46,7 +46,7 @@ class AdvertCache:
         return hashlib.sha256(record).digest() in self._records
 
     def put(
-        self, advert_id: bytes, record: bytes, advert: AnyAdvert, told_by: OriginPath = ()
+        self, advert_id: bytes, record: bytes, advert: AdvertBody, told_by: OriginPath = ()
     ) -> bool:
         """Keep a checked advert; whether it is kept. One is not that is here already, in whatever
         wrapping, or whose producer has enough newer ones. `told_by`: where its forwarder is."""
@@ -83,7 +83,7 @@ class AdvertCache:
         for each in [i for i, (_, a) in self._adverts.items() if a.expires_at_s <= now_s]:
             self._remove(each)
 
-    def _rank(self, _: bytes, entry: tuple[bytes, AnyAdvert]) -> int:
+    def _rank(self, _: bytes, entry: tuple[bytes, AdvertBody]) -> int:
         producer = PeerId(entry[1].producer)
         return 2 if producer == self._own else int(self._is_proven(producer))
 
@@ -91,7 +91,7 @@ class AdvertCache:
         self._forget(advert_id, *self._adverts[advert_id])
         self._adverts.pop(advert_id)
 
-    def _forget(self, advert_id: bytes, record: bytes, advert: AnyAdvert) -> None:
+    def _forget(self, advert_id: bytes, record: bytes, advert: AdvertBody) -> None:
         self._records.discard(hashlib.sha256(record).digest())
         producer = PeerId(advert.producer)
         self._by_producer[producer].remove(advert_id)
@@ -99,5 +99,5 @@ class AdvertCache:
             del self._by_producer[producer]
 
 
-def _age(advert: AnyAdvert) -> tuple[int, int]:
+def _age(advert: AdvertBody) -> tuple[int, int]:
     return advert.created_at_s, advert.round

@@ -34,6 +34,7 @@ from swarm.exchange.stragglers import BATCHES_FACTOR, Trials, to_give_up
 from swarm.identity import PeerId
 from swarm.limits.byte_budget import ByteBudget
 from swarm.peers.connection_gater import ConnectionGater
+from swarm.peers.requests import ask
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup, informative
 from swarm.storage.files import RunSync
 from swarm.transport.base import Transport
@@ -101,6 +102,11 @@ class ExchangeRules:
     def takes_large(self) -> bool:
         """Whether groups of the run can be too large for one answer."""
         return self.group_bytes_max > GROUP_BYTES_MAX
+
+    @property
+    def record_bytes_max(self) -> int:
+        """The most bytes that a signed group of the run may have."""
+        return max(GROUP_BYTES_MAX, self.group_bytes_max)
 
     def timeout_s(self, size_bytes: int) -> float:
         """How long to wait for an answer of this size."""
@@ -447,14 +453,15 @@ class Fetcher:
             if size_bytes > GROUP_BYTES_MAX and len(group_ids) == 1:
                 return await self._request_large(peer, group_ids[0], size_bytes)
             want = Want(type="want", run_id=self._rules.run_id, group_ids=tuple(group_ids))
-            answer = await self._transport.request(
+            reply = await ask(
+                self._transport,
                 peer,
                 ROLLOUTS_PROTOCOL,
-                codec.encode(want),
-                timeout_s=self._rules.timeout_s(size_bytes),
-                response_bytes_max=GROUPS_REPLY_BYTES_MAX,
+                want,
+                GroupsReply,
+                GROUPS_REPLY_BYTES_MAX,
+                self._rules.timeout_s(size_bytes),
             )
-            return codec.decode(answer, GroupsReply, GROUPS_REPLY_BYTES_MAX).records
         except RemoteProtocolError as error:
             self._ledger.reject(peer, error.reason)
             return _Answer.BROKEN
@@ -462,6 +469,7 @@ class Fetcher:
             return _Answer.REFUSED
         except TransportError:
             return _Answer.SILENT
+        return reply.records
 
     async def _request_large(
         self, peer: PeerId, group_id: GroupId, size_bytes: int
@@ -571,8 +579,7 @@ class Fetcher:
         """The record's group, without columns. A bad one is the fault of the producer whose groups
         were asked for, if it signed it; else of who gives it to us."""
         try:
-            bytes_max = max(GROUP_BYTES_MAX, self._rules.group_bytes_max)
-            return codec.decode_group(record, columns=False, bytes_max=bytes_max)
+            return codec.decode_group(record, columns=False, bytes_max=self._rules.record_bytes_max)
         except RemoteProtocolError as error:
             self._ledger.reject(producer if error.signer == producer else peer, error.reason)
             raise

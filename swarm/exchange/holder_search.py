@@ -15,9 +15,9 @@ from swarm.errors import RemoteProtocolError, TransportError
 from swarm.identity import PeerId
 from swarm.limits.bounded_table import BoundedTable
 from swarm.peers.ledger import Ledger
+from swarm.peers.requests import ask
 from swarm.rollouts import GroupId
 from swarm.transport.base import Transport
-from swarm.wire import codec
 from swarm.wire.messages import (
     HAVE_REPLY_BYTES_MAX,
     HOLDERS_PROTOCOL,
@@ -59,7 +59,7 @@ class HolderSearch:
         after it began, for which it may have to wait for other searches.
         """
         group_ids = list(wanted[:WANT_GROUPS_MAX])
-        have = codec.encode(Have(type="have", run_id=self._run_id, group_ids=tuple(group_ids)))
+        have = Have(type="have", run_id=self._run_id, group_ids=tuple(group_ids))
         found: Found = []
         async with self._searches, trio.open_nursery() as nursery:
 
@@ -86,17 +86,18 @@ class HolderSearch:
         return first + self._rng.sample(others, min(len(others), ASKED_MAX - len(first)))
 
     async def _ask(
-        self, peer: PeerId, have: bytes, group_ids: Sequence[GroupId]
+        self, peer: PeerId, have: Have, group_ids: Sequence[GroupId]
     ) -> frozenset[GroupId]:
         try:
-            answer = await self._transport.request(
+            reply = await ask(
+                self._transport,
                 peer,
                 HOLDERS_PROTOCOL,
                 have,
-                timeout_s=HAVE_TIMEOUT_S,
-                response_bytes_max=HAVE_REPLY_BYTES_MAX,
+                HaveReply,
+                HAVE_REPLY_BYTES_MAX,
+                HAVE_TIMEOUT_S,
             )
-            reply = codec.decode(answer, HaveReply, HAVE_REPLY_BYTES_MAX)
         except RemoteProtocolError as error:
             self._ledger.reject(peer, error.reason)
             return frozenset()

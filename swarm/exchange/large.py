@@ -12,9 +12,9 @@ import trio
 
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout
 from swarm.identity import PeerId
+from swarm.peers.requests import ask
 from swarm.rollouts import GroupId
 from swarm.transport.base import Transport
-from swarm.wire import codec
 from swarm.wire.messages import (
     PIECE_BYTES,
     PIECE_REPLY_BYTES_MAX,
@@ -53,19 +53,20 @@ async def fetch(
                 piece=len(record) // PIECE_BYTES,
             )
             try:
-                answer = await transport.request(
+                reply = await ask(
+                    transport,
                     peer,
                     PIECES_PROTOCOL,
-                    codec.encode(want),
-                    timeout_s=piece_timeout_s,
-                    response_bytes_max=PIECE_REPLY_BYTES_MAX,
+                    want,
+                    PieceReply,
+                    PIECE_REPLY_BYTES_MAX,
+                    piece_timeout_s,
                 )
             except RequestRefused:
                 if not record:
                     raise
                 await trio.sleep(RETRY_S)
                 continue
-            reply = codec.decode(answer, PieceReply, PIECE_REPLY_BYTES_MAX)
             if not reply.data:
                 return None
             if reply.size_bytes != size_bytes:

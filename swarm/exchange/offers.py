@@ -18,9 +18,10 @@ from random import Random
 
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import OriginPath
+from swarm.limits.backoff import Backoff
 from swarm.limits.bounded_table import BoundedTable
 from swarm.rollouts import GroupId
-from swarm.wire.messages import AnyAdvert
+from swarm.wire.messages import AdvertBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class OfferTable:
 
     def hear(
         self,
-        advert: AnyAdvert,
+        advert: AdvertBody,
         heard_from: PeerId,
         now: float,
         told_by: OriginPath | None = None,
@@ -203,8 +204,8 @@ class OfferTable:
         known = self._producers.get(producer)
         if known:
             known.proven = known.held_by_others = False
-            doublings = min(known.failures[first_s], 30)
-            known.rest_s = min(self._limits.rest_s_max, first_s * 2.0**doublings)
+            rests = Backoff(first_s, self._limits.rest_s_max)
+            known.rest_s = rests.after(known.failures[first_s])
             known.failures[first_s] += 1
             known.rests_until = now + known.rest_s
 

@@ -529,9 +529,8 @@ class _DamagedFileError(Exception):
 
 def _task_key(group: RolloutGroup) -> bytes:
     task = group.task
-    parts = [group.producer, task.environment, task.version, task.parameters, task.seed, task.index]
-    if group.attempt:  # keys without are in pools of before
-        parts.append(group.attempt)
+    task_parts = (task.environment, task.version, task.parameters, task.seed, task.index)
+    parts = (group.producer, *task_parts, group.attempt)
     return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 

@@ -10,10 +10,8 @@ that lies, stalls or vanishes costs a count.
 """
 
 from collections.abc import Callable, Container, Sequence
-from functools import partial
 from math import ceil, inf
 from random import Random
-from typing import Any
 
 import trio
 
@@ -30,6 +28,7 @@ from swarm.limits.quotas import BAD_ADVERT_COST, RELAYED, Kind
 from swarm.peers.address_book import of_peer, plausible
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
+from swarm.peers.requests import PeersToAsk, ask
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
 from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
@@ -44,7 +43,6 @@ from swarm.wire.messages import (
     GROUPS_REPLY_BYTES_MAX,
     HAVE_REPLY_BYTES_MAX,
     HOLDERS_PROTOCOL,
-    LARGE_ADVERTS_PROTOCOL,
     PIECE_BYTES,
     PIECE_REPLY_BYTES_MAX,
     PIECES_PROTOCOL,
@@ -53,18 +51,14 @@ from swarm.wire.messages import (
     AdvertBody,
     AdvertEntry,
     AdvertsReply,
-    AnyAdvert,
     GroupsReply,
     Have,
     HaveReply,
-    LargeAdvertBody,
-    LargeAdvertEntry,
     PieceReply,
     RecentAdverts,
     Want,
     WantPiece,
     adverts_topic,
-    large_adverts_topic,
 )
 
 __all__ = ["Exchange", "ExchangeRules", "Verify"]
@@ -113,7 +107,12 @@ class Exchange:
         self._rng = rng
         self._run_sync = run_sync
         self._offers = OfferTable(rules.offers)
-        self._advert_cache, self._large_cache = self._new_cache(), self._new_cache()
+        self._advert_cache = AdvertCache(
+            rules.recent_adverts_max,
+            rules.recent_adverts_per_producer_max,
+            identity.peer_id,
+            self._offers.is_proven,
+        )
         enough = ceil(PRODUCERS_PER_STOCKED_GROUP * rules.stock_groups)
         self._sampler = ProducerSampler(max(PRODUCERS_ENOUGH, enough))
         self._round_began = trio.current_time()
@@ -133,14 +132,6 @@ class Exchange:
             now_s=now_s,
             rng=rng,
             run_sync=run_sync,
-        )
-
-    def _new_cache(self) -> AdvertCache:
-        return AdvertCache(
-            self._rules.recent_adverts_max,
-            self._rules.recent_adverts_per_producer_max,
-            self._identity.peer_id,
-            self._offers.is_proven,
         )
 
     @property
@@ -164,9 +155,7 @@ class Exchange:
         """
         signed: list[tuple[bytes, VerifiedGroup]] = []
         for group, prompt, group_rewards in zip(groups, prompts, rewards, strict=True):
-            group_id, record = codec.sign_group(
-                group, self._identity, max(GROUP_BYTES_MAX, self._rules.group_bytes_max)
-            )
+            group_id, record = codec.sign_group(group, self._identity, self._rules.record_bytes_max)
             signed.append((record, VerifiedGroup(group_id, group, prompt, tuple(group_rewards))))
         results: list[AddResult] = await self._run_sync(
             lambda: self._pool.add_all(signed, own=True, now_s=self._now_s())
@@ -175,52 +164,35 @@ class Exchange:
         shared = [verified for _, verified in added]
         entries = [(verified.group_id, len(record)) for record, verified in added]
         self._next_round()
-        for topic, some in self._by_topic(entries):
-            for start in range(0, len(some), ADVERT_GROUPS_MAX):
-                example = groups[start]
-                if example.expires_at_s <= self._now_s():
-                    break  # the machine slept while the groups were made: nobody would take them
-                record = self._advertise(
-                    example.round,
-                    example.created_at_s,
-                    example.expires_at_s,
-                    some[start : start + ADVERT_GROUPS_MAX],
-                )
-                await self._transport.publish(topic, record)
+        for start in range(0, len(entries), ADVERT_GROUPS_MAX):
+            example = groups[start]
+            if example.expires_at_s <= self._now_s():
+                break  # the machine slept while the groups were made: nobody would take them
+            record = self._advertise(
+                example.round,
+                example.created_at_s,
+                example.expires_at_s,
+                entries[start : start + ADVERT_GROUPS_MAX],
+            )
+            await self._transport.publish(adverts_topic(self._rules.run_id), record)
         return shared
-
-    def _by_topic(self, entries: Sequence[_Entry]) -> list[tuple[str, list[_Entry]]]:
-        """Ordinary groups, and large ones, of which some peers hear nothing."""
-        run_id = self._rules.run_id
-        ordinary = [entry for entry in entries if entry[1] <= GROUP_BYTES_MAX]
-        large = [entry for entry in entries if entry[1] > GROUP_BYTES_MAX]
-        return [(adverts_topic(run_id), ordinary), (large_adverts_topic(run_id), large)]
 
     def _advertise(
         self, round_: int, created_at_s: int, expires_at_s: int, entries: Sequence[_Entry]
     ) -> bytes:
-        """The signed advert of groups that are all ordinary, or all large; it is in its cache from
-        now on."""
-        said: dict[str, Any] = {
-            "run_id": self._rules.run_id,
-            "producer": self._identity.peer_id,
-            "round": round_,
-            "addresses": self._transport.addresses()[:ADDRESSES_MAX],
-            "created_at_s": created_at_s,
-            "expires_at_s": expires_at_s,
-        }
-        body: AnyAdvert
-        if entries[0][1] > GROUP_BYTES_MAX:
-            large = tuple(LargeAdvertEntry(group_id=i, size_bytes=size) for i, size in entries)
-            body, cache = (
-                LargeAdvertBody(type="large_advert", groups=large, **said),
-                self._large_cache,
-            )
-        else:
-            groups = tuple(AdvertEntry(group_id=i, size_bytes=size) for i, size in entries)
-            body, cache = AdvertBody(type="advert", groups=groups, **said), self._advert_cache
+        """The signed advert of some groups, which is kept for peers that ask."""
+        body = AdvertBody(
+            type="advert",
+            run_id=self._rules.run_id,
+            producer=self._identity.peer_id,
+            round=round_,
+            addresses=self._transport.addresses()[:ADDRESSES_MAX],
+            groups=tuple(AdvertEntry(group_id=i, size_bytes=size) for i, size in entries),
+            created_at_s=created_at_s,
+            expires_at_s=expires_at_s,
+        )
         advert_id, record = codec.sign_advert(body, self._identity)
-        cache.put(advert_id, record, body)
+        self._advert_cache.put(advert_id, record, body)
         return record
 
     async def _advertise_again(self) -> None:
@@ -234,26 +206,18 @@ class Exchange:
                 key = (group.round, group.created_at_s, group.expires_at_s)
                 rounds.setdefault(key, []).append((group.group_id, group.size_bytes))
         for key, entries in rounds.items():
-            for _, some in self._by_topic(entries):
-                for start in range(0, len(some), ADVERT_GROUPS_MAX):
-                    self._advertise(*key, some[start : start + ADVERT_GROUPS_MAX])
+            for start in range(0, len(entries), ADVERT_GROUPS_MAX):
+                self._advertise(*key, entries[start : start + ADVERT_GROUPS_MAX])
 
     async def _tell_again(self) -> None:
         """Gossip what was put in the cache after a restart, once somebody is there to hear it."""
-        run_id = self._rules.run_id
-        records = [
-            (topic, record)
-            for cache, topic in (
-                (self._advert_cache, adverts_topic(run_id)),
-                (self._large_cache, large_adverts_topic(run_id)),
-            )
-            for record in reversed(cache.choose(len(cache), self._now_s(), self._rng))
-        ]
+        cache = self._advert_cache
+        records = cache.choose(len(cache), self._now_s(), self._rng)
         while records and not self._transport.peers():  # noqa: ASYNC110 - no event tells of peers
             await trio.sleep(CATCH_UP_LOOK_S)
         await trio.sleep(CATCH_UP_LOOK_S)  # until gossip knows who listens
-        for topic, record in records:
-            await self._transport.publish(topic, record)
+        for record in reversed(records):
+            await self._transport.publish(adverts_topic(self._rules.run_id), record)
 
     async def candidates(self) -> list[Candidate]:
         """Foreign groups that may be drawn now: verified, untrained, of recent rounds, and of a
@@ -312,21 +276,22 @@ class Exchange:
             ServeLimits(WANT_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX, concurrent_max=8),
         )
         if self._rules.takes_large:
-            self._serve_large()
+            self._transport.serve(
+                PIECES_PROTOCOL,
+                self._serve_piece,
+                ServeLimits(
+                    WANT_BYTES_MAX,
+                    PIECE_REPLY_BYTES_MAX,
+                    concurrent_max=16,
+                    timeout_s=SERVE_SLACK_S + self._rules.timeout_s(PIECE_BYTES),
+                ),
+            )
         await self._advertise_again()
         topic = adverts_topic(self._rules.run_id)
         heard = await self._transport.subscribe(
             topic, self._judge_gossip, self._admits, self._sampler.asks
         )
         heard.close()  # the validator takes each advert in
-        if self._rules.takes_large:
-            large = await self._transport.subscribe(
-                large_adverts_topic(self._rules.run_id),
-                self._judge_large_gossip,
-                self._admits,
-                self._sampler.asks,
-            )
-            large.close()
         async with trio.open_nursery() as nursery:
             if self._runs_gater:
                 nursery.start_soon(self.gater.run)
@@ -337,27 +302,9 @@ class Exchange:
                 nursery.start_soon(self._fetcher.run)
             task_status.started()
 
-    def _serve_large(self) -> None:
-        self._transport.serve(
-            PIECES_PROTOCOL,
-            self._serve_piece,
-            ServeLimits(
-                WANT_BYTES_MAX,
-                PIECE_REPLY_BYTES_MAX,
-                concurrent_max=16,
-                timeout_s=SERVE_SLACK_S + self._rules.timeout_s(PIECE_BYTES),
-            ),
-        )
-        self._transport.serve(
-            LARGE_ADVERTS_PROTOCOL,
-            partial(self._serve_adverts, large=True),
-            ServeLimits(WANT_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX, concurrent_max=8),
-        )
-
     async def _serve_piece(self, peer: PeerId, payload: bytes) -> bytes:
-        self.gater.check_quota(Kind.WANT, peer)
-        want = self.ledger.judge(peer, codec.decode, payload, WantPiece, WANT_BYTES_MAX)
-        self._check_run(peer, want.run_id)
+        want = self.gater.read(Kind.WANT, peer, payload, WantPiece, WANT_BYTES_MAX)
+        self.gater.check_run(peer, want.run_id, self._rules.run_id)
         self._check_budget(peer)
         banned = self.gater.banned_peers()
         size_bytes, data = await self._run_sync(
@@ -372,9 +319,8 @@ class Exchange:
         return codec.encode(PieceReply(type="piece", size_bytes=size_bytes, data=data))
 
     async def _serve_groups(self, peer: PeerId, payload: bytes) -> bytes:
-        self.gater.check_quota(Kind.WANT, peer)
-        want = self.ledger.judge(peer, codec.decode, payload, Want, WANT_BYTES_MAX)
-        self._check_run(peer, want.run_id)
+        want = self.gater.read(Kind.WANT, peer, payload, Want, WANT_BYTES_MAX)
+        self.gater.check_run(peer, want.run_id, self._rules.run_id)
         self._check_budget(peer)
         wanted = list(dict.fromkeys(want.group_ids))
         banned = self.gater.banned_peers()
@@ -383,9 +329,8 @@ class Exchange:
         return codec.encode(GroupsReply(type="groups", records=tuple(records)))
 
     async def _serve_holders(self, peer: PeerId, payload: bytes) -> bytes:
-        self.gater.check_quota(Kind.HAVE, peer)
-        asked = self.ledger.judge(peer, codec.decode, payload, Have, WANT_BYTES_MAX)
-        self._check_run(peer, asked.run_id)
+        asked = self.gater.read(Kind.HAVE, peer, payload, Have, WANT_BYTES_MAX)
+        self.gater.check_run(peer, asked.run_id, self._rules.run_id)
         held: set[bytes] = set()
         if not self._is_spent(peer):
             banned = self.gater.banned_peers()
@@ -427,20 +372,13 @@ class Exchange:
                 room -= len(record) + 8
         return records
 
-    async def _serve_adverts(self, peer: PeerId, payload: bytes, *, large: bool = False) -> bytes:
-        self.gater.check_quota(Kind.CATCH_UP, peer)
-        asked = self.ledger.judge(peer, codec.decode, payload, RecentAdverts, WANT_BYTES_MAX)
-        self._check_run(peer, asked.run_id)
+    async def _serve_adverts(self, peer: PeerId, payload: bytes) -> bytes:
+        asked = self.gater.read(Kind.CATCH_UP, peer, payload, RecentAdverts, WANT_BYTES_MAX)
+        self.gater.check_run(peer, asked.run_id, self._rules.run_id)
         self._check_budget(peer)
-        cache = self._large_cache if large else self._advert_cache
-        records = cache.choose(ADVERTS_PER_REPLY_MAX, self._now_s(), self._rng)
+        records = self._advert_cache.choose(ADVERTS_PER_REPLY_MAX, self._now_s(), self._rng)
         self._spend(peer, records)
         return codec.encode(AdvertsReply(type="adverts", records=tuple(records)))
-
-    def _check_run(self, peer: PeerId, run_id: str) -> None:
-        if run_id != self._rules.run_id:
-            self.ledger.reject(peer, Reject.OTHER_RUN)
-            raise RemoteProtocolError(Reject.OTHER_RUN, run_id)
 
     # --- hearing adverts -------------------------------------------------------------------
 
@@ -451,30 +389,20 @@ class Exchange:
     def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
         return self._hear_gossip(peer, payload, sampled=True)
 
-    def _judge_large_gossip(self, peer: PeerId, payload: bytes) -> bool:
-        return self._hear_gossip(peer, payload, sampled=True, large=True)
-
-    def _hear_gossip(
-        self, peer: PeerId, payload: bytes, *, sampled: bool = False, large: bool = False
-    ) -> bool:
+    def _hear_gossip(self, peer: PeerId, payload: bytes, *, sampled: bool = False) -> bool:
         try:
-            return self._hear(peer, payload, sampled=sampled, large=large)
+            return self._hear(peer, payload, sampled=sampled)
         except RemoteProtocolError:
             self.gater.allows(Kind.ADVERT, peer, BAD_ADVERT_COST - 1)
             return False
 
-    def _hear(self, peer: PeerId, record: bytes, *, sampled: bool, large: bool) -> bool:
+    def _hear(self, peer: PeerId, record: bytes, *, sampled: bool) -> bool:
         """Take in one signed advert; whether it was new. Of `sampled` ones, those of producers
         beyond enough are passed by. What is wrong with its bytes is counted
         against its signer; that it is handed over here and now, against the peer that does so."""
-        cache = self._large_cache if large else self._advert_cache
-        if cache.holds(record):
+        if self._advert_cache.holds(record):
             return False
-        advert: AnyAdvert
-        if large:
-            advert_id, advert = self.ledger.judge(peer, codec.decode_large_advert, record)
-        else:
-            advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
+        advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
         if advert.producer == self._identity.peer_id:
             return False
         self._check_advert(advert, peer)
@@ -484,7 +412,7 @@ class Exchange:
         if sampled and not self._sampler.wants(producer, self._rng):
             return False
         told_by = self.gater.path_of(peer)
-        if not cache.put(advert_id, record, advert, told_by):
+        if not self._advert_cache.put(advert_id, record, advert, told_by):
             return False
         addresses = plausible(of_peer(producer, advert.addresses), self._transport.ip_of(peer))
         if self._offers.hear(advert, peer, trio.current_time(), told_by, addresses):
@@ -493,10 +421,13 @@ class Exchange:
             self._fetcher.wake()
         return True
 
-    def _check_advert(self, advert: AnyAdvert, peer: PeerId) -> None:
+    def _check_advert(self, advert: AdvertBody, peer: PeerId) -> None:
         if advert.run_id != self._rules.run_id:
             self.ledger.reject(peer, Reject.WRONG_RUN)
             raise RemoteProtocolError(Reject.WRONG_RUN, advert.run_id)
+        if any(entry.size_bytes > self._rules.record_bytes_max for entry in advert.groups):
+            self.ledger.reject(PeerId(advert.producer), Reject.OVERSIZE)
+            raise RemoteProtocolError(Reject.OVERSIZE, "a group larger than the run allows")
         try:
             codec.check_times(
                 advert.created_at_s,
@@ -518,55 +449,43 @@ class Exchange:
         """Ask a new peer at once, and now and then any peer, for adverts that gossip lost, while
         there is little to choose from. When this process was stopped for a while, all peers are as
         good as new, and whatever there was to choose from is old."""
-        asked: set[PeerId] = set()
-        last = next_any = stopped_until = trio.current_time()
+        now = last = stopped_until = trio.current_time()
+        again_s = self._rules.catch_up_interval_s
+        to_ask = PeersToAsk(again_s, CATCH_UPS_PER_LOOK_MAX, self._rng, now)
         async with trio.open_nursery() as nursery:
             while True:
-                now, peers = trio.current_time(), self._transport.peers()
+                now = trio.current_time()
                 if now - last > STOPPED_S:
-                    stopped_until = now + self._rules.catch_up_interval_s
-                    asked.clear()
-                asked.intersection_update(peers)
-                short = now < stopped_until or self._fetcher.is_short_of_offers()
-                fresh = [peer for peer in peers if peer not in asked] if short else []
-                ask = self._rng.sample(fresh, min(len(fresh), CATCH_UPS_PER_LOOK_MAX))
-                if now >= next_any and peers:
-                    next_any = now + self._rules.catch_up_interval_s
-                    if short:
-                        ask.append(self._rng.choice(peers))
-                for peer in dict.fromkeys(ask):
-                    asked.add(peer)
-                    nursery.start_soon(self._catch_up, peer, asked)
+                    stopped_until = now + again_s
+                    to_ask.forget_all()
+                if now < stopped_until or self._fetcher.is_short_of_offers():
+                    for peer in to_ask.draw(self._transport.peers(), now):
+                        nursery.start_soon(self._catch_up, peer, to_ask)
                 last = now
                 await trio.sleep(CATCH_UP_LOOK_S)
 
-    async def _catch_up(self, peer: PeerId, asked: set[PeerId]) -> None:
-        await self._ask_adverts(peer, asked)
-        if self._rules.takes_large:
-            await self._ask_adverts(peer, asked, large=True)
-
-    async def _ask_adverts(self, peer: PeerId, asked: set[PeerId], *, large: bool = False) -> None:
-        ask = codec.encode(RecentAdverts(type="recent_adverts", run_id=self._rules.run_id))
+    async def _catch_up(self, peer: PeerId, to_ask: PeersToAsk) -> None:
         try:
-            answer = await self._transport.request(
+            reply = await ask(
+                self._transport,
                 peer,
-                LARGE_ADVERTS_PROTOCOL if large else ADVERTS_PROTOCOL,
-                ask,
-                timeout_s=self._rules.fetch_timeout_s,
-                response_bytes_max=ADVERTS_REPLY_BYTES_MAX,
+                ADVERTS_PROTOCOL,
+                RecentAdverts(type="recent_adverts", run_id=self._rules.run_id),
+                AdvertsReply,
+                ADVERTS_REPLY_BYTES_MAX,
+                self._rules.fetch_timeout_s,
             )
-            reply = codec.decode(answer, AdvertsReply, ADVERTS_REPLY_BYTES_MAX)
         except RemoteProtocolError as error:
             self.ledger.reject(peer, error.reason)
             return
         except RequestTimeout:
-            asked.discard(peer)  # it is cut off: ask again until it is not
+            to_ask.forget(peer)  # it is cut off: ask again until it is not
             return
         except TransportError:
             return
         for record in reversed(reply.records):  # oldest first, so that the newest round wins
             if self._admits(peer):
-                self._hear_gossip(peer, record, large=large)
+                self._hear_gossip(peer, record)
 
     async def _expire_forever(self) -> None:
         while True:
@@ -574,7 +493,6 @@ class Exchange:
             now_s = self._now_s()
             self._offers.expire(now_s)
             self._advert_cache.expire(now_s)
-            self._large_cache.expire(now_s)
             if trio.current_time() - self._round_began >= SAMPLED_ROUND_S:
                 self._next_round()  # shares seldom, or never
             await self._run_sync(self._pool.expire, now_s)

@@ -18,6 +18,7 @@ from swarm.identity import PeerId, peer_id_of, public_key_of
 from swarm.limits.quotas import Kind
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
+from swarm.peers.requests import ask
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -242,12 +243,10 @@ class ControlClient:
         return await self._ask(PLANS_PROTOCOL, plan, PlanReply, PLAN_REPLY_BYTES_MAX)
 
     async def _ask(self, protocol: str, message: WireModel, kind: type[M], bytes_max: int) -> M:
-        answer = await self._transport.request(
-            self.learner,
-            protocol,
-            codec.encode(message),
-            timeout_s=TIMEOUT_S,
-            response_bytes_max=bytes_max,
-        )
-        reply: M = self._ledger.judge(self.learner, codec.decode, answer, kind, bytes_max)
-        return reply
+        try:
+            return await ask(
+                self._transport, self.learner, protocol, message, kind, bytes_max, TIMEOUT_S
+            )
+        except RemoteProtocolError as error:
+            self._ledger.reject(self.learner, error.reason)
+            raise

@@ -24,6 +24,7 @@ from swarm.leasing.trial import WorkerOrigin
 from swarm.limits.quotas import RELAYED, Kind
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup, version_spans
+from swarm.storage.records import record_of, restored
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -105,7 +106,15 @@ class _Kept:
 
     admitted: VerifiedGroup
     record: bytes  # signed
-    spans: bytes  # as they travelled
+
+
+@dataclass(slots=True)
+class _Record:
+    """What of an intake goes on after a restart, besides its leases."""
+
+    groups: list[tuple[bytes, bytes, str, tuple[float, ...]]]  # id, signed, prompt, rewards
+    standings: dict[str, int]
+    rescored: Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,12 +282,8 @@ class Intake:
     # --- leases ----------------------------------------------------------------------------
 
     async def _serve_lease(self, peer: PeerId, payload: bytes) -> bytes:
-        self._gater.check_quota(Kind.LEASE, peer)
-        judge = self._gater.ledger.judge
-        asked: WantLease = judge(peer, codec.decode, payload, WantLease, WANT_LEASE_BYTES_MAX)
-        if asked.run_id != self._rules.run_id:
-            self._gater.ledger.reject(peer, Reject.OTHER_RUN)
-            raise RemoteProtocolError(Reject.OTHER_RUN, asked.run_id)
+        asked = self._gater.read(Kind.LEASE, peer, payload, WantLease, WANT_LEASE_BYTES_MAX)
+        self._gater.check_run(peer, asked.run_id, self._rules.run_id)
         await trio.lowlevel.checkpoint()
         now_s = self._now_s()
         if str(peer) in self.standby:
@@ -328,9 +333,8 @@ class Intake:
 
     async def _serve_submission(self, peer: PeerId, payload: bytes) -> bytes:
         self._gater.check_quota(Kind.SUBMISSION, peer)
-        lease_id, group_id, record, spans, group = self._gater.ledger.judge(
-            peer, codec.decode_submission, payload
-        )
+        judge = self._gater.ledger.judge
+        lease_id, group_id, record, group = judge(peer, codec.decode_submission, payload)
         self._check_form(peer, group)
         task = (lease_id, group.task.index)
         if task in self._checking:
@@ -343,7 +347,7 @@ class Intake:
         finally:
             self._checking.discard(task)
         if admitted is not None:
-            self._kept[group_id] = _Kept(admitted, record, spans)
+            self._kept[group_id] = _Kept(admitted, record)
             share = GROUP_BYTES_EWMA_SHARE if self.group_bytes else 1.0
             self.group_bytes += int(share * (len(payload) - self.group_bytes))
             self._arrived.set()
@@ -452,15 +456,12 @@ class Intake:
 
     def to_record(self) -> dict[str, Any]:
         """Leases, counters and what is buffered, as plain values."""
-        return {
-            "book": self._book.to_record(self._now_s()),
-            "groups": [
-                [group_id, each.record, each.spans, each.admitted.prompt, [*each.admitted.rewards]]
-                for group_id, each in self._kept.items()
-            ],
-            "standings": {name: each.passed for name, each in self._standings.items()},
-            "rescored": dict(self._rescored),
-        }
+        kept = _Record(
+            [(g, k.record, k.admitted.prompt, k.admitted.rewards) for g, k in self._kept.items()],
+            {name: each.passed for name, each in self._standings.items()},
+            self._rescored,
+        )
+        return {"book": self._book.to_record(self._now_s()), **record_of(kept)}
 
     def restore(self, book: LeaseBook, record: dict[str, Any] | None) -> None:
         """Go on with another book and what the record that it is of holds; None: with nothing.
@@ -472,16 +473,16 @@ class Intake:
         self._kept = {}
         if record is None:
             return
-        try:
-            for group_id, signed, spans, prompt, rewards in record["groups"]:
+        kept = restored(_Record, {name: record[name] for name in record if name != "book"})
+        for group_id, signed, prompt, rewards in kept.groups:
+            try:
                 _, group = codec.decode_group(signed)
-                group = codec.with_spans(group, spans)
-                admitted = VerifiedGroup(group_id, group, prompt, tuple(rewards))
-                self._kept[group_id] = _Kept(admitted, signed, spans)
-            self._standings = {n: _Standing(passed) for n, passed in record["standings"].items()}
-            self._rescored = Counter(record["rescored"])
-        except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:
-            raise LocalProtocolError(f"no record of an intake: {error!r}") from None
+            except RemoteProtocolError as error:
+                raise LocalProtocolError(f"no record of an intake: {error}") from None
+            admitted = VerifiedGroup(GroupId(group_id), group, prompt, rewards)
+            self._kept[group_id] = _Kept(admitted, signed)
+        self._standings = {name: _Standing(passed) for name, passed in kept.standings.items()}
+        self._rescored = kept.rescored
         self._forget_gone()
         if self._kept.keys() != self._book.account.buffered_ids():
             raise LocalProtocolError("groups and account of an intake do not go together")

@@ -8,7 +8,9 @@ takes most of that back. Whoever holds on to credits has had to deliver as many 
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
+
+from swarm.storage.records import Moment
 
 RATE_EWMA_SHARE: Final = 0.3  # of what was measured before, forgotten with each lease
 BREAK_S_MAX: Final = 60.0  # who stays away for longer was away, not slow
@@ -25,7 +27,7 @@ class Proof:
 
     standing: float = 0.0  # credits that it may hold; below 1 it is on trial
     wasted_s: float = 0.0  # how long its last lease on trial was, where that came to nothing
-    at: float | None = None  # when a group of it was admitted last
+    at: Moment | None = None  # when a group of it was admitted last
 
     @property
     def is_on_trial(self) -> bool:
@@ -51,19 +53,6 @@ class Proof:
         """This share of a lease's groups came to nothing."""
         self.standing *= 1.0 - LOST_SHARE * share
 
-    def to_record(self, now: float) -> list[float | None]:
-        """As plain values."""
-        return [self.standing, self.wasted_s, _ago(self.at, now)]
-
-    @classmethod
-    def from_record(cls, record: list[Any] | None, admitted: int, most: int, now: float) -> "Proof":
-        """The proof in a record. None: the record is older than proofs, and `admitted` groups speak
-        for the worker."""
-        if record is None:
-            return cls(float(min(admitted, most)), at=now if admitted else None)
-        standing, wasted_s, ago_s = record
-        return cls(float(standing), float(wasted_s), _since(ago_s, now))
-
 
 @dataclass(slots=True)
 class KnownWorker:
@@ -73,7 +62,7 @@ class KnownWorker:
     done: float = 0.0  # admitted groups
     failed: float = 0.0  # granted groups that were not admitted
     busy_s: float = 0.0  # with at least one lease, or away before the next
-    measured_at: float | None = None  # when its last lease ended
+    measured_at: Moment | None = None  # when its last lease ended
     whole: int = FORGIVEN_EVERY  # leases with all groups in since the last one without
     has_died: bool = False  # for all that is known: a loss that is put down to that
     break_s: float | None = None  # from then until it asked again; None: it has not
@@ -81,7 +70,7 @@ class KnownWorker:
     admitted: int = 0
     refused: int = 0
     version: int = 0  # that it said it had
-    heard_at: float | None = None
+    heard_at: Moment | None = None
     proof: Proof = field(default_factory=Proof)
 
     @property
@@ -136,36 +125,9 @@ class KnownWorker:
         self.failed += groups - admitted - RATE_EWMA_SHARE * self.failed
         self.busy_s += max(0.0, now - since) - RATE_EWMA_SHARE * self.busy_s
 
-    def to_record(self, now: float) -> list[Any]:
-        """As plain values."""
-        return [
-            self.done,
-            self.busy_s,
-            _ago(self.measured_at, now),
-            self.admitted,
-            self.refused,
-            self.failed,
-            self.turnaround_s,
-            self.proof.to_record(now),
-        ]
-
-    @classmethod
-    def from_record(cls, record: list[Any], standing_max: int, now: float) -> "KnownWorker":
-        """As it was."""
-        done, busy_s, measured_s_ago, admitted, refused, *new = record
-        missing: list[Any] = [0.0, 0.0, None]  # what records of before do not have
-        failed, turnaround_s, proof = new + missing[len(new) :]
-        return cls(
-            done=done,
-            failed=failed,
-            busy_s=busy_s,
-            measured_at=_since(measured_s_ago, now),
-            break_s=0.0,  # nobody could ask meanwhile
-            turnaround_s=turnaround_s,
-            admitted=admitted,
-            refused=refused,
-            proof=Proof.from_record(proof, admitted, standing_max, now),
-        )
+    def restarted(self) -> None:
+        """The learner was away: nobody could ask meanwhile."""
+        self.break_s, self.heard_at, self.version = 0.0, None, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +158,3 @@ class WorkerAccount:
             refused=known.refused,
             leased=leased,
         )
-
-
-def _ago(at: float | None, now: float) -> float | None:
-    return None if at is None else now - at
-
-
-def _since(ago_s: float | None, now: float) -> float | None:
-    return None if ago_s is None else now - ago_s

@@ -13,7 +13,9 @@ import trio
 
 from swarm.errors import RemoteProtocolError, RequestRefused, TransportError
 from swarm.identity import Identity, PeerId
+from swarm.limits.backoff import Backoff
 from swarm.peers.ledger import Ledger
+from swarm.peers.requests import ask
 from swarm.rollouts import RolloutGroup
 from swarm.transport.base import Transport
 from swarm.wire import codec
@@ -33,8 +35,7 @@ M = TypeVar("M", bound=WireModel)
 
 LEASE_TIMEOUT_S: Final = 15.0
 SUBMIT_TIMEOUT_S: Final = 60.0  # a learner answers once it has scored the group
-AGAIN_S: Final = 1.0  # after a failure; doubled at each in a row
-AGAIN_S_MAX: Final = 30.0
+AGAIN: Final = Backoff(1.0, 30.0)  # seconds between two tries
 TURNED_AWAY_MAX: Final = 2  # of one group: a learner that is busy may take it the second time, and
 # one that finds it malformed would ban who goes on
 
@@ -88,7 +89,7 @@ class WorkSource:
         try:
             reply = await self._ask(
                 LEASES_PROTOCOL,
-                codec.encode(request),
+                request,
                 LeaseReply,
                 LEASE_REPLY_BYTES_MAX,
                 LEASE_TIMEOUT_S,
@@ -115,13 +116,13 @@ class WorkSource:
     async def submit(self, lease: HeldLease, group: RolloutGroup) -> Verdict | None:
         """Hand a group in. None: it could not be delivered before the lease ended, or was turned
         away unread or as malformed."""
-        payload = codec.encode_submission(lease.id, group, self._identity)
-        wait_s, turned_away = AGAIN_S, 0
+        submission = codec.submission(lease.id, group, self._identity)
+        tries = turned_away = 0
         while True:
             try:
                 reply = await self._ask(
                     SUBMISSIONS_PROTOCOL,
-                    payload,
+                    submission,
                     SubmissionReply,
                     SUBMISSION_REPLY_BYTES_MAX,
                     SUBMIT_TIMEOUT_S,
@@ -143,20 +144,21 @@ class WorkSource:
             if left_s <= 0:
                 self.verdicts["undelivered"] += 1
                 return None
-            await trio.sleep(min(wait_s * (0.5 + self._rng.random()), left_s))
-            wait_s = min(AGAIN_S_MAX, 2.0 * wait_s)
+            await trio.sleep(min(AGAIN.spread(tries, self._rng), left_s))
+            tries += 1
 
     async def _ask(
-        self, protocol: str, payload: bytes, kind: type[M], bytes_max: int, timeout_s: float
+        self, protocol: str, question: WireModel, kind: type[M], bytes_max: int, timeout_s: float
     ) -> M:
-        answer = await self._transport.request(
-            self.learner, protocol, payload, timeout_s=timeout_s, response_bytes_max=bytes_max
-        )
-        reply: M = self._ledger.judge(self.learner, codec.decode, answer, kind, bytes_max)
-        return reply
+        try:
+            return await ask(
+                self._transport, self.learner, protocol, question, kind, bytes_max, timeout_s
+            )
+        except RemoteProtocolError as error:
+            self._ledger.reject(self.learner, error.reason)
+            raise
 
     def _wait_s(self) -> float:
         """Until the next try after a failure: longer at each in a row."""
-        wait_s = min(AGAIN_S_MAX, AGAIN_S * 2.0**self._refusals)
-        self._refusals = min(self._refusals + 1, 16)
-        return wait_s * (0.5 + self._rng.random())
+        self._refusals += 1
+        return AGAIN.spread(self._refusals - 1, self._rng)

@@ -40,6 +40,7 @@ from swarm.errors import LocalProtocolError, require
 from swarm.leasing.known_worker import KnownWorker, WorkerAccount
 from swarm.leasing.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
 from swarm.leasing.trial import Allowance, Line, Trial, TrialsOut, WorkerOrigin
+from swarm.storage.records import Moment, record_of, restored
 
 LEASE_GROUPS_MAX: Final = 256  # what `groups_max` may be
 WORKERS_MAX: Final = 4096  # kept account of; the one unheard of for longest makes room
@@ -97,8 +98,8 @@ class Lease:
     stream: str
     groups: int
     version: int  # that the worker had when it asked
-    granted_at: float
-    deadline: float
+    granted_at: Moment
+    deadline: Moment
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -139,9 +140,9 @@ class _Held:
     """A lease with the answers that were given under it, by seed."""
 
     lease: Lease
-    busy_from: float  # since when the worker's time went into it
+    busy_from: Moment  # since when the worker's time went into it
     trial: Trial | None = None  # None: granted to a worker that was not on trial
-    answered_at: float | None = None  # the last time
+    answered_at: Moment | None = None  # the last time
     answers: dict[int, tuple[bytes, Answer]] = field(default_factory=dict)
     seeds: frozenset[int] = field(init=False)
 
@@ -161,6 +162,17 @@ class _Held:
         """What came in good: whether it was still in time is not all the worker's doing."""
         good = (None, Discard.STALE)
         return sum(answer.reason in good for _, answer in self.answers.values())
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What of a lease book goes on after a restart, besides its account."""
+
+    open: list[_Held]
+    ended: list[_Held]
+    workers: dict[str, KnownWorker]  # in order
+    denied: Counter[Denial]
+    repeated: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -582,19 +594,19 @@ class LeaseBook:
 
     def to_record(self, now: float) -> dict[str, Any]:
         """Everything but the secret as plain values, MessagePack's; the account is in it."""
-        return {
-            "account": self.account.to_record(now),
-            "open": [_held_record(held, now) for held in self._open.values()],
-            "ended": [_held_record(held, now) for held in self._ended.values()],
-            "workers": [[name, *each.to_record(now)] for name, each in self._workers.items()],
-            "denied": {str(why): count for why, count in sorted(self.denied.items())},
-            "repeated": self.repeated,
-        }
+        kept = _Kept(
+            [*self._open.values()],
+            [*self._ended.values()],
+            dict(self._workers),
+            self.denied,
+            self.repeated,
+        )
+        return {"account": self.account.to_record(now), **record_of(kept, now)}
 
     @classmethod
     def from_record(
         cls,
-        record: dict[str, Any],
+        record: Any,
         *,
         rules: LeaseRules,
         staleness_rules: StalenessRules,
@@ -608,17 +620,17 @@ class LeaseBook:
         Raises:
             LocalProtocolError: no record of a lease book, or one that contradicts itself.
         """
-        try:
-            account = Account.from_record(staleness_rules, record["account"], now)
-            book = cls(rules, account, run_id, secret, start)
-            for name, *known in record["workers"]:
-                book._workers[name] = KnownWorker.from_record(known, book._standing_max, now)
-            book._open.update(_held_items(record["open"], now))
-            book._ended.update(_held_items(record["ended"], now))
-            book.denied.update({Denial(k): v for k, v in record["denied"].items()})
-            book.repeated = record["repeated"]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise LocalProtocolError(f"no record of leases: {error!r}") from None
+        if not isinstance(record, dict):
+            raise LocalProtocolError("no record of leases")
+        account = Account.from_record(staleness_rules, record.get("account"), now)
+        kept = restored(_Kept, {k: v for k, v in record.items() if k != "account"}, now)
+        book = cls(rules, account, run_id, secret, start)
+        book._open.update((held.lease.lease_id, held) for held in kept.open)
+        book._ended.update((held.lease.lease_id, held) for held in kept.ended)
+        for name, known in kept.workers.items():
+            known.restarted()
+            book._workers[name] = known
+        book.denied, book.repeated = kept.denied, kept.repeated
         for held in (*book._ended.values(), *book._open.values()):
             for seed, (group_id, answer) in held.answers.items():
                 if answer.admitted:
@@ -638,29 +650,3 @@ class LeaseBook:
                 f"workers on trial hold {on_trial} credits and the account says "
                 f"{self.account.on_trial}"
             )
-
-
-def _held_record(held: _Held, now: float) -> list[Any]:
-    lease = held.lease
-    times = [now - lease.granted_at, lease.deadline - now]
-    about = [lease.lease_id, lease.worker, lease.stream, lease.groups, lease.version, *times]
-    answers = [
-        [seed, group_id, None if answer.reason is None else str(answer.reason), answer.detail]
-        for seed, (group_id, answer) in held.answers.items()
-    ]
-    return [about, answers, None if held.trial is None else held.trial.to_record()]
-
-
-def _held_items(records: Sequence[Any], now: float) -> list[tuple[bytes, _Held]]:
-    items = []
-    for about, answers, *new in records:  # records of before have no more
-        lease_id, worker, stream, groups, version, granted_s_ago, left_s = about
-        times = (now - granted_s_ago, now + left_s)
-        lease = Lease(lease_id, worker, stream, groups, version, *times)
-        trial = Trial.from_record(new[0]) if new and new[0] is not None else None
-        held = _Held(lease, lease.granted_at, trial)
-        for seed, group_id, reason, detail in answers:
-            answer = Answer(None if reason is None else Discard(reason), detail)
-            held.answers[seed] = (group_id, answer)
-        items.append((lease.lease_id, held))
-    return items

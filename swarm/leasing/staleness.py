@@ -28,14 +28,16 @@ clock in seconds; a record holds no point in time, so another clock may go on wi
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from swarm.errors import LocalProtocolError, require
+from swarm.storage.records import Moment, record_of, restored
 
 GROUPS_MAX_MAX: Final = 65_536  # what `groups_max` may be
 BOUND_MAX: Final = 1024
+OF_A_PROCESS: Final = ("rules", "training")  # fields of an account that no record has
 STEP_EWMA_SHARE: Final = 0.1  # of the last interval between versions, in their mean; at first more
 
 
@@ -116,6 +118,7 @@ def staleness(versions: Iterable[int], learner_version: int) -> int:
     return learner_version - min(versions)
 
 
+@dataclass(slots=True)
 class Account:
     """Buffered and granted groups of one learner, its version, and what became of everything.
 
@@ -123,38 +126,20 @@ class Account:
     so going beyond is a LocalProtocolError.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_intervals",
-        "_pacing",
-        "_step_s",
-        "_stepped_at",
-        "consumed",
-        "consumed_by_staleness",
-        "discarded",
-        "granted",
-        "on_trial",
-        "reserved",
-        "rules",
-        "training",
-        "version",
-    )
-
-    def __init__(self, rules: StalenessRules, version: int = 0) -> None:
-        self.rules = rules
-        self.version = version
-        self.training = False  # a batch was consumed and its step is not finished
-        self.reserved = 0  # granted groups that are not in
-        self.on_trial = 0  # of these, in the hands of workers on trial
-        self.granted = 0  # ever
-        self.consumed = 0  # ever
-        self.consumed_by_staleness: Counter[int] = Counter()
-        self.discarded: Counter[Discard] = Counter()
-        self._buffer: dict[bytes, BufferedGroup] = {}  # in order of arrival
-        self._pacing: int | None = None
-        self._step_s = 0.0  # mean time from version to version
-        self._intervals = 0  # of which that is the mean
-        self._stepped_at: float | None = None
+    rules: StalenessRules
+    version: int = 0
+    training: bool = False  # a batch was consumed and its step is not finished
+    reserved: int = 0  # granted groups that are not in
+    on_trial: int = 0  # of these, in the hands of workers on trial
+    granted: int = 0  # ever
+    consumed: int = 0  # ever
+    consumed_by_staleness: Counter[int] = field(default_factory=Counter)
+    discarded: Counter[Discard] = field(default_factory=Counter)
+    _buffer: dict[bytes, BufferedGroup] = field(default_factory=dict)  # in order of arrival
+    _pacing: int | None = None
+    _step_s: float = 0.0  # mean time from version to version
+    _intervals: int = 0  # of which that is the mean
+    _stepped_at: Moment | None = None
 
     @property
     def buffered(self) -> int:
@@ -353,44 +338,17 @@ class Account:
     # --- across a restart --------------------------------------------------------------------
 
     def to_record(self, now: float) -> dict[str, Any]:
-        """Everything as plain values, MessagePack's."""
-        return {
-            "version": self.version,
-            "pacing": self._pacing,
-            "reserved": self.reserved,
-            "on_trial": self.on_trial,
-            "granted": self.granted,
-            "consumed": self.consumed,
-            "consumed_by_staleness": sorted([k, v] for k, v in self.consumed_by_staleness.items()),
-            "discarded": {str(why): count for why, count in sorted(self.discarded.items())},
-            "buffer": [[g.group_id, g.worker, g.oldest, g.newest] for g in self._buffer.values()],
-            "step_s": self._step_s,
-            "intervals": self._intervals,
-            "stepped_s_ago": None if self._stepped_at is None else now - self._stepped_at,
-        }
+        """Everything but the rules as plain values, MessagePack's."""
+        return record_of(self, now, OF_A_PROCESS)
 
     @classmethod
-    def from_record(cls, rules: StalenessRules, record: dict[str, Any], now: float) -> "Account":
+    def from_record(cls, rules: StalenessRules, record: Any, now: float) -> "Account":
         """As it was, under rules that may have changed: what a lower bound forbids goes at once. A
         step that was under way is not any more: the learner's checkpoint is of before it.
 
         Raises:
             LocalProtocolError: no record of an account.
         """
-        try:
-            account = cls(rules, record["version"])
-            account.set_pacing(record["pacing"])
-            account.reserved, account.granted = record["reserved"], record["granted"]
-            account.on_trial = record.get("on_trial", 0)  # records of before do not have it
-            account.consumed = record["consumed"]
-            account.consumed_by_staleness.update(dict(record["consumed_by_staleness"]))
-            account.discarded.update({Discard(k): v for k, v in record["discarded"].items()})
-            for group_id, worker, oldest, newest in record["buffer"]:
-                account._buffer[group_id] = BufferedGroup(group_id, worker, oldest, newest)
-            account._step_s, account._intervals = record["step_s"], record["intervals"]
-            ago_s = record["stepped_s_ago"]
-            account._stepped_at = None if ago_s is None else now - ago_s
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise LocalProtocolError(f"no record of a learner's account: {error!r}") from None
+        account = restored(cls, record, now, rules=rules, training=False)
         account._purge(account.version)
         return account

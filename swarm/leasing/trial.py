@@ -15,9 +15,7 @@ are served from a part of their own and keep nobody waiting who is new.
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-from swarm.errors import LocalProtocolError
+from typing import Final
 
 LONG_SHARE: Final = 0.5  # for longer leases, over what may be out in short ones
 WAITING_MAX: Final = 512  # in the line; whoever comes to a full one is told to ask again, no more
@@ -42,18 +40,6 @@ class Trial:
 
     place: WorkerOrigin
     is_long: bool
-
-    def to_record(self) -> list[Any]:
-        """As plain values."""
-        return [self.place.name, self.place.part, self.is_long]
-
-    @classmethod
-    def from_record(cls, record: list[Any]) -> "Trial":
-        """As it was."""
-        name, part, is_long = record
-        if not isinstance(name, str):
-            raise LocalProtocolError(f"no record of a lease on trial: {record!r}")
-        return cls(WorkerOrigin(name, float(part)), bool(is_long))
 
 
 @dataclass(slots=True)

@@ -25,12 +25,14 @@ from typing import Final, NewType
 
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import block_of, is_public, plain_ip
+from swarm.limits.backoff import Backoff
 from swarm.limits.bounded_table import BoundedTable
 
 Endpoint = NewType("Endpoint", str)
 
 DIAL_AGAIN_S: Final = 10.0  # after any dial; after a failed one doubled with each in a row
 DIAL_AGAIN_MAX_S: Final = 900.0
+DIAL_AGAIN: Final = Backoff(DIAL_AGAIN_S, DIAL_AGAIN_MAX_S)
 WINDOW_S: Final = 60.0
 DIALS_PER_IP_MAX: Final = 8  # within `WINDOW_S`, as below
 DIALS_PER_BLOCK_MAX: Final = 16
@@ -39,7 +41,6 @@ ENDPOINTS_MAX: Final = 4_096  # twice what `DIALS_MAX` allows within `DIAL_AGAIN
 PROVEN_MAX: Final = 512  # peers with the endpoint at which they answered
 PROVEN_FAILURES_MAX: Final = 8  # in a row, after which such a peer is as good as never met
 KEYS_MAX: Final = 1_024  # IP addresses and blocks in the windows; `DIALS_MAX` needs fewer
-DOUBLINGS_MAX: Final = 30
 PRIVATE_SHARE: Final = 8
 PARSED_MAX: Final = 4_096
 
@@ -92,10 +93,8 @@ class _Pause:
     failures: int = 0
 
     def fail(self, now_s: float, *, counts: bool) -> None:
-        pause_s = min(DIAL_AGAIN_S * 2**self.failures, DIAL_AGAIN_MAX_S)
-        self.due_s = now_s + (pause_s if counts else DIAL_AGAIN_S)
-        if counts:
-            self.failures = min(self.failures + 1, DOUBLINGS_MAX)
+        self.due_s = now_s + (DIAL_AGAIN.after(self.failures) if counts else DIAL_AGAIN_S)
+        self.failures += counts
 
 
 class Recent:

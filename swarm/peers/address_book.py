@@ -18,7 +18,7 @@ from swarm.limits.address_blocks import (
     reach_of_ip,
 )
 from swarm.limits.bounded_table import BoundedTable
-from swarm.limits.dial_backoff import CIRCUIT, DIAL_AGAIN_MAX_S, DIAL_AGAIN_S
+from swarm.limits.dial_backoff import CIRCUIT, DIAL_AGAIN
 from swarm.storage.files import RunSync
 from swarm.wire.messages import ADDRESSES_MAX
 
@@ -121,8 +121,8 @@ class AddressBook:
         self.hearsay.pop(peer)
         entry = self.entries.get(peer)
         if entry is not None:
-            entry.due_s = now_s + min(DIAL_AGAIN_S * 2**entry.failures, DIAL_AGAIN_MAX_S)
-            entry.failures = min(entry.failures + 1, 30)
+            entry.due_s = now_s + DIAL_AGAIN.after(entry.failures)
+            entry.failures += 1
 
     def draw(
         self,

@@ -14,7 +14,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -23,6 +23,7 @@ from swarm.errors import (
     DialHeldBack,
     PeerUnreachable,
     Reject,
+    RemoteProtocolError,
     RequestRefused,
     TransportError,
 )
@@ -42,6 +43,10 @@ from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict
 from swarm.peers.ledger import Ledger
 from swarm.peers.reputation import Ban, Reputation
 from swarm.transport.base import Gate, Transport
+from swarm.wire import codec
+from swarm.wire.messages import WireModel
+
+M = TypeVar("M", bound=WireModel)
 
 log = logging.getLogger(__name__)
 
@@ -242,6 +247,27 @@ class ConnectionGater:
         """
         if not self.allows(kind, peer):
             raise RequestRefused(f"too many requests ({kind})")
+
+    def read(self, quota: Kind, peer: PeerId, payload: bytes, kind: type[M], bytes_max: int) -> M:
+        """A peer's request, which is a message of this kind, within the peer's quota.
+
+        Raises:
+            RequestRefused: it is over its quota.
+            RemoteProtocolError: it is no such message; counted against the peer.
+        """
+        self.check_quota(quota, peer)
+        message: M = self.ledger.judge(peer, codec.decode, payload, kind, bytes_max)
+        return message
+
+    def check_run(self, peer: PeerId, run_id: str, own: str) -> None:
+        """Check that a request is of this node's run.
+
+        Raises:
+            RemoteProtocolError: OTHER_RUN; counted against the peer.
+        """
+        if run_id != own:
+            self.ledger.reject(peer, Reject.OTHER_RUN)
+            raise RemoteProtocolError(Reject.OTHER_RUN, run_id)
 
     # --- reputation ------------------------------------------------------------------------
 

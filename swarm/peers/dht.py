@@ -34,6 +34,7 @@ from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
 from swarm.peers.address_book import ip_in, plausible
 from swarm.peers.connection_gater import ConnectionGater
+from swarm.peers.requests import ask
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -287,11 +288,10 @@ class Dht:
         try:
             if not await self._connect(peer, lookup.where[peer]):
                 return
-            answer = await self._transport.request(
-                peer, PROVIDERS_PROTOCOL, codec.encode(request),
-                timeout_s=REQUEST_TIMEOUT_S, response_bytes_max=PROVIDERS_REPLY_BYTES_MAX,
+            reply = await ask(
+                self._transport, peer, PROVIDERS_PROTOCOL, request, ProvidersReply,
+                PROVIDERS_REPLY_BYTES_MAX, REQUEST_TIMEOUT_S,
             )  # fmt: skip
-            reply = codec.decode(answer, ProvidersReply, PROVIDERS_REPLY_BYTES_MAX)
             for known in (*reply.providers, *reply.closer):
                 public_key_of(known.peer_id)  # an honest node has had an answer from each
         except RemoteProtocolError as error:
@@ -334,10 +334,7 @@ class Dht:
         return True
 
     async def _serve(self, peer: PeerId, payload: bytes) -> bytes:
-        self._gater.check_quota(Kind.PROVIDERS, peer)
-        asked = self._gater.ledger.judge(
-            peer, codec.decode, payload, FindProviders, PROVIDERS_BYTES_MAX
-        )
+        asked = self._gater.read(Kind.PROVIDERS, peer, payload, FindProviders, PROVIDERS_BYTES_MAX)
         now_s = trio.current_time()
         if not self._serves():
             raise RequestRefused("a client of the table")

@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import trio
 
@@ -29,7 +28,6 @@ from swarm.errors import (
     IdentityInUse,
     Reject,
     RemoteProtocolError,
-    RequestRefused,
     TransportError,
 )
 from swarm.identity import Identity, PeerId, public_key_of
@@ -43,16 +41,11 @@ from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
     ADDRESSES_MAX,
-    GREETING_BYTES_MAX,
-    GREETING_PROTOCOL,
-    GREETING_REPLY_BYTES_MAX,
     HELLO_BYTES_MAX,
     HELLO_PROTOCOL,
     HELLO_REPLY_BYTES_MAX,
     PACKAGES_MAX,
     RUN_ID_CHARS_MAX,
-    Greeting,
-    GreetingReply,
     Hello,
     HelloReply,
     KnownPeer,
@@ -111,7 +104,6 @@ class Discovery:
         self._run_id = run_id
         self._agent = agent
         self._packages = dict(sorted((packages or {}).items())[:PACKAGES_MAX])
-        self._older: set[PeerId] = set()  # connected peers that know no greetings
         self._other_versions: BoundedTable[PeerId, str] = BoundedTable(VERSION_NOTES_MAX)
         self._identity = identity
         self._instance = instance
@@ -169,11 +161,6 @@ class Discovery:
             HELLO_PROTOCOL,
             self._serve_hello,
             ServeLimits(HELLO_BYTES_MAX, HELLO_REPLY_BYTES_MAX, concurrent_max=32),
-        )
-        self._transport.serve(
-            GREETING_PROTOCOL,
-            self._serve_greeting,
-            ServeLimits(GREETING_BYTES_MAX, GREETING_REPLY_BYTES_MAX, concurrent_max=32),
         )
         task_status.started()
         async with trio.open_nursery() as nursery:
@@ -327,7 +314,6 @@ class Discovery:
             for known in (self.peers, self._dialled, self._greeted_at):
                 for gone in known.keys() - here:
                     del known[gone]
-            self._older.intersection_update(connected)
             due = [peer for peer in connected if peer not in self._greeted_at]
             if now >= next_beat:
                 greeted = sorted(self._greeted_at, key=lambda peer: (self._greeted_at[peer], peer))
@@ -349,13 +335,20 @@ class Discovery:
             started_at_s=self._started_at_s,
             sent_at_s=int(self._now_s()),
             agent=self._agent,
+            packages=self._own_packages(),
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
         )
         return codec.sign_hello(body, self._identity)
 
     async def _hello(self, peer: PeerId, record: bytes) -> None:
         try:
-            answer = await self._ask(peer, record)
+            answer = await self._transport.request(
+                peer,
+                HELLO_PROTOCOL,
+                record,
+                timeout_s=HELLO_TIMEOUT_S,
+                response_bytes_max=HELLO_REPLY_BYTES_MAX,
+            )
             reply = codec.decode(answer, HelloReply, HELLO_REPLY_BYTES_MAX)
             for known in reply.known_peers:
                 public_key_of(known.peer_id)  # an honest node is connected to each
@@ -367,6 +360,7 @@ class Discovery:
             return
         finally:
             self._asked.discard(peer)
+        self._compare(peer, reply.packages)
         if reply.run_id != self._run_id:
             log.debug("%s is of run %s", peer, reply.run_id)
             await self._leave(peer, reply.run_id)
@@ -383,41 +377,8 @@ class Discovery:
         if reply.other_hello is not None:
             self._check_other(peer, reply.other_hello)
 
-    async def _ask(self, peer: PeerId, record: bytes) -> bytes:
-        """The answer to a hello: with a greeting, unless the peer is of a release without them.
-
-        Raises:
-            TransportError, RemoteProtocolError: as `Transport.request`.
-        """
-        if peer not in self._older:
-            said = self._said()
-            greeting = Greeting(type="greeting", hello=record, **said)
-            try:
-                answer = await self._transport.request(
-                    peer,
-                    GREETING_PROTOCOL,
-                    codec.encode(greeting),
-                    timeout_s=HELLO_TIMEOUT_S,
-                    response_bytes_max=GREETING_REPLY_BYTES_MAX,
-                )
-                reply = codec.decode(answer, GreetingReply, GREETING_REPLY_BYTES_MAX)
-            except RequestRefused:
-                self._older.add(peer)
-            else:
-                self._compare(peer, reply.packages)
-                return reply.reply
-        return await self._transport.request(
-            peer,
-            HELLO_PROTOCOL,
-            record,
-            timeout_s=HELLO_TIMEOUT_S,
-            response_bytes_max=HELLO_REPLY_BYTES_MAX,
-        )
-
-    def _said(self) -> dict[str, Any]:
-        """What a greeting and its answer say of this node."""
-        packages = tuple(PackageBody(name=n, version=v) for n, v in self._packages.items())
-        return {"release": self._agent, "packages": packages}
+    def _own_packages(self) -> tuple[PackageBody, ...]:
+        return tuple(PackageBody(name=n, version=v) for n, v in self._packages.items())
 
     def _compare(self, peer: PeerId, theirs: Sequence[PackageBody]) -> None:
         """Note, in one line for each peer, which packages differ: then tasks may differ, and with
@@ -491,12 +452,6 @@ class Discovery:
                 "start this one with its own --data-dir or --key-file"
             )
 
-    async def _serve_greeting(self, peer: PeerId, payload: bytes) -> bytes:
-        greeting = self._ledger.judge(peer, codec.decode, payload, Greeting, GREETING_BYTES_MAX)
-        reply = await self._serve_hello(peer, greeting.hello)
-        self._compare(peer, greeting.packages)
-        return codec.encode(GreetingReply(type="greeting_reply", reply=reply, **self._said()))
-
     async def _serve_hello(self, peer: PeerId, payload: bytes) -> bytes:
         self._gater.check_quota(Kind.HELLO, peer)
         try:
@@ -504,6 +459,7 @@ class Discovery:
         except RemoteProtocolError as error:
             self._ledger.reject(peer, error.reason)
             raise
+        self._compare(peer, hello.packages)
         if hello.run_id != self._run_id:
             self._know_stranger(peer, hello.run_id)  # it may leave before it answers ours
         else:
@@ -516,6 +472,7 @@ class Discovery:
             type="hello_reply",
             run_id=self._run_id,
             agent=self._agent,
+            packages=self._own_packages(),
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
             known_peers=self._known_peers(peer),
             other_hello=self._note_instance(peer, hello.instance, payload),

@@ -57,17 +57,11 @@ def serve_data(
         return held[data]
 
     async def serve_manifest(peer: PeerId, payload: bytes) -> bytes:
-        gater.check_quota(Kind.DATA, peer)
-        want: WantDataManifest = gater.ledger.judge(
-            peer, codec.decode, payload, WantDataManifest, WANT_DATA_BYTES_MAX
-        )
+        want = gater.read(Kind.DATA, peer, payload, WantDataManifest, WANT_DATA_BYTES_MAX)
         return codec.encode(find(want.data).manifest)
 
     async def serve_chunk(peer: PeerId, payload: bytes) -> bytes:
-        gater.check_quota(Kind.DATA, peer)
-        want: WantData = gater.ledger.judge(
-            peer, codec.decode, payload, WantData, WANT_DATA_BYTES_MAX
-        )
+        want = gater.read(Kind.DATA, peer, payload, WantData, WANT_DATA_BYTES_MAX)
         found = find(want.data)
         if want.chunk >= chunks_of(found.manifest.size_bytes):
             raise RequestRefused("the data has no such chunk")

@@ -10,6 +10,7 @@ from swarm.errors import RequestRefused
 from swarm.identity import PeerId
 from swarm.limits.quotas import Kind
 from swarm.peers.connection_gater import ConnectionGater
+from swarm.peers.requests import ask
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -29,8 +30,7 @@ def serve_rules(transport: Transport, gater: ConnectionGater, run_id: str, rules
     over `RULES_BYTES_MAX` do not travel."""
 
     async def serve(peer: PeerId, payload: bytes) -> bytes:
-        gater.check_quota(Kind.RUN, peer)
-        want: WantRun = gater.ledger.judge(peer, codec.decode, payload, WantRun, WANT_RUN_BYTES_MAX)
+        want = gater.read(Kind.RUN, peer, payload, WantRun, WANT_RUN_BYTES_MAX)
         if want.run_id != run_id:
             raise RequestRefused(f"this node is of run {run_id}")
         if len(rules) > RULES_BYTES_MAX:
@@ -50,8 +50,6 @@ async def ask_for_rules(transport: Transport, peer: PeerId, run_id: str) -> byte
         TransportError: it does not answer, or refuses, as one of another run does.
         RemoteProtocolError: its answer is no such message.
     """
-    request = codec.encode(WantRun(type="want_run", run_id=run_id))
-    answer = await transport.request(
-        peer, RUN_PROTOCOL, request, timeout_s=TIMEOUT_S, response_bytes_max=RUN_REPLY_BYTES_MAX
-    )
-    return codec.decode(answer, RunReply, RUN_REPLY_BYTES_MAX).rules
+    want = WantRun(type="want_run", run_id=run_id)
+    reply = await ask(transport, peer, RUN_PROTOCOL, want, RunReply, RUN_REPLY_BYTES_MAX, TIMEOUT_S)
+    return reply.rules

@@ -28,6 +28,7 @@ from paho.mqtt.properties import Properties
 
 from swarm.errors import ConfigError
 from swarm.identity import Identity
+from swarm.limits.backoff import Backoff
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.reports import REPORT_BYTES_MAX, Status, Topic, encode_status
 
@@ -40,13 +41,12 @@ SUBSCRIBE_QUEUE_BYTES_MAX: Final = 64 << 20
 PACKET_BYTES_MAX: Final = REPORT_BYTES_MAX + 1_024  # asked of a broker that speaks MQTT 5
 KEEPALIVE_S: Final = 15
 ANSWER_TIMEOUT_S: Final = 10.0  # of the broker, to anything
-HELLO_TIMEOUT_S: Final = 2.0  # to a first try to connect; twice as long after one with each version
+HELLO_TIMEOUT: Final = Backoff(2.0, ANSWER_TIMEOUT_S)  # seconds for a try to connect
 KNOCKS_MAX: Final = 4  # two with either version
 KNOCK_LOOK_S: Final = 0.05
 KNOWN_TRIES: Final = 4  # with the version that worked, before the other is tried again
 LEAVE_TIMEOUT_S: Final = 3.0  # to say goodbye
-BACKOFF_S: Final = 0.5  # before the second try; doubled at each failure in a row
-BACKOFF_S_MAX: Final = 30.0
+AGAIN: Final = Backoff(0.5, 30.0)  # seconds between two tries to connect
 FAILURE_CHARS_MAX: Final = 200
 TAKEN_AT_A_TIME: Final = 64  # messages, before others get their turn on trio's loop
 
@@ -187,7 +187,7 @@ class _Connecting:
                 self.connected = False
                 _let_go(client)
             if self._wanted:
-                await self._rest(min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._failures, 16)))
+                await self._rest(AGAIN.after(self._failures))
                 self._failures += 1
 
     def _choose_protocol(self) -> None:
@@ -230,7 +230,7 @@ class _Connecting:
             password=broker.password,
             logger=log,
             protocol=self._protocol,
-            timeout=min(ANSWER_TIMEOUT_S, HELLO_TIMEOUT_S * 2 ** min(self._failures // 2, 8)),
+            timeout=HELLO_TIMEOUT.after(self._failures // 2),  # each is tried with both versions
             keepalive=KEEPALIVE_S,
             properties=properties,
             tls_context=self._tls,

@@ -13,7 +13,7 @@ from typing import Final
 
 from swarm.errors import Reject, RemoteProtocolError, StorageFailed
 from swarm.identity import PeerId
-from swarm.weights.format.manifest_wire import HeadVerdict, accept_head
+from swarm.weights.format.manifest_wire import is_newer_head
 from swarm.wire import codec
 from swarm.wire.messages import HEADS_PER_REPLY_MAX, HeadBody
 
@@ -48,16 +48,16 @@ class HeadTable:
         self._now_s = now_s
         self._lines: dict[str, _Line] = {}
 
-    def hear(self, record: bytes) -> tuple[HeadBody, HeadVerdict]:
-        """Judge a signed head and keep it if it is to be believed.
+    def hear(self, record: bytes) -> tuple[HeadBody, bool]:
+        """Judge a signed head, keep it if it is to be believed, and say whether it is the newest.
 
         Raises:
-            RemoteProtocolError: as `codec.decode_head` and `wire.accept_head`; REPUBLISHED also for
+            RemoteProtocolError: as `codec.decode_head` and `is_newer_head`; REPUBLISHED also for
                 other weights under the number of an older version that is known.
         """
         head = codec.decode_head(record)
         line = self._lines.get(head.policy)
-        verdict = accept_head(
+        is_newer = is_newer_head(
             head,
             line.newest if line else None,
             run_id=self._rules.run_id,
@@ -67,20 +67,20 @@ class HeadTable:
         )
         if line is None:
             if len(self._lines) >= POLICIES_MAX:
-                return head, HeadVerdict.OLD
+                return head, False
             line = self._lines[head.policy] = _Line(head)
         known = line.heads.get(head.version)
         if known is not None and known.root != head.root:
             raise RemoteProtocolError(
                 Reject.REPUBLISHED, f"other weights as version {head.version}", head.publisher
             )
-        if verdict is not HeadVerdict.OLD:
+        if is_newer:
             line.newest = head
-        if known is None or head.sequence > known.sequence:
+        if known is None:
             line.heads[head.version], line.records[head.version] = head, record
             for version in sorted(line.heads)[:-HEADS_KEPT_MAX]:
                 del line.heads[version], line.records[version]
-        return head, verdict
+        return head, is_newer
 
     def newest(self, policy: str) -> HeadBody | None:
         """The head of a policy's newest version."""

@@ -1,8 +1,6 @@
-"""The publisher's side: make a version of a directory, sign for it, plan how it spreads.
+"""The publisher's side: make a version of a directory, sign for it, report when all peers have it.
 
-A version is offered whole and as deltas against the versions kept, 1, 2, 4 and 8 before it. Who
-sends what to whom is planned from the links that peers report, and planned again where peers come
-or go while somebody still lacks it; until enough is known, it spreads as a swarm.
+A version is offered whole and as deltas against the versions 1, 2, 4 and 8 before it that are kept.
 """
 
 from collections.abc import Callable
@@ -18,16 +16,14 @@ from swarm.weights.format import manifest_wire
 from swarm.weights.format.code import AUTO_MAP, names_code
 from swarm.weights.format.manifest import Artifact, Manifest, state_of
 from swarm.weights.format.tensors import WeightsDirectory, open_weights
-from swarm.weights.format.topology import Plan, Strategy, bound_s, choose
+from swarm.weights.format.topology import bound_s
 from swarm.weights.service import WeightsService
 from swarm.weights.store import snapshots
 from swarm.wire import codec
 from swarm.wire.messages import HeadBody
 
 VERSIONS_KEPT: Final = 9  # the newest and what it is offered against, to 8 versions back
-LATENCY_S: Final = 0.05  # one way, taken for all paths
-PLAN_LOOK_S: Final = 1.0
-REPLAN_S: Final = 5.0  # between two plans of one version, at least
+SPREAD_LOOK_S: Final = 1.0  # between two looks at who has a version
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,6 @@ class Published:
     delta_bytes: int | None
     made_s: float  # to hash, cut, copy and announce it
     announced_ago_s: float  # the last of these, when all was done
-    strategy: Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +63,6 @@ class Publisher:
         self._tell = tell
         self._manifest: Manifest | None = None  # of the newest version of ours
         self._began_s = 0.0  # when it was announced, or the last look at which nobody lacked it
-        self._planned_s = 0.0
-        self._planned_for: frozenset[PeerId] = frozenset()
         self._told = (0, 0)  # version and peers of the last spread that was told of
 
     async def publish(self, directory: Path, version: int | None = None) -> Published | None:
@@ -104,10 +97,10 @@ class Publisher:
         body, manifest = await service.run_sync(self._make, new, number)
         await service.share(number)
         self._manifest = manifest
-        head = self._head(manifest, body, 0, self._plan(manifest))
+        head = self._head(manifest, body)
         announced_s = trio.current_time()
         await service.announce(codec.sign_head(head, self._identity))
-        self._begin()
+        self._began_s = trio.current_time()
         self._let_go(number)
         await service.run_sync(service.versions.prune)
         deltas = [each.size_bytes for each in manifest.artifacts if each.base_version is not None]
@@ -118,7 +111,6 @@ class Publisher:
             delta_bytes=min(deltas, default=None),
             made_s=trio.current_time() - started_s,
             announced_ago_s=trio.current_time() - announced_s,
-            strategy=Strategy(head.strategy),
         )
 
     def _make(self, new: WeightsDirectory, number: int) -> tuple[bytes, Manifest]:
@@ -154,9 +146,8 @@ class Publisher:
         return body, manifest
 
     async def _offer_again(self, version: int) -> None:
-        """A version that was published before, by a process that is no more: plan it anew."""
+        """A version that was published before, by a process that is no more."""
         service = self._service
-        head = service.heads.of(service.rules.policy, version)
         body: bytes = await service.run_sync(service.versions.manifest_body, version)
         manifest: Manifest = await service.run_sync(manifest_wire.decode_manifest, body)
         self._manifest = manifest
@@ -164,14 +155,11 @@ class Publisher:
             raise ConfigError(
                 f"version {version} is here already, published by {manifest.publisher}"
             )
-        sequence = 0 if head is None else head.sequence + 1
-        again = self._head(manifest, body, sequence, self._plan(manifest))
-        await service.announce(codec.sign_head(again, self._identity))
-        self._begin()
-
-    def _begin(self) -> None:
-        self._planned_s = trio.current_time()
-        self._began_s = self._planned_s
+        await service.announce(
+            service.heads.record(service.rules.policy, version)
+            or codec.sign_head(self._head(manifest, body), self._identity)
+        )
+        self._began_s = trio.current_time()
 
     def _let_go(self, newest: int) -> None:
         """Older versions are given on as deltas alone, for those who come from further back."""
@@ -182,71 +170,37 @@ class Publisher:
                 service.sharing.end(head.root, 0)  # the full artifact comes first
         service.sharing.keep_newest(service.rules.shared_versions)
 
-    # --- plans -----------------------------------------------------------------------------
-
-    def _head(self, manifest: Manifest, body: bytes, sequence: int, plan: Plan) -> HeadBody:
+    def _head(self, manifest: Manifest, body: bytes) -> HeadBody:
         return HeadBody(
             type="weights",
             run_id=manifest.run_id,
             policy=manifest.policy,
             version=manifest.version,
             publisher=manifest.publisher,
-            sequence=sequence,
             root=manifest_wire.root_of(body),
             manifest_bytes=len(body),
             created_at_s=int(self._service.now_s()),
-            **manifest_wire.plan_columns(plan),
         )
 
     def _usual(self, manifest: Manifest) -> Artifact:
         """What most peers will fetch: the delta on the version before, or else all of it."""
         return max(manifest.artifacts, key=lambda each: each.base_version or -1)
 
-    def _plan(self, manifest: Manifest) -> Plan:
-        """The fastest shape for the peers that are there, or a swarm where a link is not known."""
-        sharing = self._service.sharing
-        peers = sharing.peer_links(without=self._identity.peer_id)
-        self._planned_for = frozenset(peer.peer for peer in peers)
-        up = sharing.up_bytes_per_s
-        artifact = self._usual(manifest)
-        is_known = up and all(peer.up_bytes_per_s and peer.down_bytes_per_s for peer in peers)
-        if not peers or not is_known or not artifact.chunks:
-            return Plan(Strategy.SWARM)
-        chunk_bytes = max(chunk.size_bytes for chunk in artifact.chunks)
-        return choose(artifact.size_bytes, chunk_bytes, up, peers, LATENCY_S).plan
-
     async def run(self) -> None:
-        """Plan again where peers came or went, and tell when all have it, until cancelled."""
+        """Tell when all peers have a version, until cancelled."""
         while True:
-            await trio.sleep(PLAN_LOOK_S)
+            await trio.sleep(SPREAD_LOOK_S)
             manifest = self._manifest
             if manifest is None:
                 continue
             sharing = self._service.sharing
             lacking = sharing.unfinished(manifest.version)
             self._tell_of_spread(manifest, lacking)
-            links = sharing.peer_links(without=self._identity.peer_id)
-            there = frozenset(link.peer for link in links)
-            if not lacking and (self._told[0] == manifest.version or not there):
-                # Who comes now comes late. One that is done by the next look is told of from here:
-                # a second too much, where the time since the announcement says nothing.
+            peers = sharing.peer_links(without=self._identity.peer_id)
+            if not lacking and (self._told[0] == manifest.version or not peers):
+                # Peers that join after all others finished are timed from here. This overestimates
+                # their time by at most `SPREAD_LOOK_S`.
                 self._began_s = trio.current_time()
-            is_due = trio.current_time() - self._planned_s >= REPLAN_S
-            if lacking and is_due and there != self._planned_for:
-                await self._replan(manifest)
-
-    async def _replan(self, manifest: Manifest) -> None:
-        service = self._service
-        head = service.heads.newest(service.rules.policy)
-        if head is None or head.version != manifest.version:
-            return
-        plan = self._plan(manifest)
-        self._planned_s = trio.current_time()
-        if plan == manifest_wire.plan_of(head):
-            return
-        body: bytes = await service.run_sync(service.versions.manifest_body, manifest.version)
-        again = self._head(manifest, body, head.sequence + 1, plan)
-        await service.announce(codec.sign_head(again, self._identity))
 
     def _tell_of_spread(self, manifest: Manifest, lacking: tuple[PeerId, ...]) -> None:
         sharing = self._service.sharing

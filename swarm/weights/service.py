@@ -28,16 +28,17 @@ from swarm.errors import (
     WeightsMismatch,
 )
 from swarm.identity import PeerId
+from swarm.limits.backoff import Backoff
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
 from swarm.peers.connection_gater import ConnectionGater
+from swarm.peers.requests import PeersToAsk, ask
 from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
 from swarm.weights.broadcast.chunk_server import BYTES_PER_S_MIN, ChunkService
 from swarm.weights.broadcast.sessions import Sharing
 from swarm.weights.format import manifest_wire
 from swarm.weights.format.manifest import Manifest
-from swarm.weights.format.manifest_wire import HeadVerdict
 from swarm.weights.format.topology import bound_s
 from swarm.weights.heads import HeadRules, HeadTable, load_heads, save_head
 from swarm.weights.hot_swap import Applied, Made, VersionLoader, apply_version
@@ -62,6 +63,7 @@ from swarm.wire.messages import (
 
 HEADS_LOOK_S: Final = 1.0  # for peers that connected
 HEADS_AGAIN_S: Final = 10.0  # one peer, drawn at random
+HEADS_ASKED_MAX: Final = 16  # new peers at one look
 HEADS_TIMEOUT_S: Final = 20.0
 MANIFEST_ANSWER_S: Final = 20.0  # beyond what its size takes on the slowest link
 MANIFEST_NEXT_S: Final = 2.0  # without an answer, after which the next peer is asked as well
@@ -70,8 +72,7 @@ MANIFEST_AGAIN_S: Final = 1.0  # after nobody had it
 MANIFESTS_CACHED_MAX: Final = 4
 OLDER_MANIFESTS_MAX: Final = 8  # looked into for a way of several steps
 ROUTES_MAX: Final = 4  # tried for one version; each but the last puts a base in doubt
-RETRY_S: Final = 15.0  # after a version could not be made; doubled at each failure in a row
-RETRY_S_MAX: Final = 600.0
+RETRY: Final = Backoff(15.0, 600.0)  # seconds, after a version could not be made
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,28 +264,22 @@ class WeightsService:
     def _hear(self, peer: PeerId, record: bytes) -> bool:
         """Take in a head. Whether it is new, and so to be passed on."""
         try:
-            head, verdict = self.gater.ledger.judge(peer, self.heads.hear, record)
+            head, is_newer = self.gater.ledger.judge(peer, self.heads.hear, record)
         except RemoteProtocolError as error:
             self.refused = error.detail
             if error.reason is Reject.FUTURE:
                 self.ahead = error.detail
                 self.refused += "; is the clock right, here and at the publisher's?"
             raise
-        if verdict is HeadVerdict.OLD:
+        if not is_newer:
             return False
         self.ahead = None
         self._told_by.put(head.root, peer)
         if head.policy == self.rules.policy:
-            self._notice(head, verdict)
+            if self._try is not None and self._try.version < head.version:
+                self._try.scope.cancel()
+            self._news.set()
         return True
-
-    def _notice(self, head: HeadBody, verdict: HeadVerdict) -> None:
-        if verdict is HeadVerdict.NEW_PLAN:
-            self.sharing.replan(head.root, manifest_wire.plan_of(head))
-            return
-        if self._try is not None and self._try.version < head.version:
-            self._try.scope.cancel()
-        self._news.set()
 
     def _hear_own(self, record: bytes) -> None:
         """A head that was kept from before; left out where the run's rules no longer allow it."""
@@ -295,9 +290,7 @@ class WeightsService:
 
     async def announce(self, record: bytes) -> HeadBody:
         """Tell the swarm of a head of our own."""
-        head, verdict = self.heads.hear(record)
-        if verdict is HeadVerdict.NEW_PLAN:
-            self.sharing.replan(head.root, manifest_wire.plan_of(head))
+        head, _ = self.heads.hear(record)
         await self.run_sync(self._save_head, head.version)
         await self._transport.publish(weights_topic(self.rules.heads.run_id), record)
         return head
@@ -309,50 +302,36 @@ class WeightsService:
             save_head(self._directory, version, record, held)
 
     async def _serve_heads(self, peer: PeerId, payload: bytes) -> bytes:
-        self.gater.check_quota(Kind.HEADS, peer)
-        asked = self.gater.ledger.judge(
-            peer, codec.decode, payload, WantHeads, WANT_HEADS_BYTES_MAX
-        )
-        self._check_run(peer, asked.run_id)
+        asked = self.gater.read(Kind.HEADS, peer, payload, WantHeads, WANT_HEADS_BYTES_MAX)
+        self.gater.check_run(peer, asked.run_id, self.rules.heads.run_id)
         records = self.heads.records(self.rules.policy, self.sharing.versions())
         return codec.encode(HeadsReply(type="heads", records=records))
 
-    def _check_run(self, peer: PeerId, run_id: str) -> None:
-        if run_id != self.rules.heads.run_id:
-            self.gater.ledger.reject(peer, Reject.OTHER_RUN)
-            raise RemoteProtocolError(Reject.OTHER_RUN, run_id)
-
     async def _ask_for_heads(self) -> None:
         """Ask each peer on connecting, and now and then any."""
-        asked: set[PeerId] = set()
-        again_s = trio.current_time() + HEADS_AGAIN_S
+        to_ask = PeersToAsk(HEADS_AGAIN_S, HEADS_ASKED_MAX, self._rng, trio.current_time())
         async with trio.open_nursery() as nursery:
             while True:
-                peers = self._transport.peers()
-                asked &= set(peers)
-                new = [peer for peer in peers if peer not in asked]
-                if not new and peers and trio.current_time() >= again_s:
-                    new = [self._rng.choice(peers)]
-                    again_s = trio.current_time() + HEADS_AGAIN_S * (0.75 + self._rng.random() / 2)
-                for peer in new:
-                    asked.add(peer)
+                for peer in to_ask.draw(self._transport.peers(), trio.current_time()):
                     nursery.start_soon(self._ask_heads, peer)
                 await trio.sleep(HEADS_LOOK_S)
 
     async def _ask_heads(self, peer: PeerId) -> None:
-        request = WantHeads(type="want_heads", run_id=self.rules.heads.run_id)
+        want = WantHeads(type="want_heads", run_id=self.rules.heads.run_id)
         try:
-            payload = await self._transport.request(
+            reply = await ask(
+                self._transport,
                 peer,
                 HEADS_PROTOCOL,
-                codec.encode(request),
-                timeout_s=HEADS_TIMEOUT_S,
-                response_bytes_max=HEADS_REPLY_BYTES_MAX,
+                want,
+                HeadsReply,
+                HEADS_REPLY_BYTES_MAX,
+                HEADS_TIMEOUT_S,
             )
-            reply = self.gater.ledger.judge(
-                peer, codec.decode, payload, HeadsReply, HEADS_REPLY_BYTES_MAX
-            )
-        except (TransportError, RemoteProtocolError):
+        except RemoteProtocolError as error:
+            self.gater.ledger.reject(peer, error.reason)
+            return
+        except TransportError:
             return
         for record in reply.records:
             try:
@@ -364,11 +343,8 @@ class WeightsService:
     # --- manifests -------------------------------------------------------------------------
 
     async def _serve_manifest(self, peer: PeerId, payload: bytes) -> bytes:
-        self.gater.check_quota(Kind.MANIFEST, peer)
-        asked = self.gater.ledger.judge(
-            peer, codec.decode, payload, WantManifest, WANT_MANIFEST_BYTES_MAX
-        )
-        self._check_run(peer, asked.run_id)
+        asked = self.gater.read(Kind.MANIFEST, peer, payload, WantManifest, WANT_MANIFEST_BYTES_MAX)
+        self.gater.check_run(peer, asked.run_id, self.rules.heads.run_id)
         body = await self._body_here(asked.root)
         if body is None:
             raise RequestRefused("that manifest is not here")
@@ -465,12 +441,12 @@ class WeightsService:
 
     async def _follow(self) -> None:
         """Get the newest version, again and again."""
-        retry_s = RETRY_S
+        failures = 0  # in a row
         while True:
             self._news = trio.Event()
             head = self.heads.newest(self.rules.policy)
             if head is None or not await self._is_wanted(head):
-                retry_s = RETRY_S
+                failures = 0
                 await self._news.wait()
                 continue
             outcome = await self._get(head)
@@ -478,9 +454,9 @@ class WeightsService:
                 continue  # a newer one came
             self._tell(outcome)
             if outcome.applied.failure is not None:
-                with trio.move_on_after(retry_s):
+                with trio.move_on_after(RETRY.after(failures)):
                     await self._news.wait()
-                retry_s = min(2.0 * retry_s, RETRY_S_MAX)
+                failures += 1
 
     async def _is_wanted(self, head: HeadBody) -> bool:
         current = await self.run_sync(self.versions.current)
@@ -592,7 +568,6 @@ class WeightsService:
             manifest.artifacts.index(step.artifact),
             step.artifact.chunks,
             PeerId(head.publisher),
-            manifest_wire.plan_of(newest),
             on_behalf=current.version,
         )
         current.fetch_s += trio.current_time() - started_s
@@ -641,11 +616,7 @@ class WeightsService:
         body: bytes = await self.run_sync(self.versions.manifest_body, version)
         manifest: Manifest = await self.run_sync(manifest_wire.decode_manifest, body)
         root = manifest_wire.root_of(body)
-        head = self.heads.of(self.rules.policy, version)
-        plan = manifest_wire.plan_of(head) if head is not None and head.root == root else None
         for index, artifact in enumerate(manifest.artifacts):
             whole = all(map(self._store.has, artifact.chunks)) and artifact.chunks
             if whole and not (deltas_only and artifact.base_version is None):
-                await self.sharing.give(
-                    version, root, index, artifact.chunks, manifest.publisher, plan
-                )
+                await self.sharing.give(version, root, index, artifact.chunks, manifest.publisher)

@@ -32,7 +32,6 @@ from swarm.rollouts import (
     segments_fault,
     spans_fault,
     splices_fault,
-    version_spans,
 )
 from swarm.wire.data_manifest import chunks_of, data_id
 from swarm.wire.messages import (
@@ -56,13 +55,11 @@ from swarm.wire.messages import (
     TEXT_CHARS_MAX,
     WANT_GROUPS_MAX,
     AdvertBody,
-    AnyAdvert,
     CompletionBody,
     DataManifest,
     GroupBody,
     HeadBody,
     Hello,
-    LargeAdvertBody,
     Signed,
     Submission,
     TaskBody,
@@ -166,66 +163,28 @@ def kept_group(record: bytes, group_id: GroupId) -> RolloutGroup:
     return _rollout_group(decode(payload, GroupBody, LARGE_GROUP_BYTES_MAX), columns=True)
 
 
-def encode_submission(lease: bytes, group: RolloutGroup, identity: Identity) -> bytes:
-    """A group of ours that was generated under a lease (16 bytes), signed, with its spans.
+def submission(lease: bytes, group: RolloutGroup, identity: Identity) -> Submission:
+    """A group of ours that was generated under a lease (16 bytes), signed.
 
     Raises:
-        LocalProtocolError: as `sign_group`; its spans make no sense, or there are too many.
+        LocalProtocolError: as `sign_group`.
     """
-    spans = [
-        number
-        for at, completion in enumerate(group.completions)
-        if completion.spans
-        for run in version_spans(completion)
-        for number in (at, *run)
-    ]
     _, record = sign_group(group, identity)
-    try:
-        packed = struct.pack(f"<{len(spans)}I", *spans)
-        return encode(Submission(type="submission", lease=lease, record=record, spans=packed))
-    except (ValidationError, struct.error) as error:
-        raise LocalProtocolError(f"submission does not fit the wire: {error}") from error
+    return Submission(type="submission", lease=lease, record=record)
 
 
-def decode_submission(payload: bytes) -> tuple[bytes, GroupId, bytes, bytes, RolloutGroup]:
-    """The lease that a submission names, and the group's id, signed record, column of spans and
-    content, its completions with their spans.
+def decode_submission(payload: bytes) -> tuple[bytes, GroupId, bytes, RolloutGroup]:
+    """The lease that a submission names, and the group's id, signed record and content.
 
     Raises:
         RemoteProtocolError: as `decode_group`.
     """
     message = decode(payload, Submission, SUBMISSION_BYTES_MAX)
     group_id, group = decode_group(message.record)
-    return message.lease, group_id, message.record, message.spans, with_spans(group, message.spans)
+    return message.lease, group_id, message.record, group
 
 
-def with_spans(group: RolloutGroup, column: bytes) -> RolloutGroup:
-    """The group with the spans of a submission's column.
-
-    Raises:
-        RemoteProtocolError: MALFORMED.
-    """
-    if not column:
-        return group
-    if len(column) % 12:
-        raise RemoteProtocolError(Reject.MALFORMED, "a column of spans of an odd length")
-    found: dict[int, list[tuple[int, int]]] = {}
-    last = 0
-    for at, version, tokens in struct.iter_unpack("<3I", column):
-        if at < last or at >= len(group.completions):
-            raise RemoteProtocolError(Reject.MALFORMED, "spans of no completion, or out of order")
-        last = at
-        found.setdefault(at, []).append((version, tokens))
-    completions = list(group.completions)
-    for at, runs in found.items():
-        completions[at] = replace(completions[at], spans=tuple(runs))
-        fault = spans_fault(completions[at])
-        if fault is not None:
-            raise RemoteProtocolError(Reject.MALFORMED, f"spans: {fault}")
-    return replace(group, completions=tuple(completions))
-
-
-def sign_advert(body: AnyAdvert, identity: Identity) -> tuple[bytes, bytes]:
+def sign_advert(body: AdvertBody, identity: Identity) -> tuple[bytes, bytes]:
     """The 32-byte id of our own advert, and its signed record, ready to gossip.
 
     Raises:
@@ -244,26 +203,9 @@ def decode_advert(record: bytes) -> tuple[bytes, AdvertBody]:
         RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
             where the signature held.
     """
-    return _decode_advert(record, AdvertBody)
-
-
-def decode_large_advert(record: bytes) -> tuple[bytes, LargeAdvertBody]:
-    """As `decode_advert`, for large groups.
-
-    Raises:
-        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
-            where the signature held.
-    """
-    return _decode_advert(record, LargeAdvertBody)
-
-
-A = TypeVar("A", AdvertBody, LargeAdvertBody)
-
-
-def _decode_advert(record: bytes, kind: type[A]) -> tuple[bytes, A]:
     payload, signer = _open(record, ADVERT_DOMAIN, ADVERT_BYTES_MAX)
     try:
-        body = decode(payload, kind, ADVERT_BYTES_MAX)
+        body = decode(payload, AdvertBody, ADVERT_BYTES_MAX)
         _check_producer(signer, body.producer)
     except RemoteProtocolError as error:
         error.signer = signer
@@ -294,13 +236,10 @@ def sign_head(body: HeadBody, identity: Identity) -> bytes:
     """The signed record of our own head, ready to gossip.
 
     Raises:
-        LocalProtocolError: the head is not ours, its plan makes no sense, or it is too large.
+        LocalProtocolError: the head is not ours, or too large.
     """
     if body.publisher != identity.peer_id:
         raise LocalProtocolError(f"cannot sign a head of {body.publisher}")
-    fault = _plan_fault(body)
-    if fault is not None:
-        raise LocalProtocolError(fault)
     return _sign(encode(body), HEAD_DOMAIN, identity, HEAD_BYTES_MAX)
 
 
@@ -317,28 +256,10 @@ def decode_head(record: bytes) -> HeadBody:
     try:
         body = decode(payload, HeadBody, HEAD_BYTES_MAX)
         _check_producer(signer, body.publisher)
-        fault = _plan_fault(body)
-        if fault is not None:
-            raise RemoteProtocolError(Reject.MALFORMED, fault)  # noqa: TRY301  with its signer
     except RemoteProtocolError as error:
         error.signer = signer
         raise
     return body
-
-
-def _plan_fault(head: HeadBody) -> str | None:
-    """What is wrong with the plan of a head whose publisher is a peer id; None: nothing."""
-    if len(head.order) % 32 or 2 * len(head.order) != 32 * len(head.parents):
-        return "columns of a plan of different or odd lengths"
-    keys = [head.order[at : at + 32] for at in range(0, len(head.order), 32)]
-    if len(set(keys)) != len(keys) or public_key_of(head.publisher) in keys:
-        return "a plan with a peer twice, or with the publisher below somebody"
-    if keys and head.strategy == "swarm":
-        return "parents in a swarm, which has none"
-    parents = struct.unpack(f"<{len(keys)}H", head.parents)
-    if any(parent > place for place, parent in enumerate(parents)):
-        return "a parent that comes after its child"
-    return None
 
 
 def decode_data_manifest(payload: bytes, wanted: bytes) -> DataManifest:
@@ -515,7 +436,7 @@ def _group_body(group: RolloutGroup) -> GroupBody:
             seed=task.seed,
             index=task.index,
         ),
-        completions=tuple(_completion_body(each, group.is_extended) for each in group.completions),
+        completions=tuple(_completion_body(each) for each in group.completions),
         tokenizer=group.tokenizer,
         temperature=float(group.temperature),
         top_p=float(group.top_p),
@@ -553,7 +474,7 @@ def _rows_of(column: bytes, width: int, what: str) -> list[tuple[int, ...]]:
     return list(struct.iter_unpack(f"<{width}I", column))
 
 
-def _completion_body(completion: Completion, with_spans: bool) -> CompletionBody:
+def _completion_body(completion: Completion) -> CompletionBody:
     token_ids, logprobs, turns = completion.token_ids, completion.logprobs, completion.segments
     if len(token_ids) != len(logprobs):
         raise LocalProtocolError(f"{len(token_ids)} token ids but {len(logprobs)} log-probs")
@@ -565,7 +486,7 @@ def _completion_body(completion: Completion, with_spans: bool) -> CompletionBody
         policy_version=completion.policy_version,
         **_said(
             segments=_packed([(_AUTHORS.index(t.author), t.chars, t.tokens) for t in turns]),
-            spans=_packed(completion.spans) if with_spans else b"",
+            spans=_packed(completion.spans),
             propensity=0.0 if completion.propensity == 1.0 else completion.propensity,
             splices=_packed([completion.splices]),
         ),
@@ -593,7 +514,7 @@ def _rollout_group(body: GroupBody, columns: bool) -> RolloutGroup:
     fault = counters_fault(counters)
     if fault is not None:
         raise RemoteProtocolError(Reject.MALFORMED, fault)
-    group = RolloutGroup(
+    return RolloutGroup(
         run_id=body.run_id,
         producer=PeerId(body.producer),
         round=body.round,
@@ -616,10 +537,6 @@ def _rollout_group(body: GroupBody, columns: bool) -> RolloutGroup:
         context=body.context,
         counters=counters,
     )
-
-    if not group.is_extended and any(completion.spans for completion in group.completions):
-        raise RemoteProtocolError(Reject.MALFORMED, "spans in a group that says nothing else new")
-    return group
 
 
 def _completion(body: CompletionBody, columns: bool) -> Completion:

@@ -11,11 +11,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 HELLO_PROTOCOL = "/swarm/hello/1.0.0"
-GREETING_PROTOCOL = "/swarm/hello/1.1.0"
 ADVERTS_PROTOCOL = "/swarm/adverts/1.0.0"
-LARGE_ADVERTS_PROTOCOL = "/swarm/adverts/1.1.0"
 ROLLOUTS_PROTOCOL = "/swarm/rollouts/1.0.0"
-PIECES_PROTOCOL = "/swarm/rollouts/1.1.0"
+PIECES_PROTOCOL = "/swarm/pieces/1.0.0"
 PROVIDERS_PROTOCOL = "/swarm/providers/1.0.0"
 REACH_PROTOCOL = "/swarm/reach/1.0.0"
 HOLDERS_PROTOCOL = "/swarm/holders/1.0.0"
@@ -34,11 +32,6 @@ DATA_PROTOCOL = "/swarm/data/1.0.0"
 def adverts_topic(run_id: str) -> str:
     """The gossip topic on which a run's adverts travel."""
     return f"/swarm/adverts/1.0.0/{run_id}"
-
-
-def large_adverts_topic(run_id: str) -> str:
-    """The gossip topic on which adverts of a run's large groups travel."""
-    return f"/swarm/adverts/1.1.0/{run_id}"
 
 
 def weights_topic(run_id: str) -> str:
@@ -77,8 +70,6 @@ WANT_GROUPS_MAX = 16
 KNOWN_PEERS_MAX = 32
 HELLO_BYTES_MAX = 8_192
 HELLO_REPLY_BYTES_MAX = 131_072
-GREETING_BYTES_MAX = HELLO_BYTES_MAX + 4_096
-GREETING_REPLY_BYTES_MAX = HELLO_REPLY_BYTES_MAX + 4_096
 PROVIDERS_BYTES_MAX = 4_096
 PROVIDERS_REPLY_BYTES_MAX = 65_536
 PROVIDERS_PER_REPLY_MAX = 16
@@ -90,14 +81,13 @@ ADVERTS_REPLY_BYTES_MAX = ADVERTS_PER_REPLY_MAX * (ADVERT_BYTES_MAX + 256)
 GROUPS_REPLY_BYTES_MAX = 4 * GROUP_BYTES_MAX
 PIECE_REPLY_BYTES_MAX = PIECE_BYTES + 256
 HAVE_REPLY_BYTES_MAX = 256
-HEAD_BYTES_MAX = 32_768
+HEAD_BYTES_MAX = 2_048
 HEADS_PER_REPLY_MAX = 16
 WANT_HEADS_BYTES_MAX = 512
 RULES_BYTES_MAX = 1_048_576
 WANT_RUN_BYTES_MAX = 512
 RUN_REPLY_BYTES_MAX = RULES_BYTES_MAX + 256
 HEADS_REPLY_BYTES_MAX = HEADS_PER_REPLY_MAX * (HEAD_BYTES_MAX + 256)
-ORDER_PEERS_MAX = 512
 WANT_MANIFEST_BYTES_MAX = 512
 MANIFEST_BYTES_MAX = 16_777_216
 TENSORS_MAX = 131_072
@@ -115,7 +105,7 @@ LEASE_REPLY_BYTES_MAX = 512
 LEASE_GROUPS_MAX = 256
 LEASE_MS_MAX = 86_400_000
 SPANS_MAX = 1_024
-SUBMISSION_BYTES_MAX = GROUP_BYTES_MAX + 16_384
+SUBMISSION_BYTES_MAX = GROUP_BYTES_MAX + 256
 SUBMISSION_REPLY_BYTES_MAX = 1_024
 DETAIL_CHARS_MAX = 200
 WANT_REPORT_BYTES_MAX = 256
@@ -237,7 +227,7 @@ class AdvertEntry(WireModel):
     """One group on offer."""
 
     group_id: GroupIdBytes
-    size_bytes: Annotated[int, Field(gt=0, le=GROUP_BYTES_MAX)]  # of the signed record
+    size_bytes: Annotated[int, Field(gt=0, le=LARGE_GROUP_BYTES_MAX)]  # of the signed record
 
 
 class AdvertBody(WireModel):
@@ -253,36 +243,21 @@ class AdvertBody(WireModel):
     expires_at_s: UnixSeconds
 
 
-class LargeAdvertEntry(WireModel):
-    """One group on offer that is too large for `GroupsReply`."""
-
-    group_id: GroupIdBytes
-    size_bytes: Annotated[int, Field(gt=GROUP_BYTES_MAX, le=LARGE_GROUP_BYTES_MAX)]
-
-
-class LargeAdvertBody(WireModel):
-    """`AdvertBody` for large groups. It has a topic of its own: who does not know it hears none."""
-
-    type: Literal["large_advert"]
-    run_id: RunId
-    producer: PeerIdText
-    round: SeqNo
-    addresses: Addresses
-    groups: Annotated[
-        tuple[LargeAdvertEntry, ...], Field(min_length=1, max_length=ADVERT_GROUPS_MAX)
-    ]
-    created_at_s: UnixSeconds
-    expires_at_s: UnixSeconds
-
-
-AnyAdvert = AdvertBody | LargeAdvertBody
-
-
 class KnownPeer(WireModel):
     """A peer that the sender is or was connected to: a hint to dial, nothing more."""
 
     peer_id: PeerIdText
     addresses: Addresses
+
+
+class PackageBody(WireModel):
+    """A package that a node computes with."""
+
+    name: MadeBy
+    version: MadeBy
+
+
+Packages = Annotated[tuple[PackageBody, ...], Field(max_length=PACKAGES_MAX)]
 
 
 class Hello(WireModel):
@@ -298,6 +273,7 @@ class Hello(WireModel):
     started_at_s: UnixSeconds
     sent_at_s: UnixSeconds
     agent: Name
+    packages: Packages
     addresses: Addresses
 
 
@@ -307,39 +283,11 @@ class HelloReply(WireModel):
     type: Literal["hello_reply"]
     run_id: RunId
     agent: Name
+    packages: Packages
     addresses: Addresses
     known_peers: Annotated[tuple[KnownPeer, ...], Field(max_length=KNOWN_PEERS_MAX)]
     # The newest signed `Hello` of another instance under the requester's peer id, None if unknown
     other_hello: Annotated[bytes, Field(max_length=HELLO_BYTES_MAX)] | None
-
-
-class PackageBody(WireModel):
-    """A package that a node computes with."""
-
-    name: MadeBy
-    version: MadeBy
-
-
-Packages = Annotated[tuple[PackageBody, ...], Field(max_length=PACKAGES_MAX)]
-
-
-class Greeting(WireModel):
-    """A hello with what the sender runs. The signed `Hello` inside is as it always was, so that it
-    proves what it proves to peers of any release."""
-
-    type: Literal["greeting"]
-    hello: Annotated[bytes, Field(max_length=HELLO_BYTES_MAX)]
-    release: Name
-    packages: Packages
-
-
-class GreetingReply(WireModel):
-    """The answer to `Greeting`: an encoded `HelloReply`, and what the responder runs."""
-
-    type: Literal["greeting_reply"]
-    reply: Annotated[bytes, Field(max_length=HELLO_REPLY_BYTES_MAX)]
-    release: Name
-    packages: Packages
 
 
 class RecentAdverts(WireModel):
@@ -458,25 +406,16 @@ PolicyName = Annotated[
 
 
 class HeadBody(WireModel):
-    """The signed payload that a publisher gossips: there is this version, and this is the plan.
-
-    A head with a higher `sequence` for the same version changes the plan alone. `order` holds raw
-    public keys of 32 bytes; for each, `parents` has the place of its parent in `order`, counted
-    from 1 and always an earlier one, or 0 for the publisher. Both are empty for `swarm`.
-    """
+    """The signed payload that a publisher gossips: there is this version of a policy."""
 
     type: Literal["weights"]
     run_id: RunId
     policy: PolicyName
     version: SeqNo
     publisher: PeerIdText
-    sequence: SeqNo
     root: HashBytes  # of the manifest
     manifest_bytes: Annotated[int, Field(gt=0, le=MANIFEST_BYTES_MAX)]
     created_at_s: UnixSeconds
-    strategy: Literal["star", "chain", "tree", "swarm"]
-    order: Annotated[bytes, Field(max_length=32 * ORDER_PEERS_MAX)]
-    parents: Annotated[bytes, Field(max_length=2 * ORDER_PEERS_MAX)]  # u16 little-endian
 
 
 class WantRun(WireModel):
@@ -605,16 +544,11 @@ class LeaseReply(WireModel):
 
 
 class Submission(WireModel):
-    """A group that was generated under a lease; the index of its task is its place in the lease.
-
-    `spans` are triples of u32 little-endian, (completion, policy version, tokens), for completions
-    of more than one version: runs of tokens in order, which add up to the completion.
-    """
+    """A group that was generated under a lease; the index of its task is its place in the lease."""
 
     type: Literal["submission"]
     lease: LeaseId
     record: Annotated[bytes, Field(max_length=GROUP_BYTES_MAX)]  # a signed group
-    spans: Annotated[bytes, Field(max_length=12 * SPANS_MAX)]
 
 
 class SubmissionReply(WireModel):

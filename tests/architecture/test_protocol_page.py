@@ -81,7 +81,6 @@ def test_protocol_ids_and_domains_are_on_the_page() -> None:
     headings = [line for line in PAGE.splitlines() if line.startswith("## ")]
     for protocol in (
         messages.HELLO_PROTOCOL,
-        messages.GREETING_PROTOCOL,
         messages.ADVERTS_PROTOCOL,
         messages.ROLLOUTS_PROTOCOL,
         messages.HOLDERS_PROTOCOL,

@@ -8,7 +8,6 @@ The first byte of an input says what to do with the rest:
     5        a peer id as text
     6        the payload of a head, as 1, 2 and 3
     7        the bytes of a manifest
-    8        the payload of an advert of large groups, as 1, 2 and 3
 """
 
 import re
@@ -36,23 +35,22 @@ from swarm.wire.messages import (
     GroupBody,
     HeadBody,
     Hello,
-    LargeAdvertBody,
     ManifestBody,
     Signed,
     WireModel,
 )
 from tests.unit.test_codec import BOMBS
 from tests.unit.test_wire_files import golden
-from tests.weights_reference import conform_manifest, conform_plan
+from tests.weights_reference import conform_manifest
 from tests.wire_reference import Refused, conform, conform_columns, kinds, read, rules
 from tests.wire_samples import ALICE, sample_advert, sample_group, sample_head, sample_hello
-from tests.wire_turns import sample_large_advert, sample_turns_group
+from tests.wire_turns import sample_turns_group
 
 BYTES_MAX = 4 * GROUP_BYTES_MAX
 INPUT_BYTES_MAX = 8_192
 DETAIL_CHARS_MAX = 400
-MODES = 9
-MESSAGE, GROUP, ADVERT, HELLO, CHANGED, PEER_ID, HEAD, MANIFEST, LARGE_ADVERT = range(MODES)
+MODES = 8
+MESSAGE, GROUP, ADVERT, HELLO, CHANGED, PEER_ID, HEAD, MANIFEST = range(MODES)
 REASONS = {
     Reject.MALFORMED,
     Reject.OVERSIZE,
@@ -78,18 +76,12 @@ SEALED: dict[int, tuple[bytes, type[WireModel], Decoder]] = {
     ADVERT: (ADVERT_DOMAIN, AdvertBody, lambda record: codec.decode_advert(record)),
     HELLO: (HELLO_DOMAIN, Hello, lambda record: codec.decode_hello(record)),
     HEAD: (HEAD_DOMAIN, HeadBody, lambda record: codec.decode_head(record)),
-    LARGE_ADVERT: (
-        ADVERT_DOMAIN,
-        LargeAdvertBody,
-        lambda record: codec.decode_large_advert(record),
-    ),
 }
 RECORDS = {
     GROUP: codec.sign_group(sample_group(), ALICE)[1],
     ADVERT: codec.sign_advert(sample_advert(), ALICE)[1],
     HELLO: codec.sign_hello(sample_hello(), ALICE),
     HEAD: codec.sign_head(sample_head(), ALICE),
-    LARGE_ADVERT: codec.sign_advert(sample_large_advert(), ALICE)[1],
 }
 TREES = {MESSAGE, MANIFEST, *SEALED}  # modes whose input is MessagePack
 
@@ -137,8 +129,6 @@ def _conforms(tree: Any, kind: type[WireModel]) -> bool:
         conform(tree, kind)
         if kind is GroupBody:
             conform_columns(tree)
-        if kind is HeadBody:
-            conform_plan(tree)
         if kind is ManifestBody:
             conform_manifest(tree)
     except Refused:
@@ -261,13 +251,7 @@ def seeds() -> dict[str, bytes]:
     """Inputs to start from, by name: a message of every type, and known bombs."""
     found = {f"message-{name}": bytes([MESSAGE]) + data for name, data in golden().items()}
     for at, (name, mode) in enumerate(
-        {
-            "group": GROUP,
-            "advert": ADVERT,
-            "hello": HELLO,
-            "head": HEAD,
-            "large-advert": LARGE_ADVERT,
-        }.items()
+        {"group": GROUP, "advert": ADVERT, "hello": HELLO, "head": HEAD}.items()
     ):
         payload = codec.decode(RECORDS[mode], Signed, BYTES_MAX).payload
         found[f"sealed-{name}"] = bytes([mode]) + payload
@@ -314,11 +298,6 @@ def _faults() -> dict[str, bytes]:
         "advert-line-end": (ADVERT, advert | {"addresses": ["/ip4/10.0.0.1/tcp/1\n"]}),
         "hello-without-agent": (HELLO, {k: v for k, v in _payload(HELLO).items() if k != "agent"}),
         "head-of-another": (HEAD, head | {"publisher": "somebody"}),
-        "head-peer-twice": (HEAD, head | {"order": 2 * head["order"][:32]}),
-        "head-below-itself": (HEAD, head | {"order": 2 * public_key_of(ALICE.peer_id)}),
-        "head-child-first": (HEAD, head | {"parents": b"\x02\x00\x00\x00"}),
-        "head-parents-odd": (HEAD, head | {"parents": b"\x00\x00\x00"}),
-        "head-swarm-with-parents": (HEAD, head | {"strategy": "swarm"}),
         "want-17": (MESSAGE, want | {"group_ids": [bytes(32)] * 17}),
         "want-number": (MESSAGE, want | {"run_id": b"sample-1"}),
         "want-unknown": (MESSAGE, want | {"extra": None}),
@@ -353,12 +332,9 @@ def _turns_faults() -> dict[str, dict[str, Any]]:
     found = {
         name: right | {"completions": [told | column, *others]} for name, column in columns.items()
     }
-    lone = {key: told[key] for key in told if key not in ("segments", "splices", "propensity")}
-    bare = {key: right[key] for key in right if key not in ("attempt", "context", "counters")}
     return found | {
         "counters-descend": right | {"counters": struct.pack("<6I", 4, 1, 1, 0, 1, 1)},
         "counters-over": right | {"counters": struct.pack("<3I", 4, 1, 2)},
-        "lone-spans": bare | {"completions": [lone, *others]},
     }
 
 

@@ -45,7 +45,6 @@ from swarm.wire import codec
 from swarm.wire.messages import (
     ADVERT_DOMAIN,
     ADVERTS_PROTOCOL,
-    GREETING_PROTOCOL,
     GROUP_DOMAIN,
     HELLO_DOMAIN,
     HELLO_PROTOCOL,
@@ -53,7 +52,6 @@ from swarm.wire.messages import (
     REACH_PROTOCOL,
     ROLLOUTS_PROTOCOL,
     AdvertEntry,
-    GreetingReply,
     Want,
     adverts_topic,
 )
@@ -194,11 +192,7 @@ async def _check_replies(bench: Bench, data: bytes) -> None:
     answer = _signed_inside(data[1:], protocol)
     bench.pool.expire(2**41)  # else what it holds already would not be fetched again
     async with bench.new_desk() as desk:
-        answers = {protocol: answer}
-        if protocol == HELLO_PROTOCOL:  # what a greeting's answer holds
-            greeted = GreetingReply(type="greeting_reply", reply=answer, release="1", packages=())
-            answers[GREETING_PROTOCOL] = codec.encode(greeted)
-        desk.transport.answer = answers.get
+        desk.transport.answer = {protocol: answer}.get
         hear = desk.real._subscriptions[adverts_topic(RUN_ID)].validate
         hear(ALICE.peer_id, offer())
         await trio.sleep(LOOPS_S)

@@ -16,6 +16,7 @@ import trio
 
 from swarm.errors import ConfigError
 from swarm.identity import Identity
+from swarm.limits.backoff import Backoff
 from swarm.telemetry import mqtt
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.fleet_view import Drop, Gone, Watch
@@ -371,7 +372,7 @@ def test_whatever_a_broker_says_is_its_own_affair(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, hears: bool
 ) -> None:
     monkeypatch.setattr(mqtt, "ANSWER_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(mqtt, "BACKOFF_S_MAX", 0.01)
+    monkeypatch.setattr(mqtt, "AGAIN", Backoff(0.01, 0.01))
 
     async def body() -> None:
         said = iter(NONSENSE)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.model.capacity import Form, Run, Worker, predicted_broadcast
-from swarm.weights.format.topology import Strategy
 
 EXACT_WORKERS_MAX = 14
 
@@ -55,8 +54,8 @@ def set_cost(
     """Dollars an hour with the longest period in which no group grows too old; inf: none."""
     for period in range(run.staleness_max, 0, -1):
         size_bytes = run.published_bytes(period)
-        prediction = predicted_broadcast(run, members, size_bytes)
-        arrives_s, window_s = prediction.time_s, period * run.train_s
+        arrives_s = predicted_broadcast(run, members, size_bytes)
+        window_s = period * run.train_s
         if (
             1.05 * arrives_s >= window_s
             or oldest(run, members, form, period, arrives_s) > run.staleness_max
@@ -66,11 +65,8 @@ def set_cost(
         needed = period * run.groups_per_step / (window_s - pause_s)
         if rate_per_s < margin * needed * (1.0 - 1e-12):
             return math.inf
-        if prediction.plan.strategy is Strategy.SWARM:
-            sent = (arrives_s - run.load_s) * run.up_bytes_per_s / size_bytes
-            copies = min(len(members), max(1.0, sent))
-        else:
-            copies = prediction.plan.parents.count(-1)
+        sent = (arrives_s - run.load_s) * run.up_bytes_per_s / size_bytes
+        copies = min(len(members), max(1.0, sent))
         gb_per_h = size_bytes / 1e9 * 3600.0 / window_s
         cost = (
             sum(each.price_per_h for each in members) + copies * gb_per_h * run.egress_price_per_gb

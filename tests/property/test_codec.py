@@ -15,15 +15,12 @@ from swarm.wire.messages import (
     GROUP_BYTES_MAX,
     AdvertBody,
     AdvertsReply,
-    Greeting,
-    GreetingReply,
     GroupBody,
     GroupsReply,
     Have,
     HaveReply,
     Hello,
     HelloReply,
-    LargeAdvertBody,
     PieceReply,
     RecentAdverts,
     Signed,
@@ -43,16 +40,13 @@ from tests.wire_samples import (
     sample_hello,
     sample_messages,
 )
-from tests.wire_turns import extended, large_adverts, sample_large_advert, sample_turns_group
+from tests.wire_turns import extended, sample_turns_group
 
 KINDS = (
     GroupBody,
     AdvertBody,
-    LargeAdvertBody,
     Hello,
     HelloReply,
-    Greeting,
-    GreetingReply,
     RecentAdverts,
     AdvertsReply,
     Want,
@@ -66,14 +60,12 @@ KINDS = (
 RECORD_DECODERS: tuple[Callable[[bytes], Any], ...] = (
     codec.decode_group,
     codec.decode_advert,
-    codec.decode_large_advert,
     codec.decode_hello,
 )
 SIGNED_SAMPLES = (
     codec.sign_group(sample_group(), ALICE)[1],
     codec.sign_group(sample_turns_group(), ALICE)[1],
     codec.sign_advert(sample_advert(), ALICE)[1],
-    codec.sign_advert(sample_large_advert(), ALICE)[1],
     codec.sign_hello(sample_hello(), ALICE),
 )
 SAMPLES = (*SIGNED_SAMPLES, *(codec.encode(value) for value in sample_messages().values()))
@@ -128,13 +120,6 @@ def test_extended_group_round_trip(group: Any) -> None:
     assert [each.segments for each in bare.completions] == [
         each.segments for each in group.completions
     ]
-
-
-@given(large_adverts(ALICE.peer_id))
-def test_large_advert_round_trip(advert: LargeAdvertBody) -> None:
-    advert_id, record = codec.sign_advert(advert, ALICE)
-    assert codec.decode_large_advert(record) == (advert_id, advert)
-    assert refusal(lambda: codec.decode_advert(record)) is not None
 
 
 @given(adverts(ALICE.peer_id))
@@ -198,7 +183,7 @@ def test_bytes_changed_cut_or_added(sample: bytes, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("sample", "decoder"),
     list(zip(SIGNED_SAMPLES, (RECORD_DECODERS[0], *RECORD_DECODERS), strict=True)),
-    ids=["group", "turns", "advert", "large advert", "hello"],
+    ids=["group", "turns", "advert", "hello"],
 )
 def test_no_changed_byte_of_a_signed_record_passes(
     sample: bytes, decoder: Callable[[bytes], Any]

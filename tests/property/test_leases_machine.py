@@ -381,8 +381,8 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_buffered_that_is_over_the_bound(self) -> None:
-        buffer = self.book.account.to_record(0.0)["buffer"]
-        assert all(self.version - oldest <= BOUND for _, _, oldest, _ in buffer)
+        buffer = self.book.account.to_record(0.0)["_buffer"]
+        assert all(self.version - each["oldest"] <= BOUND for each in buffer.values())
 
     @invariant()
     def every_granted_group_is_somewhere(self) -> None:
@@ -503,7 +503,7 @@ class NoPlaceAtGrant(Account):
 
 class ForgetfulAccount(Account):
     def to_record(self, now: float) -> dict[str, Any]:
-        return {**super().to_record(now), "buffer": []}
+        return {**super().to_record(now), "_buffer": {}}
 
 
 class LeakyExpiry(LeaseBook):
@@ -552,7 +552,7 @@ class ForgetfulBook(LeaseBook):
 
     def to_record(self, now: float) -> dict[str, Any]:
         record = super().to_record(now)
-        record["ended"] = [[about, [], trial] for about, _, trial in record["ended"]]
+        record["ended"] = [{**each, "answers": {}} for each in record["ended"]]
         return record
 
 
@@ -605,7 +605,7 @@ class ForgetfulTrials(LeaseBook):
 
     def to_record(self, now: float) -> dict[str, Any]:
         record = super().to_record(now)
-        record["open"] = [[about, answers] for about, answers, _ in record["open"]]
+        record["open"] = [{**each, "trial": None} for each in record["open"]]
         record["account"]["on_trial"] = 0
         return record
 

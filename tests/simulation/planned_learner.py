@@ -118,7 +118,7 @@ def version_bytes(workers: int, broadcast_steps: float) -> int:
     least, most = 1, 1 << 40
     while most - least > 1_000:
         size = (least + most) // 2
-        takes_s = predicted_broadcast(planned_run(2, size), planned, size).time_s
+        takes_s = predicted_broadcast(planned_run(2, size), planned, size)
         least, most = (size, most) if takes_s < broadcast_steps * TRAIN_S else (least, size)
     return least
 

@@ -13,11 +13,10 @@ from swarm.simulation.weights import broadcasts
 from swarm.simulation.weights.broadcasts import BroadcastCase, simulate
 from swarm.weights.broadcast import broadcast
 from swarm.weights.broadcast.piece_selection import Picker
-from swarm.weights.format.topology import Strategy
 
 MB = 1_000_000
 LINK = LinkProfile(latency_s=0.028, up_bytes_per_s=12.5 * MB, down_bytes_per_s=12.5 * MB)
-EQUAL = BroadcastCase(20 * MB, 131_072, (LINK,) * 9, "swarm", seed=3)
+EQUAL = BroadcastCase(20 * MB, 131_072, (LINK,) * 9, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +40,6 @@ def test_the_same_seed_gives_the_same_broadcast_and_another_does_not(
 ) -> None:
     assert simulate(EQUAL) == plain
     assert simulate(replace(EQUAL, seed=4)) != plain
-
-
-@pytest.mark.parametrize(
-    ("strategy", "shape", "least", "most"),
-    [
-        ("star", Strategy.STAR, 7.9, 8.6),
-        ("chain", Strategy.CHAIN, 1.0, 1.6),
-        ("tree", Strategy.TREE, 1.9, 2.6),
-    ],
-)
-def test_each_shape_takes_what_theory_says(
-    strategy: str, shape: Strategy, least: float, most: float
-) -> None:
-    result = simulate(replace(EQUAL, strategy=strategy))
-    assert result.strategy is shape
-    assert least < result.over_bound < most
 
 
 def slow_disks(monkeypatch: pytest.MonkeyPatch, write_s: float) -> dict[object, int]:
@@ -166,7 +149,7 @@ def test_where_all_uplinks_are_slow_somebody_relays_all_the_same(
 ) -> None:
     """One chunk to all takes each of them two seconds here."""
     link = replace(LINK, up_bytes_per_s=0.262 * MB, down_bytes_per_s=0.262 * MB)
-    case = BroadcastCase(12 * MB, 65_536, (link,) * 9, "swarm", seed=3)
+    case = BroadcastCase(12 * MB, 65_536, (link,) * 9, seed=3)
     result = simulate(case)
     assert result.over_bound < 1.4
     assert result.publisher_copies < 1.4
@@ -179,7 +162,7 @@ def test_where_all_uplinks_are_slow_somebody_relays_all_the_same(
 
 def test_unlike_links_do_not_hold_each_other_up() -> None:
     links = links_of("volunteer", 4)[:1] + links_of("volunteer", 8)
-    result = simulate(BroadcastCase(40 * MB, 131_072, links, "swarm", seed=1))
+    result = simulate(BroadcastCase(40 * MB, 131_072, links, seed=1))
     assert result.unfinished == 0
     assert result.over_bound < 2.5
 
@@ -208,7 +191,7 @@ def test_where_nobody_knows_a_rate_relays_ask_for_enough_to_keep_the_publisher_b
 def test_few_relays_on_slow_links_that_answers_share_suffice() -> None:
     link = replace(LINK, latency_s=0.015, up_bytes_per_s=0.75 * MB, down_bytes_per_s=0.75 * MB)
     case = BroadcastCase(
-        12 * MB, 65_536, (link,) * 4, "swarm", rates_known=False, shared_uplinks=True, seed=3
+        12 * MB, 65_536, (link,) * 4, rates_known=False, shared_uplinks=True, seed=3
     )
     result = simulate(case)
     assert result.over_bound < 1.1
@@ -240,7 +223,7 @@ def test_a_publisher_with_an_uplink_to_spare_is_asked_for_as_much_as_a_round_tri
 ) -> None:
     slow = replace(LINK, up_bytes_per_s=2.5 * MB, down_bytes_per_s=25.0 * MB)
     fast = replace(LINK, up_bytes_per_s=125.0 * MB, down_bytes_per_s=125.0 * MB)
-    case = BroadcastCase(8 * MB, 65_536, (fast,) + (slow,) * 4, "swarm", rates_known=False, seed=3)
+    case = BroadcastCase(8 * MB, 65_536, (fast,) + (slow,) * 4, rates_known=False, seed=3)
     result = simulate(case)
     assert result.unfinished == 0
     monkeypatch.setattr(broadcast, "PUBLISHER_AHEAD_BYTES", 0)
@@ -259,7 +242,7 @@ def test_where_chunks_come_slowly_peers_tell_of_them_no_more_often(
 
     monkeypatch.setattr(broadcasts.Broadcast, "_tell_one", count)
     link = replace(LINK, up_bytes_per_s=0.262 * MB, down_bytes_per_s=0.262 * MB)
-    case = BroadcastCase(4 * MB, 131_072, (link,) * 5, "swarm", seed=3)  # two seconds to all
+    case = BroadcastCase(4 * MB, 131_072, (link,) * 5, seed=3)  # two seconds to all
     result = simulate(case)
     seldom = len(told)
     told.clear()

@@ -95,7 +95,7 @@ class Liar:
     async def greet(self, peer: PeerId, payload: bytes) -> bytes:
         return codec.encode(
             HelloReply(
-                type="hello_reply", run_id=RUN_ID, agent="test", other_hello=None,
+                type="hello_reply", packages=(), run_id=RUN_ID, agent="test", other_hello=None,
                 known_peers=self.named(KNOWN_PEERS_MAX), addresses=self.transport.addresses(),
             )
         )  # fmt: skip
@@ -176,7 +176,8 @@ def test_who_comes_ever_anew_and_says_that_it_is_elsewhere_brings_no_flood() -> 
             async def greet(peer: PeerId, payload: bytes) -> bytes:
                 return codec.encode(
                     HelloReply(
-                        type="hello_reply", run_id=RUN_ID, agent="test", known_peers=(),
+                        type="hello_reply", packages=(),
+                        run_id=RUN_ID, agent="test", known_peers=(),
                         addresses=(f"{claimed}{stranger.peer_id}",), other_hello=None,
                     )
                 )  # fmt: skip

@@ -250,7 +250,7 @@ def test_a_lie_is_refused_by_name(name: str) -> None:
         async with scene(checks=ScriptedChecks(lies=frozenset({"lie"}))) as there:
             source, lease = there.source(1), await there.lease(1)
             group = lie.change(group_of(there.world, 1, lease, 0, 0))
-            payload = codec.encode_submission(lease.id, group, there.world.identities[1])
+            payload = codec.encode(codec.submission(lease.id, group, there.world.identities[1]))
             learner = there.world.peer_id(LEARNER)
 
             async def ask() -> bytes:

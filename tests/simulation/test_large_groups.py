@@ -17,17 +17,16 @@ from swarm.wire.messages import (
     ADVERTS_PROTOCOL,
     GROUP_BYTES_MAX,
     HOLDERS_PROTOCOL,
-    LARGE_ADVERTS_PROTOCOL,
     PIECE_BYTES,
     PIECES_PROTOCOL,
     WANT_BYTES_MAX,
+    AdvertBody,
+    AdvertEntry,
     Have,
     HaveReply,
-    LargeAdvertBody,
-    LargeAdvertEntry,
     PieceReply,
     WantPiece,
-    large_adverts_topic,
+    adverts_topic,
 )
 from tests.simulation.exchanges import RUN_ID, Peer, Swarm, exchanges, group_of, until
 
@@ -69,19 +68,19 @@ def test_a_large_group_comes_whole_and_late_joiners_hear_of_it() -> None:
     simulate(body, 3)
 
 
-def test_who_takes_no_large_groups_hears_of_ordinary_ones_alone() -> None:
+def test_an_advert_of_a_group_larger_than_the_run_allows_is_its_makers_offence() -> None:
     async def body(swarm: Swarm) -> None:
-        maker, taker, plain = swarm.peers
-        plain.exchange._rules = plain.exchange._fetcher._rules = replace(
-            plain.exchange._rules, group_bytes_max=GROUP_BYTES_MAX
+        maker, taker, strict = swarm.peers
+        strict.exchange._rules = strict.exchange._fetcher._rules = replace(
+            strict.exchange._rules, group_bytes_max=GROUP_BYTES_MAX
         )
         await swarm.start(0, 1, 2)
         await trio.sleep(2)
-        ordinary, large = await maker.share(group_of(maker.identity, 1), large_group(maker))
-        await until(lambda: taker.has([ordinary, large]) and plain.has([ordinary]))
+        shared = await maker.share(large_group(maker))
+        await until(lambda: taker.has(shared))
         await trio.sleep(60)
-        assert not plain.has([large])
-        assert not plain.exchange.ledger.rejected
+        assert not strict.has(shared)
+        assert set(strict.exchange.ledger.of(maker.peer_id).rejected) == {Reject.OVERSIZE}
 
     simulate(body, 3)
 
@@ -115,17 +114,17 @@ async def fetched(swarm: Swarm, change: Callable[[int, PieceReply], PieceReply])
     group = large_group(other)
     group_id, record = codec.sign_group(group, other.identity, BYTES_MAX)
     other.serve(PIECES_PROTOCOL, pieces_of(record, change))
-    body = LargeAdvertBody(
-        type="large_advert",
+    body = AdvertBody(
+        type="advert",
         run_id=RUN_ID,
         producer=other.peer_id,
         round=1,
         addresses=(),
-        groups=(LargeAdvertEntry(group_id=group_id, size_bytes=len(record)),),
+        groups=(AdvertEntry(group_id=group_id, size_bytes=len(record)),),
         created_at_s=group.created_at_s,
         expires_at_s=group.expires_at_s,
     )
-    topic = large_adverts_topic(RUN_ID)
+    topic = adverts_topic(RUN_ID)
     await other.transport.subscribe(topic, lambda *_: True)
     await trio.sleep(2)
     await other.transport.publish(topic, codec.sign_advert(body, other.identity)[1])
@@ -186,11 +185,11 @@ def test_a_refusal_in_the_middle_is_waited_out() -> None:
     simulate(body, 2)
 
 
-def test_protocols_of_large_groups_are_served_only_where_the_run_can_have_them() -> None:
+def test_pieces_are_served_only_where_the_run_can_have_them() -> None:
     async def body(swarm: Swarm) -> None:
         await swarm.start(0, 1)
         served = swarm.peers[0].transport._services
         assert ADVERTS_PROTOCOL in served
-        assert not {LARGE_ADVERTS_PROTOCOL, PIECES_PROTOCOL} & set(served)
+        assert PIECES_PROTOCOL not in served
 
     simulate(body, 2, group_bytes_max=GROUP_BYTES_MAX)

@@ -6,8 +6,9 @@ import pytest
 import trio
 
 from node.simulation.nodes import EPOCH_S, run_inline
+from swarm.limits.dial_backoff import DIAL_AGAIN_MAX_S
 from swarm.peers import discovery
-from swarm.peers.address_book import DIAL_AGAIN_MAX_S, AddressBook
+from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.discovery import Discovery
 from swarm.peers.ledger import Ledger

@@ -8,10 +8,9 @@ import pytest
 
 from swarm.identity import Identity, PeerId
 from swarm.limits.address_blocks import GLOBAL, LOCAL, NOWHERE, THIS_MACHINE, path_of
+from swarm.limits.dial_backoff import DIAL_AGAIN_MAX_S, DIAL_AGAIN_S
 from swarm.peers.address_book import (
     BOOK_PEERS_MAX,
-    DIAL_AGAIN_MAX_S,
-    DIAL_AGAIN_S,
     AddressBook,
     plausible,
     reach_of,

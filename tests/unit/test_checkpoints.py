@@ -416,16 +416,6 @@ def test_a_node_goes_on_from_the_best_where_it_is_the_newest(tmp_path: Path) -> 
     assert names(tmp_path, "best*") == ["best", "best-00000004-0"]
 
 
-def test_a_checkpoint_of_before_there_was_validation_is_taken(tmp_path: Path) -> None:
-    kept = checkpoints(tmp_path)
-    save(kept, 1)
-    state = tmp_path / "checkpoints" / "round-00000001" / "state.json"
-    old = json.loads(state.read_text())
-    del old["progress"]["validated"]
-    state.write_text(json.dumps(old))
-    assert latest_round(kept) == 1
-
-
 def test_what_was_decided_is_saved(tmp_path: Path) -> None:
     kept = checkpoints(tmp_path)
     decided = Validated(0.3, 0.5, 64, 10, falls=1, gainless=3, rate_share=0.25, returns=2)

@@ -21,7 +21,6 @@ from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec
 from swarm.wire.messages import (
-    GREETING_PROTOCOL,
     HELLO_BYTES_MAX,
     HELLO_PROTOCOL,
     HELLO_REPLY_BYTES_MAX,
@@ -205,7 +204,8 @@ class Informer:
     async def answer(self, peer: PeerId, payload: bytes) -> bytes:
         self.asked += 1
         reply = HelloReply(
-            type="hello_reply", run_id=RUN_ID, agent="test", addresses=self.transport.addresses(),
+            type="hello_reply", packages=(),
+            run_id=RUN_ID, agent="test", addresses=self.transport.addresses(),
             known_peers=self.known, other_hello=self.record,
         )  # fmt: skip
         return codec.encode(reply)
@@ -213,7 +213,7 @@ class Informer:
 
 def hello(identity: Identity, *, started: float, sent: float) -> bytes:
     body = Hello(
-        type="hello", run_id=RUN_ID, instance=bytes(16), started_at_s=int(started),
+        type="hello", packages=(), run_id=RUN_ID, instance=bytes(16), started_at_s=int(started),
         sent_at_s=int(sent), agent="test", addresses=(),
     )  # fmt: skip
     return codec.sign_hello(body, identity)
@@ -338,36 +338,6 @@ def test_hearsay_never_replaces_an_address_that_worked(worked: bool) -> None:
     book.learn(PeerId("peer"), ["good"], worked=True)
     book.learn(PeerId("peer"), ["new"], worked=worked)
     assert book.entries[PeerId("peer")].addresses == (("new",) if worked else ("good",))
-
-
-class Everybody(set[PeerId]):
-    def __contains__(self, peer: object) -> bool:
-        return True
-
-
-def test_a_peer_of_the_release_before_is_met_all_the_same() -> None:
-    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
-        old = Member(world, 0)
-        new = Member(world, 1, (old.address,))
-        serve = old.transport.serve
-
-        def older(protocol: str, *rest: Any, **more: Any) -> None:
-            if protocol != GREETING_PROTOCOL:
-                serve(protocol, *rest, **more)
-
-        old.transport.serve = older  # type: ignore[method-assign]
-        old.discovery._older = Everybody()  # it knows no greetings, and so asks with none
-        nursery.start_soon(old.discovery.run)
-        nursery.start_soon(new.discovery.run)
-        await trio.sleep(40)
-        assert set(new.discovery.peers) == {world.peer_id(0)}
-        assert set(old.discovery.peers) == {world.peer_id(1)}
-        asked = new.transport.counters.messages_out
-        assert asked[GREETING_PROTOCOL] == 1  # then it knows
-        assert asked[HELLO_PROTOCOL] > 3
-        assert not new.ledger.rejected
-
-    simulate(2, body)
 
 
 def test_other_versions_of_a_package_are_told_in_one_line_for_each_peer() -> None:

@@ -65,7 +65,7 @@ def simulate(hosts: int, body: Callable[[SimulatedWorld, trio.Nursery], Awaitabl
 
 def hello(addresses: tuple[str, ...]) -> Hello:
     return Hello(
-        type="hello", run_id=RUN_ID, instance=bytes(16), started_at_s=EPOCH_S,
+        type="hello", packages=(), run_id=RUN_ID, instance=bytes(16), started_at_s=EPOCH_S,
         sent_at_s=EPOCH_S, agent="test", addresses=addresses,
     )  # fmt: skip
 
@@ -154,7 +154,8 @@ class Talker:
             await trio.sleep_forever()
         return codec.encode(
             HelloReply(
-                type="hello_reply", run_id=RUN_ID, agent="test", known_peers=self.known(),
+                type="hello_reply", packages=(),
+                run_id=RUN_ID, agent="test", known_peers=self.known(),
                 addresses=self.transport.addresses(), other_hello=None,
             )
         )  # fmt: skip

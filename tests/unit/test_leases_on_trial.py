@@ -13,9 +13,6 @@ from swarm.leasing.leases import Lease, LeaseBook, LeaseRules
 from swarm.leasing.staleness import Account, Denial, Discard, StalenessRules
 from swarm.leasing.trial import WorkerOrigin
 from tests.unit.leases_support import (
-    RULES,
-    SECRET,
-    STALENESS,
     deliver,
     granted,
     group_of,
@@ -208,36 +205,16 @@ def test_who_delivered_stays_known_when_keys_fill_the_accounts(monkeypatch) -> N
     assert len(book._workers) == 4
 
 
-def test_trials_survive_a_restart_and_records_of_before_have_none() -> None:
+def test_trials_survive_a_restart() -> None:
     book = open_book()
     deliver(book, granted(book, "known"), 1.0)
     lease = granted(book, "new", now=2.0)
-    record = book.to_record(3.0)
     again = restored(book, 3.0, 50.0)
     assert again.account.on_trial == lease.groups
     assert again._workers["known"].proof.standing == 4.0
     again.expire(1e3)
     assert (again.account.on_trial, again.account.reserved) == (0, 0)
     assert again._workers["new"].proof.wasted_s == pytest.approx(30.0)
-
-    del record["account"]["on_trial"]
-    record["open"] = [each[:2] for each in record["open"]]
-    record["ended"] = [each[:2] for each in record["ended"]]
-    record["workers"] = [each[:8] for each in record["workers"]]
-    old = LeaseBook.from_record(
-        record,
-        rules=RULES,
-        staleness_rules=STALENESS,
-        run_id="run",
-        secret=SECRET,
-        start=2,
-        now=50.0,
-    )
-    assert old.account.on_trial == 0  # what was out then is counted as it was
-    assert not old._workers["known"].proof.is_on_trial
-    assert old._workers["new"].proof.is_on_trial
-    assert old.expire(1e3)
-    assert old.account.reserved == 0
 
 
 def test_a_record_whose_trials_contradict_each_other_is_refused() -> None:

@@ -1,6 +1,5 @@
 """The pool: dedupe, shares, eviction, training marks, expiry, and files that are not sound."""
 
-import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -353,23 +352,3 @@ def test_a_record_that_was_damaged_is_dropped_and_counted(tmp_path: Path, whole:
 def test_limits_must_leave_room() -> None:
     with pytest.raises(ConfigError, match="groups_max"):
         PoolLimits(groups_max=0)
-
-
-OLD = Path(__file__).parents[1] / "pool_v1.sqlite"  # never changes; a new version gets its own
-
-
-def test_a_pool_that_version_1_wrote_still_opens_and_is_drawn_from(tmp_path: Path) -> None:
-    path = tmp_path / "pool.sqlite"
-    shutil.copy(OLD, path)
-    samples = [make_group(producer, index) for producer, index in ((0, 0), (1, 0), (1, 1), (2, 0))]
-    own, foreign, trained, gone = (verified.group_id for _, verified in samples)
-    with Pool(path, LIMITS) as pool:
-        assert pool.damaged_path is None
-        assert held(pool, [own, foreign, trained, gone]) == [True, True, True, False]
-        assert pool.ids_seen([gone]) == {gone}
-        assert [each.group_id for each in pool.eligible(own=False, now_s=NOW_S)] == [foreign]
-        assert pool.groups([foreign]) == [samples[1][1]]
-        assert pool.record(trained, NOW_S) == samples[2][0]
-        pool.mark_trained([foreign], 7)
-        assert not pool.eligible(own=False, now_s=NOW_S)
-        put(pool, 3, 0)

@@ -231,5 +231,5 @@ def test_a_buffer_from_elsewhere_does_not_get_past_consumption() -> None:
 
 @pytest.mark.parametrize("record", [{}, {"version": 1}, [], None])
 def test_no_record_is_our_own_mistake(record) -> None:
-    with pytest.raises(LocalProtocolError, match="no record of a learner's account"):
+    with pytest.raises(LocalProtocolError, match="no record of Account"):
         Account.from_record(RULES, record, 0.0)

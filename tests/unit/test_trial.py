@@ -2,10 +2,10 @@
 
 import pytest
 
-from swarm.errors import LocalProtocolError
 from swarm.leasing import trial
 from swarm.leasing.known_worker import ESTABLISHED, LOST_SHARE, STANDING_LASTS_S, KnownWorker, Proof
 from swarm.leasing.trial import BEHIND_S, WAITS_S, Allowance, Line, Trial, TrialsOut, WorkerOrigin
+from swarm.storage.records import record_of, restored
 
 ALLOWANCE = Allowance(short=8, least=1)
 HOME, BLOCK = WorkerOrigin("10.0.0.7"), WorkerOrigin("198.51.100.0/24", 0.25)
@@ -42,13 +42,6 @@ def test_a_place_gets_its_part_and_one_credit_at_least() -> None:
         Allowance(short=2, least=1).left(Trial(WorkerOrigin("b", 0.01), is_long=False), NOTHING)
         == 1
     )
-
-
-def test_a_trial_comes_back_from_its_record() -> None:
-    mine = Trial(BLOCK, is_long=True)
-    assert Trial.from_record(mine.to_record()) == mine
-    with pytest.raises(LocalProtocolError):
-        Trial.from_record([7, 0.25, True])
 
 
 # --- the line --------------------------------------------------------------------------------
@@ -155,18 +148,11 @@ def test_what_was_delivered_long_ago_is_no_proof() -> None:
     assert proof.is_on_trial
 
 
-def test_a_worker_comes_back_from_its_record_and_from_those_of_before() -> None:
+def test_a_worker_comes_back_from_its_record() -> None:
     known = KnownWorker(done=4.0, failed=1.0, busy_s=8.0, admitted=5, refused=2, turnaround_s=3.0)
     known.proof = Proof(5.0, wasted_s=90.0, at=20.0)
-    record = known.to_record(30.0)
-    again = KnownWorker.from_record(record, 128, 100.0)
-    assert again.to_record(100.0) == record
+    record = record_of(known, 30.0)
+    again = restored(KnownWorker, record, 100.0)
+    assert record_of(again, 100.0) == record
     assert again.proof == Proof(5.0, wasted_s=90.0, at=90.0)
-    for before in (record[:7], record[:5]):  # without what came later
-        old = KnownWorker.from_record(before, 128, 100.0)
-        assert (old.admitted, old.rate, old.proof.standing) == (5, 0.5, 5.0)
-        assert not old.proof.is_on_trial
-    newcomer = KnownWorker.from_record(KnownWorker().to_record(0.0)[:7], 128, 100.0)
-    assert newcomer.proof.is_on_trial
-    assert KnownWorker.from_record([0.0, 0.0, None, 999, 0], 128, 0.0).proof.standing == 128.0
     assert Proof(ESTABLISHED).is_established

@@ -20,10 +20,10 @@ from swarm.errors import (
     StorageFailed,
     StoreFull,
 )
-from swarm.simulation.weights.faults import files_up_to
 from swarm.weights.format.manifest import ChunkRef
 from swarm.weights.store import chunks
 from swarm.weights.store.chunks import AT_ONCE_BYTES_MAX, PIN_SETS_MAX, ChunkStore
+from tests.simulation.weights_hosts import files_up_to
 from tests.unit.chunk_child import CHUNK_BYTES
 
 ROOT = Path(__file__).parents[2]

@@ -7,24 +7,20 @@ import msgpack
 import pytest
 
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
-from swarm.identity import Identity
 from swarm.weights.format import artifacts, manifest_wire
 from swarm.weights.format.layout import DTYPE_BITS
 from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, TensorSpec
-from swarm.weights.format.manifest_wire import HeadVerdict
-from swarm.weights.format.topology import PLANNED_PEERS_MAX, Plan, Strategy
 from swarm.wire import codec, messages
 from swarm.wire.messages import (
     ARTIFACTS_MAX,
     HEAD_BYTES_MAX,
     HEAD_DOMAIN,
     MANIFEST_BYTES_MAX,
-    ORDER_PEERS_MAX,
     HeadBody,
 )
 from tests.fuzz.fuzz_codec import manifest_faults
 from tests.unit.test_codec import refused, sealed
-from tests.wire_samples import ALICE, BOB, CAROL, sample_head, sample_manifest
+from tests.wire_samples import ALICE, BOB, sample_head, sample_manifest
 
 NOW_S = 1_800_000_010
 SKEW_S = 120.0
@@ -34,9 +30,9 @@ def head(**changes: Any) -> HeadBody:
     return sample_head().model_copy(update=changes)
 
 
-def judge(record: HeadBody, newest: HeadBody | None = None, **changes: Any) -> HeadVerdict:
+def judge(record: HeadBody, newest: HeadBody | None = None, **changes: Any) -> bool:
     facts: dict[str, Any] = {"run_id": "sample-1", "publishers": {ALICE.peer_id}, "now_s": NOW_S}
-    return manifest_wire.accept_head(record, newest, skew_s=SKEW_S, **(facts | changes))
+    return manifest_wire.is_newer_head(record, newest, skew_s=SKEW_S, **(facts | changes))
 
 
 def refusal(
@@ -51,23 +47,18 @@ def refusal(
 
 
 def test_a_head_of_a_publisher_is_news_once() -> None:
-    assert judge(head()) is HeadVerdict.NEW_VERSION
-    assert judge(head(), head()) is HeadVerdict.OLD
-    assert judge(head(version=13, sequence=0), head()) is HeadVerdict.NEW_VERSION
+    assert judge(head())
+    assert not judge(head(), head())
+    assert judge(head(version=13), head())
 
 
 @pytest.mark.parametrize("root", [bytes(32), sample_head().root])
 def test_an_older_version_changes_nothing_and_is_no_offence(root: bytes) -> None:
-    assert judge(head(version=11, sequence=99, root=root), head()) is HeadVerdict.OLD
-
-
-def test_only_a_higher_sequence_is_a_new_plan() -> None:
-    verdicts = [judge(head(sequence=sequence), head()) for sequence in (0, 1, 2)]
-    assert verdicts == [HeadVerdict.OLD, HeadVerdict.OLD, HeadVerdict.NEW_PLAN]
+    assert not judge(head(version=11, root=root), head())
 
 
 def test_another_content_under_a_version_is_refused() -> None:
-    error = refusal(head(root=bytes(32), sequence=2), head())
+    error = refusal(head(root=bytes(32)), head())
     assert (error.reason, error.signer) == (Reject.REPUBLISHED, ALICE.peer_id)
 
 
@@ -83,13 +74,13 @@ def test_a_head_of_another_run_is_not_its_signers_offence() -> None:
 
 
 def test_a_clock_may_be_ahead_as_far_as_the_skew() -> None:
-    assert judge(head(created_at_s=NOW_S + 120)) is HeadVerdict.NEW_VERSION
+    assert judge(head(created_at_s=NOW_S + 120))
     error = refusal(head(created_at_s=NOW_S + 121))
     assert (error.reason, error.signer) == (Reject.FUTURE, ALICE.peer_id)
 
 
 def test_old_age_is_no_fault() -> None:
-    assert judge(head(created_at_s=0)) is HeadVerdict.NEW_VERSION
+    assert judge(head(created_at_s=0))
 
 
 def test_a_head_is_its_publishers_own() -> None:
@@ -105,44 +96,12 @@ def test_a_changed_head_is_not_signed() -> None:
     assert refused(lambda: codec.decode_head(msgpack.packb(record))) is Reject.BAD_SIGNATURE
 
 
-PLAN_FAULTS: dict[str, dict[str, Any]] = {
-    "a peer twice": {"order": 2 * sample_head().order[:32]},
-    "the publisher": manifest_wire.plan_columns(
-        Plan(Strategy.STAR, (BOB.peer_id, ALICE.peer_id), (-1, -1))
-    ),
-    "a child first": manifest_wire.plan_columns(
-        Plan(Strategy.TREE, (BOB.peer_id, CAROL.peer_id), (1, -1))
-    ),
-    "its own parent": manifest_wire.plan_columns(Plan(Strategy.TREE, (BOB.peer_id,), (0,))),
-    "a parent too many": {"parents": bytes(6)},
-    "half a parent": {"parents": bytes(3)},
-    "half a peer": {"order": sample_head().order[:48], "parents": bytes(3)},
-    "a swarm": {"strategy": "swarm"},
-}
-
-
-@pytest.mark.parametrize("fault", PLAN_FAULTS.values(), ids=PLAN_FAULTS)
-def test_a_plan_that_makes_no_sense(fault: dict[str, Any]) -> None:
-    with pytest.raises(LocalProtocolError):
-        codec.sign_head(head(**fault), ALICE)
-    with pytest.raises(RemoteProtocolError) as caught:
-        codec.decode_head(sealed(head(**fault).model_dump(), ALICE, HEAD_DOMAIN))
-    assert (caught.value.reason, caught.value.signer) == (Reject.MALFORMED, ALICE.peer_id)
-
-
-def test_the_largest_plan_fits() -> None:
-    assert ORDER_PEERS_MAX == PLANNED_PEERS_MAX
-    peers = tuple(Identity(at.to_bytes(32, "big")).peer_id for at in range(ORDER_PEERS_MAX))
-    plan = Plan(Strategy.CHAIN, peers, tuple(range(-1, ORDER_PEERS_MAX - 1)))
-    full = head(**manifest_wire.plan_columns(plan), run_id="r" * 80, policy="p" * 64)
+def test_the_longest_head_fits() -> None:
+    long = {"version": 2**31 - 1, "manifest_bytes": MANIFEST_BYTES_MAX, "created_at_s": 2**40 - 1}
+    full = head(run_id="r" * 80, policy="p" * 64, **long)
     record = codec.sign_head(full, ALICE)
-    assert len(record) <= HEAD_BYTES_MAX
-    assert manifest_wire.plan_of(codec.decode_head(record)) == plan
-
-
-def test_no_plan_is_a_plan() -> None:
-    plan = Plan(Strategy.SWARM)
-    assert manifest_wire.plan_of(head(**manifest_wire.plan_columns(plan))) == plan
+    assert 2 * len(record) <= HEAD_BYTES_MAX
+    assert codec.decode_head(record) == full
 
 
 def test_the_largest_chunk_is_that_of_artifacts() -> None:

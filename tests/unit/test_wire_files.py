@@ -1,22 +1,21 @@
-"""Old bytes stay readable: each file in `tests/wire` decodes to the sample it was made from."""
+"""The bytes of every message are fixed: each file in `tests/wire` decodes to its sample."""
 
 import hashlib
 from pathlib import Path
 
 import pytest
 
-from swarm.errors import RemoteProtocolError
 from swarm.rollouts import RolloutGroup
 from swarm.weights.format import manifest_wire
-from swarm.wire import codec
+from swarm.wire import codec, messages, steering
 from swarm.wire.messages import (
     ADVERT_DOMAIN,
     ADVERTS_REPLY_BYTES_MAX,
     GROUP_DOMAIN,
     GROUPS_REPLY_BYTES_MAX,
     Signed,
+    WireModel,
 )
-from swarm.wire.union import Message
 from tests.wire_samples import (
     ALICE,
     sample_advert,
@@ -27,7 +26,7 @@ from tests.wire_samples import (
     sample_manifest,
     sample_messages,
 )
-from tests.wire_turns import sample_large_advert, sample_turns_group
+from tests.wire_turns import sample_turns_group
 
 WIRE = Path(__file__).parent.parent / "wire"
 BYTES_MAX = max(GROUPS_REPLY_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX)
@@ -39,7 +38,6 @@ def golden() -> dict[str, bytes]:
         "signed_group": codec.sign_group(sample_group(), ALICE)[1],
         "signed_made_group": codec.sign_group(sample_made_group(), ALICE)[1],
         "signed_turns_group": codec.sign_group(sample_turns_group(), ALICE)[1],
-        "signed_large_advert": codec.sign_advert(sample_large_advert(), ALICE)[1],
         "signed_advert": codec.sign_advert(sample_advert(), ALICE)[1],
         "signed_hello": codec.sign_hello(sample_hello(), ALICE),
         "signed_weights": codec.sign_head(sample_head(), ALICE),
@@ -73,13 +71,6 @@ def test_advert_file() -> None:
     assert advert_id == hashlib.sha256(ADVERT_DOMAIN + payload).digest()
 
 
-def test_large_advert_file() -> None:
-    record = read("signed_large_advert")
-    assert codec.decode_large_advert(record)[1] == sample_large_advert()
-    with pytest.raises(RemoteProtocolError, match="AdvertBody"):
-        codec.decode_advert(record)
-
-
 def test_hello_file() -> None:
     assert codec.decode_hello(read("signed_hello")) == (ALICE.peer_id, sample_hello())
 
@@ -100,9 +91,18 @@ def test_files_are_what_is_encoded_today() -> None:
 
 
 def test_every_message_has_a_file() -> None:
-    union = Message.__origin__  # type: ignore[attr-defined]
-    kinds = {kind.model_fields["type"].annotation.__args__[0] for kind in union.__args__}
-    signed = {"group", "advert", "large_advert", "hello", "weights"}
+    known = (
+        each
+        for module in (messages, steering)
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, WireModel)
+    )
+    kinds = {
+        kind.model_fields["type"].annotation.__args__[0]  # type: ignore[union-attr]
+        for kind in known
+        if "type" in kind.model_fields
+    }
+    signed = {"group", "advert", "hello", "weights"}
     assert kinds == signed | set(sample_messages())
     records = {f"signed_{kind}" for kind in signed}
     records |= {"signed_made_group", "signed_turns_group"}

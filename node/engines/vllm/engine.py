@@ -59,6 +59,7 @@ from node.policies.weight_diff import all_tensors, changed_tensors, check_alike,
 from node.system.machine import core_count, free_memory_bytes, threads_of
 from node.system.pause_gate import Gate
 from swarm.errors import ChildFailed, ConfigError
+from swarm.limits.backoff import Backoff
 from swarm.rollouts import Completion
 
 NOT_INSTALLED: Final = (
@@ -66,7 +67,7 @@ NOT_INSTALLED: Final = (
     "on a machine with an NVIDIA GPU; or use --engine torch"
 )
 RESTARTS_MAX: Final = 3  # in a row, of a server that dies before it is of use
-RESTART_DELAY_S: Final = 0.5  # doubled at each in a row
+RESTART: Final = Backoff(0.5, 60.0)  # seconds before a server is started again
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2}
 LOOK_INTERVAL_S: Final = 0.5  # at how busy the server is
 _INTERRUPT_INTERVAL_S: Final = 0.05
@@ -299,7 +300,7 @@ class VllmEngine(RolloutEngine):
             except ServerRefused:
                 raise
             except ChildFailed:
-                await trio.sleep(RESTART_DELAY_S * 2**failures)
+                await trio.sleep(RESTART.after(failures))
                 await self.start()
         return await job()
 
@@ -539,7 +540,7 @@ class VllmEngine(RolloutEngine):
             except ChildFailed:
                 if failures == RESTARTS_MAX:
                     raise
-                await trio.sleep(RESTART_DELAY_S * 2**failures)
+                await trio.sleep(RESTART.after(failures))
             else:
                 return
 

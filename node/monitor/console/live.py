@@ -244,7 +244,7 @@ def _version_line(record: VersionEvent) -> Text:
             delta = "" if record.delta_bytes is None else f", or {amount(record.delta_bytes, 'B')}"
             return Text(
                 f"version {record.version} is on offer: {amount(record.full_bytes, 'B')}{delta},"
-                f" as a {record.strategy}, made in {record.made_s:.1f} s"
+                f" made in {record.made_s:.1f} s"
             )
         case VersionSpread():
             return Text(

@@ -1,4 +1,4 @@
-"""Broadcasts of weights over simulated links, by shape, against the least time that is possible.
+"""Broadcasts of weights over simulated links, against the least time that is possible.
 
 Production code on simulated links (swarm/simulation/weights/broadcasts.py); of the bytes of chunks
 there are only the sizes. `last` is when the last live honest peer has everything, in virtual
@@ -27,16 +27,11 @@ CHUNK_BYTES_MIN = 4096
 MIXES = ("equal", "volunteer")  # of links
 LEAVE_SHARE, CORRUPT_SHARE = 0.2, 0.1
 ROWS = {
-    "star": ("star", {}),
-    "chain": ("chain", {}),
-    "tree of 2": ("tree", {}),
-    "swarm": ("swarm", {}),
-    "planned": ("planned", {}),
-    "planned, 20 % leave": ("planned", {"leave_share": LEAVE_SHARE}),
-    "planned, 10 % corrupt": ("planned", {"corrupt_share": CORRUPT_SHARE}),
-    "swarm, rates unknown": ("swarm", {"rates_known": False}),
+    "all stay": {},
+    "20 % leave": {"leave_share": LEAVE_SHARE},
+    "10 % corrupt": {"corrupt_share": CORRUPT_SHARE},
+    "rates unknown": {"rates_known": False},
 }
-SLOW_ROWS = ("star",)  # only with few peers: it takes longest and says least
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +55,12 @@ def links(mix: str, peers: int) -> tuple[LinkProfile, ...]:
 
 def run(row: Row) -> tuple[Row, BroadcastResult, float]:
     """One broadcast, and the seconds that simulating it took."""
-    strategy, faults = ROWS[row.name]
     case = BroadcastCase(
         row.size_bytes,
         row.chunk_bytes,
         links(row.mix, row.peers),
-        strategy,
         seed=row.seed,
-        **faults,
+        **ROWS[row.name],
     )
     began_s = time.perf_counter()
     return row, simulate(case), time.perf_counter() - began_s
@@ -85,7 +78,6 @@ def rows(options: argparse.Namespace) -> list[Row]:
         for size in sizes
         for mix in options.links
         for name in ROWS
-        if options.full or peers <= 8 or name not in SLOW_ROWS
         if name.startswith(tuple(options.rows))
     ]
 
@@ -96,7 +88,7 @@ def show(row: Row, result: BroadcastResult, real_s: float) -> None:
     median_s = times[len(times) // 2] if times else float("inf")
     print(
         f"{row.mix:9} {row.peers:4} {row.size_bytes / MB:6.0f} MB  {row.name:23}"
-        f" {result.strategy:6} {result.bound_s:8.2f} {result.last_s:8.2f}"
+        f" {result.bound_s:8.2f} {result.last_s:8.2f}"
         f" {result.over_bound:6.2f} {median_s:8.2f} {result.publisher_copies:7.2f}"
         f" {100 * result.duplicate_share:6.1f} {result.corrupt_bytes / MB:8.1f} {real_s:6.0f}",
         flush=True,
@@ -124,7 +116,7 @@ def main() -> None:
         parser.error(f"--chunk-bytes {chunk_bytes}: take {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}")
     print("simulated links, sizes without bytes; equal links are 100/100 Mbit/s, 28 ms")
     print(
-        f"{'links':9} {'N':>4} {'F':>9}  {'':23} {'shape':6} {'bound s':>8} {'last s':>8}"
+        f"{'links':9} {'N':>4} {'F':>9}  {'':23} {'bound s':>8} {'last s':>8}"
         f" {'x':>6} {'median':>8} {'sent F':>7} {'twice%':>6} {'bad MB':>8} {'real s':>6}"
     )
     with Pool(options.processes) as pool:

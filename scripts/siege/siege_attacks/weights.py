@@ -169,13 +169,9 @@ def head(assault: Assault, key: Identity, number: int) -> bytes:
         policy="policy",
         version=1_000_000 + number,
         publisher=key.peer_id,
-        sequence=number,
         root=secrets.token_bytes(32),
         manifest_bytes=1_000,
         created_at_s=int(time.time()),
-        strategy="tree",
-        order=secrets.token_bytes(32 * 512),
-        parents=bytes(2 * 512),
     )
     payload = codec.encode(body)
     signature = key.sign(HEAD_DOMAIN, payload)

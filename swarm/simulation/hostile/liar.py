@@ -91,6 +91,7 @@ class Liar:
             return self.hello_reply
         reply = HelloReply(
             type="hello_reply",
+            packages=(),
             run_id=self.run_id,
             agent="liar",
             addresses=self.transport.addresses()[:ADDRESSES_MAX],

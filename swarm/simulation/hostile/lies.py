@@ -445,6 +445,7 @@ def hello(liar: Liar, identity: Identity) -> bytes:
     now_s = int(liar.now_s())
     body = Hello(
         type="hello",
+        packages=(),
         run_id=liar.run_id,
         instance=liar.rng.randbytes(16),
         started_at_s=now_s,

@@ -23,7 +23,7 @@ from swarm.transport.memory.network import MemoryTransport
 from swarm.weights.broadcast.broadcast import Broadcast, BroadcastCounters
 from swarm.weights.broadcast.chunk_server import ArtifactKey, ChunkService
 from swarm.weights.format.manifest import ChunkRef
-from swarm.weights.format.topology import PeerLink, Plan, Strategy, bound_s, choose, star, tree
+from swarm.weights.format.topology import PeerLink, bound_s
 
 PUBLISHER = 0
 LATENCIES_BEFORE = 3.0
@@ -58,7 +58,6 @@ class BroadcastCase:
     size_bytes: int
     chunk_bytes: int
     links: tuple[LinkProfile, ...]
-    strategy: str = "planned"  # or star, chain, tree, swarm
     leave_share: float = 0.0
     corrupt_share: float = 0.0
     rates_known: bool = True
@@ -72,7 +71,6 @@ class BroadcastCase:
 class BroadcastResult:
     """Times in virtual seconds since publication; `times_s` of the peers that stayed and had it."""
 
-    strategy: Strategy
     bound_s: float
     times_s: tuple[float, ...]
     unfinished: int  # peers that stayed and never had everything
@@ -135,21 +133,6 @@ def peer_links(world: SimulatedWorld, links: Sequence[LinkProfile]) -> list[Peer
     ]
 
 
-def plan_of(case: BroadcastCase, peers: Sequence[PeerLink]) -> Plan:
-    """The plan that a case names, or the planner's."""
-    up = case.links[PUBLISHER].up_bytes_per_s
-    latency_s = sum(link.latency_s for link in case.links) / len(case.links)
-    if case.strategy == "star":
-        return star(peers)
-    if case.strategy == "swarm":
-        return Plan(Strategy.SWARM)
-    if case.strategy in ("chain", "tree"):
-        rate = case.size_bytes / bound_s(case.size_bytes, up, peers)
-        fanout = 1 if case.strategy == "chain" else 2
-        return tree(peers, fanout, rate) or tree(peers, fanout, 0.0) or star(peers)
-    return choose(case.size_bytes, case.chunk_bytes, up, peers, latency_s).plan
-
-
 async def _run(case: BroadcastCase) -> BroadcastResult:
     rng = Random(f"{case.seed}/broadcast")
     own_links = {host: replace(link, jitter_s=0.0) for host, link in enumerate(case.links)}
@@ -168,14 +151,13 @@ async def _run(case: BroadcastCase) -> BroadcastResult:
         leaving = set(
             rng.sample([each.number for each in others], _share(others, case.leave_share))
         )
-        plan = plan_of(case, peers)
         contents = _contents(case)
         started_s = trio.current_time()
         async with trio.open_nursery() as nursery:
             for host in hosts:
                 garbage = Random(f"{case.seed}/{host.number}") if host.number in corrupt else None
                 source = _Memory(contents, garbage)
-                _prepare(host, case, contents, source, plan, world.peer_id(PUBLISHER))
+                _prepare(host, case, contents, source, world.peer_id(PUBLISHER))
                 nursery.start_soon(_live, world, host, case, started_s)
                 if host.number in leaving:
                     after_s = bound * rng.uniform(0.25, 0.75)
@@ -184,7 +166,7 @@ async def _run(case: BroadcastCase) -> BroadcastResult:
                 nursery.start_soon(_leave, world, hosts[PUBLISHER], case.publisher_leaves_s)
             await _finish(others, corrupt, GIVE_UP_BOUNDS * bound + GIVE_UP_S)
             nursery.cancel_scope.cancel()
-        return _result(case, plan, bound, hosts, corrupt)
+        return _result(case, bound, hosts, corrupt)
 
 
 def _share(hosts: Sequence[_Host], share: float) -> int:
@@ -210,7 +192,6 @@ def _prepare(
     case: BroadcastCase,
     contents: Sequence[Nominal],
     source: _Memory,
-    plan: Plan,
     publisher: PeerId,
 ) -> None:
     link = case.links[host.number]
@@ -224,7 +205,6 @@ def _prepare(
         have=(1 << len(contents)) - 1 if host.number == PUBLISHER else 0,
         rng=Random(f"{case.seed}/picker/{host.number}"),
         blame=_blame,
-        plan=plan,
         down_bytes_per_s=link.down_bytes_per_s,
     )
 
@@ -266,7 +246,7 @@ async def _finish(others: Sequence[_Host], corrupt: set[int], limit_s: float) ->
 
 
 def _result(
-    case: BroadcastCase, plan: Plan, bound: float, hosts: Sequence[_Host], corrupt: set[int]
+    case: BroadcastCase, bound: float, hosts: Sequence[_Host], corrupt: set[int]
 ) -> BroadcastResult:
     stayed = [host for host in hosts[1:] if not host.left and host.number not in corrupt]
     counters = [
@@ -274,7 +254,6 @@ def _result(
     ]
     came = sum(each.bytes_in for each in counters) or 1
     return BroadcastResult(
-        strategy=plan.strategy,
         bound_s=bound,
         times_s=tuple(host.done_s for host in stayed if host.done_s is not None),
         unfinished=sum(1 for host in stayed if host.done_s is None),

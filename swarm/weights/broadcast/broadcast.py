@@ -25,6 +25,7 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.identity import PeerId
+from swarm.limits.backoff import Backoff
 from swarm.weights.broadcast.chunk_server import (
     ANSWER_S,
     BYTES_PER_S_MIN,
@@ -35,7 +36,6 @@ from swarm.weights.broadcast.chunk_server import (
 )
 from swarm.weights.broadcast.piece_selection import Picker, from_bytes, members, to_bytes
 from swarm.weights.format.manifest import ChunkRef
-from swarm.weights.format.topology import Plan, Strategy
 from swarm.wire import codec
 from swarm.wire.messages import (
     CHUNK_WAIT_MS_MAX,
@@ -45,7 +45,7 @@ from swarm.wire.messages import (
     ChunkRequest,
 )
 
-NEIGHBOURS_MAX = 128  # that are asked; the publisher and a planned parent always are
+NEIGHBOURS_MAX = 128  # that are asked; the publisher always is
 RELAYED_AT_ONCE = 2  # requests for what a neighbour relays that wait there, at least
 PUBLISHER_AT_ONCE = 4
 PUBLISHER_AHEAD_BYTES = 4_194_304  # or as many as hold this, until we know a rate of our own
@@ -56,9 +56,6 @@ FRESH_AT_ONCE = 8  # requests for fresh chunks that wait at the publisher
 NO_MORE_FRESH = -2  # and those that are under way are the last
 NAMED_AT_ONCE = 2  # chunks asked of one neighbour by their numbers
 NAMED_IN_ALL = 16
-PLANNED_AT_ONCE = 6  # chunks asked of a planned parent, in order, at least
-PLANNED_AT_ONCE_MAX = 24
-PLANNED_AHEAD_S = 0.4  # of the downlink
 NAMED_PARK_S = 0.5  # where another may have it sooner
 RELAY_AHEAD_S = 0.4  # of uplink time that a relay takes on before it asks for more, at most
 RELAY_AHEAD_S_MIN = 0.2
@@ -75,13 +72,10 @@ NEWS_TIMEOUT_S = 10.0
 WRITING_BYTES_MAX = 8_388_608  # of chunks that came and are not stored yet, or one
 TICK_S = 0.1
 TICK_S_MIN = 0.004  # where chunks come faster than that, several are looked at together
-AVOID_S = 0.4  # a neighbour that had nothing to give; twice as long each time
-AVOID_S_MAX = 12.8
-RETRY_S = 1.0  # one that does not take part yet; half as long again each time
-RETRY_S_MAX = 15.0
+AVOID = Backoff(0.4, 12.8)  # seconds, for a neighbour that had nothing to give
+RETRY = Backoff(1.0, 15.0, 1.5)  # seconds, for one that does not take part yet
 IDLE_S = 0.15  # without a chunk, or twice the mean between two: pull what there is
 GAP_WEIGHT = 0.1  # of the newest gap in that mean
-STALL_S = 6.0  # without a chunk from a planned parent, after which anybody is asked
 
 Blame = Callable[[PeerId, Reject, str], None]
 
@@ -126,7 +120,6 @@ class Broadcast:
         have: int,
         rng: Random,
         blame: Blame,
-        plan: Plan | None = None,
         down_bytes_per_s: float = 0.0,
     ) -> None:
         """`have`: the chunks that are here, bit i for chunk i."""
@@ -145,7 +138,6 @@ class Broadcast:
         self._own = service.transport.peer_id
         self._rng = rng
         self._blame = blame
-        self._plan = plan
         self._down = down_bytes_per_s
         self.down_measured = 0.0  # told to others in place of what was known before
         self._numbers = {ref.sha256: at for at, ref in enumerate(refs)}
@@ -155,8 +147,8 @@ class Broadcast:
         self._avoid_until_s: dict[PeerId, float] = {}
         self._named: Counter[PeerId] = Counter()  # in flight
         self._relayed: Counter[PeerId] = Counter()  # in flight, or waiting there
-        self._avoid_s: dict[PeerId, float] = {}  # how long next time
-        self._retry_s: dict[PeerId, float] = {}
+        self._gave_nothing: Counter[PeerId] = Counter()  # named requests in a row
+        self._took_no_part: Counter[PeerId] = Counter()  # relayed requests since it asked us
         self._told_s: dict[PeerId, float] = {}
         self._telling: set[PeerId] = set()
         self._fresh_asked = 0
@@ -181,7 +173,7 @@ class Broadcast:
         have, relaying = from_bytes(request.have), from_bytes(request.relaying)
         self.picker.learn(peer, have, relaying, request.pending, now_s)
         self._avoid_until_s.pop(peer, None)
-        self._retry_s.pop(peer, None)
+        self._took_no_part.pop(peer, None)
         if len(self.links) < NEIGHBOURS_MAX or peer in self.links:
             self.links[peer] = (request.up_bytes_per_s, request.down_bytes_per_s)
 
@@ -189,22 +181,12 @@ class Broadcast:
         """Whether to send nothing, for what is asked will come from elsewhere."""
         if request.kind not in ("named", "lost"):
             return False
-        if self._plan is not None and peer in self._plan.order:
-            return False
         accused = PeerId(request.accused) if request.accused else None
         return self.picker.holds_back(peer, request.chunk, trio.current_time(), accused)
-
-    def planned_parent(self) -> PeerId | None:
-        """Whom the plan has this node take its chunks from; None: from anybody."""
-        return None if self._plan is None else self._plan.parent_of(self._own, self.publisher)
 
     async def tell(self, peer: PeerId) -> None:
         """Tell a peer how far we are."""
         await self._request(peer, "news", 0, 0.0)
-
-    def replan(self, plan: Plan) -> None:
-        """Serve by another plan from now on. One whose own parent changes is run anew instead."""
-        self._plan = plan
 
     def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
         """What to answer a request with now, if anything."""
@@ -254,14 +236,13 @@ class Broadcast:
             self.picker.leave(peer)
             for about in (self.links, self._told_s, self._avoid_until_s):
                 about.pop(peer, None)
-            self._avoid_s.pop(peer, None)
-            self._retry_s.pop(peer, None)
+            self._gave_nothing.pop(peer, None)
+            self._took_no_part.pop(peer, None)
         newcomers = sorted(there - self._asked.keys())
         room = NEIGHBOURS_MAX - len(self._asked)
         if len(newcomers) > room:
-            parent = self._parent()
-            first = [peer for peer in newcomers if peer in (self.publisher, parent)]
-            rest = [peer for peer in newcomers if peer not in first]
+            first = [peer for peer in newcomers if peer == self.publisher]
+            rest = [peer for peer in newcomers if peer != self.publisher]
             newcomers = first + self._rng.sample(rest, max(0, min(len(rest), room - len(first))))
         for peer in newcomers:
             scope = self._asked[peer] = trio.CancelScope()
@@ -280,23 +261,10 @@ class Broadcast:
             self.picker.reclaim(now_s)
         self._service.release_stalled(now_s)
         self._service.pump()
-        if self.picker.complete:
-            self._tell(nursery, now_s)
-            return
-        if self._parent() is None:
+        if not self.picker.complete:
             self._ask_fresh(nursery)
             self._pull(nursery, now_s)
-            self._tell(nursery, now_s)
-
-    def _parent(self) -> PeerId | None:
-        """The planned parent, so long as it delivers."""
-        if self._plan is None or self._plan.strategy is Strategy.SWARM:
-            return None
-        parent = self._plan.parent_of(self._own, self.publisher)
-        if parent is None or parent not in self._transport.peers() or self._is_distrusted(parent):
-            return None
-        limit_s = max(STALL_S, 4.0 * self.picker.cycle_s)
-        return parent if trio.current_time() - self._progress_s < limit_s else None
+        self._tell(nursery, now_s)
 
     def _is_distrusted(self, peer: PeerId) -> bool:
         neighbour = self.picker.neighbours.get(peer)
@@ -310,12 +278,10 @@ class Broadcast:
         self._relayed[peer] = 0
         with scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._follow_plan, peer)
                 while not self.picker.complete and not self._is_distrusted(peer):
-                    if self._parent() is None:
-                        for _ in range(self._to_park(peer) - self._relayed[peer]):
-                            self._relayed[peer] += 1
-                            nursery.start_soon(self._take_relayed, peer)
+                    for _ in range(self._to_park(peer) - self._relayed[peer]):
+                        self._relayed[peer] += 1
+                        nursery.start_soon(self._take_relayed, peer)
                     await trio.sleep(TICK_S)
         self._relayed.pop(peer, None)
 
@@ -339,32 +305,12 @@ class Broadcast:
         try:
             while not self.picker.complete and not self._is_distrusted(peer):
                 if not await self._request(peer, "relayed", 0, PARK_S):
-                    wait_s = self._retry_s.get(peer, RETRY_S)
-                    self._retry_s[peer] = min(RETRY_S_MAX, 1.5 * wait_s)  # until it asks us
-                    await trio.sleep(wait_s * (0.5 + self._rng.random()))
-                if self._parent() is not None or self._relayed[peer] > self._to_park(peer):
+                    self._took_no_part[peer] += 1
+                    await trio.sleep(RETRY.spread(self._took_no_part[peer] - 1, self._rng))
+                if self._relayed[peer] > self._to_park(peer):
                     return
         finally:
             self._relayed[peer] -= 1
-
-    async def _follow_plan(self, peer: PeerId) -> None:
-        """Ask a planned parent for all chunks in order, a few at a time."""
-        if self._parent() != peer:
-            return
-        async with trio.open_nursery() as nursery:
-            ahead = int(PLANNED_AHEAD_S * self._down / self.chunk_bytes)
-            for _ in range(min(PLANNED_AT_ONCE_MAX, max(PLANNED_AT_ONCE, ahead))):
-                nursery.start_soon(self._take_planned, peer)
-
-    async def _take_planned(self, peer: PeerId) -> None:
-        picker = self.picker
-        while not picker.complete and self._parent() == peer:
-            wanted = picker.missing() & ~picker.pending
-            if not wanted:
-                await trio.sleep(TICK_S)
-                continue
-            if not await self._take_named(peer, (wanted & -wanted).bit_length() - 1, PARK_S):
-                await trio.sleep(TICK_S)
 
     def _ask_fresh(self, nursery: trio.Nursery) -> None:
         """Take on more to relay, where the uplink will soon have sent what is owed."""
@@ -405,10 +351,9 @@ class Broadcast:
         try:
             with scope:
                 while await self._request(publisher, "fresh", 0, PARK_S):
-                    picker = self.picker
-                    if picker.complete or self._parent() is not None or self._fresh_wanted() < -1:
+                    if self.picker.complete or self._fresh_wanted() < -1:
                         return  # else the next is on its way while this one is passed on
-                await trio.sleep(RETRY_S * self._rng.random())
+                await trio.sleep(RETRY.first * self._rng.random())
         finally:
             self._fresh_scopes.discard(scope)
             self._fresh_asked -= 1
@@ -420,8 +365,9 @@ class Broadcast:
             if found is None:
                 return
             peer, chunk = found
-            nursery.start_soon(self._take_named, peer, chunk, NAMED_PARK_S)
-            self._expect(peer, chunk)
+            self.picker.pending |= 1 << chunk
+            self._named[peer] += 1
+            nursery.start_soon(self._take_named, peer, chunk)
 
     def _is_free(self, peer: PeerId, now_s: float) -> bool:
         return (
@@ -430,25 +376,18 @@ class Broadcast:
             and self._avoid_until_s.get(peer, 0.0) <= now_s
         )
 
-    def _expect(self, peer: PeerId, chunk: int) -> None:
-        self.picker.pending |= 1 << chunk
-        self._named[peer] += 1
-
-    async def _take_named(self, peer: PeerId, chunk: int, wait_s: float) -> bool:
-        """Ask for a chunk by its number. Returns whether it came."""
-        if not self.picker.pending >> chunk & 1:
-            self._expect(peer, chunk)
+    async def _take_named(self, peer: PeerId, chunk: int) -> None:
+        """Ask for a chunk by its number."""
         try:
             accused = self.picker.accused(chunk) if peer == self.publisher else None
             kind: Kind = "named" if accused is None else "lost"
-            await self._request(peer, kind, chunk, wait_s, accused)
+            await self._request(peer, kind, chunk, NAMED_PARK_S, accused)
             if self.picker.here >> chunk & 1:
-                self._avoid_s.pop(peer, None)
-                return True
-            avoid_s = self._avoid_s.get(peer, AVOID_S)
-            self._avoid_until_s[peer] = trio.current_time() + avoid_s
-            self._avoid_s[peer] = min(AVOID_S_MAX, 2.0 * avoid_s)
-            return False
+                self._gave_nothing.pop(peer, None)
+                return
+            pause_s = AVOID.after(self._gave_nothing[peer])
+            self._avoid_until_s[peer] = trio.current_time() + pause_s
+            self._gave_nothing[peer] += 1
         finally:
             self._named[peer] -= 1
             self.picker.give_up(chunk)

@@ -160,12 +160,7 @@ class ChunkService:
     def _read(self, peer: PeerId, payload: bytes) -> ChunkRequest:
         if self._gater is None:
             return codec.decode(payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
-        self._gater.check_quota(Quota.CHUNK, peer)
-        judge = self._gater.ledger.judge
-        request: ChunkRequest = judge(
-            peer, codec.decode, payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX
-        )
-        return request
+        return self._gater.read(Quota.CHUNK, peer, payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
 
     async def _find(self, waiting: _Waiting, request: ChunkRequest) -> int | None:
         """The chunk that answers a request, once there is one and the uplink has room."""

@@ -20,7 +20,7 @@ from swarm.storage.files import RunSync
 from swarm.weights.broadcast.broadcast import Broadcast
 from swarm.weights.broadcast.chunk_server import ArtifactKey, ChunkService
 from swarm.weights.format.manifest import ChunkRef
-from swarm.weights.format.topology import PeerLink, Plan
+from swarm.weights.format.topology import PeerLink
 from swarm.weights.store.chunks import ChunkStore
 
 LINKS_KEPT_MAX: Final = 512
@@ -115,7 +115,6 @@ class Sharing:
         self._run_sync = run_sync
         self._running: dict[ArtifactKey, _Running] = {}
         self._pins: dict[int, dict[ArtifactKey, Sequence[ChunkRef]]] = {}  # by version
-        self._plans: dict[bytes, Plan] = {}  # newer ones than broadcasts were opened with
         self._links: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
         self.down_bytes_per_s = 0.0  # the most that was seen; 0: nothing yet
 
@@ -216,7 +215,7 @@ class Sharing:
         transport = self._chunks.transport
         links = self.links
         found = [
-            PeerLink(peer, float(links[peer][0]), float(links[peer][1]), not transport.ip_of(peer))
+            PeerLink(peer, float(links[peer][0]), float(links[peer][1]))
             for peer in transport.peers()
             if peer in links and peer != without
         ]
@@ -234,7 +233,6 @@ class Sharing:
         artifact: int,
         refs: Sequence[ChunkRef],
         publisher: PeerId,
-        plan: Plan,
         *,
         on_behalf: int,
     ) -> Fetched:
@@ -255,8 +253,7 @@ class Sharing:
             missing_bytes = sum(ref.size_bytes for ref in refs if ref.sha256 in missing)
             first_bytes = missing_bytes if first_bytes is None else first_bytes
             have = sum(1 << at for at, ref in enumerate(refs) if ref.sha256 not in missing)
-            plan = self._plans.get(root, plan)
-            running = await self._open(key, version, on_behalf, refs, publisher, plan, have)
+            running = await self._open(key, version, on_behalf, refs, publisher, have)
             await self._measure_until_done(running)
             fetched_bytes += running.broadcast.counters.bytes_in
             if running.broadcast.complete.is_set():
@@ -264,7 +261,7 @@ class Sharing:
             await running.ended.wait()
             if running.failure is not None:
                 raise running.failure
-            # else it was ended for a new plan
+            # else it was ended for want of room: what is missing is asked for again
 
     async def _measure_until_done(self, running: _Running) -> None:
         counters = running.broadcast.counters
@@ -285,14 +282,13 @@ class Sharing:
         artifact: int,
         refs: Sequence[ChunkRef],
         publisher: PeerId,
-        plan: Plan | None,
     ) -> None:
         """Give on an artifact of which all chunks are in the store."""
         key = ArtifactKey(root, artifact)
         if key in self._running or not refs:
             return
         await self._pin(version, key, refs)
-        await self._open(key, version, version, refs, publisher, plan, (1 << len(refs)) - 1)
+        await self._open(key, version, version, refs, publisher, (1 << len(refs)) - 1)
 
     async def _open(
         self,
@@ -301,7 +297,6 @@ class Sharing:
         on_behalf: int,
         refs: Sequence[ChunkRef],
         publisher: PeerId,
-        plan: Plan | None,
         have: int,
     ) -> _Running:
         before = self._running.get(key)
@@ -317,7 +312,6 @@ class Sharing:
             have=have,
             rng=Random(self._rng.random()),
             blame=self._blame,
-            plan=plan,
             down_bytes_per_s=self.down_bytes_per_s,
         )
         running = self._running[key] = _Running(version, on_behalf, broadcast)
@@ -347,23 +341,7 @@ class Sharing:
     def _blame(self, peer: PeerId, reason: Reject, detail: str) -> None:
         self._ledger.reject(peer, reason)
 
-    # --- plans and ends --------------------------------------------------------------------
-
-    def replan(self, root: bytes, plan: Plan) -> None:
-        """Go on by a new plan. What is on its way is asked for anew if it should come from another
-        peer than before."""
-        self._plans = {root: plan}
-        own = self._chunks.transport.peer_id
-        for key, running in self._running.items():
-            if key.root != root:
-                continue
-            broadcast = running.broadcast
-            publisher = broadcast.publisher
-            before = broadcast.planned_parent()
-            if broadcast.complete.is_set() or plan.parent_of(own, publisher) == before:
-                broadcast.replan(plan)
-            else:
-                running.scope.cancel()
+    # --- ends ------------------------------------------------------------------------------
 
     def drop(self, version: int) -> None:
         """End what was begun on behalf of a version."""

@@ -11,16 +11,13 @@ published nor believed.
 import hashlib
 import struct
 from collections.abc import Collection, Sequence
-from enum import Enum
-from typing import Any
 
 from pydantic import ValidationError
 
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
-from swarm.identity import PeerId, peer_id_of, public_key_of
+from swarm.identity import PeerId, public_key_of
 from swarm.weights.format.layout import BadLayout, check_entries, entry_of, size_of
 from swarm.weights.format.manifest import MANIFEST_DOMAIN, Artifact, ChunkRef, Manifest, TensorSpec
-from swarm.weights.format.topology import FROM_PUBLISHER, Plan, Strategy
 from swarm.wire import codec
 from swarm.wire.messages import (
     ARTIFACTS_MAX,
@@ -46,15 +43,7 @@ OVERHEAD_PER_CHUNK_BYTES_MAX = 4_096  # how far an artifact may exceed twice its
 # --- heads -------------------------------------------------------------------------------------
 
 
-class HeadVerdict(Enum):
-    """What a head that broke no rule means to whoever knows `newest`."""
-
-    NEW_VERSION = "new version"
-    NEW_PLAN = "new plan"  # for the version that is known already
-    OLD = "old"  # known or surpassed: changes nothing, and is no offence
-
-
-def accept_head(
+def is_newer_head(
     head: HeadBody,
     newest: HeadBody | None,
     *,
@@ -62,8 +51,8 @@ def accept_head(
     publishers: Collection[PeerId],
     now_s: float,
     skew_s: float,
-) -> HeadVerdict:
-    """Judge a head that `codec.decode_head` opened. Pure.
+) -> bool:
+    """Whether a head that `codec.decode_head` opened is of a newer version than `newest`. Pure.
 
     Args:
         newest: the head of this policy that was accepted last; None: none yet.
@@ -86,39 +75,12 @@ def accept_head(
         ahead_s = head.created_at_s - now_s
         raise RemoteProtocolError(Reject.FUTURE, f"created {ahead_s:.0f} s ahead", publisher)
     if newest is None or head.version > newest.version:
-        return HeadVerdict.NEW_VERSION
-    if head.version < newest.version:
-        return HeadVerdict.OLD
-    if head.root != newest.root:
+        return True
+    if head.version == newest.version and head.root != newest.root:
         raise RemoteProtocolError(
             Reject.REPUBLISHED, f"other weights as version {head.version}", publisher
         )
-    return HeadVerdict.NEW_PLAN if head.sequence > newest.sequence else HeadVerdict.OLD
-
-
-def plan_of(head: HeadBody) -> Plan:
-    """The plan that a head carries. Takes 0.01 ms for each peer, so accept the head first."""
-    keys = [head.order[at : at + 32] for at in range(0, len(head.order), 32)]
-    return Plan(
-        Strategy(head.strategy),
-        tuple(map(peer_id_of, keys)),
-        tuple(place - 1 for place in struct.unpack(f"<{len(keys)}H", head.parents)),
-    )
-
-
-def plan_columns(plan: Plan) -> dict[str, Any]:
-    """The fields `strategy`, `order` and `parents` of the head that carries this plan.
-
-    Raises:
-        RemoteProtocolError: a peer of it is no peer id.
-    """
-    return {
-        "strategy": plan.strategy.value,
-        "order": b"".join(map(public_key_of, plan.order)),
-        "parents": struct.pack(
-            f"<{len(plan.parents)}H", *(parent - FROM_PUBLISHER for parent in plan.parents)
-        ),
-    }
+    return False
 
 
 # --- manifests ---------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ be taken off the network and come back on the same files, as a process that was 
 """
 
 import json
+import resource
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from swarm.errors import Reject
 from swarm.identity import PeerId
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
+from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.memory.network import MemoryTransport
@@ -32,6 +34,8 @@ RUN_ID = "run"
 POLICY = "actor"
 EPOCH_S = 1_800_000_000.0
 LINK = LinkProfile(latency_s=0.02, up_bytes_per_s=200_000.0, down_bytes_per_s=2_000_000.0)
+FAST = LinkProfile(latency_s=0.02, up_bytes_per_s=2e6, down_bytes_per_s=2e6)
+SETTLED_S = 30.0  # in which whatever should not happen would have happened
 STORE_BYTES = 50_000_000
 WEIGHTS = 300_000  # bfloat16, in one tensor; there is another of a tenth that never changes
 CHANGED = 0.02  # of them, from one version to the next
@@ -78,6 +82,17 @@ def files_of(directory: Path) -> dict[str, bytes]:
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
+
+
+@contextmanager
+def files_up_to(size_bytes: int) -> Iterator[None]:
+    """The disk takes no file larger than this: the kernel refuses, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @dataclass
@@ -256,3 +271,18 @@ async def open_hosts(
     async with open_world(seed, hosts, profile) as world, trio.open_nursery() as nursery:
         yield Hosts(world, directory, nursery)
         nursery.cancel_scope.cancel()
+
+
+def play(
+    scene: Callable[[Hosts], Awaitable[None]],
+    directory: Path,
+    hosts: int = 4,
+    link: LinkProfile = FAST,
+) -> None:
+    """Run one scene among hosts of a world of their own, in an empty directory."""
+
+    async def main() -> None:
+        async with open_hosts(0, directory, hosts, link) as there:
+            await scene(there)
+
+    deterministic_run(main, seed=0)
