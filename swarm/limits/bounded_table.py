@@ -17,15 +17,34 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
 
-from swarm.limits.address_blocks import OriginPath
+from swarm.limits.address_blocks import RELAYED_PATH, OriginPath, is_public_network
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-def no_share(path: OriginPath) -> int | None:
-    """No number for any origin: only the whole is bounded."""
-    return None
+@dataclass(frozen=True, slots=True)
+class OriginLimits:
+    """Entries that one origin may have, by kind of origin. None: any number.
+
+    Paths are those of `path_of`, then the peer, then the peer that asked for that one.
+    """
+
+    block: int | None = None  # a public address block
+    address: int | None = None  # a public address
+    private_block: int | None = None
+    private_address: int | None = None
+    relayed: int | None = None  # all peers behind relays together
+    peer: int | None = None
+    asker: int | None = None
+
+    def __call__(self, path: OriginPath) -> int | None:
+        if path[0] == RELAYED_PATH[0] or len(path) == 1:
+            return self.relayed if path == RELAYED_PATH else None
+        block, address = self.block, self.address
+        if not is_public_network(path[1]):
+            block, address = self.private_block, self.private_address
+        return (block, address, self.peer, self.asker)[len(path) - 2]
 
 
 @dataclass(eq=False, slots=True)
@@ -99,14 +118,14 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         self,
         total_max: int,
         *,
-        share_of: Callable[[OriginPath], int | None] = no_share,
+        limit_of: Callable[[OriginPath], int | None] | None = None,
         rank_of: Callable[[K, V], int] | None = None,
         newest_first: bool = False,
     ) -> None:
-        """`share_of` says of an origin, wide or narrow, how many entries it may have; None: as many
+        """`limit_of` says of an origin, wide or narrow, how many entries it may have; None: as many
         as there is room for. `rank_of` is asked as an entry comes, is used, and before it goes."""
         self._total_max = total_max
-        self._share_of = share_of
+        self._limit_of = limit_of
         self._rank_of = rank_of
         self._newest_first = newest_first
         self._entries: OrderedDict[K, _Entry[K, V]] = OrderedDict()
@@ -141,7 +160,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         self._change(entry, 1)
         for length in range(len(path), -1, -1):
             wider = path[:length]
-            most = self._share_of(wider) if wider else self._total_max
+            most = self._total_max if not wider else self._limit_of and self._limit_of(wider)
             if most is not None and self.size_of(wider) > most:
                 return self.evict(wider)  # one is enough: it is in all that are wider, too
         return None

@@ -13,13 +13,20 @@ from enum import Enum, StrEnum, auto
 from typing import Final
 
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import Block
+from swarm.limits.address_blocks import Block, block_of, is_public
 from swarm.limits.bounded_table import BoundedTable
 
 BUCKETS_MAX: Final = 4096  # the least recently used of who has most are forgotten, and full again
 BLOCK_SHARE: Final = 4.0  # of the peers of one block together, in shares of one peer
 RELAYED_SHARE: Final = 8.0  # of all relayed peers together: what 64 of them ask at an honest pace
 RELAYED: Final = Block("relayed")  # whom a relay hides: they may all be one person
+
+
+def shared_block(ip: str | None) -> Block | None:
+    """The block whose quotas a peer at this address shares: its public address block, or `RELAYED`
+    where no address is known. None: a private address, behind which there may be a whole swarm."""
+    block = block_of(ip)
+    return RELAYED if block is None else block if is_public(ip) else None
 
 
 class Kind(StrEnum):

@@ -54,7 +54,7 @@ class AddressBook:
         default_factory=lambda: BoundedTable(BOOK_PEERS_MAX)
     )
     hearsay: BoundedTable[PeerId, _Entry] = field(
-        default_factory=lambda: BoundedTable(HEARSAY_PEERS_MAX, share_of=_told_by_one)
+        default_factory=lambda: BoundedTable(HEARSAY_PEERS_MAX, limit_of=_told_by_one)
     )
     changed: bool = False  # since it was saved
 

@@ -13,7 +13,6 @@ seconds; one that has stopped is not punished for what nobody remembers the reas
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -27,18 +26,10 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import (
-    BLOCK_LENGTH,
-    RELAYED_PATH,
-    Block,
-    OriginPath,
-    block_of,
-    is_public,
-    is_public_network,
-    path_of,
-)
+from swarm.limits.address_blocks import Block, OriginPath, path_of
+from swarm.limits.bounded_table import OriginLimits
 from swarm.limits.dial_backoff import DialBackoff, hops_of
-from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict
+from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict, shared_block
 from swarm.peers.ledger import Ledger
 from swarm.peers.reputation import Ban, Reputation
 from swarm.transport.base import Gate, Transport
@@ -48,20 +39,9 @@ log = logging.getLogger(__name__)
 NEW_BANS_MAX: Final = 64  # that wait to be told of; the oldest are in force and not told of
 
 
-@dataclass(frozen=True, slots=True)
-class GaterRules:
-    """How many connections an origin may have that come to us, and as many that we make. Behind a
-    private address there may be many honest nodes (a laboratory, a demonstration on one machine),
-    so that a private block has more of them."""
-
-    connections_per_block_max: int = 32
-    connections_per_address_max: int = 16  # of a public block
-    connections_per_private_block_max: int = 128  # half of what the transport takes in all
-    relayed_connections_max: int = 64  # whoever made them all has no more of the transport's 256
-    trust_private: bool = True  # never ban a private block as a whole, nor share quotas in one
-
-
-RULES: Final = GaterRules()
+# Inbound connections of one origin, and as many outbound ones. A private block may hold many honest
+# nodes, such as a laboratory. All relayed peers may be one person.
+CONNECTION_LIMITS: Final = OriginLimits(block=32, address=16, private_block=128, relayed=64)
 
 OnBan = Callable[[Ban], Awaitable[None]]
 
@@ -78,7 +58,7 @@ class ConnectionGater:
         self,
         transport: Transport,
         ledger: Ledger,
-        rules: GaterRules = RULES,
+        limits: OriginLimits = CONNECTION_LIMITS,
         reputation: Reputation | None = None,
         quotas: Quotas | None = None,
         admits: Gate = lambda peer, ip: True,
@@ -86,7 +66,6 @@ class ConnectionGater:
         """`admits` says who may connect at all."""
         self._transport = transport
         self.ledger = ledger
-        self._rules = rules
         self._reputation = reputation or Reputation()
         self._quotas = quotas or Quotas()
         self._new: deque[Ban] = deque(maxlen=NEW_BANS_MAX)
@@ -95,7 +74,7 @@ class ConnectionGater:
         self.refused_connections: Counter[str] = Counter()  # by why
         self.dials = DialBackoff()
         self.on_ban: OnBan = _tell_nobody
-        transport.set_gate(self._admits, self._share_of)
+        transport.set_gate(self._admits, limits)
         transport.report_to(ledger.reject)
         ledger.on_accept, ledger.on_reject = self._good, self._bad
 
@@ -110,49 +89,32 @@ class ConnectionGater:
         return False
 
     def _objection(self, peer: PeerId, ip: str | None) -> str | None:
-        now, block = trio.current_time(), block_of(ip)
+        now, share = trio.current_time(), shared_block(ip)
         if self._reputation.is_banned(peer, now):
             return "banned peer"
-        share = None if block is not None and not self._is_shared(ip) else block or RELAYED
         if self._reputation.is_banned(share, now):
             return "banned block"
         if self._quotas.take(Kind.CONNECT, peer, share, now) is not Verdict.GRANTED:
             return "too often"
         return None
 
-    def _share_of(self, path: OriginPath) -> int | None:
-        """How many connections an origin may have."""
-        rules = self._rules
-        if path[:1] == RELAYED_PATH:
-            return rules.relayed_connections_max if path == RELAYED_PATH else None
-        is_shared = not rules.trust_private or is_public_network(path[0])
-        if len(path) == BLOCK_LENGTH + 1:
-            return rules.connections_per_address_max if is_shared else None
-        if len(path) != BLOCK_LENGTH:
-            return None
-        return (
-            rules.connections_per_block_max
-            if is_shared
-            else rules.connections_per_private_block_max
-        )
-
-    def _is_shared(self, ip: str | None) -> bool:
-        return is_public(ip) or not self._rules.trust_private
-
     def block_of(self, peer: PeerId) -> Block | None:
-        """The block in which the peer is held to its neighbours' account; None where it is not
-        connected, or has neighbours that it need not know."""
-        ip = self._transport.ip_of(peer)
-        return block_of(ip) if self._is_shared(ip) else None
+        """The peer's public address block, with which it may be banned. None: it is not connected,
+        relayed, or at a private address."""
+        block = self._shared_block(peer)
+        return None if block == RELAYED else block
+
+    def _shared_block(self, peer: PeerId) -> Block | None:
+        connected = peer in self._transport.peers()
+        return shared_block(self._transport.ip_of(peer)) if connected else None
 
     def is_relayed(self, peer: PeerId) -> bool:
         """Whether the peer is connected and nothing shows where it is."""
-        ip = self._transport.ip_of(peer)
-        return block_of(ip) is None and peer in self._transport.peers()
+        return self._shared_block(peer) == RELAYED
 
     def share_of(self, peer: PeerId) -> PeerId | Block:
         """In whose name the peer takes a share of something that is divided by peers."""
-        return RELAYED if self.is_relayed(peer) else self.block_of(peer) or peer
+        return self._shared_block(peer) or peer
 
     def path_of(self, peer: PeerId) -> OriginPath:
         """Where the peer is, and in that itself."""
@@ -227,7 +189,7 @@ class ConnectionGater:
 
     def allows(self, kind: Kind, peer: PeerId, cost: float = 1.0) -> bool:
         """Whether the peer is within its quota; asking costs."""
-        block = RELAYED if self.is_relayed(peer) else self.block_of(peer)
+        block = self._shared_block(peer)
         verdict = self._quotas.take(kind, peer, block, trio.current_time(), cost)
         if verdict is Verdict.FLOOD and kind is not Kind.ADVERT:
             # a forwarder of adverts cannot help how many there are

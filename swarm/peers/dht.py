@@ -126,7 +126,7 @@ class Store:
     def __init__(self) -> None:
         self.runs: dict[bytes, BoundedTable[PeerId, tuple[float, Where]]] = {}
         self._all: BoundedTable[tuple[bytes, PeerId], None] = BoundedTable(
-            ENTRIES_MAX, share_of=_entries_of
+            ENTRIES_MAX, limit_of=_entries_of
         )
 
     def put(

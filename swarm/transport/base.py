@@ -17,8 +17,8 @@ import trio
 
 from swarm.errors import Reject
 from swarm.identity import PeerId
-from swarm.limits.bounded_table import BoundedTable, no_share
-from swarm.transport.places import PlaceFigures, ShareOf
+from swarm.limits.bounded_table import BoundedTable, OriginLimits
+from swarm.transport.places import PlaceFigures
 
 Handler = Callable[[PeerId, bytes], Awaitable[bytes]]
 """Serves one request: (who asks, request bytes) -> response bytes.
@@ -199,9 +199,9 @@ class Transport(Protocol):
         """
         ...
 
-    def set_gate(self, gate: Gate, share_of: ShareOf = no_share) -> None:
-        """Ask `gate` about each new connection, before anything is served on it, and `share_of`
-        how many an origin may have; see `Places`.
+    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
+        """Ask `gate` about each new connection, before anything is served on it. `limits` bound
+        the connections of one origin, inbound and outbound ones apart.
 
         A refused one ends at once and is counted; a dial that either end refuses raises
         `PeerUnreachable` or makes a connection that ends at once. Connections that exist stay.

@@ -22,18 +22,9 @@ from typing import Final
 import trio
 
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import (
-    BLOCK_LENGTH,
-    RELAYED_PATH,
-    Block,
-    OriginPath,
-    block_of,
-    is_public,
-    is_public_network,
-    path_of,
-)
-from swarm.limits.bounded_table import BoundedTable, no_share
-from swarm.limits.quotas import RELAYED
+from swarm.limits.address_blocks import RELAYED_PATH, Block, OriginPath, path_of
+from swarm.limits.bounded_table import BoundedTable, OriginLimits
+from swarm.limits.quotas import RELAYED, shared_block
 
 HANDSHAKES_MAX: Final = 128
 OF_BLOCK_MAX: Final = 8  # of one public address block
@@ -50,10 +41,8 @@ Origin = Block | str
 
 
 def origin_of(ip: str | None) -> Origin:
-    """To whose account a connection from an address is put; None: it came through a relay."""
-    if ip is None:
-        return RELAYED
-    return (block_of(ip) if is_public(ip) else None) or ip
+    """The account to which work for a connection is put. None: the connection is relayed."""
+    return shared_block(ip) or ip or RELAYED
 
 
 def _nothing() -> None:
@@ -98,7 +87,9 @@ class PlaceFigures:
     failed: dict[str, int]  # newcomers since the start that did not get through, by the step
 
 
-ShareOf = Callable[[OriginPath], int | None]
+_HANDSHAKE_LIMITS = OriginLimits(
+    block=OF_BLOCK_MAX, private_address=OF_PRIVATE_MAX, relayed=OF_PRIVATE_MAX
+)
 _Slots = BoundedTable[Place, Place]
 
 
@@ -106,21 +97,16 @@ class Places:
     """All places of one node."""
 
     def __init__(self) -> None:
-        self._share_of: ShareOf = no_share
-        self._handshakes = _Slots(HANDSHAKES_MAX, share_of=_handshakes_of, newest_first=True)
-        self._inbound = _Slots(INBOUND_MAX, share_of=self._share, newest_first=True)
-        self._own = _Slots(CONNECTIONS_MAX, share_of=self._share, newest_first=True)
+        self.limits = OriginLimits()  # of admitted connections, for each direction
+        self._handshakes = _Slots(HANDSHAKES_MAX, limit_of=_HANDSHAKE_LIMITS, newest_first=True)
+        self._inbound = _Slots(INBOUND_MAX, limit_of=self._limit_of, newest_first=True)
+        self._own = _Slots(CONNECTIONS_MAX, limit_of=self._limit_of, newest_first=True)
         self.turned_away: Counter[str] = Counter()  # newcomers, by why
         self.gave_way: Counter[str] = Counter()  # places that were taken back, by why
         self.failed: Counter[str] = Counter()  # newcomers that did not get through, by the step
 
-    def set_shares(self, share_of: ShareOf) -> None:
-        """How many admitted connections an origin may have that came to us, and as many that we
-        made; see `BoundedTable`."""
-        self._share_of = share_of
-
-    def _share(self, path: OriginPath) -> int | None:
-        return self._share_of(path)
+    def _limit_of(self, path: OriginPath) -> int | None:
+        return self.limits(path)
 
     @property
     def handshakes(self) -> int:
@@ -205,13 +191,6 @@ class Places:
             gave_way=dict(self.gave_way),
             failed=dict(self.failed),
         )
-
-
-def _handshakes_of(path: OriginPath) -> int | None:
-    """How many of an origin may be admitted at once."""
-    if len(path) == BLOCK_LENGTH:
-        return OF_BLOCK_MAX if is_public_network(path[1]) else None
-    return OF_PRIVATE_MAX if len(path) > BLOCK_LENGTH or path == RELAYED_PATH else None
 
 
 def _why(path: OriginPath) -> str:

@@ -18,7 +18,7 @@ from swarm.identity import PeerId
 from swarm.limits.address_blocks import path_of
 from swarm.limits.bounded_table import BoundedTable
 from swarm.peers.address_book import BOOK_PEERS_MAX, HEARSAY_PEERS_MAX, AddressBook
-from swarm.peers.connection_gater import RULES, ConnectionGater
+from swarm.peers.connection_gater import CONNECTION_LIMITS
 from swarm.peers.dht import BUCKET_PEERS_MAX, ENTRIES_MAX, PROVIDERS_PER_KEY_MAX, Store, Table
 from swarm.peers.ledger import Ledger
 from swarm.telemetry.dashboard.server import CONNECTIONS_MAX, STREAMS_MAX, Board
@@ -51,9 +51,7 @@ def plain(table: BoundedTable[str, None], most: int) -> User:
 def places(*, inbound: bool) -> User:
     """Connections, with the shares that a node has."""
     made, held = Places(), {}
-    gater = ConnectionGater.__new__(ConnectionGater)
-    gater._rules = RULES
-    made.set_shares(gater._share_of)
+    made.limits = CONNECTION_LIMITS
 
     def enter(name: str, ip: str) -> None:
         place = made.admit(PeerId(name), ip, inbound=inbound)
@@ -160,17 +158,16 @@ def accounts() -> User:
     return User(enter, ledger.peers, 64)
 
 
+def a_relay() -> Any:
+    return relay.Relay(lambda peer: None, lambda peer: None, lambda: True, lambda *_: None)
+
+
 def reservations() -> User:
-    return plain(
-        BoundedTable(relay.RESERVATIONS_MAX, share_of=relay._reservations_of, newest_first=True),
-        relay.RESERVATIONS_MAX,
-    )
+    return plain(a_relay()._reserved, relay.RESERVATIONS_MAX)
 
 
 def circuits() -> User:
-    table: BoundedTable[str, None] = BoundedTable(
-        relay.CIRCUITS_MAX, share_of=relay._circuits_from, newest_first=True
-    )
+    table = a_relay()._by_asker
     return User(
         lambda name, ip: table.put(name, None, (*path_of(ip), name)), table.keys, relay.CIRCUITS_MAX
     )
@@ -178,7 +175,7 @@ def circuits() -> User:
 
 def clients_of_broker() -> User:
     return plain(
-        BoundedTable(BROKER_CLIENTS_MAX, share_of=clients_of, newest_first=True), BROKER_CLIENTS_MAX
+        BoundedTable(BROKER_CLIENTS_MAX, limit_of=clients_of, newest_first=True), BROKER_CLIENTS_MAX
     )
 
 

@@ -253,7 +253,7 @@ def _signature_unchecked(patch: Patch) -> None:
 
 def _no_windows(patch: Patch) -> None:
     """As upstream: what goes beyond the window is stored."""
-    take_header = yamux.HardYamux._take_header
+    take_header = yamux.MuxedConnection._take_header
 
     def take(self: Any, version: int, kind: int, flags: int, stream_id: int, length: int) -> Any:
         stream = self.streams.get(stream_id)
@@ -261,12 +261,12 @@ def _no_windows(patch: Patch) -> None:
             stream.recv_window = max(stream.recv_window, length)
         return take_header(self, version, kind, flags, stream_id, length)
 
-    patch.setattr(yamux.HardYamux, "_take_header", take)
+    patch.setattr(yamux.MuxedConnection, "_take_header", take)
 
 
 def _frame_error_escapes(patch: Patch) -> None:
     patch.setattr(yamux, "FrameError", KeyError)
-    patch.setattr(yamux.HardYamux, "handle_incoming", _reading_without_a_boundary)
+    patch.setattr(yamux.MuxedConnection, "handle_incoming", _reading_without_a_boundary)
 
 
 async def _reading_without_a_boundary(self: Any) -> None:

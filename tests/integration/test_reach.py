@@ -21,6 +21,7 @@ from multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import Identity, PeerId
+from swarm.limits.bounded_table import OriginLimits
 from swarm.transport.base import ServeLimits
 from swarm.transport.libp2p.connection.negotiation import Reader
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
@@ -267,10 +268,11 @@ def test_without_a_reservation_or_after_it_nobody_is_relayed() -> None:
 def test_a_relay_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with relayed() as (relay, hidden, other):
-            monkeypatch.setattr(relay_module, "CIRCUITS_PER_PEER_MAX", 0)
-            with pytest.raises(PeerUnreachable, match="201"):
-                await other.connect(circuit(hidden))
-            monkeypatch.setattr(relay_module, "CIRCUITS_PER_PEER_MAX", 8)
+            with monkeypatch.context() as patch:
+                table = reach(relay)._relay._by_asker
+                patch.setattr(table, "_limit_of", OriginLimits(peer=0))
+                with pytest.raises(PeerUnreachable, match="201"):
+                    await other.connect(circuit(hidden))
             monkeypatch.setattr(reach(relay)._relay._reserved, "_total_max", 1)
             unreachable(other)
             await other.connect(relay.addresses()[0])

@@ -179,7 +179,7 @@ class Nowhere:
     def peers(self) -> tuple[PeerId, ...]:
         return self.connected
 
-    def set_gate(self, gate: object, share_of: object) -> None:
+    def set_gate(self, gate: object, limits: object) -> None:
         """Nobody comes."""
 
     def report_to(self, report: object) -> None:

@@ -3,7 +3,7 @@
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import Block
 from swarm.limits.quotas import BLOCK_SHARE, BUCKETS_MAX, RELAYED, Kind, Quotas, Rate, Verdict
-from swarm.peers.connection_gater import RULES
+from swarm.peers.connection_gater import CONNECTION_LIMITS
 
 RATES = {kind: Rate(per_s=1.0, burst=10.0) for kind in Kind}
 ONE, OTHER = PeerId("one"), PeerId("other")
@@ -57,7 +57,7 @@ def test_the_number_of_buckets_is_bounded() -> None:
 
 
 def test_as_many_relayed_peers_as_may_connect_can_ask_at_an_honest_pace() -> None:
-    peers = [PeerId(f"relayed{number}") for number in range(RULES.relayed_connections_max)]
+    peers = [PeerId(f"relayed{number}") for number in range(CONNECTION_LIMITS.relayed or 0)]
     every_s = {Kind.CONNECT: 60, Kind.HELLO: 5, Kind.CATCH_UP: 15, Kind.WANT: 1, Kind.HAVE: 1}
 
     def refused(block: Block) -> int:

@@ -38,8 +38,7 @@ from swarm.limits.byte_budget import ByteBudget
 from swarm.transport.base import GOSSIP_BYTES_MAX
 from swarm.transport.libp2p.admission.upstream_host import HardHost
 from swarm.transport.libp2p.connection.streams import finish, reset
-from swarm.transport.libp2p.connection.workarounds import Workarounds
-from swarm.transport.libp2p.connection.yamux import HardYamux, MuxedConnection, Stream
+from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
 from swarm.transport.libp2p.protobuf_fields import Within, count_fields
 from swarm.transport.metering import ENTRY_S, MESSAGE_S, RPC_S, UNMETERED, Payer
 
@@ -95,15 +94,8 @@ log = logging.getLogger(__name__)
 class Router(GossipSub):
     """Mesh keeping as upstream, with the limits of this module."""
 
-    def __init__(self, workarounds: Workarounds, asks: AsksFor = lambda topic: True) -> None:
+    def __init__(self, asks: AsksFor = lambda topic: True) -> None:
         self._asks = asks
-        limits: dict[str, Any] = {}
-        if workarounds.gossip_limits:
-            limits = {
-                "adaptive_gossip_enabled": False,
-                "spam_protection_enabled": False,
-                "eclipse_protection_enabled": False,
-            }
         super().__init__(
             [MESHSUB_PROTOCOL],
             DEGREE,
@@ -112,7 +104,9 @@ class Router(GossipSub):
             heartbeat_interval=HEARTBEAT_S,
             prune_back_off=PRUNE_BACK_OFF_S,
             unsubscribe_back_off=PRUNE_BACK_OFF_S,
-            **limits,
+            adaptive_gossip_enabled=False,
+            spam_protection_enabled=False,
+            eclipse_protection_enabled=False,
         )
         # upstream appends the time of each message and never removes one
         self.recent_message_deliveries = cast("Any", defaultdict(lambda: deque(maxlen=1)))
@@ -315,13 +309,7 @@ class Gossip(Pubsub):
     """Reads, checks and hands on messages; one message after the other for each peer."""
 
     def __init__(
-        self,
-        host: HardHost,
-        router: Router,
-        admit: Admits,
-        deliver: Deliver,
-        blame: Blame,
-        workarounds: Workarounds,
+        self, host: HardHost, router: Router, admit: Admits, deliver: Deliver, blame: Blame
     ) -> None:
         super().__init__(
             host,
@@ -339,7 +327,6 @@ class Gossip(Pubsub):
         self._inbound: dict[ID, INetStream] = {}  # the newest stream of each peer
         self._opening: set[ID] = set()
         self._unfinished: dict[NetStream, int] = {}  # bytes of a message that is not all there
-        self._queue_max = PEER_QUEUE_MAX if workarounds.gossip_limits else None
         self.counter = secrets.randbits(62)
 
     async def stream_handler(self, stream: INetStream) -> None:
@@ -432,7 +419,7 @@ class Gossip(Pubsub):
         """To whose account the work for a peer's messages is put."""
         stream = self._inbound.get(peer_id)
         muxed = None if stream is None else stream.muxed_conn
-        return muxed.payer if isinstance(muxed, HardYamux) else UNMETERED
+        return muxed.payer if isinstance(muxed, MuxedConnection) else UNMETERED
 
     async def _take(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
         payer, before = self._payer_of(peer_id), self._mesh.ids_looked_at
@@ -494,9 +481,9 @@ class Gossip(Pubsub):
             self._opening.discard(peer_id)
         self._tell_topics(peer_id, topics.symmetric_difference(self.topic_ids))
         queue = self.peer_queues.get(peer_id)
-        if queue is not None and self._queue_max is not None:
+        if queue is not None:
             queue.max_message_size = SENT_BYTES_MAX
-            wide = BoundedQueue(self._queue_max)
+            wide = BoundedQueue(PEER_QUEUE_MAX)
             while (rpc := queue._queue.pop()) is not None:
                 wide.push(rpc)
             queue._queue = wide

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
 from random import Random
 from typing import NoReturn
 
@@ -35,9 +36,8 @@ from swarm.errors import (
     RequestTimeout,
 )
 from swarm.identity import Identity, PeerId
-from swarm.limits.address_blocks import Block, block_of, is_public
-from swarm.limits.bounded_table import no_share
-from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict
+from swarm.limits.bounded_table import OriginLimits
+from swarm.limits.quotas import Kind, Quotas, Verdict, shared_block
 from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
     GOSSIP_QUEUE_MAX,
@@ -78,18 +78,14 @@ from swarm.transport.libp2p.connection.streams import (
     receive,
     reset,
 )
-from swarm.transport.libp2p.connection.workarounds import (
-    ALL_WORKAROUNDS,
-    Workarounds,
-    require_version,
-)
 from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
 from swarm.transport.libp2p.gossip import Gossip, Router
 from swarm.transport.libp2p.reach.reachability import Reach, ReachRules, ReachSummary
 from swarm.transport.libp2p.reach.relay import dial_through
-from swarm.transport.places import PlaceFigures, ShareOf
+from swarm.transport.places import PlaceFigures
 from swarm.transport.request_slots import Arrivals, RequestSlot, Served, Share
 
+LIBP2P_VERSION = "0.8.1"
 STREAMS_PER_CONNECTION_MAX = 256  # inbound; over it new streams are reset
 NEGOTIATION_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
@@ -121,7 +117,6 @@ class Libp2pTransport:
     def __init__(
         self,
         identity: Identity,
-        workarounds: Workarounds,
         announce: Sequence[str],
         network_key: bytes | None,
         reach: ReachRules | None,
@@ -140,15 +135,13 @@ class Libp2pTransport:
         self._plain_quotas = Quotas()  # of what libp2p serves by itself
         self._gate: Gate | None = None
         self._report: Report | None = None
-        self._network = HardSwarm(
-            keys, self._id, workarounds, self._admits, network_key, self._on_end
-        )
+        self._network = HardSwarm(keys, self._id, self._admits, network_key, self._on_end)
         self._reach = None if reach is None else Reach(self, self._network, reach, rng)
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
-        self._router = Router(workarounds, self._asks_gossip)
+        self._router = Router(self._asks_gossip)
         self._gossip = Gossip(
-            self._host, self._router, self._admits_gossip, self._deliver, self.blame, workarounds
+            self._host, self._router, self._admits_gossip, self._deliver, self.blame
         )
         self._nursery: trio.Nursery
 
@@ -194,9 +187,9 @@ class Libp2pTransport:
         conn = self._connection(id_of(peer))
         return None if conn is None else remote_ip(conn.muxed_conn)
 
-    def set_gate(self, gate: Gate, share_of: ShareOf = no_share) -> None:
+    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
         self._gate = gate
-        self._network.places.set_shares(share_of)
+        self._network.places.limits = limits or OriginLimits()
 
     def report_to(self, report: Report) -> None:
         self._report = report
@@ -323,7 +316,7 @@ class Libp2pTransport:
                 with trio.fail_after(NEGOTIATION_TIMEOUT_S):
                     protocol = await inbound.negotiate(handlers)  # type: ignore[arg-type]
             if protocol is not None and protocol not in self._served:
-                if self._serves_plain(peer, protocol, self._share_of(stream)):
+                if self._serves_plain(peer, protocol, remote_ip(stream.muxed_conn)):
                     stream.set_protocol(TProtocol(protocol))
                     handler = handlers[TProtocol(protocol)]
                     assert handler is not None
@@ -340,18 +333,20 @@ class Libp2pTransport:
             await inbound.reset()
         else:
             try:
-                share = self._share_of(stream)
+                # by this connection: the peer's others may have other addresses
+                share = shared_block(remote_ip(stream.muxed_conn)) or peer
                 await self._serve_stream(inbound, peer, protocol, self._served[protocol], share)
             except Exception as error:  # noqa: BLE001  upstream would swallow some, OSError for one
                 self._nursery.start_soon(_raise, error)
 
-    def _serves_plain(self, peer: PeerId, protocol: str, share: Share) -> bool:
+    def _serves_plain(self, peer: PeerId, protocol: str, ip: str | None) -> bool:
         """Whether a peer may have what libp2p serves by itself, once more."""
         if protocol not in PLAIN_PROTOCOLS:
             return True
-        block = None if share == peer else Block(share)
-        now_s = trio.current_time()
-        if self._plain_quotas.take(Kind.IDENTIFY, peer, block, now_s) is Verdict.GRANTED:
+        verdict = self._plain_quotas.take(
+            Kind.IDENTIFY, peer, shared_block(ip), trio.current_time()
+        )
+        if verdict is Verdict.GRANTED:
             return True
         self._counters.refused[protocol] += 1
         return False
@@ -419,13 +414,6 @@ class Libp2pTransport:
                 served.give_back(place)
         finally:
             self._arrivals.leave(arrival)
-
-    def _share_of(self, stream: NetStream) -> Share:
-        """In whose name a stream is served, by its own connection: that may be over already."""
-        ip = remote_ip(stream.muxed_conn)
-        if ip is None:
-            return RELAYED
-        return (block_of(ip) if is_public(ip) else None) or PeerId(str(stream.muxed_conn.peer_id))
 
     async def _answer(
         self,
@@ -609,6 +597,20 @@ def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoRetu
     raise RequestRefused(f"{peer} reset the stream") from error
 
 
+def require_version(found: str | None = None) -> None:
+    """Refuse any libp2p but the one whose internals this package replaces.
+
+    Raises:
+        ConfigError: another version is installed.
+    """
+    found = found or metadata.version("libp2p")
+    if found != LIBP2P_VERSION:
+        raise ConfigError(
+            f"needs libp2p {LIBP2P_VERSION}, found {found}: "
+            f"run pip install libp2p=={LIBP2P_VERSION}"
+        )
+
+
 async def _raise(error: Exception) -> None:
     raise error
 
@@ -634,7 +636,6 @@ async def open_libp2p(
     identity: Identity,
     listen: Sequence[str],
     announce: Sequence[str] = (),
-    workarounds: Workarounds = ALL_WORKAROUNDS,
     network_key: bytes | None = None,
     reach: ReachRules | None = None,
 ) -> AsyncIterator[Libp2pTransport]:
@@ -652,9 +653,8 @@ async def open_libp2p(
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
     addresses = parse_listen(listen)
     announced = [str(parse_tcp_address(text.partition("/p2p/")[0])) for text in announce]
-    transport = Libp2pTransport(
-        identity, workarounds, announced, network_key, reach, Random(identity.peer_id)
-    )
+    rng = Random(identity.peer_id)
+    transport = Libp2pTransport(identity, announced, network_key, reach, rng)
     for address in addresses:
         probe_port(address)
     failure: Exception | None = None

@@ -32,7 +32,7 @@ from swarm.errors import (
     SwarmError,
 )
 from swarm.identity import PeerId, public_key_of
-from swarm.limits.bounded_table import no_share
+from swarm.limits.bounded_table import OriginLimits
 from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
     GOSSIP_QUEUE_MAX,
@@ -54,7 +54,7 @@ from swarm.transport.base import (
 from swarm.transport.memory.calendar import Post
 from swarm.transport.memory.gossip import Flight, GossipEnd, MemoryGossip, Subscription
 from swarm.transport.memory.service import MemoryService
-from swarm.transport.places import Place, PlaceFigures, Places, ShareOf
+from swarm.transport.places import Place, PlaceFigures, Places
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
 """The host whose code the current task runs; None where it is the network's own."""
@@ -506,9 +506,9 @@ class MemoryTransport:
         here = peer in self._connections
         return self._network._ips[self._network._numbers[peer]] if here else None
 
-    def set_gate(self, gate: Gate, share_of: ShareOf = no_share) -> None:
+    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
         self._gate = gate
-        self.places.set_shares(share_of)
+        self.places.limits = limits or OriginLimits()
 
     def report_to(self, report: Report) -> None:
         """Simulated links carry no messages of their own, so that there is nothing to report."""

@@ -19,7 +19,6 @@ from typing import Any
 import trio
 from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn, ITransport
 from libp2p.crypto.keys import KeyPair
-from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.trio import TrioTCPStream
@@ -32,7 +31,6 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.transport.exceptions import (
     MuxerUpgradeFailure,
@@ -55,8 +53,7 @@ from swarm.transport.libp2p.connection.negotiation import (
     proposal,
 )
 from swarm.transport.libp2p.connection.noise import SOCKET_READ_BYTES, Noise
-from swarm.transport.libp2p.connection.workarounds import Workarounds
-from swarm.transport.libp2p.connection.yamux import HardYamux, MuxedConnection, OnEnd
+from swarm.transport.libp2p.connection.yamux import MuxedConnection, OnEnd
 from swarm.transport.metering import ADMISSION_S, HANDSHAKE_S, Payer, WorkMeter
 from swarm.transport.places import Place, Places, origin_of
 
@@ -100,20 +97,10 @@ class HardUpgrader(TransportUpgrader):
     """
 
     def __init__(
-        self,
-        keys: KeyPair,
-        workarounds: Workarounds,
-        network_key: bytes | None,
-        on_end: OnEnd,
-        meter: WorkMeter,
+        self, keys: KeyPair, network_key: bytes | None, on_end: OnEnd, meter: WorkMeter
     ) -> None:
-        self._noise: Noise | NoiseTransport = Noise(keys, network_key)
-        if not workarounds.fast_noise:
-            assert network_key is None, "upstream has no private swarms"
-            static = create_x25519_key_pair().private_key
-            self._noise = NoiseTransport(keys, noise_privkey=static)
+        self._noise = Noise(keys, network_key)
         super().__init__({NOISE_PROTOCOL: self._noise}, {})
-        self._workarounds = workarounds
         self._on_end = on_end
         self._meter = meter
 
@@ -129,24 +116,14 @@ class HardUpgrader(TransportUpgrader):
             raw_conn = BoundedRawConnection(raw_conn.stream, raw_conn.is_initiator)
             if raw_conn.is_gone:
                 raise SecurityUpgradeFailure("the connection was reset")
-        ahead_bytes = AHEAD_BYTES if isinstance(self._noise, Noise) else 0
         try:
-            rest = await _negotiate(raw_conn, str(NOISE_PROTOCOL), is_initiator, ahead_bytes)
+            rest = await _negotiate(raw_conn, str(NOISE_PROTOCOL), is_initiator, AHEAD_BYTES)
             await self._meter.settle(origin_of(_ip_of(raw_conn)), "", HANDSHAKE_S)
-            return await self._secure(raw_conn, peer_id if is_initiator else None, rest)
+            return await self._noise.secure(raw_conn, peer_id if is_initiator else None, rest)
         except UpgradeFailure:
             raise
         except Exception as error:  # boundary: libp2p's parsers on foreign bytes
             raise SecurityUpgradeFailure("the handshake failed") from error
-
-    async def _secure(
-        self, raw_conn: IRawConnection, expected: ID | None, rest: bytes
-    ) -> ISecureConn:
-        if isinstance(self._noise, Noise):
-            return await self._noise.secure(raw_conn, expected, rest)
-        if expected is None:
-            return await self._noise.secure_inbound(raw_conn)
-        return await self._noise.secure_outbound(raw_conn, expected)
 
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         """Agree on Yamux.
@@ -158,10 +135,10 @@ class HardUpgrader(TransportUpgrader):
             await _negotiate(conn, yamux.PROTOCOL_ID, conn.is_initiator, 0)
         except Exception as error:  # boundary: libp2p's parsers on foreign bytes
             raise MuxerUpgradeFailure("no common stream muxer") from error
-        if not self._workarounds.hard_yamux:
-            return MuxedConnection(conn, peer_id)
         origin = origin_of(_ip_of(conn))
-        return HardYamux(conn, peer_id, self._on_end, Payer(self._meter, origin, str(peer_id)))
+        return MuxedConnection(
+            conn, peer_id, self._on_end, Payer(self._meter, origin, str(peer_id))
+        )
 
 
 async def _negotiate(
@@ -207,7 +184,7 @@ def _ip_of(conn: IRawConnection | ISecureConn) -> str | None:
 
 def remote_ip(muxed: IMuxedConn) -> str | None:
     """The address at the far end of a connection; None through a relay."""
-    return _ip_of(muxed.secured_conn) if isinstance(muxed, HardYamux) else None
+    return _ip_of(muxed.secured_conn) if isinstance(muxed, MuxedConnection) else None
 
 
 class NoAutoConnector(AutoConnector):
@@ -232,7 +209,6 @@ class HardSwarm(Swarm):
         self,
         keys: KeyPair,
         self_id: ID,
-        workarounds: Workarounds,
         admits: Callable[[ID, str | None], bool],
         network_key: bytes | None,
         on_end: OnEnd,
@@ -245,7 +221,7 @@ class HardSwarm(Swarm):
         super().__init__(
             self_id,
             peerstore,
-            HardUpgrader(keys, workarounds, network_key, on_end, self.meter),
+            HardUpgrader(keys, network_key, on_end, self.meter),
             transports,
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(
@@ -255,7 +231,6 @@ class HardSwarm(Swarm):
                 min_connections=0,
             ),
         )
-        self._workarounds = workarounds
         self._admits = admits
 
     async def run(self) -> None:
@@ -270,9 +245,6 @@ class HardSwarm(Swarm):
         self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
     ) -> None:
         """Admit one accepted socket and wait for its end; the listener closes it then."""
-        if not self._workarounds.reap_inbound:
-            await super()._handle_inbound_connection(read_write_closer, maddr)
-            return
         raw = BoundedRawConnection(read_write_closer, False)
         if raw.is_gone:
             self.places.failed["reset"] += 1

@@ -65,14 +65,6 @@ def ignore_end(peer: ID, reason: Ended) -> None:
     """For who does not care why a connection ends."""
 
 
-class MuxedConnection(Yamux):
-    """A connection as upstream makes it: what tests compare with."""
-
-    @property
-    def alive(self) -> bool:
-        return not self.event_shutting_down.is_set()
-
-
 # --- streams -------------------------------------------------------------------------------
 
 
@@ -84,9 +76,9 @@ class EventStream(YamuxStream):
     within one message.
     """
 
-    conn: "HardYamux"
+    conn: "MuxedConnection"
 
-    def __init__(self, stream_id: int, conn: "HardYamux", is_initiator: bool) -> None:
+    def __init__(self, stream_id: int, conn: "MuxedConnection", is_initiator: bool) -> None:
         self._lot = trio.lowlevel.ParkingLot()
         self._closed = False
         self._write_lock = trio.Lock()
@@ -186,7 +178,7 @@ class EventStream(YamuxStream):
 
 
 # Long: upstream's class, method by method.
-class HardYamux(MuxedConnection):
+class MuxedConnection(Yamux):
     """Yamux with a task that writes (`Outbox`), one that reads, and a check for dead peers."""
 
     def __init__(
@@ -212,6 +204,10 @@ class HardYamux(MuxedConnection):
         self._flags = 0  # of the frame whose data is being read
         self._stream: EventStream | None = None  # that this data is for; none if it is over
         self._data_left = 0
+
+    @property
+    def alive(self) -> bool:
+        return not self.event_shutting_down.is_set()
 
     async def start(self) -> None:
         async with trio.open_nursery() as nursery:

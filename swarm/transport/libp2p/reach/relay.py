@@ -29,18 +29,10 @@ from libp2p.utils import encode_varint_prefixed
 
 from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import (
-    BLOCK_LENGTH,
-    Block,
-    OriginPath,
-    block_of,
-    is_public,
-    is_public_network,
-    path_of,
-)
-from swarm.limits.bounded_table import BoundedTable
+from swarm.limits.address_blocks import OriginPath, path_of
+from swarm.limits.bounded_table import BoundedTable, OriginLimits
 from swarm.limits.byte_budget import ByteBudget
-from swarm.limits.quotas import Kind, Quotas, Verdict
+from swarm.limits.quotas import Kind, Quotas, Verdict, shared_block
 from swarm.transport.libp2p.connection.negotiation import Reader, agree, proposal
 from swarm.transport.libp2p.connection.streams import READ_BYTES, reset
 from swarm.transport.libp2p.connection.yamux import MuxedConnection
@@ -258,6 +250,9 @@ class _Circuit:
             self.idle.deadline = trio.current_time() + CIRCUIT_IDLE_S_MAX
 
 
+_Circuits = BoundedTable[trio.CancelScope, None]
+
+
 class Relay:
     """The relay's side. It serves whoever is connected directly, within the limits above."""
 
@@ -274,15 +269,20 @@ class Relay:
         self._ip_of = ip_of
         self._offers = offers
         self._blame = blame
+        reservations = OriginLimits(
+            block=RESERVATIONS_PER_BLOCK_MAX, private_address=RESERVATIONS_PER_BLOCK_MAX
+        )
+        circuits = OriginLimits(
+            block=CIRCUITS_PER_BLOCK_MAX,
+            private_address=CIRCUITS_PER_PRIVATE_IP_MAX,
+            peer=CIRCUITS_PER_PEER_MAX,
+            asker=CIRCUITS_TO_ONE_MAX,
+        )
         self._reserved: BoundedTable[ID, float] = BoundedTable(
-            RESERVATIONS_MAX, share_of=_reservations_of, newest_first=True
+            RESERVATIONS_MAX, limit_of=reservations, newest_first=True
         )  # until when
-        self._by_asker: _Circuits = BoundedTable(
-            CIRCUITS_MAX, share_of=_circuits_from, newest_first=True
-        )
-        self._by_target: _Circuits = BoundedTable(
-            CIRCUITS_MAX, share_of=_circuits_to, newest_first=True
-        )
+        self._by_asker = _Circuits(CIRCUITS_MAX, limit_of=circuits, newest_first=True)
+        self._by_target = _Circuits(CIRCUITS_MAX, limit_of=circuits, newest_first=True)
         self._quotas = Quotas()
         self._budget: ByteBudget | None = None
         self.figures = RelayFigures()
@@ -368,7 +368,7 @@ class Relay:
 
     def _may_ask(self, asker: ID, ip: str) -> bool:
         """Each circuit that is asked for costs its target a stream, taken or not."""
-        block, now_s = _public_block(ip), trio.current_time()
+        block, now_s = shared_block(ip), trio.current_time()
         verdict = self._quotas.take(Kind.CONNECT, PeerId(str(asker)), block, now_s)
         return verdict is Verdict.GRANTED
 
@@ -376,8 +376,7 @@ class Relay:
     def _counted(self, circuit: trio.CancelScope, asker: ID, ip: str, target: ID) -> Iterator[bool]:
         """Count one more circuit as long as it is there; whether there is room. It is cancelled
         where it has to give way."""
-        where = self._ip_of(target)
-        to = (_public_block(where) or where or "", str(target), _public_block(ip) or str(asker))
+        to = (*path_of(self._ip_of(target)), str(target), shared_block(ip) or str(asker))
         try:
             is_in = self._enter(self._by_asker, circuit, (*path_of(ip), str(asker)))
             is_in = is_in and self._enter(self._by_target, circuit, to)
@@ -387,7 +386,7 @@ class Relay:
         finally:
             self._leave(circuit)
 
-    def _enter(self, table: "_Circuits", circuit: trio.CancelScope, path: OriginPath) -> bool:
+    def _enter(self, table: _Circuits, circuit: trio.CancelScope, path: OriginPath) -> bool:
         gone = table.put(circuit, None, path)
         if gone is None:
             return True
@@ -477,35 +476,6 @@ class Relay:
         if self._budget is None:
             self._budget = ByteBudget(RELAYED_BYTES_PER_S_MAX, now_s)
         return self._budget.spend(size, now_s)
-
-
-_Circuits = BoundedTable[trio.CancelScope, None]
-
-
-def _reservations_of(path: OriginPath) -> int | None:
-    length = BLOCK_LENGTH if is_public_network(path[0]) else BLOCK_LENGTH + 1
-    return RESERVATIONS_PER_BLOCK_MAX if len(path) == length else None
-
-
-def _circuits_from(path: OriginPath) -> int | None:
-    """A path of who asks: network, block, address, peer."""
-    if len(path) == BLOCK_LENGTH + 2:
-        return CIRCUITS_PER_PEER_MAX
-    if is_public_network(path[0]):
-        return CIRCUITS_PER_BLOCK_MAX if len(path) == BLOCK_LENGTH else None
-    return CIRCUITS_PER_PRIVATE_IP_MAX if len(path) == BLOCK_LENGTH + 1 else None
-
-
-def _circuits_to(path: OriginPath) -> int | None:
-    """A path of who is asked for: block or address, peer, and the block or peer that asks."""
-    if len(path) > 1:
-        return (CIRCUITS_PER_PEER_MAX, CIRCUITS_TO_ONE_MAX)[len(path) - 2]
-    is_block = "/" in path[0]
-    return CIRCUITS_PER_BLOCK_MAX if is_block else CIRCUITS_PER_PRIVATE_IP_MAX
-
-
-def _public_block(ip: str | None) -> Block | None:
-    return block_of(ip) if is_public(ip) else None
 
 
 def circuit_addresses(relay_addresses: Sequence[str], peer: str) -> list[str]:
