@@ -19,7 +19,7 @@ from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.dht import Dht, key_of
-from swarm.peers.discovery import Discovery
+from swarm.peers.discovery import Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.transport.base import Gate, Transport
 
@@ -73,24 +73,20 @@ class Peer:
         self.transport = transport
         self.gater = ConnectionGater(transport, Ledger(), admits=admits)
         self.discovery = Discovery(
-            run_id,
-            world.agent,
-            identity,
-            world.secret(INSTANCE_BYTES),
-            transport,
+            NodeInfo(
+                run_id, world.agent, identity, world.secret(INSTANCE_BYTES), packages=packages or {}
+            ),
             bootstrap,
             book,
             self.gater,
             now_s=world.now_s,
             rng=world.rng("discovery"),
             run_sync=world.run_sync,
-            packages=packages,
         )
         self.dht: Dht | None = None
         if dht:
             self.dht = Dht(
                 key_of(run_id),
-                transport,
                 self.gater,
                 bootstrap,
                 partial(self.discovery.learn_found, by="the hash table"),

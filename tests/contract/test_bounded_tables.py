@@ -23,7 +23,7 @@ from swarm.peers.dht import BUCKET_PEERS_MAX, ENTRIES_MAX, PROVIDERS_PER_KEY_MAX
 from swarm.peers.ledger import Ledger
 from swarm.telemetry.dashboard.server import CONNECTIONS_MAX, STREAMS_MAX, Board
 from swarm.transport.libp2p.reach import relay
-from swarm.transport.places import HANDSHAKES_MAX, INBOUND_MAX, Places
+from swarm.transport.places import HANDSHAKES_MAX, INBOUND_MAX, ConnectionSlots
 from swarm.wire.messages import AdvertBody, AdvertEntry
 from tests.support import run
 
@@ -32,7 +32,7 @@ NEIGHBOURS = 3
 RUN_KEY = bytes(32)
 
 Enter = Callable[[str, str], Any]
-"""Somebody, at an IP address, takes a place."""
+"""Somebody, at an IP address, takes a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ def plain(table: BoundedTable[str, None], most: int) -> User:
     return User(lambda name, ip: table.put(name, None, path_of(ip)), table.keys, most)
 
 
-def places(*, inbound: bool) -> User:
+def slots(*, inbound: bool) -> User:
     """Connections, with the shares that a node has."""
-    made, held = Places(), {}
+    made, held = ConnectionSlots(), {}
     made.limits = CONNECTION_LIMITS
 
     def enter(name: str, ip: str) -> None:
-        place = made.admit(PeerId(name), ip, inbound=inbound)
-        if place is not None:
-            held[name] = place
+        slot = made.admit(PeerId(name), ip, inbound=inbound)
+        if slot is not None:
+            held[name] = slot
 
     return User(
         enter, lambda: [n for n, p in held.items() if not p.scope.cancel_called], INBOUND_MAX
@@ -64,12 +64,12 @@ def places(*, inbound: bool) -> User:
 
 
 def handshakes() -> User:
-    made, held = Places(), {}
+    made, held = ConnectionSlots(), {}
 
     def enter(name: str, ip: str) -> None:
-        place = made.enter(ip)
-        if place is not None:
-            held[name] = place
+        slot = made.begin_handshake(ip)
+        if slot is not None:
+            held[name] = slot
 
     return User(
         enter, lambda: [n for n, p in held.items() if not p.scope.cancel_called], HANDSHAKES_MAX
@@ -80,7 +80,7 @@ def of_run() -> User:
     store = Store()
     return User(
         lambda name, ip: store.put(RUN_KEY, PeerId(name), ["x"], 0.0, path_of(ip)),
-        lambda: [peer for peer, _ in store.of(RUN_KEY, 1.0)],
+        lambda: [peer for peer, _ in store.members(RUN_KEY, 1.0)],
         PROVIDERS_PER_KEY_MAX,
     )
 
@@ -189,8 +189,8 @@ def watchers() -> User:
 
 
 USERS: dict[str, Callable[[], User]] = {
-    "connections to us": lambda: places(inbound=True),
-    "our own connections": lambda: places(inbound=False),
+    "connections to us": lambda: slots(inbound=True),
+    "our own connections": lambda: slots(inbound=False),
     "handshakes": handshakes,
     "providers of a run": of_run,
     "runs of the hash table": of_all_runs,
@@ -234,7 +234,7 @@ def test_one_greedy_address_keeps_no_other_out(name: str, block: str, honest_fir
         inside = set(user.inside())
         assert inside >= honest.keys()
         assert len(inside) <= user.most
-        assert any(each.startswith("greedy") for each in inside)  # nobody else wants its places
+        assert any(each.startswith("greedy") for each in inside)  # nobody else wants its slots
         await trio.lowlevel.checkpoint()
 
     run(main, virtual=True)

@@ -231,8 +231,8 @@ async def _check_frames(desk: Desk, wire: Wire) -> None:
     desk.swallowed.check()
     assert not muxed.streams, f"{len(muxed.streams)} streams are left"
     for protocol, served in desk.real._served.items():
-        taken = [*served.of_peers, *served.places]
-        assert not taken, f"{protocol}: a place is not given back"
+        taken = [*served.of_peers, *served.slots]
+        assert not taken, f"{protocol}: a slot is not given back"
 
 
 async def _ask(

@@ -28,7 +28,7 @@ from swarm.exchange.pool import Pool, PoolLimits
 from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
 from swarm.limits.bounded_table import OriginLimits
-from swarm.peers.discovery import AddressBook, Discovery
+from swarm.peers.discovery import AddressBook, Discovery, NodeInfo
 from swarm.rollouts import RolloutGroup
 from swarm.transport.base import (
     Admit,
@@ -262,9 +262,12 @@ class Desk:
         clock: dict[str, Any] = {"now_s": now_s, "rng": Random(0), "run_sync": run_inline}
         self.exchange = Exchange(RULES, CAROL, self.transport, pool, verify, **clock)
         self.discovery = Discovery(
-            RUN_ID, "fuzz", CAROL, bytes(16), self.transport, (), AddressBook(),
-            self.exchange.gater, **clock,
-        )  # fmt: skip
+            NodeInfo(RUN_ID, "fuzz", CAROL, bytes(16)),
+            (),
+            AddressBook(),
+            self.exchange.gater,
+            **clock,
+        )
 
     async def serve_stream(self, data: bytes, cut: int, end: End) -> DeskStream:
         """Let the node serve an inbound stream of Alice's to its end."""

@@ -196,7 +196,7 @@ def _validator_fails(patch: Patch) -> None:
     patch.setattr(Exchange, "_hear_gossip", fail)
 
 
-def _place_kept(patch: Patch) -> None:
+def _slot_kept(patch: Patch) -> None:
     patch.setattr(request_slots.Served, "leave", lambda self, peer: None)
 
 
@@ -225,7 +225,7 @@ def _hello_fails(patch: Patch) -> None:
 STREAM_FAULTS = {
     "a handler fails": (_handler_fails, "KeyError"),
     "the validator fails": (_validator_fails, "IndexError"),
-    "a place is kept": (_place_kept, "not given back"),
+    "a slot is kept": (_slot_kept, "not given back"),
     "no end to silence": (_no_patience, "no end"),
     "text that steers": (_steering_text, "steer a terminal"),
     "an answer without end": (_unbounded_answer, "bytes written"),

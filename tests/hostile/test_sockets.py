@@ -18,7 +18,7 @@ from swarm.limits import quotas
 from swarm.limits.bounded_table import OriginLimits
 from swarm.limits.quotas import BLOCK_SHARE, RATES, Kind
 from swarm.peers.connection_gater import CONNECTION_LIMITS, ConnectionGater
-from swarm.peers.discovery import AddressBook, Discovery
+from swarm.peers.discovery import AddressBook, Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.simulation.hostile.liar import LIFE_S, Liar
@@ -137,7 +137,7 @@ async def attacked(limits: OriginLimits = CONNECTION_LIMITS) -> AsyncIterator[Ta
             **shared,
         )
         discovery = Discovery(
-            RUN_ID, "target", identity, bytes(16), transport, (), AddressBook(), gater, **shared
+            NodeInfo(RUN_ID, "target", identity, bytes(16)), (), AddressBook(), gater, **shared
         )
         nursery.start_soon(gater.run)
         await nursery.start(exchange.run)
@@ -219,7 +219,7 @@ def test_many_identities_from_one_address_get_one_share(monkeypatch: pytest.Monk
                     served += sum(answers)
                     assert trio.current_time() >= before
                 assert len(target.transport.peers()) <= 8
-            crowded = target.transport._network.places.turned_away["block"]
+            crowded = target.transport._network.slots.turned_away["block"]
             refused = target.gater.refused_connections["too often"]
             assert crowded + refused >= IDENTITIES - 8
             assert served <= burst + RATES[Kind.HELLO].per_s * BLOCK_SHARE * trio.current_time()

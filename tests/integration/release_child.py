@@ -23,7 +23,7 @@ from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.discovery import Discovery
+from swarm.peers.discovery import Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.transport.libp2p.host import open_libp2p
@@ -87,9 +87,14 @@ async def main(seed: str, directory: Path, *bootstrap: str) -> None:
         nursery.start_soon(until_input_ends, nursery.cancel_scope)
         gater = ConnectionGater(host, Ledger())
         discovery = Discovery(
-            RUN_ID, f"child/{seed}", identity, seed.encode() * 16, host, bootstrap, AddressBook(),
-            gater, now_s=time, rng=Random(seed), run_sync=trio.to_thread.run_sync,
-        )  # fmt: skip
+            NodeInfo(RUN_ID, f"child/{seed}", identity, seed.encode() * 16),
+            bootstrap,
+            AddressBook(),
+            gater,
+            now_s=time,
+            rng=Random(seed),
+            run_sync=trio.to_thread.run_sync,
+        )
         pool = Pool(directory / f"{seed}.sqlite", PoolLimits())
         exchange = Exchange(
             rules, identity, host, pool, approve, now_s=time, rng=Random(seed),

@@ -271,13 +271,13 @@ def test_the_buffer_gives_back_what_it_took(steps: list[tuple[int, int]]) -> Non
         piece = bytes([len(came) % 251]) * size
         came += piece
         buffer.append(memoryview(piece))
-        part = buffer.take(taken)
+        part = buffer.read(taken)
         if len(part) > 2:
             buffer.put_back(part[2:])
             part = part[:2]
         went += part
         assert len(buffer) == len(came) - len(went)
-    assert went + buffer.take(len(buffer)) == came
+    assert went + buffer.read(len(buffer)) == came
 
 
 def test_single_bytes_do_not_cost_an_object_each() -> None:

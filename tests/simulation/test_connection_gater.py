@@ -108,7 +108,7 @@ def test_one_block_gets_no_more_connections_than_its_share() -> None:
     async def body(world: SimulatedWorld, guard: Guarded) -> None:
         inside = [joined(world, host, f"{PUBLIC}{host}") for host in range(1, 11)]
         assert sum([await guard.lets_in(each) for each in inside]) == 4
-        assert guard.transport.places.turned_away["block"] == 6
+        assert guard.transport.slots.turned_away["block"] == 6
         assert await guard.lets_in(joined(world, 11, "198.51.100.1"))
         await guard.transport.disconnect(guard.transport.peers()[0])
 
@@ -130,7 +130,7 @@ def test_one_address_keeps_no_neighbour_out_nor_the_node_from_dialling_one(block
             await guard.lets_in(each)
         await trio.sleep(1.0)
         assert {each.peer_id for each in neighbours} <= set(guard.transport.peers())
-        assert guard.transport.places.gave_way == {"block": 3}
+        assert guard.transport.slots.evicted == {"block": 3}
 
     guarded(60, body, limits)
 
@@ -207,7 +207,7 @@ def test_relayed_peers_take_no_more_than_their_part_of_the_connections() -> None
     async def body(world: SimulatedWorld, guard: Guarded) -> None:
         hidden = [joined(world, host, HIDDEN) for host in range(1, 11)]
         assert sum([await guard.lets_in(each) for each in hidden]) == 4
-        assert guard.transport.places.turned_away["relayed"] == 6
+        assert guard.transport.slots.turned_away["relayed"] == 6
         assert await guard.lets_in(world.join(11))
         await guard.transport.disconnect(hidden[0].peer_id)
         assert await guard.lets_in(hidden[9])

@@ -1,7 +1,5 @@
-"""The real transport: one libp2p host over TCP, Noise and Yamux, and GossipSub 1.1.
-
-libp2p is imported in this package and nowhere else.
-"""
+"""The real transport: libp2p over TCP, Noise, Yamux and GossipSub 1.1. Only this package imports
+libp2p."""
 
 import errno
 import logging
@@ -67,8 +65,12 @@ from swarm.transport.libp2p.addresses import (
     split_circuit,
     usable,
 )
-from swarm.transport.libp2p.admission.front_door import BoundedRawConnection, HardSwarm, remote_ip
-from swarm.transport.libp2p.admission.upstream_host import HardHost
+from swarm.transport.libp2p.admission.front_door import (
+    BoundedRawConnection,
+    HardHost,
+    HardSwarm,
+    remote_ip,
+)
 from swarm.transport.libp2p.connection.frame_rates import FLOODS, Ended
 from swarm.transport.libp2p.connection.streams import (
     INLINE_BYTES_MAX,
@@ -86,11 +88,11 @@ from swarm.transport.places import PlaceFigures
 from swarm.transport.request_slots import Arrivals, RequestSlot, Served, Share
 
 LIBP2P_VERSION = "0.8.1"
-STREAMS_PER_CONNECTION_MAX = 256  # inbound; over it new streams are reset
+STREAMS_PER_CONNECTION_MAX = 256  # inbound; further ones are reset
 NEGOTIATION_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 IDS_KEPT_MAX = 1_024
-ANSWER_BYTES_LARGE = 16_384  # an answer that is worth its stream: asking for it is no small work
+ANSWER_BYTES_LARGE = 16_384  # the cost of a stream is refunded for larger answers
 PLAIN_PROTOCOLS = frozenset(("/ipfs/id/1.0.0", "/ipfs/ping/1.0.0"))
 
 log = logging.getLogger(__name__)
@@ -98,7 +100,7 @@ log = logging.getLogger(__name__)
 
 @lru_cache(IDS_KEPT_MAX)
 def id_of(peer: str) -> ID:
-    """A peer id as upstream has it. To decode one takes longer than all else in looking it up."""
+    """Upstream's form of a peer id. Decoding takes longer than all lookups with it."""
     return ID.from_base58(peer)
 
 
@@ -161,23 +163,23 @@ class Libp2pTransport:
         return usable(self.own_addresses(), outside, relayed, self._peer_id)
 
     def ports(self) -> tuple[int, ...]:
-        """Where this machine listens, in the order of the addresses that it was to listen on."""
+        """Ports that this machine listens on, in the order of the listen addresses."""
         listeners = self._network.listeners.values()
         return tuple(port_of(listener.get_addrs()[0]) for listener in listeners)
 
     def own_addresses(self) -> list[str]:
-        """Where this machine listens, without the peer id."""
+        """Addresses that this machine listens on, without peer id."""
         listeners = self._network.listeners.values()
         return own_addresses(a for listener in listeners for a in listener.get_addrs())
 
     @property
     def reach(self) -> ReachSummary | None:
-        """What is known of being reached; None where nothing is done about it."""
+        """Reachability of this node. None: it is not checked."""
         return None if self._reach is None else self._reach.summary
 
     @property
     def door(self) -> PlaceFigures | None:
-        return self._network.places.figures()
+        return self._network.slots.figures()
 
     def peers(self) -> tuple[PeerId, ...]:
         found = {str(peer) for peer in self._network.connections if self._connection(peer)}
@@ -189,18 +191,18 @@ class Libp2pTransport:
 
     def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
         self._gate = gate
-        self._network.places.limits = limits or OriginLimits()
+        self._network.slots.limits = limits or OriginLimits()
 
     def report_to(self, report: Report) -> None:
         self._report = report
 
     def blame(self, peer: ID, reason: Reject) -> None:
-        """Report a peer, which must be the one at the other end of a connection."""
+        """Report the peer at the other end of a connection."""
         if self._report is not None:
             self._report(PeerId(str(peer)), reason)
 
     def _on_end(self, peer: ID, reason: Ended) -> None:
-        """Count why we ended a connection; no slow link makes a flood."""
+        """Count why we ended a connection; floods are offences."""
         self._counters.ended[reason] += 1
         if reason in FLOODS:
             self.blame(peer, Reject.FLOOD)
@@ -221,7 +223,6 @@ class Libp2pTransport:
         return None
 
     def check_reach(self) -> None:
-        """Ask peers again whether they can dial us."""
         if self._reach is not None:
             self._reach.ask_again()
 
@@ -245,7 +246,7 @@ class Libp2pTransport:
         return peer
 
     def _dialler(self, address: str) -> tuple[Callable[[], Awaitable[object]], PeerId]:
-        """How to dial an address, and whom to expect there.
+        """Return the function that dials an address, and the peer expected there.
 
         Raises:
             ConfigError: it is no address.
@@ -296,15 +297,12 @@ class Libp2pTransport:
         self._host.set_stream_handler(TProtocol(protocol), _never_called)
 
     def handle(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
-        """Have streams of a protocol that is no request and answer handled as they are."""
+        """Serve a protocol that is not request and answer."""
         self._host.set_stream_handler(TProtocol(protocol), handler)
 
     async def _on_stream(self, stream: INetStream) -> None:
-        """Answer one inbound stream.
-
-        What a peer sends ends at most its stream; upstream lets it end the host. What our own
-        handlers raise propagates.
-        """
+        """Answer one inbound stream. A peer's fault ends only its stream; upstream ends the host.
+        Errors of our own handlers propagate."""
         assert isinstance(stream, NetStream)
         assert isinstance(stream.muxed_stream, Stream)
         inbound = InboundStream(stream.muxed_stream)
@@ -340,10 +338,10 @@ class Libp2pTransport:
                 self._nursery.start_soon(_raise, error)
 
     def _serves_plain(self, peer: PeerId, protocol: str, ip: str | None) -> bool:
-        """Whether a peer may have what libp2p serves by itself, once more."""
+        """True if the peer is within its quota for libp2p's own protocols."""
         if protocol not in PLAIN_PROTOCOLS:
             return True
-        verdict = self._plain_quotas.take(
+        verdict = self._plain_quotas.spend(
             Kind.IDENTIFY, peer, shared_block(ip), trio.current_time()
         )
         if verdict is Verdict.GRANTED:
@@ -384,7 +382,7 @@ class Libp2pTransport:
         served: Served,
         share: Share,
     ) -> str | None:
-        """Serve one request. Returns the reason if it is to be refused."""
+        """Serve one request. Returns the reason of a refusal."""
         deadline = trio.current_time() + served.read_timeout_s
         arrival = refusal = None
         with trio.move_on_at(deadline):
@@ -404,14 +402,14 @@ class Libp2pTransport:
                 self._counters.refused[protocol] += 1
                 return "took too long"
             self._counters.count_in(protocol, len(request), peer)
-            place = await served.take(share) if inbound.alive else None
-            if place is None:
+            slot = await served.acquire(share) if inbound.alive else None
+            if slot is None:
                 self._counters.refused[protocol] += 1
                 return "busy"
             try:
-                return await self._answer(inbound, peer, protocol, request, served, place)
+                return await self._answer(inbound, peer, protocol, request, served, slot)
             finally:
-                served.give_back(place)
+                served.release(slot)
         finally:
             self._arrivals.leave(arrival)
 
@@ -422,18 +420,18 @@ class Libp2pTransport:
         protocol: str,
         request: bytes,
         served: Served,
-        place: RequestSlot,
+        slot: RequestSlot,
     ) -> str | None:
-        """Answer one request. Returns the reason if it is to be refused."""
-        place.scope.deadline = trio.current_time() + served.limits.timeout_s
-        with place.scope:
+        """Answer one request. Returns the reason of a refusal."""
+        slot.scope.deadline = trio.current_time() + served.limits.timeout_s
+        with slot.scope:
             try:
                 response = await served.handler(peer, request)
             except (RemoteProtocolError, RequestRefused) as error:
                 return str(error)
             if len(response) > served.limits.response_bytes_max:
                 raise LocalProtocolError(f"{protocol}: response of {len(response)} bytes")
-            place.answering_since_s = trio.current_time()
+            slot.answering_since_s = trio.current_time()
             try:
                 await inbound.answer(response)
                 if served.sent is not untold:
@@ -443,9 +441,9 @@ class Libp2pTransport:
             self._counters.count_out(protocol, len(response), peer)
             if len(response) >= ANSWER_BYTES_LARGE:
                 inbound.refund()
-        if place.scope.cancelled_caught:
+        if slot.scope.cancelled_caught:
             self._counters.refused[protocol] += 1
-            if place.answering_since_s is None:
+            if slot.answering_since_s is None:
                 return "took too long"
             await inbound.reset()  # in the middle of the answer
         return None
@@ -493,7 +491,7 @@ class Libp2pTransport:
         try:
             if len(payload) <= INLINE_BYTES_MAX:
                 await sending.run()
-            else:  # beside the reading, so that an early refusal is heard
+            else:  # while reading, to see an early refusal
                 self._nursery.start_soon(sending.run)
             response = await receive(stream, protocol, response_bytes_max)
             answered = True
@@ -503,7 +501,7 @@ class Libp2pTransport:
                 self._counters.count_out(protocol, len(payload), peer)
                 if not stream.recv_closed:
                     self._nursery.start_soon(finish, stream)
-            else:  # elsewhere, so that nothing of it delays the caller
+            else:  # in the background: must not delay the caller
                 self._nursery.start_soon(reset, stream)
         return response
 
@@ -542,7 +540,7 @@ class Libp2pTransport:
             return False
         try:
             subscription.send.send_nowait(GossipMessage(peer, payload))
-        except trio.BrokenResourceError:  # its reader has closed it
+        except trio.BrokenResourceError:  # the reader has closed it
             pass
         except trio.WouldBlock:
             self._counters.dropped[topic] += 1
@@ -557,7 +555,7 @@ class Libp2pTransport:
             if failed is None:
                 async with self._gossiping():
                     yield
-        if failed is not None:  # outside the services, which would wrap it in exception groups
+        if failed is not None:  # outside the services, which wrap it in exception groups
             raise ConfigError(f"cannot listen on {failed}: choose another address or port")
 
     @asynccontextmanager
@@ -580,7 +578,7 @@ class Libp2pTransport:
                 self._nursery.cancel_scope.cancel()
 
     async def _listen(self, listen: Sequence[Multiaddr]) -> Multiaddr | None:
-        """Listen on all addresses; returns the first that fails."""
+        """Listen on all addresses. Returns the first that fails."""
         for address in listen:
             if not await self._network.listen(address):
                 return address
@@ -588,7 +586,7 @@ class Libp2pTransport:
 
 
 def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoReturn:
-    """What the end of a stream without a full answer means."""
+    """Raise the error that the end of a stream without a full answer stands for."""
     assert isinstance(conn.muxed_conn, MuxedConnection)
     if not conn.muxed_conn.alive:
         raise PeerUnreachable(f"connection to {peer} was lost") from error
@@ -616,18 +614,18 @@ async def _raise(error: Exception) -> None:
 
 
 async def _never_called(stream: INetStream) -> None:
-    """Stands in upstream's table of handlers: `_on_stream` serves our protocols itself."""
+    """Entry in upstream's table of handlers; `_on_stream` serves our protocols."""
     raise AssertionError
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause of a failed dial, on one line; of several, the first."""
+    """The innermost cause of a failed dial, on one line."""
     cause: BaseException | None = error
     while cause is not None:
         error = cause
         cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
     if isinstance(error, OSError) and error.errno and error.errno in errno.errorcode:
-        return os.strerror(error.errno)  # the address is in its words as well
+        return os.strerror(error.errno)  # its own text repeats the address
     return str(error).replace("\n", " ") or type(error).__name__
 
 
@@ -641,10 +639,9 @@ async def open_libp2p(
 ) -> AsyncIterator[Libp2pTransport]:
     """Run a libp2p host under `identity` until the block ends.
 
-    `listen` are multiaddrs such as `/ip4/0.0.0.0/tcp/0`; `announce` are further addresses under
-    which others reach this node, for example through a router. With a `network_key` of 32 bytes
-    only those who have the same one can connect, in either direction. With `reach` the node finds
-    out whether it can be reached, and helps itself and others where not.
+    `listen` are multiaddrs such as `/ip4/0.0.0.0/tcp/0`; `announce` are further addresses of this
+    node, for example at a router. With a `network_key` of 32 bytes only holders of the same key can
+    connect. With `reach` the node checks whether it can be reached, and uses relays.
 
     Raises:
         ConfigError: another libp2p is installed, an address is malformed, or a port is taken.
