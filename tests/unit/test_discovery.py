@@ -290,7 +290,7 @@ def test_two_processes_with_one_key_are_told_apart_by_whom_they_meet() -> None:
     async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         third = Member(world, 0)
         nursery.start_soon(third.discovery.run)
-        serve = third.discovery._note_instance
+        serve = third.discovery._record_instance
         twin = world.identities[1]
         old = hello(twin, started=EPOCH_S, sent=EPOCH_S + 1)
         new = hello(twin, started=EPOCH_S, sent=EPOCH_S + 2)
