@@ -344,7 +344,7 @@ async def ask(asker: Libp2pTransport, node: Libp2pTransport, payload: bytes) -> 
 
 
 def muxed(asker: Libp2pTransport, node: Libp2pTransport) -> Any:
-    conn = asker._connection(ID.from_base58(node.peer_id))
+    conn = asker._network.live(ID.from_base58(node.peer_id))
     assert conn is not None
     return conn.muxed_conn
 

@@ -175,7 +175,7 @@ def test_who_comes_in_is_noticed_once_and_who_is_dialled_is_not(
 ) -> None:
     noticed: list[tuple[PeerId, str]] = []
     monkeypatch.setattr(
-        observations.Observations, "came_in", lambda self, peer, ip: noticed.append((peer, ip))
+        observations.Observations, "record_inbound", lambda self, peer, ip: noticed.append((peer, ip))
     )
 
     async def main() -> None:
@@ -414,7 +414,7 @@ def test_a_malformed_answer_costs_who_gives_it(answer: bytes, guilty: bool) -> N
 
 def test_nonsense_about_circuits_and_punches_costs_its_sender_and_a_no_costs_nothing() -> None:
     async def tell(a: Libp2pTransport, b: Libp2pTransport, protocol: str, data: bytes) -> None:
-        conn = a._connection(b._id)
+        conn = a._network.live(b._id)
         assert conn is not None
         stream = await conn.muxed_conn.open_stream()
         head = encode_delim(b"/multistream/1.0.0") + encode_delim(protocol.encode())

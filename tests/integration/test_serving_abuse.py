@@ -47,7 +47,7 @@ async def attacked(request: bytes) -> AsyncIterator[tuple[Libp2pTransport, Libp2
             await each.connect(server.addresses()[0])
         head = encode_delim(b"/multistream/1.0.0") + encode_delim(PROTOCOL.encode())
         for liar in liars:
-            connection: Any = liar._connection(server._id)
+            connection: Any = liar._network.live(server._id)
             for _ in range(2):
                 stream = await connection.muxed_conn.open_stream()
                 await stream.write(head + request)
@@ -179,7 +179,7 @@ def test_arriving_requests_of_many_keys_are_bounded_and_newcomers_come_in() -> N
                 await each.connect(server.addresses()[0])
             head = encode_delim(b"/multistream/1.0.0") + encode_delim(PROTOCOL.encode())
             for liar in liars:
-                connection: Any = liar._connection(server._id)
+                connection: Any = liar._network.live(server._id)
                 for _ in range(16):
                     stream = await connection.muxed_conn.open_stream()
                     await stream.write(head + megabyte.to_bytes(4, "big") + bytes(1_000))

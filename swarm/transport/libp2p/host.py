@@ -112,6 +112,17 @@ class _Subscription:
     send: trio.MemorySendChannel[GossipMessage]
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One inbound request, before it is read."""
+
+    inbound: InboundStream
+    peer: PeerId
+    protocol: str
+    served: Served
+    share: Share
+
+
 # Long: the whole of `Transport`, over one host.
 class Libp2pTransport:
     """`swarm.transport.base.Transport` over a libp2p host. Made by `open_libp2p`."""
@@ -182,11 +193,11 @@ class Libp2pTransport:
         return self._network.slots.figures()
 
     def peers(self) -> tuple[PeerId, ...]:
-        found = {str(peer) for peer in self._network.connections if self._connection(peer)}
+        found = {str(peer) for peer in self._network.connections if self._network.live(peer)}
         return tuple(PeerId(peer) for peer in sorted(found))
 
     def ip_of(self, peer: PeerId) -> str | None:
-        conn = self._connection(id_of(peer))
+        conn = self._network.live(id_of(peer))
         return None if conn is None else remote_ip(conn.muxed_conn)
 
     def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
@@ -213,15 +224,6 @@ class Libp2pTransport:
         self._counters.refused[REFUSED_CONNECTIONS] += 1
         return False
 
-    def _connection(self, peer: ID) -> SwarmConn | None:
-        """The newest live connection to a peer."""
-        for conn in reversed(self._network.connections.get(peer, [])):
-            assert isinstance(conn, SwarmConn)
-            assert isinstance(conn.muxed_conn, MuxedConnection)
-            if conn.muxed_conn.alive and not conn.is_closed:
-                return conn
-        return None
-
     def check_reach(self) -> None:
         if self._reach is not None:
             self._reach.ask_again()
@@ -234,7 +236,7 @@ class Libp2pTransport:
         try:
             with trio.fail_after(timeout_s):
                 async with lock:
-                    if self._connection(id_of(peer)) is None:
+                    if self._network.live(id_of(peer)) is None:
                         await dial()
         except trio.TooSlowError:
             raise PeerUnreachable(f"{address} did not answer within {timeout_s} s") from None
@@ -265,7 +267,7 @@ class Libp2pTransport:
 
     async def _dial_through(self, relay_address: str, target: ID) -> None:
         relay = await self.connect(relay_address)
-        conn = self._connection(id_of(relay))
+        conn = self._network.live(id_of(relay))
         if conn is None:
             raise PeerUnreachable(f"the relay {relay} is gone")
         try:
@@ -333,7 +335,8 @@ class Libp2pTransport:
             try:
                 # by this connection: the peer's others may have other addresses
                 share = shared_block(remote_ip(stream.muxed_conn)) or peer
-                await self._serve_stream(inbound, peer, protocol, self._served[protocol], share)
+                served = self._served[protocol]
+                await self._serve_request(_Request(inbound, peer, protocol, served, share))
             except Exception as error:  # noqa: BLE001  upstream would swallow some, OSError for one
                 self._nursery.start_soon(_raise, error)
 
@@ -349,88 +352,69 @@ class Libp2pTransport:
         self._counters.refused[protocol] += 1
         return False
 
-    async def _serve_stream(
-        self,
-        inbound: InboundStream,
-        peer: PeerId,
-        protocol: str,
-        served: Served,
-        share: Share,
-    ) -> None:
+    async def _serve_request(self, request: _Request) -> None:
+        inbound, served, peer = request.inbound, request.served, request.peer
         try:
+            refusal: str | None = "busy"
             if served.enter(peer):
                 try:
-                    refusal = await self._serve_one(inbound, peer, protocol, served, share)
+                    refusal = await self._read_and_answer(request)
                 finally:
                     served.leave(peer)
             else:
-                self._counters.refused[protocol] += 1
-                refusal = "busy"
+                self._counters.refused[request.protocol] += 1
             if refusal is None:
                 await inbound.finish()
             else:
                 await inbound.refuse(refusal)
         except BaseLibp2pError as error:
-            log.debug("request of %s on %s ended: %r", peer, protocol, error)
+            log.debug("request of %s on %s ended: %r", peer, request.protocol, error)
             await inbound.reset()
 
-    async def _serve_one(
-        self,
-        inbound: InboundStream,
-        peer: PeerId,
-        protocol: str,
-        served: Served,
-        share: Share,
-    ) -> str | None:
+    async def _read_and_answer(self, request: _Request) -> str | None:
         """Serve one request. Returns the reason of a refusal."""
+        inbound, served, protocol = request.inbound, request.served, request.protocol
         deadline = trio.current_time() + served.read_timeout_s
         arrival = refusal = None
         with trio.move_on_at(deadline):
             length = await inbound.announced()
             refusal = "request is over the limit"
             if length <= served.limits.request_bytes_max:
-                arrival, refusal = self._arrivals.enter(share, length), "busy"
+                arrival, refusal = self._arrivals.enter(request.share, length), "busy"
         if arrival is None:
             self._counters.refused[protocol] += 1
             return refusal or "took too long"
         try:
             arrival.scope.deadline = deadline
             with arrival.scope:
-                request = await inbound.read_request(length)
+                payload = await inbound.read_request(length)
                 arrival.is_here = True
             if arrival.scope.cancelled_caught:
                 self._counters.refused[protocol] += 1
                 return "took too long"
-            self._counters.count_in(protocol, len(request), peer)
-            slot = await served.acquire(share) if inbound.alive else None
+            self._counters.count_in(protocol, len(payload), request.peer)
+            slot = await served.acquire(request.share) if inbound.alive else None
             if slot is None:
                 self._counters.refused[protocol] += 1
                 return "busy"
             try:
-                return await self._answer(inbound, peer, protocol, request, served, slot)
+                return await self._answer(request, payload, slot)
             finally:
                 served.release(slot)
         finally:
             self._arrivals.leave(arrival)
 
-    async def _answer(
-        self,
-        inbound: InboundStream,
-        peer: PeerId,
-        protocol: str,
-        request: bytes,
-        served: Served,
-        slot: RequestSlot,
-    ) -> str | None:
+    async def _answer(self, request: _Request, payload: bytes, slot: RequestSlot) -> str | None:
         """Answer one request. Returns the reason of a refusal."""
+        inbound, served, peer = request.inbound, request.served, request.peer
         slot.scope.deadline = trio.current_time() + served.limits.timeout_s
         with slot.scope:
             try:
-                response = await served.handler(peer, request)
+                response = await served.handler(peer, payload)
             except (RemoteProtocolError, RequestRefused) as error:
                 return str(error)
             if len(response) > served.limits.response_bytes_max:
-                raise LocalProtocolError(f"{protocol}: response of {len(response)} bytes")
+                raise LocalProtocolError(f"{request.protocol}: response of {len(response)} bytes")
             slot.answering_since_s = trio.current_time()
             try:
                 await inbound.answer(response)
@@ -438,11 +422,11 @@ class Libp2pTransport:
                     await inbound.written()
             finally:
                 served.sent(peer, len(response))
-            self._counters.count_out(protocol, len(response), peer)
+            self._counters.count_out(request.protocol, len(response), peer)
             if len(response) >= ANSWER_BYTES_LARGE:
                 inbound.refund()
         if slot.scope.cancelled_caught:
-            self._counters.refused[protocol] += 1
+            self._counters.refused[request.protocol] += 1
             if slot.answering_since_s is None:
                 return "took too long"
             await inbound.reset()  # in the middle of the answer
@@ -459,7 +443,7 @@ class Libp2pTransport:
         timeout_s: float,
         response_bytes_max: int,
     ) -> bytes:
-        conn = self._connection(id_of(peer))
+        conn = self._network.live(id_of(peer))
         if conn is None:
             raise PeerUnreachable(f"not connected to {peer}")
         try:

@@ -185,6 +185,11 @@ def remote_ip(muxed: IMuxedConn) -> str | None:
     return _ip_of(muxed.secured_conn) if isinstance(muxed, MuxedConnection) else None
 
 
+def is_live(conn: SwarmConn) -> bool:
+    assert isinstance(conn.muxed_conn, MuxedConnection)
+    return conn.muxed_conn.alive and not conn.is_closed
+
+
 class NoAutoConnector(AutoConnector):
     """Dials nobody: discovery decides whom to dial."""
 
@@ -229,6 +234,14 @@ class HardSwarm(Swarm):
             ),
         )
         self._admits = admits
+
+    def live(self, peer: ID, *, relayed: bool | None = None) -> SwarmConn | None:
+        """The newest live connection to a peer. `relayed` None: of either kind."""
+        for conn in reversed(self.connections.get(peer, [])):
+            assert isinstance(conn, SwarmConn)
+            if is_live(conn) and relayed in (None, remote_ip(conn.muxed_conn) is None):
+                return conn
+        return None
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -436,11 +449,9 @@ class HardHost(BasicHost):
             StreamFailure: it does not speak the protocol, or breaks the rules.
         """
         protocol = protocol_ids[0]
-        for conn in reversed(self._network.get_connections(peer_id)):
-            assert isinstance(conn.muxed_conn, MuxedConnection)
-            if conn.muxed_conn.alive:
-                break
-        else:
+        assert isinstance(self._network, HardSwarm)
+        conn = self._network.live(peer_id)
+        if conn is None:
             raise SwarmException(f"not connected to {peer_id}")
         stream = await conn.new_stream()
         try:

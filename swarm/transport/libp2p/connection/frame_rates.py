@@ -42,25 +42,24 @@ class FrameError(Exception):
 
 
 class FrameRates:
+    """The rates of one connection."""
+
     def __init__(self, now_s: float) -> None:
-        self._streams = _bucket(STREAMS_PER_S_MAX, STREAMS_AT_ONCE_MAX, now_s)
-        self._pings = _bucket(PINGS_PER_S_MAX, PINGS_AT_ONCE_MAX, now_s)
-        self._small_frames = _bucket(SMALL_FRAMES_PER_S_MAX, SMALL_FRAMES_AT_ONCE_MAX, now_s)
+        limits = {
+            Ended.STREAMS: (STREAMS_PER_S_MAX, STREAMS_AT_ONCE_MAX),
+            Ended.PINGS: (PINGS_PER_S_MAX, PINGS_AT_ONCE_MAX),
+            Ended.SMALL_FRAMES: (SMALL_FRAMES_PER_S_MAX, SMALL_FRAMES_AT_ONCE_MAX),
+        }
+        self._buckets = {
+            flood: TokenBucket(Rate(per_s, at_once), at_once, now_s)
+            for flood, (per_s, at_once) in limits.items()
+        }
 
-    def open_stream(self, now_s: float) -> None:
-        _take(self._streams, 1, now_s, Ended.STREAMS)
+    def count(self, flood: Ended, now_s: float, frames: int = 1) -> None:
+        """Count frames of the kind that `flood` is about.
 
-    def ping(self, now_s: float) -> None:
-        _take(self._pings, 1, now_s, Ended.PINGS)
-
-    def small_frames(self, count: int, now_s: float) -> None:
-        _take(self._small_frames, count, now_s, Ended.SMALL_FRAMES)
-
-
-def _bucket(per_s: int, at_once: int, now_s: float) -> TokenBucket:
-    return TokenBucket(Rate(per_s, at_once), at_once, now_s)
-
-
-def _take(bucket: TokenBucket, count: int, now_s: float, reason: Ended) -> None:
-    if bucket.spend(count, now_s) is not Verdict.GRANTED:
-        raise FrameError(f"too fast: {reason}", reason)
+        Raises:
+            FrameError: too many.
+        """
+        if self._buckets[flood].spend(frames, now_s) is not Verdict.GRANTED:
+            raise FrameError(f"too fast: {flood}", flood)

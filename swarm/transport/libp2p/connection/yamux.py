@@ -318,7 +318,7 @@ class MuxedConnection(Yamux):
         due = self.payer.owe(FRAME_S * metered + (STREAM_S if opens else 0.0))
         if self._frames % FRAMES_PER_TURN:
             return due
-        self._rates.small_frames(self._small_frames, trio.current_time())
+        self._rates.count(Ended.SMALL_FRAMES, trio.current_time(), self._small_frames)
         self._small_frames = 0
         return True
 
@@ -379,7 +379,7 @@ class MuxedConnection(Yamux):
         ours = stream_id % 2 == self.next_stream_id % 2
         if ours or not stream_id or stream_id in self.streams:
             raise FrameError("opens a stream under a wrong id")
-        self._rates.open_stream(trio.current_time())
+        self._rates.count(Ended.STREAMS, trio.current_time())
         if sum(not s.is_initiator for s in self.streams.values()) >= INBOUND_STREAMS_MAX:
             self.send_control(HEADER.pack(0, TYPE_WINDOW_UPDATE, FLAG_RST, stream_id, 0))
             return None
@@ -389,7 +389,7 @@ class MuxedConnection(Yamux):
 
     def _take_ping(self, flags: int, value: int) -> None:
         if flags & FLAG_SYN:
-            self._rates.ping(trio.current_time())
+            self._rates.count(Ended.PINGS, trio.current_time())
             self.send_control(HEADER.pack(0, TYPE_PING, FLAG_ACK, 0, value))
         elif value == self._ping_id and not self._ping_event.is_set():
             rtt_s = trio.current_time() - self._ping_sent_time

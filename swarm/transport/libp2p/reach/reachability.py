@@ -48,7 +48,12 @@ from swarm.limits.address_blocks import GLOBAL, LOCAL, THIS_MACHINE, canonical_i
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.dial_backoff import DialAttempts
 from swarm.transport.base import Handler, ServeLimits
-from swarm.transport.libp2p.admission.front_door import BoundedRawConnection, HardSwarm, remote_ip
+from swarm.transport.libp2p.admission.front_door import (
+    BoundedRawConnection,
+    HardSwarm,
+    is_live,
+    remote_ip,
+)
 from swarm.transport.libp2p.connection.negotiation import Reader
 from swarm.transport.libp2p.connection.streams import READ_BYTES, reset
 from swarm.transport.libp2p.connection.yamux import MuxedConnection
@@ -179,11 +184,7 @@ class Reach:
 
     def direct(self, peer: ID) -> SwarmConn | None:
         """A live connection to a peer without a relay."""
-        for conn in reversed(self._network.connections.get(peer, [])):
-            assert isinstance(conn, SwarmConn)
-            if _is_live(conn) and remote_ip(conn.muxed_conn) is not None:
-                return conn
-        return None
+        return self._network.live(peer, relayed=False)
 
     def _direct_ip(self, peer: ID) -> str | None:
         conn = self.direct(peer)
@@ -288,7 +289,7 @@ class Reach:
         for target, conns in self._network.connections.items():
             for conn in conns:
                 assert isinstance(conn, SwarmConn)
-                if conn in self._inbound or conn.muxed_conn.is_initiator or not _is_live(conn):
+                if conn in self._inbound or conn.muxed_conn.is_initiator or not is_live(conn):
                     continue
                 self._inbound.add(conn)
                 ip = remote_ip(conn.muxed_conn)
@@ -510,11 +511,7 @@ class Reach:
             await self._leave_relay(target)
 
     def _relayed(self, target: ID) -> SwarmConn | None:
-        for conn in reversed(self._network.connections.get(target, [])):
-            assert isinstance(conn, SwarmConn)
-            if _is_live(conn) and remote_ip(conn.muxed_conn) is None:
-                return conn
-        return None
+        return self._network.live(target, relayed=True)
 
     async def _punch_once(self, target: ID) -> None:
         conn = self._relayed(target)
@@ -524,9 +521,8 @@ class Reach:
         with trio.fail_after(ASK_TIMEOUT_S):
             sent_s = trio.current_time()
             hello = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)
-            call = await Call.open(conn, PUNCH_PROTOCOL, hello)
+            call, answer = await Call.ask(conn, PUNCH_PROTOCOL, hello)
             try:
-                answer = await read_message(call.reader, pb.HolePunch)
                 round_trip_s = trio.current_time() - sent_s
                 theirs = self._aims(answer.ObsAddrs)
                 await self._dial_plainly(target, theirs)
@@ -662,11 +658,6 @@ def _ip_and_port(raw: bytes) -> tuple[str, int] | None:
 
 def _multiaddr(ip: str, port: int) -> str:
     return f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{port}"
-
-
-def _is_live(conn: SwarmConn) -> bool:
-    assert isinstance(conn.muxed_conn, MuxedConnection)
-    return conn.muxed_conn.alive and not conn.is_closed
 
 
 def _local_port(conn: SwarmConn | None) -> int | None:

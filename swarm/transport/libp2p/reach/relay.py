@@ -113,6 +113,20 @@ class Call:
             raise
         return call
 
+    @classmethod
+    async def ask(cls, conn: SwarmConn, protocol: str, request: M) -> tuple["Call", M]:
+        """As `open`, and read the answer, a message of the same type.
+
+        Raises:
+            RequestRefused, RemoteProtocolError, BaseLibp2pError: as `open`.
+        """
+        call = await cls.open(conn, protocol, request)
+        try:
+            return call, await read_message(call.reader, type(request))
+        except BaseException:
+            await call.drop()
+            raise
+
     async def send(self, message: Message) -> None:
         await self.stream.write(encoded(message))
 
@@ -163,17 +177,8 @@ async def reserve(conn: SwarmConn) -> int:
         PeerUnreachable: it refuses or does not answer.
         RemoteProtocolError: the answer is malformed.
     """
-    try:
-        with trio.fail_after(MESSAGE_TIMEOUT_S):
-            call = await Call.open(conn, HOP_PROTOCOL, pb.HopMessage(type=pb.HopMessage.RESERVE))
-            try:
-                answer = await read_message(call.reader, pb.HopMessage)
-            finally:
-                await call.drop()
-    except (BaseLibp2pError, RequestRefused, trio.TooSlowError) as error:
-        raise PeerUnreachable(f"no reservation: {error}") from error
-    if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
-        raise PeerUnreachable(f"no reservation: status {answer.status}")
+    call = await _ask_relay(conn, pb.HopMessage(type=pb.HopMessage.RESERVE), MESSAGE_TIMEOUT_S)
+    await call.drop()
     return RESERVATION_S
 
 
@@ -185,20 +190,20 @@ async def dial_through(conn: SwarmConn, target: ID) -> CircuitStream:
         RemoteProtocolError: the answer is malformed.
     """
     request = pb.HopMessage(type=pb.HopMessage.CONNECT, peer=pb.PeerId(id=target.to_bytes()))
+    call = await _ask_relay(conn, request, 2 * MESSAGE_TIMEOUT_S)
+    return CircuitStream(call.stream, call.reader.rest)
+
+
+async def _ask_relay(conn: SwarmConn, request: pb.HopMessage, timeout_s: float) -> Call:
     try:
-        with trio.fail_after(2 * MESSAGE_TIMEOUT_S):
-            call = await Call.open(conn, HOP_PROTOCOL, request)
-            try:
-                answer = await read_message(call.reader, pb.HopMessage)
-            except BaseException:
-                await call.drop()
-                raise
+        with trio.fail_after(timeout_s):
+            call, answer = await Call.ask(conn, HOP_PROTOCOL, request)
     except (BaseLibp2pError, RequestRefused, trio.TooSlowError) as error:
         raise PeerUnreachable(f"the relay does not answer: {error}") from error
     if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
         await call.drop()
         raise PeerUnreachable(f"the relay refuses: status {answer.status}")
-    return CircuitStream(call.stream, call.reader.rest)
+    return call
 
 
 async def accept_circuit(stream: Any) -> tuple[ID, CircuitStream]:
@@ -223,7 +228,6 @@ async def accept_circuit(stream: Any) -> tuple[ID, CircuitStream]:
 @dataclass(slots=True)
 class RelayFigures:
     circuits: int = 0
-    circuits_total: int = 0
     bytes: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)  # circuits, by the limit reached
@@ -375,7 +379,6 @@ class Relay:
         try:
             is_in = self._enter(self._by_asker, circuit, (*path_of(ip), str(asker)))
             is_in = is_in and self._enter(self._by_target, circuit, to)
-            self.figures.circuits_total += is_in
             self.figures.circuits = len(self._by_asker)
             yield is_in
         finally:
@@ -417,12 +420,7 @@ class Relay:
         request.limit.duration, request.limit.data = CIRCUIT_S_MAX, CIRCUIT_BYTES_MAX
         with trio.move_on_after(MESSAGE_TIMEOUT_S):
             try:
-                call = await Call.open(conn, STOP_PROTOCOL, request)
-                try:
-                    answer = await read_message(call.reader, pb.StopMessage)
-                except BaseException:
-                    await call.drop()
-                    raise
+                call, answer = await Call.ask(conn, STOP_PROTOCOL, request)
             except RemoteProtocolError as error:
                 self._blame(conn.muxed_conn.peer_id, error.reason)
                 return None
