@@ -1,9 +1,8 @@
-"""Who a node is: an Ed25519 key, the libp2p peer id that follows from it, and signatures.
+"""Node identity: an Ed25519 key, the libp2p peer id made from it, and signatures.
 
-A peer id of an Ed25519 key holds the public key itself (libp2p peer-ids specification: the
-identity multihash of the protobuf-encoded key, in base58btc), so a signature can be checked from
-the peer id alone. Every signature covers a domain tag, so that bytes signed for one purpose are
-worthless for another.
+The peer id contains the public key (identity multihash of the protobuf-encoded key, base58btc), so
+a signature can be checked from the peer id alone. Signatures cover a domain tag: bytes signed for
+one purpose are worthless for another.
 """
 
 import os
@@ -27,13 +26,13 @@ PEER_IDS_CACHED_MAX = 4096
 
 
 def peer_id_of(public_key: bytes) -> PeerId:
-    """The peer id of a raw 32-byte Ed25519 public key."""
+    """Peer id of a raw 32-byte Ed25519 public key."""
     return PeerId(base58.b58encode(_PEER_ID_PREFIX + public_key).decode())
 
 
 @lru_cache(maxsize=PEER_IDS_CACHED_MAX)
 def public_key_of(peer_id: str) -> bytes:
-    """The raw public key inside an Ed25519 peer id.
+    """Raw public key inside a peer id.
 
     Raises:
         RemoteProtocolError: the text is no Ed25519 peer id.
@@ -46,7 +45,7 @@ def public_key_of(peer_id: str) -> bytes:
         raise RemoteProtocolError(Reject.MALFORMED, "peer id is not base58") from None
     if len(raw) != len(_PEER_ID_PREFIX) + 32 or not raw.startswith(_PEER_ID_PREFIX):
         raise RemoteProtocolError(Reject.MALFORMED, "not an Ed25519 peer id")
-    if base58.b58encode(raw).decode() != peer_id:  # one key must not pass as several peers
+    if base58.b58encode(raw).decode() != peer_id:  # only one spelling per key
         raise RemoteProtocolError(Reject.MALFORMED, "peer id is not in its canonical form")
     return raw[len(_PEER_ID_PREFIX) :]
 
@@ -57,10 +56,10 @@ def _key_of(peer_id: str) -> Ed25519PublicKey:
 
 
 def verify(peer_id: str, domain: bytes, data: bytes, signature: bytes) -> None:
-    """Check that the holder of `peer_id`'s key signed exactly `data` under `domain`.
+    """Check the signature of `peer_id` over `data` under `domain`.
 
     Raises:
-        RemoteProtocolError: it did not.
+        RemoteProtocolError: it is wrong.
     """
     try:
         _key_of(peer_id).verify(signature, domain + data)
@@ -69,7 +68,7 @@ def verify(peer_id: str, domain: bytes, data: bytes, signature: bytes) -> None:
 
 
 class Identity:
-    """A node's private key. `peer_id` is public, `seed` is the 32-byte secret."""
+    """A private key. `peer_id` is public, `seed` is the 32-byte secret."""
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
@@ -84,19 +83,18 @@ class Identity:
         return f"Identity({self.peer_id})"  # never the secret
 
     def sign(self, domain: bytes, data: bytes) -> bytes:
-        """The 64-byte signature over `domain + data`."""
+        """64-byte signature over `domain + data`."""
         return self._key.sign(domain + data)
 
     @classmethod
     def generate(cls) -> "Identity":
-        """A new key from the operating system's randomness."""
         return cls(os.urandom(32))
 
     def save(self, path: Path, passphrase: str | None = None) -> None:
-        """Write the key as PKCS #8 PEM, readable by its owner alone (0600).
+        """Write the key as PKCS #8 PEM with mode 0600.
 
         Raises:
-            ConfigError: the file exists already; a key is never overwritten.
+            ConfigError: the file exists; keys are never overwritten.
         """
         encryption: serialization.KeySerializationEncryption = (
             serialization.BestAvailableEncryption(passphrase.encode())
@@ -107,7 +105,7 @@ class Identity:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        # whole or not at all: a key file cut short would lock its owner out
+        # atomic: a truncated key file would lock its owner out
         temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -123,10 +121,8 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path, passphrase: str | None = None) -> "Identity":
-        """Read a key file.
-
-        Raises:
-            ConfigError: missing, readable by others, no Ed25519 key, or a wrong passphrase.
+        """Raises:
+        ConfigError: missing, readable by others, no Ed25519 key, or a wrong passphrase.
         """
         try:
             if path.stat().st_mode & 0o077:

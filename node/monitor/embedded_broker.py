@@ -184,7 +184,7 @@ class Bounded(Broker):
         self._sizes: BoundedTable[str, int] = BoundedTable(RETAINED_TOPICS_MAX)  # by topic
         self._retained_bytes = 0
         self._clients: BoundedTable[asyncio.StreamWriter, None] = BoundedTable(
-            CLIENTS_MAX, share_of=clients_of, newest_first=True
+            CLIENTS_MAX, limit_of=clients_of, newest_first=True
         )
         self._turned_away = 0
         self._big_bodies = asyncio.Semaphore(BIG_BODIES_MAX)

@@ -20,7 +20,7 @@ from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.dht import Dht, key_of
-from swarm.peers.discovery import Discovery
+from swarm.peers.discovery import Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.transport.base import Gate, Transport
 
@@ -78,24 +78,24 @@ class Peer:
         self.transport = transport
         self.gater = ConnectionGater(transport, Ledger(), admits=settings.admits)
         self.discovery = Discovery(
-            settings.run_id,
-            world.agent,
-            identity,
-            world.secret(INSTANCE_BYTES),
-            transport,
+            NodeInfo(
+                settings.run_id,
+                world.agent,
+                identity,
+                world.secret(INSTANCE_BYTES),
+                packages=settings.packages or {},
+            ),
             settings.bootstrap,
             settings.book,
             self.gater,
             now_s=world.now_s,
             rng=world.rng("discovery"),
             run_sync=world.run_sync,
-            packages=settings.packages,
         )
         self.dht: Dht | None = None
         if settings.dht:
             self.dht = Dht(
                 key_of(settings.run_id),
-                transport,
                 self.gater,
                 settings.bootstrap,
                 partial(self.discovery.learn_found, by="the hash table"),

@@ -1,1 +1,1 @@
-"""Where what a stranger wrote is scored or run: no network, hardly a file, no other process."""
+"""Sandbox for strangers' code and text: no network, few files, no other process."""

@@ -1,8 +1,8 @@
-"""Bounds that a process has for itself while it makes what somebody else's settings ask for.
+"""Limits on memory and CPU time of this process while it makes a problem from a run file's
+settings.
 
-A number in a run file may ask for a problem of any size. Memory is bounded by the kernel, which
-makes Python raise `MemoryError`; CPU time by a timer whose signal raises `OutOfTime` here. What
-holds the interpreter for longer than that is for the limits of whoever started the process.
+The kernel bounds memory (`MemoryError`), a timer signal bounds CPU time (`OutOfTime`). Code that
+blocks the interpreter for longer is left to the limits of the parent process.
 """
 
 import resource
@@ -15,26 +15,26 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-IMPORTS_BYTES: Final = 2**30  # of address space, for the libraries that the first problem imports
-PROBLEM_CPU_S: Final = 20.0  # of one problem, its libraries' imports among it
-_AGAIN_S: Final = 0.1  # where a library caught the first
+IMPORTS_BYTES: Final = 2**30  # address space for the libraries of the first problem
+PROBLEM_CPU_S: Final = 20.0  # per problem, imports included
+_AGAIN_S: Final = 0.1  # repeats the signal in case a library caught the first
 
 
 class OutOfTime(Exception):
-    """The CPU time was used up."""
+    pass
 
 
 class _Over(BaseException):
-    """No library's `except Exception` is to catch it."""
+    """Not an `Exception`, so that no library catches it."""
 
 
 @contextmanager
 def cpu_bound(seconds: float) -> Iterator[None]:
-    """Let the block use so much CPU time of this process outside of the kernel. Without effect
-    where a thread other than the main one calls: signals are not its own.
+    """Limit the block's CPU time in user mode. No effect outside the main thread, which gets the
+    signals.
 
     Raises:
-        OutOfTime: it used that up.
+        OutOfTime: the time was used up.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -57,7 +57,7 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 def size_bytes() -> int | None:
-    """The address space of this process; None: its system does not tell."""
+    """Address space of this process. None: unknown on this system."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -67,8 +67,8 @@ def size_bytes() -> int | None:
 
 @contextmanager
 def memory_bound(size_bytes_now: int | None, more_bytes: int) -> Iterator[None]:
-    """Let the block grow this process by so much address space; beyond it Python raises
-    `MemoryError`. `size_bytes_now`: of `size_bytes`; None: there is no bound."""
+    """Limit the growth of this process's address space; beyond it Python raises `MemoryError`.
+    `size_bytes_now`: from `size_bytes`; None: no limit."""
     if size_bytes_now is None or sys.platform == "darwin":
         yield
         return

@@ -1,20 +1,18 @@
-"""Confine the process that scores, by all that its machine has for it.
+"""Confine the scoring process with all that the machine offers.
 
-Three layers of Linux, each used where it is there and none relying on another:
+Three independent layers of Linux, each used if available:
 
-    view      a root, network and System V memory of its own (`namespaces`)
-    Landlock  no file but those of the view, where containers refuse namespaces (`landlock`)
-    calls     no sockets, processes, limits or signals of others (`seccomp`)
+  view      a root, network and System V memory of its own (`namespaces`)
+  Landlock  only the view's files, where containers refuse namespaces (`landlock`)
+  calls     no sockets, processes, limits or signals of others (`seccomp`)
 
-The filter of calls and a view are a sandbox: code from anywhere may run in it. Landlock alone lets
-code see names, sizes and times of all files of this user's, so it takes a word of the user
-(`Trust`). Less is better than nothing for scorers that were read line by line, and too little for
-others.
+Calls and view together are a sandbox for any code. With Landlock alone, code sees names, sizes and
+times of the user's files, so the user must permit it (`Trust`). Less than that is for reviewed
+scorers only.
 
-These are a few hundred lines of system calls and no dependency. Debian's bubblewrap and what wraps
-it on PyPI need a program that pip does not bring, need namespaces, which most containers refuse,
-and confine a program rather than a process that has already imported what it serves with. The
-bindings for Landlock and seccomp on PyPI are development releases, or need libseccomp.
+No dependency does this: bubblewrap needs a program outside pip and namespaces, and confines a
+program, not a process after its imports. PyPI's bindings for Landlock and seccomp are development
+releases or need libseccomp.
 """
 
 import json
@@ -38,33 +36,33 @@ _SYSTEM: Final = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo",
     "/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom",
 )  # fmt: skip
-_DEVICES: Final = (Path("/dev/null"),)  # that may be written
+_DEVICES: Final = (Path("/dev/null"),)  # writable
 _IMPORTABLE: Final = (".py", ".pth", ".dist-info", ".egg-info", ".zip", *EXTENSION_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What confines a process."""
+    """Layers that confine a process."""
 
     view: bool = False
-    landlock: int = 0  # its revision
+    landlock: int = 0  # revision; 0: none
     calls: bool = False
-    seatbelt: bool = False  # that of macOS; nobody tried it
+    seatbelt: bool = False  # of macOS, untested
 
     @property
     def is_sandbox(self) -> bool:
-        """Whether code from anywhere may run in it."""
+        """True if any code may run in it."""
         return self.suffice("auto")
 
     def suffice(self, trust: "Trust") -> bool:
-        """Whether code from anywhere may run in it, if so much is trusted."""
+        """True if any code may run in it at this level of trust."""
         if trust == "off":
             return True
         return self.calls and (self.view or (trust == "landlock" and self.landlock > 0))
 
     @property
     def brought(self) -> list[str]:
-        """What each layer brings, in words."""
+        """The layers in words."""
         told = {
             "namespaces: only what scorers read is there, read-only, with a scratch folder of "
             f"{SCRATCH_BYTES // 2**20} MiB and no network": self.view,
@@ -77,13 +75,11 @@ class Layers:
 
 NONE: Final = Layers()
 Trust = Literal["auto", "landlock", "off"]
-"""In what code from anywhere may run: in a view of its own; or beside files of this user's, of
-which Landlock lets it open none but those of Python, while their names, sizes and times are in its
-sight; or anywhere."""
+"""Where code may run: in a view of its own; or with Landlock alone, which hides the content of the
+user's files but not names, sizes and times; or anywhere."""
 
 
 def trust_of(word: str) -> Trust:
-    """The same, of a word that says it."""
     return "off" if word == "off" else "landlock" if word == "landlock" else "auto"
 
 
@@ -96,8 +92,8 @@ NEEDED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """The paths that a confined process may read, the folders of which it may read the names, and
-    what shall not be in any of them."""
+    """Paths that a confined process may read, folders that it may list, and paths hidden
+    from it."""
 
     read: tuple[Path, ...]
     listed: tuple[Path, ...] = ()
@@ -106,17 +102,17 @@ class Visible:
 
 
 def view_of_library(library: Iterable[Path]) -> Visible:
-    """The standard library alone, with nowhere to write."""
+    """The standard library only, nothing writable."""
     read = [*map(Path, (*_SYSTEM, *_libraries())), *library]
     spelled = (each for path in read for each in (path, path.resolve()))
     return Visible(tuple(dict.fromkeys(spelled)), scratch=False)
 
 
 def view_of_python(hidden: Iterable[Path], more: Iterable[Path] = ()) -> Visible:
-    """What this interpreter and its packages need of the disk, and `more`. Of a folder of the
-    import path that has something hidden in it, only what can be imported is in the view."""
+    """The files that this interpreter and its packages need, and `more`. Of an import folder with
+    hidden content, only importable files."""
     apart = tuple({spelled for each in hidden for spelled in (each.absolute(), each.resolve())})
-    own = Path(__file__).parents[2]  # where an editable install is, which no path names
+    own = Path(__file__).parents[2]  # an editable install
     packages = (own / "node", own / "swarm")
     read = [*map(Path, (*_SYSTEM, *_libraries())), *packages, *more]
     listed: list[Path] = []
@@ -133,16 +129,16 @@ def view_of_python(hidden: Iterable[Path], more: Iterable[Path] = ()) -> Visible
 
 
 def _libraries() -> list[str]:
-    """The files that are mapped into this process, wherever its system keeps them."""
+    """Files mapped into this process."""
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text().splitlines()
         named = [words[5] for line in lines if len(words := line.split(maxsplit=5)) == 6]
-        return sorted({each for each in named if each.startswith("/")})  # not [heap] and its like
+        return sorted({each for each in named if each.startswith("/")})  # not [heap] etc.
     return []
 
 
 def _importable(folder: Path, apart: Iterable[Path]) -> list[Path]:
-    """Modules and packages in a folder that holds other things as well."""
+    """Modules and packages in a folder with other content."""
     with suppress(OSError):
         return [
             each
@@ -154,7 +150,8 @@ def _importable(folder: Path, apart: Iterable[Path]) -> list[Path]:
 
 
 def confine(view: Visible) -> Layers:
-    """Confine this process, which has one thread, and its children for good, as far as possible."""
+    """Confine this single-threaded process and its children for good, as far as the
+    machine allows."""
     if sys.platform == "darwin":
         return Layers(seatbelt=seatbelt.confine(view.hidden))
     has_view = has_calls = False
@@ -173,7 +170,7 @@ def confine(view: Visible) -> Layers:
 
 
 def limit(memory_bytes: int | None = None) -> None:
-    """Bound what a process may take. `memory_bytes`: of address space in all."""
+    """Limit a process. `memory_bytes`: total address space."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (SCRATCH_BYTES, SCRATCH_BYTES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES_MAX, OPEN_FILES_MAX))
@@ -182,11 +179,11 @@ def limit(memory_bytes: int | None = None) -> None:
 
 
 def lock(memory_bytes: int | None = None) -> None:
-    """Leave a confined process, which may have threads, nothing but to compute and to wait.
-    `memory_bytes`: as `limit`.
+    """Leave a confined process, which may have threads, only computing and waiting. `memory_bytes`:
+    as `limit`.
 
     Raises:
-        OSError: this machine does not allow it.
+        OSError: the machine does not allow it.
     """
     limit(memory_bytes)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
@@ -194,7 +191,7 @@ def lock(memory_bytes: int | None = None) -> None:
 
 
 def leave_alone(memory_bytes: int) -> None:
-    """Leave a confined process of one thread nothing but to compute.
+    """Leave a confined single-threaded process only computing.
 
     Raises:
         OSError: as `lock`.
@@ -205,7 +202,7 @@ def leave_alone(memory_bytes: int) -> None:
 
 
 def found() -> Layers:
-    """What this machine has, tried in a process of its own."""
+    """Layers of this machine, tried in a child process."""
     with suppress(OSError, subprocess.SubprocessError, ValueError, TypeError):
         done = subprocess.run(
             [sys.executable, "-m", "node.sandbox.confinement"],

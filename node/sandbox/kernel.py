@@ -1,7 +1,6 @@
-"""System calls of Linux for which Python has no function, by their numbers.
+"""Linux system calls without a Python function, by number.
 
-The tables hold what `seccomp` refuses or allows and what the other layers call. Only these two
-machines are known; on others there are no layers. That of aarch64 was not run.
+Only x86_64 and aarch64 (untested) are known; other machines get no layers.
 """
 
 import ctypes
@@ -12,7 +11,7 @@ from typing import Final
 
 AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-# From 424 on all machines have the same numbers.
+# From 424 on the numbers are the same on all machines.
 _COMMON: Final = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426,
     "io_uring_register": 427, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431,
@@ -97,10 +96,10 @@ NUMBERS: Final = {"x86_64": _COMMON | _X86_64, "aarch64": _COMMON | _AARCH64}.ge
 
 
 def call(name: str, *arguments: object) -> int:
-    """Call it by name.
+    """Make a system call by name.
 
     Raises:
-        OSError: it failed, or this machine's number of it is not known.
+        OSError: it failed, or its number is unknown on this machine.
     """
     if name not in NUMBERS:
         raise OSError(f"no system call {name} on this machine")
@@ -112,25 +111,25 @@ def call(name: str, *arguments: object) -> int:
 
 
 def prctl(option: int, value: int = 0) -> None:
-    """Set something of this process, as far as the kernel knows it.
+    """Set a property of this process.
 
     Raises:
-        OSError: it does not.
+        OSError: the kernel does not know it.
     """
     call("prctl", option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), 0)
 
 
 def give_up_privileges() -> None:
-    """Have no capability from here on, and get none by running another program.
+    """Drop all capabilities, and gain none from programs.
 
     Raises:
-        OSError: the kernel is older than these rules.
+        OSError: the kernel is too old.
     """
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     for capability in range(_CAPABILITIES):
         try:
             prctl(_PR_CAPBSET_DROP, capability)
-        except OSError:  # there is none of that number, or nothing to drop it with
+        except OSError:  # unknown capability, or not permitted
             break
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)

@@ -1,8 +1,5 @@
-"""Which files a process may use, as Landlock has it: what no rule allows is refused.
-
-It needs no privilege, and holds where containers refuse namespaces. It also refuses TCP from its
-fourth revision on, and from its sixth signals and abstract sockets to processes outside.
-"""
+"""Landlock: refuses files that no rule allows. Needs no privilege and works in containers. From
+revision 4 it refuses TCP, from revision 6 signals and abstract sockets to outside."""
 
 import ctypes
 import os
@@ -28,7 +25,7 @@ _PATH_BENEATH: Final = 1
 
 
 def revision() -> int:
-    """That of this kernel; 0: it has none, or leaves it off."""
+    """Landlock's revision in this kernel; 0: none or disabled."""
     try:
         return call("landlock_create_ruleset", None, ctypes.c_size_t(0), _VERSION_FLAG)
     except OSError:
@@ -36,8 +33,8 @@ def revision() -> int:
 
 
 def confine(read: Iterable[Path], listed: Iterable[Path], write: Iterable[Path]) -> int:
-    """Allow this process and its children only that. `listed`: folders of which the names may be
-    read, and no file. Returns the revision.
+    """Restrict this process and its children to these paths. `listed`: folders whose names may be
+    read, no files. Returns the revision.
 
     Raises:
         OSError: there is no Landlock.

@@ -1,10 +1,8 @@
-"""A view of the machine that holds next to nothing: namespaces of Linux.
+"""Linux namespaces: a minimal view of the machine.
 
-The process gets a root of its own, in memory, with those paths of the machine that it was given,
-read-only, and a scratch folder of bounded size if it is to have one; a network without an
-interface; and no System V memory of others. Processes are not hidden by a namespace of their own:
-it would take one process more as its first, and `/proc` is not in the view, while `seccomp` refuses
-every call to others.
+The process gets an in-memory root with the given paths read-only and an optional scratch folder, a
+network without interfaces, and no System V memory of others. There is no PID namespace: it would
+need one more process, `/proc` is not in the view, and `seccomp` refuses calls to other processes.
 """
 
 import ctypes
@@ -18,7 +16,7 @@ from typing import Final
 
 from node.sandbox.kernel import call
 
-SCRATCH: Final = Path("/scratch")  # in the view, where no path of the machine is covered by it
+SCRATCH: Final = Path("/scratch")  # in the view; covers no path of the machine
 _NEW_USER, _NEW_MOUNTS, _NEW_NETWORK = 0x10000000, 0x00020000, 0x40000000
 _NEW_IPC, _NEW_NAMES = 0x08000000, 0x04000000
 _OTHERS: Final = _NEW_MOUNTS | _NEW_NETWORK | _NEW_IPC | _NEW_NAMES
@@ -27,17 +25,17 @@ _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
 _DETACH: Final = 2
 _AT_RECURSIVE: Final = 0x8000
 _AT_FDCWD: Final = -100
-_BASES: Final = ("/mnt", "/media", "/opt", "/tmp")  # on one of which the new root is mounted
+_BASES: Final = ("/mnt", "/media", "/opt", "/tmp")  # mount point of the new root
 _FILES_MAX: Final = 4096  # in the scratch folder
 
 
 def enter(paths: Iterable[Path], scratch_bytes: int) -> None:
-    """Move this process, which has one thread, into such a view. `scratch_bytes`: the size of its
-    scratch folder; 0: it has none.
+    """Move this single-threaded process into such a view. `scratch_bytes`: size of the scratch
+    folder; 0: none.
 
     Raises:
-        OSError: this kernel, or what this process runs in, does not allow it; it may have left
-            its network and its users all the same.
+        OSError: the kernel or container does not allow it. The process may still have left its
+            network and users.
     """
     uid, gid = os.geteuid(), os.getegid()
     try:
@@ -46,7 +44,7 @@ def enter(paths: Iterable[Path], scratch_bytes: int) -> None:
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     except OSError:
-        call("unshare", _OTHERS)  # root may do without
+        call("unshare", _OTHERS)  # root needs no user namespace
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     sources = []
     for path in _outermost(paths):
@@ -70,7 +68,7 @@ def enter(paths: Iterable[Path], scratch_bytes: int) -> None:
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:
-    """Without those that are inside of others."""
+    """Paths that are not inside others."""
     chosen: list[Path] = []
     for path in sorted(set(paths), key=lambda each: len(each.parts)):
         if not any(path.is_relative_to(each) for each in chosen):
@@ -79,8 +77,7 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
 
 
 def _show(source: int, target: Path) -> None:
-    """Make a file or folder of the machine visible there, read-only, with all that is mounted in
-    it. Whoever is given nothing of it but this has no way to write."""
+    """Bind a file or folder read-only with its mounts."""
     mode = os.fstat(source).st_mode
     target.parent.mkdir(parents=True, exist_ok=True)
     if stat.S_ISDIR(mode):

@@ -1,18 +1,13 @@
-"""Run Python that anybody may have written, and see what its function returns.
+"""Run Python code from anybody and get its function's results.
 
-Beside whoever scores there is one process, the runner (`runner_main`): an interpreter of its own,
-confined to its standard library, which is told neither a right answer nor any text. For each text
-it forks a child, which reads the text's code and the inputs from a pipe of its own, and writes what
-came out into another one. Comparing that with what should have come out is the caller's, in a
-process that such code never runs in.
+The runner (`runner_main`) is one confined interpreter beside the scorer, with the standard library
+only. It never sees texts or right answers. For each text it forks a child, which reads code and
+inputs from one pipe and writes results to another. The caller compares them in its own process.
 
-Work is counted in lines that run, which is the same on all machines, and not in seconds. A run
-that takes between `LINES_MIN` and four times that is undecided, as some other machine or another
-release of Python may find it on the other side; so are depth, memory and CPU time, which also bound
-what no line counts (a regular expression, a power).
-
-A text pays its CPU time, or a share of the time that went by where that is more: whoever waits
-holds others up. More than `WALL_MAX_S` by the clock is undecided.
+Work is counted in executed lines, equal on all machines. A run between `LINES_MIN` and four times
+that is undecided, since other machines or Python releases may decide differently. So are runs near
+the limits of depth, memory and CPU time, and runs over `WALL_MAX_S`. A text pays the larger of its
+CPU time and a share of its wall time.
 """
 
 import json
@@ -46,23 +41,23 @@ from node.sandbox.runner_main import (
 )
 from swarm.errors import ChildFailed, ConfigError
 
-_PART_BYTES: Final = 4096  # which a pipe takes whole or not at all
-HASH_SEED = "0"  # sets are in the same order on all nodes
+_PART_BYTES: Final = 4096  # written to a pipe atomically
+HASH_SEED = "0"  # same order of sets on all nodes
 Ended = Literal["done", "over", "undecided"]
-"""`over`: a limit was exceeded so far that it is on all machines."""
+"""`over`: exceeded a limit so far that it does so on all machines."""
 
 
 class RunnerFailed(ChildFailed):
-    """The runner itself ended: no text is to blame, and none was found to be worth anything."""
+    """The runner itself ended; no text is to blame."""
 
 
 class NoSandbox(ConfigError):
-    """This machine has none for the runner."""
+    """This machine has no sandbox for the runner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a text's code ended, and what each call came to; None: it failed. Plain JSON values."""
+    """How a text's code ended, and each call's result as plain JSON; None: the call failed."""
 
     ended: Ended
     results: tuple[tuple[Any] | None, ...] = ()
@@ -71,7 +66,7 @@ class Ran:
 
 
 class _Runner:
-    """The process, and the way to it."""
+    """The runner process and its channel."""
 
     def __init__(self, trust: Trust) -> None:
         environ = {
@@ -94,8 +89,8 @@ class _Runner:
             raise NoSandbox(f"code of policies is not run here: {confinement.NEEDED}")
 
     def ask(self, job: bytes, wall_s: float) -> tuple[bytes, tuple[int, float, float]]:
-        """What a child wrote of a job, up to one byte more than it may, and how it ended; not the
-        answer to a fork which ended before it came.
+        """A child's output, up to one byte over its limit, and how it ended. Skips answers to forks
+        that ended early.
 
         Raises:
             RunnerFailed: the runner ended.
@@ -114,7 +109,7 @@ class _Runner:
             finally:
                 os.close(its_job)
                 os.close(its_result)
-            with suppress(BrokenPipeError):  # the child ended before it had read all
+            with suppress(BrokenPipeError):  # the child ended before reading all
                 for start in range(0, len(job), _PART_BYTES):
                     write.write(job[start : start + _PART_BYTES])
             write.close()
@@ -136,14 +131,13 @@ class _Runner:
                 return ended, cpu_s, wall_s
 
     def end(self) -> None:
-        """Its children end with it."""
         self.channel.close()
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
 
 class _Account:
-    """What texts paid, and the time that went by, of this process and its forks in one sum."""
+    """Time that texts paid and wall time, summed over this process and its forks."""
 
     _SUMS: Final = struct.Struct("=dd")
 
@@ -151,7 +145,7 @@ class _Account:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
 
     def leave(self) -> None:
-        """Have a sum of one's own from here on, out of reach of that which others share."""
+        """Use a sum of one's own from here on."""
         sums = self.sums
         self._memory.close()
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -159,31 +153,30 @@ class _Account:
 
     @property
     def sums(self) -> tuple[float, float]:
-        """Seconds that were paid for, and seconds of the clock."""
+        """(Paid seconds, wall seconds)."""
         paid_s, wall_s = self._SUMS.unpack_from(self._memory)
         return paid_s, wall_s
 
     def add(self, paid_s: float, wall_s: float) -> None:
-        """One text more."""
         before = self.sums
         self._SUMS.pack_into(self._memory, 0, before[0] + paid_s, before[1] + wall_s)
 
 
 class _Current:
     runner: _Runner | None = None
-    left: _Runner | None = None  # kept, as its channel is closed by number
+    left: _Runner | None = None  # kept: its channel is closed by number
     account = _Account()
-    paid_until_s = wall_until_s = float("inf")  # of the account
-    cpu_s = wall_s = 0.0  # since what may be used was said
+    paid_until_s = wall_until_s = float("inf")  # limits on the account
+    cpu_s = wall_s = 0.0  # since the last `allow`
     waited = False
 
 
 def start(trust: Trust = "auto") -> None:
-    """Have a fresh runner. Forks of this process use it too, one at a time. Where this process
-    confines itself later, it cannot have another one. `trust`: in what it may run code.
+    """Start a new runner. Forks of this process use it too, one at a time. A confined process
+    cannot start another. `trust`: where it may run code.
 
     Raises:
-        NoSandbox: this machine has less.
+        NoSandbox: the machine offers less.
         RunnerFailed: it does not start.
     """
     stop()
@@ -191,14 +184,13 @@ def start(trust: Trust = "auto") -> None:
 
 
 def stop() -> None:
-    """End the runner, if there is one."""
     runner, _Current.runner = _Current.runner, None
     if runner is not None:
         runner.end()
 
 
 def leave() -> None:
-    """Close this fork's way to the runner, which others go on using."""
+    """Close this fork's channel to the runner; other forks keep theirs."""
     runner, _Current.runner = _Current.runner, None
     if runner is not None:
         os.close(runner.channel.fileno())
@@ -207,12 +199,12 @@ def leave() -> None:
 
 
 def used_s() -> float:
-    """Seconds that texts have paid for in all."""
+    """Seconds that texts have paid in all."""
     return _Current.account.sums[0]
 
 
 def allow(paid_s: float, wall_s: float) -> None:
-    """Let texts pay so much from here on, and so much time go by; what is beyond is undecided."""
+    """Set the time that texts may pay and wait from here on; beyond it, runs are undecided."""
     before = _Current.account.sums
     _Current.paid_until_s, _Current.wall_until_s = before[0] + paid_s, before[1] + wall_s
     _Current.cpu_s = _Current.wall_s = 0.0
@@ -220,16 +212,16 @@ def allow(paid_s: float, wall_s: float) -> None:
 
 
 def has_waited() -> bool:
-    """Whether the time by the clock, of a text or of all, went by while they used less than half of
-    it, on a machine that had a core for them."""
+    """True if a wall-time limit passed with less than half of it used, on a machine with a free
+    core."""
     return _Current.waited
 
 
 def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
-    """Run a text's code and call its function with each list of arguments, of plain JSON values.
+    """Run a text's code and call its function with each list of arguments (plain JSON).
 
     Raises:
-        NoSandbox: there is no runner, and none can be had here.
+        NoSandbox: there is no runner, and none can be started.
         RunnerFailed: it ended.
     """
     if _Current.runner is None:
@@ -245,7 +237,7 @@ def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
     _Current.cpu_s += cpu_s
     _Current.wall_s += wall_s
     if how == BY_CLOCK:
-        _note_waiting(cpu_s, wall_s)  # of this text, which may have had little left, and of all
+        _note_waiting(cpu_s, wall_s)  # for this text and for all
         _note_waiting(_Current.cpu_s, _Current.wall_s)
     cpu_s = max(cpu_s, WALL_SHARE * wall_s)
     _Current.account.add(cpu_s, wall_s)
@@ -255,7 +247,7 @@ def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
     if how in (BY_FAULT, BY_CLOCK) or (how == NEAR and ended == "done"):
         ended = "undecided"
     if ended == "done" and len(results) != len(calls):
-        ended = "over"  # it wrote into its own pipe
+        ended = "over"  # the code wrote into the pipe
     found = tuple(tuple(each) if each else None for each in results) if ended == "done" else ()
     return Ran(ended, found, lines, cpu_s)
 
@@ -266,7 +258,7 @@ def _note_waiting(cpu_s: float, wall_s: float) -> None:
 
 
 def _understood(said: bytes) -> tuple[Ended, list[Any], int]:
-    """A child's word. One that left without any, or with another, was not to be helped."""
+    """Parse a child's output; malformed output counts as a failed run."""
     try:
         ended, results, lines = json.loads(said)
         if (

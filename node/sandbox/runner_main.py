@@ -1,13 +1,11 @@
-"""The runner's process: forks a child for each text, and never learns what is in any of them.
+"""The runner process: forks a child for each text and never reads the text.
 
-`python -m node.sandbox.runner_main TRUST`, of the standard library alone; TRUST is a
-`confinement.Trust`. Its input is a socket. A job comes over it as a number, seconds of the clock
-and two pipes: the child reads the job from the first one and writes its result into the second.
-So the process that forks holds no text, input or result, and a child finds nothing of the jobs
-before. It holds no key, no right answer and no other pipe.
+`python -m node.sandbox.runner_main TRUST` with a `confinement.Trust`; standard library only. Input
+is a socket. A job is a number, a wall-time limit and two pipes for the child's input and result. So
+the forking process holds no text or result, and a child finds nothing of earlier jobs.
 
-Answered is what was measured outside of the child: how it ended, its CPU time, the time that went
-by. The answer has its job's number: who asked for the one before may have ended meanwhile.
+The answer repeats the job's number and gives what was measured outside the child: how it ended, CPU
+time, wall time.
 """
 
 import itertools
@@ -31,42 +29,44 @@ from typing import Any, Final
 from node.sandbox import confinement
 
 MODULE_FLAGS: Final = ("-s", "-S", "-P", "-B", "-m", "node.sandbox.runner_main")
-JOB: Final = struct.Struct("=Qd")  # number, seconds of the clock
-ANSWER: Final = struct.Struct("=QBdd")  # number, how it ended, CPU s, clock s
-READY, REFUSED = b"1", b"0"  # the first byte that a runner sends
+JOB: Final = struct.Struct("=Qd")  # number, wall seconds
+ANSWER: Final = struct.Struct("=QBdd")  # number, ending, CPU s, wall s
+READY, REFUSED = b"1", b"0"  # first byte from a runner
 IN_ORDER, NEAR, BY_FAULT, BY_CLOCK = range(4)
-"""How a child ended: by itself; so, but near to a limit of CPU time or memory; by a limit or a
-fault; by the clock."""
+"""A child's ending: by itself; by itself near a limit of CPU time or memory; by a limit or fault;
+by wall time."""
 
-BAND: Final = 4  # a limit is this many times the least that is undecided
-LINES_MIN: Final = 10_000  # of Python that run, in all calls together
-DEPTH_MIN: Final = 200  # of calls in calls
+BAND: Final = 4  # hard limit as a multiple of the undecided threshold
+LINES_MIN: Final = 10_000  # executed lines, all calls together
+DEPTH_MIN: Final = 200  # nested calls
 CPU_MIN_S: Final = 0.25
 MEMORY_MIN_BYTES: Final = 64 * 2**20
-WALL_MAX_S: Final = 1.0  # by the clock, for one text
-WALL_SHARE: Final = 0.25  # of the time that went by, which a text pays where it used less CPU time
+WALL_MAX_S: Final = 1.0  # wall time per text
+WALL_SHARE: Final = 0.25  # a text pays at least this share of its wall time
 RESULT_BYTES_MAX: Final = 262_144
-VALUES_MAX: Final = 10_000  # in one result
+VALUES_MAX: Final = 10_000  # per result
 VALUES_DEEP_MAX: Final = 20
 INTEGER_BITS_MAX: Final = 2048
-TEXT_CHARS_MAX: Final = 32_768  # of one text in it
-# What code of a few lines imports. To import it is work as well, and other in each release.
+TEXT_CHARS_MAX: Final = 32_768  # per string in a result
+# Imported beforehand: the cost of importing differs between releases.
 _READY: Final = (
     "array", "bisect", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum",
     "fractions", "functools", "heapq", "itertools", "math", "operator", "random", "re",
     "statistics", "string", "textwrap", "types", "typing", "unicodedata",
 )  # fmt: skip
-_PAUSE_S: Final = 0.002  # between looks whether a child has ended, where no signal tells
+_PAUSE_S: Final = 0.002  # polling for a child's end
 _PROBE_CPU_S: Final = 0.02
-_PROBE_FACTOR_MAX: Final = 1.5  # times its CPU time that a process with a core to itself takes
-_OUT: Final = 3  # a child's only file besides three that lead nowhere
-_TRACING: Final = frozenset({"sys.settrace", "sys.setprofile"})  # audited; and `sys.monitoring`
+_PROBE_FACTOR_MAX: Final = 1.5  # wall time / CPU time of a process with a core to itself
+_OUT: Final = 3  # a child's only open file besides three to /dev/null
+_TRACING: Final = frozenset(
+    {"sys.settrace", "sys.setprofile"}
+)  # audit events; and `sys.monitoring`
 
 Trace = Callable[[FrameType, str, Any], Any]
 
 
 def main() -> None:
-    """Serve until nobody is at the other end."""
+    """Serve until the other end closes."""
     channel = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     library = [Path(sysconfig.get_path(each)) for each in ("stdlib", "platstdlib")]
@@ -90,8 +90,7 @@ def main() -> None:
 def _in_child(
     job: int, result: int, wall_s: float, *, has_filter: bool
 ) -> tuple[int, float, float]:
-    """How a child ended that works on the job in one pipe, its CPU seconds, and those of the
-    clock."""
+    """Run the job in a child. Returns its ending, CPU seconds and wall seconds."""
     before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     began = time.perf_counter()
     child = os.fork()
@@ -116,8 +115,7 @@ def _in_child(
 
 
 def _wait_until(child: int, until: float) -> tuple[int, resource.struct_rusage, bool]:
-    """The exit status of a child, what it used, and whether it ended in time. One that did not is
-    ended."""
+    """A child's exit status, resource use, and True if it ended in time; else it is killed."""
     while True:
         ended, status, usage = os.wait4(child, os.WNOHANG)
         if ended:
@@ -135,8 +133,8 @@ def _wait_until(child: int, until: float) -> tuple[int, resource.struct_rusage, 
 
 
 def is_starved() -> bool:
-    """Whether this machine has no core for a process such as this one: it computes for a moment and
-    looks at the clock. So nobody is blamed for what other load on the machine does."""
+    """True if this machine has no core for this process: a short computation takes too long. Load
+    by others is then to blame."""
     began, before_s = time.perf_counter(), time.process_time()
     while (used_s := time.process_time() - before_s) < _PROBE_CPU_S:
         pass
@@ -147,7 +145,7 @@ def is_starved() -> bool:
 
 
 def _begin(job: int, result: int, *, has_filter: bool) -> Mapping[str, Any]:
-    """Confine this child to what it computes, and say what that is."""
+    """Confine this child and write its result."""
     with open(job, "rb") as pipe:
         read = pipe.read()
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -160,7 +158,7 @@ def _begin(job: int, result: int, *, has_filter: bool) -> Mapping[str, Any]:
     cpu_s = BAND * CPU_MIN_S
     resource.setrlimit(resource.RLIMIT_CPU, (ceil(cpu_s) + 1, ceil(cpu_s) + 1))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)  # which the filter refuses from here on
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)  # refused by the filter from here on
     if has_filter:
         confinement.leave_alone(memory_bytes)
     else:
@@ -173,9 +171,8 @@ def _begin(job: int, result: int, *, has_filter: bool) -> Mapping[str, Any]:
 
 
 class _Work:
-    """Counts what runs, by the trace of Python: a first bound, cheap and the same on all machines.
-    What a text can reach of it turns no count back: lines are counted by an iterator. What it may
-    still keep from being counted, by way of its own frames, is bounded by CPU time."""
+    """Counts executed lines by Python's trace: a cheap first limit, equal on all machines. The
+    count is an iterator, so code cannot reset it; CPU time bounds what escapes it."""
 
     def __init__(self) -> None:
         self._depth = self.deepest = 0
@@ -184,7 +181,7 @@ class _Work:
         self._within = partial(_within, self, self._lines.__next__)
 
     def enter(self, frame: FrameType, event: str, detail: Any) -> Trace | None:
-        """Of a new frame; one of ours counts for nothing."""
+        """Trace a new frame; our own frames are not counted."""
         if frame.f_code.co_filename == __file__:
             return None
         self._depth += 1
@@ -195,16 +192,15 @@ class _Work:
         return self._within
 
     def leave(self) -> None:
-        """The frame that was entered last is done."""
         self._depth -= 1
 
     def lines(self) -> int:
-        """How many ran, to be asked once."""
+        """Executed lines; call once."""
         return next(self._lines) - 1
 
 
 def _within(work: _Work, line: Callable[[], int], frame: FrameType, event: str, detail: Any) -> Any:
-    """Of what happens in a frame of the text's."""
+    """Trace an event in a frame of the text."""
     if event == "line":
         if (lines := line()) >= BAND * LINES_MIN:
             _stop(lines)
@@ -222,8 +218,8 @@ def _stop(lines: int) -> None:
 
 
 def _keep_counting() -> None:
-    """Let this child end with the first look at who traces it, or try to trace in its place."""
-    del sys.gettrace, sys.getprofile  # by which a text would reach what counts it
+    """End this child if its code touches tracing."""
+    del sys.gettrace, sys.getprofile  # would give the text our counter
 
     def audit(event: str, _: tuple[Any, ...]) -> None:
         if event in _TRACING or event.startswith("sys.monitoring"):
@@ -248,7 +244,7 @@ def _work(job: Mapping[str, Any]) -> None:
     names: dict[str, Any] = {"__name__": "answer"}
     sys.settrace(work.enter)
     _keep_counting()
-    # Whatever such code raises, to exit among it, is an answer that is wrong.
+    # Anything it raises, `SystemExit` included, is a wrong answer.
     try:
         exec(code, names)
         function = names[job["function"]]
@@ -259,14 +255,14 @@ def _work(job: Mapping[str, Any]) -> None:
                 continue
     except BaseException:  # noqa: BLE001
         results = [None] * len(calls)
-    # Another machine might have come to a limit.
+    # Another machine might reach a limit.
     lines = work.lines()
     is_near = work.lacked_memory or lines >= LINES_MIN or work.deepest >= DEPTH_MIN
     _say("undecided" if is_near else "done", results, lines)
 
 
 def _forget() -> None:
-    """Leave code that looks around nothing of ours to import."""
+    """Remove our modules from what the code can import."""
     for name in [each for each in sys.modules if each.partition(".")[0] == "node"]:
         del sys.modules[name]
 
@@ -278,10 +274,10 @@ def _say(ended: str, results: Sequence[Any], lines: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A copy in plain JSON values: what compares as the code's own objects like stays behind.
+    """Copy to plain JSON values, so that the code's own `__eq__` stays behind.
 
     Raises:
-        TypeError: it is none, or too much.
+        TypeError: not plain, or too much.
     """
     left = VALUES_MAX
 

@@ -1,4 +1,4 @@
-"""Empty the scratch folder that one text's code after another is given."""
+"""Empty the scratch folder between texts."""
 
 import fcntl
 import os
@@ -13,11 +13,11 @@ _NO_FLAGS: Final = struct.pack("l", 0)
 
 
 def clear(folder: Path) -> None:
-    """Leave a folder as it was when it was new, whatever its last user made of it: nothing in it,
-    and no word in its mode, times, attributes or flags. This process is in `/` afterwards.
+    """Reset a folder to its initial state: empty, default mode, times, attributes and flags. The
+    working directory is `/` afterwards.
 
     Raises:
-        OSError: something stays.
+        OSError: something cannot be removed.
     """
     folder.chmod(0o700)
     os.chdir(folder)
@@ -25,7 +25,7 @@ def clear(folder: Path) -> None:
     for name in os.listxattr("."):
         os.removexattr(".", name)
     opened = os.open(".", os.O_RDONLY | os.O_CLOEXEC)
-    with suppress(OSError):  # a kernel without any
+    with suppress(OSError):  # no extended attributes
         fcntl.ioctl(opened, _SET_FLAGS, _NO_FLAGS)
     os.close(opened)
     os.utime(".", (0, 0))
@@ -33,8 +33,8 @@ def clear(folder: Path) -> None:
 
 
 def _empty() -> None:
-    """Remove all that is in the working folder, step by step: folders may be in each other deeper
-    than any path or recursion goes, and closed to all."""
+    """Empty the working folder iteratively: nesting may exceed any path length or recursion, and
+    folders may be closed."""
     left, above = [os.listdir()], [""]
     while left:
         if not left[-1]:

@@ -1,7 +1,4 @@
-"""What macOS has: a profile that a process applies to itself. Nobody ran it on a Mac yet.
-
-So it counts for nothing: what needs a sandbox does not run there.
-"""
+"""A sandbox profile for macOS. Untested, so it does not count as a sandbox."""
 
 import ctypes
 from collections.abc import Iterable
@@ -11,7 +8,7 @@ _LIBRARY = "/usr/lib/libsandbox.dylib"
 
 
 def confine(hidden: Iterable[Path]) -> bool:
-    """No network, nothing written, and nothing of `hidden` read; whether that took hold."""
+    """Refuse network, writing, and reading of `hidden`. Returns True if it took effect."""
     quoted = " ".join(f'(subpath "{path}")' for path in hidden if '"' not in str(path))
     profile = "(version 1)(allow default)(deny network*)(deny file-write*)"
     profile += '(allow file-write* (literal "/dev/null"))'

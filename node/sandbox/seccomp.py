@@ -1,16 +1,16 @@
-"""Which system calls a process may make: a filter that the kernel runs before each (seccomp).
+"""seccomp filters: the system calls that a process may make.
 
-Filters, of which the next comes on top of the one before:
+Each filter adds to the one before:
 
-    confined  no sockets, no look into other processes, no mounts, namespaces, keys or kernel
-              features that few need and many holes were in; no shared memory beyond limits
-    locked    besides: no new process or program, no signal but a fault to itself, no limits,
-              priorities or process groups of others
-    alone     nothing but what Python's standard library needs to compute and to read its files
+  confined  no sockets, access to other processes, mounts, namespaces, keys, risky kernel features,
+            or shared memory beyond limits
+  locked    also no new process or program, no signals but faults to itself, no limits, priorities
+            or process groups of others
+  alone     only the calls of Python's standard library for computing and reading its files
 
-The first two refuse what they name: a scorer may stand on any library, and an allow-list would
-break with each release of one. `alone` is an allow-list: none of its calls waits for a time, for a
-lock or for another process, and none changes a file. What is refused fails with EPERM.
+The first two are deny-lists: a scorer may use any library, and an allow-list would break with its
+releases. `alone` is an allow-list without waiting, locking, or changing files. Refused calls fail
+with EPERM.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ _KERNEL: Final = (
 _MEMORY: Final = (
     "memfd_create", "memfd_secret", "shmget", "shmat", "shmctl", "msgget", "semget", "mq_open",
 )  # fmt: skip
-# Landlock leaves these alone, on files that may not even be read.
+# Landlock allows these even on unreadable files.
 _METADATA: Final = (
     "truncate", "chmod", "fchmod", "fchown", "fsetxattr", "fremovexattr", "inotify_init",
     "inotify_init1", "inotify_add_watch", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat",
@@ -65,7 +65,7 @@ _LOCKED: Final = (
     "sched_setparam", "sched_setscheduler", "sched_setattr", "setpriority", "ioprio_set",
 )  # fmt: skip
 
-# All that Python's standard library calls while it computes, imports its own modules and ends.
+# Calls of Python's standard library while it computes, imports and ends.
 _COMPUTING: Final = (
     "read", "write", "open", "openat", "close", "stat", "fstat", "lstat", "newfstatat", "statx",
     "lseek", "pread64", "dup", "access", "faccessat", "faccessat2", "getdents", "getdents64",
@@ -75,30 +75,30 @@ _COMPUTING: Final = (
     "gettimeofday", "clock_gettime", "clock_getres", "getcpu", "sched_getaffinity", "getrandom",
     "exit", "exit_group",
 )  # fmt: skip
-_FUTEX_WAKES: Final = (1, 129)  # FUTEX_WAKE, of all processes and of this one
-# Of descriptors: copies, flags; of what they lead to: kind, size, what waits to be read.
+_FUTEX_WAKES: Final = (1, 129)  # FUTEX_WAKE, shared and private
+# Descriptors: copy, flags; their files: kind, size, bytes to read.
 _FCNTL_COMPUTING: Final = (0, 1, 2, 3, 1030)
 _FCNTL_SCORING: Final = (*_FCNTL_COMPUTING, 4, 5, 6, 7, 36, 37, 38, 1031, 1032)  # and locks
 _IOCTL_COMPUTING: Final = (0x5401, 0x5451)  # TCGETS, FIOCLEX
 _IOCTL_SCORING: Final = (*_IOCTL_COMPUTING, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450)
 
-_Step = tuple[int, int, int, int]  # code, where to if so, if not, operand
+_Step = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 _Program = list[_Step]
 
 
 def confine(*, metadata: bool) -> None:
-    """Install the filter `confined`. `metadata`: whether modes, owners, times, attributes and flags
-    of files may be changed, by name or by descriptor.
+    """Install the filter `confined`. `metadata`: allow changes of modes, owners, times, attributes
+    and flags of files.
 
     Raises:
-        OSError: this kernel has no such filters, or this machine's calls are not known.
+        OSError: no such filters in this kernel, or unknown machine.
     """
     refused = [*_NETWORK, *_OTHER_PROCESSES, *_MOUNTS, *_KERNEL, *_MEMORY]
     clone = [*_argument(0), (_ANY_BIT, 0, 1, _CLONE_NEW), _refusal(), _allowed()]
     rules = _for("clone", clone)
     if not metadata:
         refused += _METADATA
-        rules += _for("ioctl", _one_of(1, _IOCTL_SCORING))  # flags of inodes are set by it
+        rules += _for("ioctl", _one_of(1, _IOCTL_SCORING))  # sets inode flags
     _install([*_always(refused, _refusal()), *rules])
 
 
@@ -120,14 +120,14 @@ def lock() -> None:
             *_for("kill", [*_argument(0), *to_itself, *_argument(1), *fault, _refusal()]),
             *_for("tgkill", [*_argument(0), *to_itself, *_argument(2), *fault, _refusal()]),
             *_for("prlimit64", limits),
-            *_for("fcntl", _one_of(1, _FCNTL_SCORING)),  # no signals, leases or hints of files
+            *_for("fcntl", _one_of(1, _FCNTL_SCORING)),  # no signals, leases or hints
             *_for("prctl", _none_of(0, (PR_SET_PDEATHSIG,))),
         ]
     )
 
 
 def leave_alone() -> None:
-    """Install the filter `alone` on top, for a process of one thread.
+    """Install the filter `alone` on top, for a single-threaded process.
 
     Raises:
         OSError: as `confine`.
@@ -152,7 +152,7 @@ def _allowed() -> _Step:
 
 
 def _argument(place: int) -> _Program:
-    """Load the lower half of an argument; what is compared with it has no upper one."""
+    """Load the lower half of an argument; compared values have no upper half."""
     return [(_LOAD, 0, 0, 16 + 8 * place)]
 
 
@@ -167,20 +167,20 @@ def _one_of(place: int, values: Iterable[int]) -> _Program:
 
 
 def _always(names: Iterable[str], verdict: _Step) -> _Program:
-    """The same for calls whatever their arguments are; a machine lacks some of them."""
+    """Rule for calls with any arguments; a machine lacks some of them."""
     numbers = [NUMBERS[name] for name in names if name in NUMBERS]
     return [step for each in numbers for step in ((_EQUAL, 0, 1, each), verdict)]
 
 
 def _for(name: str, block: _Program) -> _Program:
-    """What decides about one call; it always returns."""
+    """Rule for one call; always returns."""
     return [(_EQUAL, 0, len(block), NUMBERS[name]), *block]
 
 
 def _install(rules: _Program) -> None:
     if machine not in AUDIT_ARCH:
         raise OSError(f"no filter of system calls for {machine or 'this system'}")
-    # The arguments of clone3 are behind a pointer: whoever calls it is told to take clone.
+    # clone3's arguments are behind a pointer: ENOSYS makes callers use clone.
     no_clone3 = [(_EQUAL, 0, 1, NUMBERS["clone3"]), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
     program = [
         (_LOAD, 0, 0, _AT_ARCH),

@@ -1,1 +1,1 @@
-"""What the machine and its processes give a node, and small tools of structured concurrency."""
+"""Machine, processes, and small concurrency tools."""

@@ -1,8 +1,5 @@
-"""Answering whoever connects to a socket of this node's: few at a time, each within a bound. Where
-there are too many, the newest goes of the address that has most.
-
-What a client does ends nothing: it is let go, and counted by why it got no whole answer.
-"""
+"""A socket server with few clients at a time. Beyond the limit the newest client of the largest
+address is dropped. Clients cannot cause errors here; failed ones are counted by reason."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +10,7 @@ import trio
 from swarm.limits.address_blocks import OriginPath, path_of
 from swarm.limits.bounded_table import BoundedTable
 
-CLIENTS_MAX: Final = 8  # of one socket at once
+CLIENTS_MAX: Final = 8  # per socket at a time
 CROWDED: Final = "crowded"
 SLOW: Final = "slow"
 LEFT: Final = "left"
@@ -28,11 +25,8 @@ async def serve_answers(
     *,
     timeout_s: float,
 ) -> None:
-    """Give each client its answer and the end of the stream, until cancelled.
-
-    `unanswered` counts those that got none: `CROWDED` where more than `CLIENTS_MAX` came,
-    `SLOW` where it took over `timeout_s`, `LEFT` where the client was gone.
-    """
+    """Send each client its answer and close, until cancelled. `unanswered` counts `CROWDED` (over
+    `CLIENTS_MAX`), `SLOW` (over `timeout_s`) and `LEFT` (client gone)."""
     clients: BoundedTable[trio.CancelScope, None] = BoundedTable(CLIENTS_MAX, newest_first=True)
 
     async def take(stream: trio.SocketStream) -> None:
@@ -54,7 +48,7 @@ async def serve_answers(
 
 
 def _path_of(stream: trio.SocketStream) -> OriginPath:
-    """Where a client is; () on a Unix socket, or if it is gone."""
+    """Origin of a client; () on a Unix socket, or if it is gone."""
     try:
         remote = stream.socket.getpeername()
     except OSError:

@@ -1,8 +1,7 @@
-"""A child process of ours, and frames over its pipes.
+"""A child process and message frames over its pipes.
 
-A frame is four bytes of length, big-endian, and one MessagePack map. A request has a number, which
-its answer repeats; a child answers in the order of the requests. Both ends are ours, but a child
-may be at work on strangers' text: what it announces over the limit is not read.
+A frame is a big-endian 4-byte length and one MessagePack map. Answers repeat their request's number
+and come in order. A child may process strangers' text, so frames over the limit are not read.
 """
 
 import os
@@ -22,18 +21,18 @@ from node.system.child_environment import child_environ
 from swarm.errors import ChildFailed, LocalProtocolError
 
 FRAME_BYTES_MAX = 256 * 2**20
-INLINE_BYTES_MAX = 65_536  # an answer over this is decoded in a thread
-END_TIMEOUT_S = 10.0  # for an end that its pipes have announced
+INLINE_BYTES_MAX = 65_536  # larger answers are decoded in a thread
+END_TIMEOUT_S = 10.0  # for the exit after the pipes closed
 HEADER = struct.Struct(">I")
 NUMBER = "number"
 _RECEIVE_BYTES = 262_144
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One frame.
+    """Encode one frame.
 
     Raises:
-        LocalProtocolError: it is over `FRAME_BYTES_MAX`, or holds what no frame can.
+        LocalProtocolError: over `FRAME_BYTES_MAX`, or not encodable.
     """
     try:
         body: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
@@ -45,7 +44,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """The message in a frame without its header."""
+    """Decode a frame's body."""
     message = msgpack.unpackb(body, strict_map_key=True, unicode_errors="surrogatepass")
     if not isinstance(message, dict):
         raise LocalProtocolError("a frame of a child process holds no map")
@@ -53,10 +52,10 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def body_length(header: bytes, bytes_max: int = FRAME_BYTES_MAX) -> int:
-    """The length that a header announces.
+    """Length in a header.
 
     Raises:
-        LocalProtocolError: it is over the limit: something else wrote into the pipe.
+        LocalProtocolError: over the limit; something else wrote into the pipe.
     """
     length: int = HEADER.unpack(header)[0]
     if length > bytes_max:
@@ -65,8 +64,7 @@ def body_length(header: bytes, bytes_max: int = FRAME_BYTES_MAX) -> int:
 
 
 async def end_with_input(process: trio.Process, grace_s: float) -> None:
-    """End a child that ends when its input does, with pipes for input and output; kill it after
-    `grace_s`. Whoever waits for it is not cancelled meanwhile."""
+    """End a child by closing its input; kill it after `grace_s`. The waiting is not cancellable."""
     assert process.stdin is not None
     assert process.stdout is not None
     with trio.CancelScope(shield=True):
@@ -80,10 +78,10 @@ async def end_with_input(process: trio.Process, grace_s: float) -> None:
 
 
 class ChildChannel:
-    """One child process and its frames. Not for use by two tasks at a time.
+    """A child process with frames, for one task at a time.
 
-    Whoever is cancelled after a request was written leaves an answer behind; `settle` drops it. A
-    request that could not be written whole ends the child.
+    After a cancelled request, `settle` drops its answer. A request that was cut off while being
+    written ends the child.
     """
 
     def __init__(self, name: str, process: trio.Process, bytes_max: int) -> None:
@@ -109,9 +107,9 @@ class ChildChannel:
         """Start `python -m module`.
 
         Args:
-            name: of the kind of child, for messages.
-            environ: None is `child_environ()`.
-            bytes_max: of a frame of the child's.
+            name: kind of the child, for messages.
+            environ: None: `child_environ()`.
+            bytes_max: largest frame of the child.
         """
         process = await trio.lowlevel.open_process(
             [sys.executable, "-m", module],
@@ -119,13 +117,13 @@ class ChildChannel:
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=child_environ() if environ is None else environ,
-            start_new_session=True,  # Ctrl-C is the node's to handle; a group to be killed as one
+            start_new_session=True,  # the node handles Ctrl-C and kills the whole group
         )
         return cls(name, process, bytes_max)
 
     @property
     def next_number(self) -> int:
-        """The number of the request that is sent next."""
+        """Number of the next request."""
         return self._sent + 1
 
     async def send(self, frame: bytes) -> None:
@@ -146,10 +144,10 @@ class ChildChannel:
         self._sent += 1
 
     async def settle(self) -> None:
-        """Wait for the answers to all requests, and drop them.
+        """Wait for all outstanding answers and drop them.
 
         Raises:
-            ChildFailed: the child ended, or broke the framing, which ends it.
+            ChildFailed: the child ended, or broke the framing.
         """
         while self._answered < self._sent:
             await self._next_answer()
@@ -158,7 +156,7 @@ class ChildChannel:
         """The answer to the last request.
 
         Raises:
-            As `settle`.
+            ChildFailed: as `settle`.
         """
         while (answer := await self._next_answer())[NUMBER] != self._sent:
             pass
@@ -167,14 +165,14 @@ class ChildChannel:
     async def _next_answer(self) -> dict[str, Any]:
         try:
             message = await self._receive()
-        except (LocalProtocolError, ValueError) as error:  # MessagePack's are ValueErrors
+        except (LocalProtocolError, ValueError) as error:  # MessagePack raises ValueError
             self.kill()
             raise ChildFailed(f"the {self._name} process: {error}") from None
         self._answered = message[NUMBER]
         return message
 
     async def _receive(self) -> dict[str, Any]:
-        """Cancelling loses no bytes: they are taken from the buffer when the frame is whole."""
+        """Cancelling loses no bytes: they leave the buffer when the frame is complete."""
         await self._fill(HEADER.size)
         end = HEADER.size + body_length(bytes(self._buffer[: HEADER.size]), self._bytes_max)
         await self._fill(end)
@@ -183,7 +181,7 @@ class ChildChannel:
         if len(body) <= INLINE_BYTES_MAX:
             message = decode(body)
         else:
-            with trio.CancelScope(shield=True):  # the bytes are gone from the buffer: finish
+            with trio.CancelScope(shield=True):  # the bytes have left the buffer: finish
                 message = await trio.to_thread.run_sync(decode, body)
         if not isinstance(message.get(NUMBER), int):
             raise LocalProtocolError("an answer has no number")
@@ -200,7 +198,7 @@ class ChildChannel:
             self._buffer += part
 
     async def obituary(self) -> str:
-        """One line on how the child ended; it is waited for, since its pipes are closed."""
+        """One line on how the child ended. Waits for it; its pipes are closed."""
         with trio.move_on_after(END_TIMEOUT_S, shield=True):
             await self.process.wait()
         self.kill()
@@ -209,13 +207,13 @@ class ChildChannel:
         return f"the {self._name} process ended ({killed})"
 
     def kill(self) -> None:
-        """End the child and what it started, at once."""
-        if self.process.returncode is None:  # its number is not somebody else's by now
+        """Kill the child and its process group."""
+        if self.process.returncode is None:  # its id is not reused yet
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     async def close(self, grace_s: float) -> None:
-        """End the child: its input ends, then it is killed if it stays for longer than this."""
+        """Close the child's input; kill it after the grace time."""
         with trio.CancelScope(shield=True):
             await self._stdin.aclose()
             with trio.move_on_after(grace_s):

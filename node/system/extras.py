@@ -1,4 +1,4 @@
-"""What an installation may lack, and how it is had: the extras of pyproject.toml."""
+"""Optional packages and the extras of pyproject.toml that install them."""
 
 import sys
 from importlib.util import find_spec
@@ -6,7 +6,7 @@ from typing import Final
 
 from swarm.errors import ConfigError
 
-# The extra that brings a package, by the name under which it is imported.
+# Import name -> extra.
 EXTRAS: Final = {
     "torch": "torch",
     "transformers": "torch",
@@ -19,24 +19,24 @@ EXTRAS: Final = {
 
 
 def install_line(what: str) -> str:
-    """The command that adds `what` to this installation. One that uv made has no pip."""
+    """The command that installs `what` here; an environment of uv has no pip."""
     if find_spec("pip") is not None:
         return f"pip install {what}"
     return f"uv pip install --python {sys.executable} {what}"
 
 
 def need(package: str) -> None:
-    """Check that a package is installed before work starts.
+    """Check that a package is installed.
 
     Raises:
-        ConfigError: it is not; says what brings it.
+        ConfigError: it is not; the error gives the install command.
     """
     if find_spec(package) is None:
         raise missing(package)
 
 
 def missing(package: str) -> ConfigError:
-    """What to say of one of these packages, or a part of it, that could not be imported."""
+    """Message for a package that could not be imported."""
     extra = EXTRAS[package.partition(".")[0]]
     who = ", as every machine needs that trains or samples" if extra == "torch" else ""
     return ConfigError(

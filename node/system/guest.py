@@ -1,7 +1,5 @@
-"""When a node leaves its machine to its owner: between rounds, and never in the midst of one.
-
-It stays in the swarm meanwhile, and serves what it has.
-"""
+"""When a node pauses for the machine's owner: between rounds only. It stays in the swarm and serves
+meanwhile."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,14 +12,14 @@ import trio
 from node.system.hours import Hours
 from node.system.machine import disk_free_bytes
 
-PAUSED_FILE: Final = "paused"  # in the data directory; `swarm-node pause` puts it there
-DISK_BYTES_MIN: Final = 268_435_456  # a checkpoint on a full disk would be the end of the node
+PAUSED_FILE: Final = "paused"  # in the data directory, made by `swarm-node pause`
+DISK_BYTES_MIN: Final = 268_435_456  # room for a checkpoint
 LOOK_S: Final = 1.0
 REST_S_MAX: Final = 3600.0
 
 
 class Guest:
-    """What the owner of the machine has asked for."""
+    """Pause rules of the machine's owner."""
 
     def __init__(
         self,
@@ -38,10 +36,10 @@ class Guest:
         self._pause_on_battery = pause_on_battery
         self._busy_share = busy_share
         self._now = now
-        self._since_s: float | None = None  # it works
+        self._since_s: float | None = None  # start of the current work
 
     def why(self) -> str | None:
-        """Why it should do nothing now; None: it may work. Some microseconds of the disk's time."""
+        """Reason to pause. None: the node may work. Takes microseconds of disk time."""
         if (self._data_dir / PAUSED_FILE).exists():
             return "paused (swarm-node resume)"
         now = self._now()
@@ -57,7 +55,7 @@ class Guest:
         return None
 
     async def wait(self, tell: Callable[[str], None]) -> None:
-        """Until it may work. `tell`: what it waits for, whenever that is another thing."""
+        """Wait until the node may work. `tell` is called with each new reason."""
         now_s = trio.current_time()
         if self._busy_share < 1 and self._since_s is not None:
             rest_s = (now_s - self._since_s) * (1 / self._busy_share - 1)
@@ -74,6 +72,6 @@ class Guest:
 
 
 def _on_battery() -> bool:
-    """False where that cannot be told, or there is none."""
+    """False if unknown or without battery."""
     battery = psutil.sensors_battery()
     return battery is not None and battery.power_plugged is False

@@ -1,5 +1,3 @@
-"""Hours of the day."""
-
 import re
 from dataclasses import dataclass
 from typing import Final, Self
@@ -10,17 +8,17 @@ _HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """From one minute of the day up to another, perhaps of the next day."""
+    """A range of minutes of the day, which may pass midnight."""
 
     begin: int
     end: int
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Of `22:00-07:00`.
+        """Parse `22:00-07:00`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: malformed.
         """
         found = _HOURS.fullmatch(text)
         if found is None:
@@ -32,7 +30,7 @@ class Hours:
         return cls(begin, end)
 
     def has(self, minute: int) -> bool:
-        """Whether that minute of a day is among them."""
+        """True if the minute of the day is in the range."""
         return (minute - self.begin) % MINUTES < (self.end - self.begin) % MINUTES
 
     def __str__(self) -> str:

@@ -1,11 +1,11 @@
-"""The body of an HTTP request that may be cancelled."""
+"""Body of a cancellable HTTP request."""
 
 import httpx
 
 
 class WholeBody(httpx.AsyncByteStream):
-    """One piece. httpx would make an async generator of it, and a request that is cancelled leaves
-    such a one to the garbage collector, outside of the loop."""
+    """A body in one piece. httpx would use an async generator, which a cancelled request leaves to
+    the garbage collector, outside the loop."""
 
     def __init__(self, content: bytes) -> None:
         self._left = [content]

@@ -1,12 +1,10 @@
-"""Steps that end early where the node is to leave."""
-
 from collections.abc import Awaitable, Callable
 
 import trio
 
 
 async def unless(leaving: trio.Event, step: Callable[[], Awaitable[None]]) -> None:
-    """Run a step and cancel it when the node is to leave."""
+    """Run a step; cancel it when the node is to stop."""
     async with trio.open_nursery() as nursery:
 
         async def cancel_on_leaving() -> None:

@@ -1,8 +1,8 @@
-"""What this machine has for a node: cores and free memory, within its control group; and how many
-nodes of this user share them.
+"""Cores and free memory of this machine within its control group, and the number of nodes sharing
+them.
 
-Each node holds a lock on a file of its own in shared memory. What a node that was killed leaves
-there is removed by the next one that counts.
+Each node locks a file in shared memory; files of killed nodes are removed by the next node that
+counts.
 """
 
 import ctypes
@@ -20,23 +20,23 @@ from typing import Final
 import psutil
 
 SHARED_MEMORY: Final = Path("/dev/shm")
-THREADS_DEFAULT_MAX: Final = 8  # more than that, small models hardly gain by
-NODES_MAX: Final = 64  # that are counted
-LARGE_PIECE_BYTES: Final = 2**20  # of memory, see `give_back_at_once`
-_M_MMAP_THRESHOLD: Final = -3  # of glibc
+THREADS_DEFAULT_MAX: Final = 8  # small models hardly gain from more
+NODES_MAX: Final = 64  # counted at most
+LARGE_PIECE_BYTES: Final = 2**20  # see `give_back_at_once`
+_M_MMAP_THRESHOLD: Final = -3  # glibc's mallopt
 _CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
-_FILE_CACHE: Final = frozenset({"inactive_file", "active_file"})  # in `memory.stat`; without shmem
+_FILE_CACHE: Final = frozenset({"inactive_file", "active_file"})  # in `memory.stat`, without shmem
 
 
 def threads_of(cores: int, nodes: int) -> int:
-    """How many threads a node's trainer, and its engine, take by default where so many nodes share
-    the cores, itself included: a node that is alone leaves one core to everything else. Pure."""
+    """Default threads of trainer and of engine if this many nodes share the cores. A single node
+    leaves one core free. Pure."""
     share = cores - 1 if nodes <= 1 else cores // nodes
     return max(1, min(share, THREADS_DEFAULT_MAX))
 
 
 def disk_free_bytes(directory: Path) -> int | None:
-    """What is left of the disk that a directory is on; None: it cannot be told. Blocking."""
+    """Free bytes of a directory's disk. None: unknown. Blocking."""
     try:
         return shutil.disk_usage(directory).free
     except OSError:
@@ -44,7 +44,7 @@ def disk_free_bytes(directory: Path) -> int | None:
 
 
 def core_count() -> int:
-    """How many this process may use: by its affinity, and by its control group's quota."""
+    """Cores that this process may use, by affinity and control group quota."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -55,16 +55,15 @@ def core_count() -> int:
 
 
 def give_back_at_once() -> None:
-    """From now on this process's large pieces of memory go back to the system when they are freed.
-    glibc, left alone, soon takes them from one heap, in which activations of many sizes leave
-    holes: of an adapter's step on 2,048 tokens a third of the peak. Nothing where there is none."""
+    """Return large pieces of memory to the system when they are freed. Otherwise glibc takes them
+    from a heap that fragments: a third of the peak of a step on 2,048 tokens. No effect without
+    glibc."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, LARGE_PIECE_BYTES)
 
 
 def free_memory_bytes() -> int:
-    """Memory that can be had without others losing theirs. What only caches files counts as free,
-    as the kernel gives it up; what is in shared memory does not."""
+    """Available memory. File caches count as free, shared memory does not."""
     free = int(psutil.virtual_memory().available)
     limit, used = _control_group("memory.max"), _control_group("memory.current")
     if limit.isdigit() and used.isdigit():
@@ -75,11 +74,11 @@ def free_memory_bytes() -> int:
 
 @contextmanager
 def counted(directory: Path | None = None) -> Iterator[Callable[[], int]]:
-    """Be counted as a node of this user within the block. Yields what counts those that live, this
-    one included, at most `NODES_MAX`; it blocks on the disk. `directory`: of the locks; None: in
-    shared memory, else where temporary files are.
+    """Count as a node of this user within the block. Yields a blocking function that counts live
+    nodes, this one included, up to `NODES_MAX`.
 
-    A node that finds no place for its lock counts itself alone.
+    `directory`: of the locks; None: shared memory, else the temporary directory. A node that cannot
+    lock counts itself only.
     """
     if directory is None:
         directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
@@ -96,7 +95,7 @@ def counted(directory: Path | None = None) -> Iterator[Callable[[], int]]:
 
 
 def _locked(directory: Path) -> tuple[Path, int]:
-    """A new file and the descriptor that holds its lock."""
+    """A new locked file and its descriptor."""
     while True:
         path = directory / f"{_mark()}{secrets.token_hex(8)}"
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -106,7 +105,7 @@ def _locked(directory: Path) -> tuple[Path, int]:
             if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
                 return path, descriptor
         except (BlockingIOError, FileNotFoundError):
-            pass  # another node took it for one that was left behind
+            pass  # another node removed it as stale
         except OSError:
             os.close(descriptor)
             raise
@@ -119,8 +118,8 @@ def _others(path: Path) -> list[Path]:
 
 
 def _lives(path: Path) -> bool:
-    """Whether a node holds that lock. Removes it if none does. Everybody may write into shared
-    memory: what others put there is neither followed nor counted."""
+    """True if a node holds this lock; else it is removed. Shared memory is writable for all:
+    foreign files are neither followed nor counted."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -153,7 +152,7 @@ def _control_group(name: str) -> str:
 
 
 def _file_cache_bytes() -> int:
-    """The file cache of the control group: part of what it uses."""
+    """File cache in the control group's use."""
     lines = (line.split() for line in _control_group("memory.stat").splitlines())
     return sum(
         int(line[1])

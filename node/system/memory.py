@@ -1,4 +1,4 @@
-"""A process' memory: what Python does not search for garbage, and what goes back to the system."""
+"""Garbage collection and return of freed memory."""
 
 import ctypes
 import gc
@@ -11,18 +11,15 @@ GIVE_BACK_EVERY_S: Final = 20.0
 
 
 def keep_what_is_loaded() -> None:
-    """Take what has been imported and built so far out of Python's search for garbage: each full
-    search would go through it, and take the event loop 100 ms."""
+    """Exclude everything loaded so far from garbage collection; each full collection would take 100
+    ms."""
     gc.collect()
     gc.freeze()
 
 
 def give_back() -> None:
-    """Return to the system what has been freed. glibc keeps what lies below anything that lives on,
-    so that whoever made a process hold much for a second would have it hold that for good.
-
-    Blocks for milliseconds, without Python's lock. Nothing happens with another C library.
-    """
+    """Return freed memory to the system; glibc keeps memory below any live allocation. Blocks for
+    milliseconds without the GIL. No effect without glibc."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)

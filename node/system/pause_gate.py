@@ -1,4 +1,4 @@
-"""A gate that work passes in pieces, and that can be shut between them."""
+"""A gate that work passes in pieces and that can be closed between them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,17 +7,17 @@ import trio
 
 
 class Gate:
-    """Open at first. What is inside when it is shut comes out; nothing more goes in."""
+    """Open at first. Work inside finishes after closing; no more enters."""
 
     def __init__(self) -> None:
         self._opened = trio.Event()
         self._opened.set()
-        self._left = trio.Event()  # since it was last waited for
+        self._left = trio.Event()  # set when the last one has left
         self._inside = 0
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """Be inside for the length of the block, once the gate is open."""
+        """Be inside during the block, once the gate is open."""
         while not self._opened.is_set():
             await self._opened.wait()
         self._inside += 1
@@ -29,11 +29,10 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything may go in."""
         return self._opened.is_set()
 
     async def pause(self) -> None:
-        """Shut the gate; return once nothing is inside. Cancelled, it stays shut."""
+        """Close the gate and wait until nothing is inside. If cancelled, it stays closed."""
         if self._opened.is_set():
             self._opened = trio.Event()
         await trio.lowlevel.checkpoint()
@@ -43,5 +42,5 @@ class Gate:
             await self._left.wait()
 
     def resume(self) -> None:
-        """Open the gate, if it is shut."""
+        """Open the gate."""
         self._opened.set()

@@ -1,1 +1,1 @@
-"""How much a peer, an address block or an endpoint may ask of us. Pure."""
+"""Limits on what a peer, an address block or an endpoint may ask of this node. Pure."""

@@ -1,9 +1,7 @@
-"""Address blocks: what one person can easily have many addresses in. Pure.
+"""Address blocks: the range of addresses that one person easily gets. Pure.
 
-A block is a /24 of IPv4 or a /56 of IPv6: about what one line or one hosting contract comes with.
-Behind a private or loopback address there may be a whole swarm on one machine, in one home or in
-one laboratory, and a relayed connection has no address of its own. So such blocks are never
-banned and share no quota: see `is_public`.
+A block is a /24 of IPv4 or a /56 of IPv6. Behind a private address there may be a whole swarm, so
+private blocks are not banned and share no quota. Relayed connections have no address.
 """
 
 import ipaddress
@@ -12,17 +10,17 @@ from typing import Final, NewType
 
 Block = NewType("Block", str)
 OriginPath = tuple[str, ...]
-"""An origin: names from wide to narrow, of which each is within the one before; () is anywhere."""
+"""An origin: names from wide to narrow, each within the one before. () is everything."""
 
-BLOCK_LENGTH: Final = 2  # of a path: it names a network, then an address block, then an address
-RELAYED_PATH: Final[OriginPath] = ("relayed",)  # whom relays hide: they may all be one person
+BLOCK_LENGTH: Final = 2  # length of a path (network, block) without the address
+RELAYED_PATH: Final[OriginPath] = ("relayed",)  # all relayed peers: they may be one person
 
 IPV4_BITS: Final = 24
 IPV6_BITS: Final = 56
-NOWHERE, THIS_MACHINE, LOCAL, GLOBAL = range(4)  # from how far an address can be dialled
-PARSED_MAX: Final = 4_096  # addresses whose blocks are remembered: each message asks for them
+NOWHERE, THIS_MACHINE, LOCAL, GLOBAL = range(4)  # scope of an address
+PARSED_MAX: Final = 4_096  # cached addresses: every message looks them up
 
-# Listed and not asked of `ipaddress`, whose idea of private differs from release to release.
+# Listed here because `ipaddress.is_private` differs between releases.
 _PRIVATE: Final = tuple(
     ipaddress.ip_network(text)
     for text in (
@@ -31,7 +29,7 @@ _PRIVATE: Final = tuple(
         "172.16.0.0/12",
         "192.168.0.0/16",
         "169.254.0.0/16",
-        "100.64.0.0/10",  # providers' and overlay networks' shared addresses
+        "100.64.0.0/10",  # carrier-grade NAT and overlay networks
         "::1/128",
         "fc00::/7",
         "fe80::/10",
@@ -43,7 +41,7 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 @lru_cache(maxsize=PARSED_MAX)
 def block_of(ip: str | None) -> Block | None:
-    """The block of an address; None for none, or for a text that is no address."""
+    """Block of an address. None: no address."""
     address = _parse(ip)
     if address is None:
         return None
@@ -53,15 +51,14 @@ def block_of(ip: str | None) -> Block | None:
 
 @lru_cache(maxsize=PARSED_MAX)
 def is_public(ip: str | None) -> bool:
-    """Whether whoever has this address is alone with its block, as far as can be known."""
+    """False: other nodes may share the block or address, as in one home or laboratory."""
     address = _parse(ip)
     return address is not None and not any(address in network for network in _PRIVATE)
 
 
 @lru_cache(maxsize=PARSED_MAX)
 def path_of(ip: str | None) -> OriginPath:
-    """Where an address is: in a /16, in a /24, itself; of IPv6 in a /32, in a /56, in a /64, whose
-    holder has each address in it. None: it came through a relay."""
+    """Origin of an address: its /16, /24 and itself (IPv6: /32, /56, /64). None: relayed."""
     address = _parse(ip)
     if address is None:
         return RELAYED_PATH
@@ -73,7 +70,7 @@ def path_of(ip: str | None) -> OriginPath:
 
 @lru_cache(maxsize=PARSED_MAX)
 def is_public_network(network: str) -> bool:
-    """As `is_public`, of a network that `path_of` names."""
+    """As `is_public`, for a network in a path."""
     parsed = ipaddress.ip_network(network)
     return not any(each.version == parsed.version and each.overlaps(parsed) for each in _PRIVATE)
 
@@ -83,8 +80,8 @@ def _parse(ip: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def plain_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Where packets to an address end up: an IPv4 address that is written as an IPv6 one (mapped,
-    6to4, NAT64) comes out as itself. None: the text is no address, or has a zone."""
+    """Parse an address. IPv4 in IPv6 form (mapped, 6to4, NAT64) becomes IPv4. None: no address, or
+    with a zone."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -99,9 +96,8 @@ def plain_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def reach_of_ip(ip: str) -> int:
-    """How widely an address can be dialled; LOCAL are private, link-local and carrier-grade NAT
-    addresses."""
-    parsed = plain_ip(ip)  # none with a zone, which means something on one machine alone
+    """Scope of an address. LOCAL: private, link-local and carrier-grade NAT."""
+    parsed = plain_ip(ip)  # None with a zone
     if parsed is None or parsed.is_unspecified or parsed.is_multicast:
         return NOWHERE
     if parsed.is_loopback:
@@ -110,7 +106,7 @@ def reach_of_ip(ip: str) -> int:
 
 
 def canonical_ip(text: str) -> str | None:
-    """An IP address in its one spelling; None for what is none, or none of a single host."""
+    """The canonical spelling of an address. None: it is none of a single host."""
     if reach_of_ip(text) < THIS_MACHINE:
         return None
     address = ipaddress.ip_address(text)

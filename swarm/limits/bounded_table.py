@@ -1,14 +1,10 @@
-"""A keyed collection that strangers fill, of which nobody gets more than a share. Pure.
+"""A bounded mapping that strangers fill, fair between origins. Pure.
 
-Each entry has an origin: a path of names from wide to narrow, such as network, address block and
-address. Keys cost nothing and addresses little, so where there is too much, what goes is looked for
-where most is: in the origin that holds most of the whole, in the part of it that holds most of
-that, and so on. Whoever fills a table therefore pushes out what is its own. Within the narrowest
-origin the least recently used entry goes or, with `newest_first`, the newest; so with as many
-entries as anybody has, a newcomer is turned away.
-
-An entry may have a rank, such as that of a producer that has delivered. One of a higher rank goes
-only where none of a lower is left.
+Each entry has an origin: a path from wide to narrow (network, block, address). When there are too
+many entries, eviction follows the largest origin at each level, so an attacker evicts its own
+entries. Within the narrowest origin the least recently used entry goes, or the newest with
+`newest_first`, which turns a newcomer away. Entries of a higher rank go only when none of a lower
+rank is left.
 """
 
 from collections import Counter, OrderedDict
@@ -17,15 +13,34 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
 
-from swarm.limits.address_blocks import OriginPath
+from swarm.limits.address_blocks import RELAYED_PATH, OriginPath, is_public_network
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-def no_share(path: OriginPath) -> int | None:
-    """No number for any origin: only the whole is bounded."""
-    return None
+@dataclass(frozen=True, slots=True)
+class OriginLimits:
+    """Most entries of one origin, by kind. None: no limit.
+
+    Paths are those of `path_of`, then the peer, then the peer that asked for it.
+    """
+
+    block: int | None = None  # per public address block
+    address: int | None = None  # per public address
+    private_block: int | None = None
+    private_address: int | None = None
+    relayed: int | None = None  # all relayed peers together
+    peer: int | None = None
+    asker: int | None = None
+
+    def __call__(self, path: OriginPath) -> int | None:
+        if path[0] == RELAYED_PATH[0] or len(path) == 1:
+            return self.relayed if path == RELAYED_PATH else None
+        block, address = self.block, self.address
+        if not is_public_network(path[1]):
+            block, address = self.private_block, self.private_address
+        return (block, address, self.peer, self.asker)[len(path) - 2]
 
 
 @dataclass(eq=False, slots=True)
@@ -38,7 +53,7 @@ class _Entry(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class Evicted(Generic[K, V]):
-    """What had to go, and the origin that had too much; () is the whole."""
+    """An evicted entry and the origin that was full; () is the whole table."""
 
     key: K
     value: V
@@ -46,7 +61,7 @@ class Evicted(Generic[K, V]):
 
 
 class _Crowd(Generic[K, V]):
-    """An origin: the origins and the entries in it, by how many entries each comes to."""
+    """An origin: its parts (origins or entries), grouped by their number of entries."""
 
     __slots__ = ("_by_size", "_largest", "inner", "size")
 
@@ -57,7 +72,7 @@ class _Crowd(Generic[K, V]):
         self._largest = 0
 
     def resize(self, part: str | _Entry[K, V], before: int, after: int) -> None:
-        """A part comes to one more or one less. It is the last of its size then."""
+        """Change the size of a part; it becomes the last of its size."""
         self.size += after - before
         if before:
             same = self._by_size[before]
@@ -73,11 +88,11 @@ class _Crowd(Generic[K, V]):
             self._largest = max(0, before - 1)
 
     def touch(self, part: str | _Entry[K, V], size: int) -> None:
-        """A part is the last of its size from now on."""
+        """Make a part the last of its size."""
         self._by_size[size].move_to_end(part)
 
     def greediest(self, newest_first: bool) -> str | _Entry[K, V]:
-        """The part that comes to most; of several the one that did first, or last."""
+        """The part with the most entries; the first or last of equals."""
         largest = self._by_size[self._largest]
         return next(reversed(largest)) if newest_first else next(iter(largest))
 
@@ -93,20 +108,20 @@ class _Crowd(Generic[K, V]):
 
 
 class BoundedTable(Mapping[K, V], Generic[K, V]):
-    """At most `total_max` entries, in the order of their last use; see above."""
+    """At most `total_max` entries, ordered by last use."""
 
     def __init__(
         self,
         total_max: int,
         *,
-        share_of: Callable[[OriginPath], int | None] = no_share,
+        limit_of: Callable[[OriginPath], int | None] | None = None,
         rank_of: Callable[[K, V], int] | None = None,
         newest_first: bool = False,
     ) -> None:
-        """`share_of` says of an origin, wide or narrow, how many entries it may have; None: as many
-        as there is room for. `rank_of` is asked as an entry comes, is used, and before it goes."""
+        """`limit_of` bounds the entries of an origin; None: no limit. `rank_of` is called on
+        insertion, on use, and before eviction."""
         self._total_max = total_max
-        self._share_of = share_of
+        self._limit_of = limit_of
         self._rank_of = rank_of
         self._newest_first = newest_first
         self._entries: OrderedDict[K, _Entry[K, V]] = OrderedDict()
@@ -123,31 +138,30 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         return iter(self._entries)
 
     def size_of(self, path: OriginPath) -> int:
-        """How many entries an origin has."""
+        """Number of entries of an origin."""
         return self._sizes.get(path, 0) if path else len(self)
 
     def within(self, path: OriginPath) -> list[V]:
-        """The entries of an origin, in the order of their last use."""
+        """Entries of an origin, ordered by last use."""
         if not self.size_of(path):
             return []
         return [e.value for e in self._entries.values() if e.path[: len(path)] == path]
 
     def put(self, key: K, value: V, path: OriginPath = ()) -> Evicted[K, V] | None:
-        """Take an entry in, in the place of one with its key. Returns what had to go, if anything
-        had: the entry itself where nobody has more than its own origin."""
+        """Insert or replace an entry. Returns the evicted entry, which may be the new one."""
         self.pop(key)
         entry = self._entries[key] = _Entry(key, value, path, 0)
         entry.rank = self._rank(entry)
         self._change(entry, 1)
         for length in range(len(path), -1, -1):
             wider = path[:length]
-            most = self._share_of(wider) if wider else self._total_max
+            most = self._total_max if not wider else self._limit_of and self._limit_of(wider)
             if most is not None and self.size_of(wider) > most:
-                return self.evict(wider)  # one is enough: it is in all that are wider, too
+                return self.evict(wider)  # one eviction is enough for all wider origins
         return None
 
     def use(self, key: K) -> V | None:
-        """The entry's value, which counts as used now; None: there is no such entry."""
+        """Look up an entry and mark it as used. None: not there."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -162,7 +176,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         return entry.value
 
     def obtain(self, key: K, make: Callable[[], V], path: OriginPath = ()) -> V:
-        """As `use`; what is not there is made and put there, whatever has to go for it."""
+        """As `use`, but creates a missing entry."""
         value = self.use(key)
         if value is None:
             value = make()
@@ -170,7 +184,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         return value
 
     def pop(self, key: K) -> V | None:
-        """Take an entry out; None: there is no such entry."""
+        """Remove an entry. None: not there."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
@@ -178,14 +192,14 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         return entry.value
 
     def evict(self, path: OriginPath = ()) -> Evicted[K, V]:
-        """Take out what goes first of an origin.
+        """Remove the next victim of an origin.
 
         Raises:
-            KeyError: it has no entry.
+            KeyError: the origin has no entry.
         """
         entry = self._first_to_go(path, self._newest_first)
         while (rank := self._rank(entry)) > entry.rank:
-            self._change(entry, -1)  # it has come up in the world
+            self._change(entry, -1)  # its rank has risen
             entry.rank = rank
             self._change(entry, 1)
             entry = self._first_to_go(path, self._newest_first)
@@ -193,15 +207,15 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         return Evicted(entry.key, entry.value, path)
 
     def oldest(self, path: OriginPath = ()) -> K:
-        """The key that goes first of an origin where the oldest goes first.
+        """Key of the next victim of an origin, oldest first.
 
         Raises:
-            KeyError: it has no entry.
+            KeyError: the origin has no entry.
         """
         return self._first_to_go(path, newest_first=False).key
 
     def spread(self, count: int, rng: Random) -> list[K]:
-        """Up to `count` keys by chance: high ranks first, one of each origin before two of any."""
+        """Up to `count` random keys: high ranks first, one of each origin before two of any."""
         ranks = sorted(self._crowds, reverse=True)
         return [entry.key for rank in ranks for entry in self._crowds[rank].spread(rng)][:count]
 
@@ -228,7 +242,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         crowd.touch(entry, 1)
 
     def _change(self, entry: _Entry[K, V], by: int) -> None:
-        """Count an entry in, or out."""
+        """Count an entry in (+1) or out (-1)."""
         crowds = [self._crowds.setdefault(entry.rank, _Crowd())]
         for length, name in enumerate(entry.path, 1):
             self._sizes[entry.path[:length]] += by

@@ -1,11 +1,9 @@
-"""A byte budget that refills evenly: how much may be fetched or served in a second. Pure."""
+"""Rate limit in bytes per second. Pure."""
 
 
 class ByteBudget:
-    """A token bucket that holds one second's worth at most and may be overdrawn once.
-
-    Overdrawing lets a record larger than one second's worth through; what follows waits longer.
-    """
+    """A token bucket of one second's worth that may be overdrawn once, so that large
+    records pass."""
 
     def __init__(self, bytes_per_s: float, now: float) -> None:
         self._rate = bytes_per_s
@@ -13,13 +11,12 @@ class ByteBudget:
         self._at = now
 
     def spend(self, size_bytes: int, now: float) -> float:
-        """Take bytes out. Returns the seconds to wait before using them, 0.0 if none."""
+        """Spend bytes. Returns the seconds to wait before using them."""
         self._refill(now)
         self._left -= size_bytes
         return max(0.0, -self._left / self._rate)
 
     def is_spent(self, now: float) -> bool:
-        """Whether nothing is left at the moment."""
         self._refill(now)
         return self._left <= 0
 

@@ -1,20 +1,16 @@
-"""When an address that others named may be dialled. Pure: the time is passed in.
+"""Limits on dialling addresses that other peers named. Pure: time is passed in.
 
-Whoever names addresses chooses at whose door we knock, and peer ids and tellers cost nothing. So
-what came of a dial is remembered by where it went, apart from whom it was meant for and from who
-told of it:
+Peers choose the addresses that they tell us, and peer ids cost nothing. So results are kept by
+address, not by peer:
 
-* one endpoint (IP address and port) is dialled once in `DIAL_AGAIN_S`, and after failures in a row
-  ever more rarely, down to once in `DIAL_AGAIN_MAX_S`. An endpoint at which another key answers has
-  failed, too;
-* one public IP address, one public block and all addresses together are dialled so often within
-  `WINDOW_S`. A dial that succeeds is given back, so that many honest peers behind one address cost
-  nothing. Private and loopback addresses count by endpoint alone: a whole swarm may be behind one;
-* a peer that was dialled with success has a pause of its own at that endpoint, so that nobody keeps
-  us from it by naming others there.
+* an endpoint (IP and port) is dialled once in `DIAL_AGAIN_S`, and after failures in a row more
+  rarely, down to once in `DIAL_AGAIN_MAX_S`. An answer with another key is a failure;
+* dials to one public IP, one public block and all addresses together are limited within `WINDOW_S`.
+  Successful dials do not count. Private addresses count by endpoint only;
+* a peer that answered has its own pause at that endpoint, so that others cannot block it by naming
+  the endpoint.
 
-What is remembered is bounded. To have an endpoint forgotten by naming others takes longer than its
-longest pause, because all of them share one window.
+The tables are bounded. Evicting an endpoint takes longer than its longest pause.
 """
 
 from collections import deque
@@ -30,36 +26,35 @@ from swarm.limits.bounded_table import BoundedTable
 
 Endpoint = NewType("Endpoint", str)
 
-DIAL_AGAIN_S: Final = 10.0  # after any dial; after a failed one doubled with each in a row
+DIAL_AGAIN_S: Final = 10.0  # after any dial; doubles with each failure in a row
 DIAL_AGAIN_MAX_S: Final = 900.0
 DIAL_AGAIN: Final = Backoff(DIAL_AGAIN_S, DIAL_AGAIN_MAX_S)
 WINDOW_S: Final = 60.0
-DIALS_PER_IP_MAX: Final = 8  # within `WINDOW_S`, as below
+DIALS_PER_IP_MAX: Final = 8  # each within `WINDOW_S`
 DIALS_PER_BLOCK_MAX: Final = 16
 DIALS_MAX: Final = 120
-ENDPOINTS_MAX: Final = 4_096  # twice what `DIALS_MAX` allows within `DIAL_AGAIN_MAX_S`, and more
-PROVEN_MAX: Final = 512  # peers with the endpoint at which they answered
-PROVEN_FAILURES_MAX: Final = 8  # in a row, after which such a peer is as good as never met
-KEYS_MAX: Final = 1_024  # IP addresses and blocks in the windows; `DIALS_MAX` needs fewer
+ENDPOINTS_MAX: Final = 4_096  # over twice the dials within `DIAL_AGAIN_MAX_S`
+PROVEN_MAX: Final = 512  # peers that answered, with the endpoint
+PROVEN_FAILURES_MAX: Final = 8  # in a row; then the peer counts as unknown
+KEYS_MAX: Final = 1_024  # IP addresses and blocks in the windows
 PRIVATE_SHARE: Final = 8
 PARSED_MAX: Final = 4_096
 
 CIRCUIT: Final = "/p2p-circuit/p2p/"
-ALL: Final = "all"  # the key of the window that all dials share
+ALL: Final = "all"  # window of all dials
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One connection that a dial opens. `shares`: what it counts against, with how many there may
-    be."""
+    """One connection that a dial opens. `shares`: (key, most dials) that it counts against."""
 
     endpoint: Endpoint
-    peer: PeerId  # who is to answer there
+    peer: PeerId  # expected there
     shares: tuple[tuple[str, int], ...]
 
 
 def hops_of(address: str, connected: Container[PeerId]) -> tuple[Hop, ...]:
-    """What dialling an address would open: through a relay that we are not connected to, two."""
+    """Connections that a dial opens: two through a relay that is not connected."""
     relay, found, target = address.partition(CIRCUIT)
     if not found:
         return (_direct(address),)
@@ -87,7 +82,7 @@ def _direct(address: str) -> Hop:
 
 @dataclass(slots=True)
 class _Pause:
-    """When an endpoint may be dialled again, and how often in a row it failed."""
+    """Next dial of an endpoint, and its failures in a row."""
 
     due_s: float = 0.0
     failures: int = 0
@@ -97,16 +92,15 @@ class _Pause:
         self.failures += counts
 
 
-class Recent:
-    """How often something happened within `window_s`, by key. Those keys that nothing happened to
-    for longest are forgotten over `keys_max`."""
+class EventWindow:
+    """Event counts within `window_s` by key, at most `keys_max` keys."""
 
     def __init__(self, window_s: float = WINDOW_S, keys_max: int = KEYS_MAX) -> None:
         self._window_s = window_s
         self._times: BoundedTable[str, deque[float]] = BoundedTable(keys_max)
 
     def has_room(self, key: str, at_most: int, now_s: float) -> bool:
-        """Whether it happened fewer than `at_most` times."""
+        """True if there were fewer than `at_most` events."""
         times = self._times.get(key)
         if times is None:
             return True
@@ -114,28 +108,27 @@ class Recent:
             times.popleft()
         return len(times) < at_most
 
-    def note(self, key: str, now_s: float) -> None:
-        """It happens now."""
+    def record(self, key: str, now_s: float) -> None:
         self._times.obtain(key, deque[float]).append(now_s)
 
-    def take_back(self, key: str) -> None:
-        """It happened, and shall not count."""
+    def undo(self, key: str) -> None:
+        """Forget the last event."""
         times = self._times.get(key)
         if times:
             times.pop()
 
 
 class DialBackoff:
-    """Which addresses may be dialled now, by what came of earlier dials."""
+    """Decides which addresses may be dialled."""
 
     def __init__(self) -> None:
         self._pauses: BoundedTable[Endpoint, _Pause] = BoundedTable(ENDPOINTS_MAX)
         self._proven: BoundedTable[tuple[Endpoint, PeerId], _Pause] = BoundedTable(PROVEN_MAX)
-        self._recent = Recent()
-        self.held_back = 0  # dials that were not made
+        self._recent = EventWindow()
+        self.held_back = 0  # refused dials
 
     def allows(self, hops: Iterable[Hop], now_s: float) -> bool:
-        """Whether all of them may be opened now."""
+        """True if all hops may be opened."""
         return all(self._allows(hop, now_s) for hop in hops)
 
     def _allows(self, hop: Hop, now_s: float) -> bool:
@@ -148,7 +141,7 @@ class DialBackoff:
         return all(self._recent.has_room(key, at_most, now_s) for key, at_most in hop.shares)
 
     def begin(self, hops: Iterable[Hop], now_s: float) -> bool:
-        """As `allows`; if so, they count as being dialled from now on."""
+        """As `allows`, and count them as dialled."""
         hops = tuple(hops)
         if not self.allows(hops, now_s):
             self.held_back += 1
@@ -157,7 +150,7 @@ class DialBackoff:
             self._pause_of(hop).due_s = now_s + DIAL_AGAIN_S
             if (hop.endpoint, hop.peer) not in self._proven:
                 for key, _ in hop.shares:
-                    self._recent.note(key, now_s)
+                    self._recent.record(key, now_s)
         return True
 
     def _pause_of(self, hop: Hop) -> _Pause:
@@ -165,7 +158,7 @@ class DialBackoff:
         return own or self._pauses.obtain(hop.endpoint, _Pause)
 
     def succeeded(self, hop: Hop) -> None:
-        """The peer answered there, by its key."""
+        """Record that the peer answered with its key."""
         key = (hop.endpoint, hop.peer)
         own = self._proven.use(key)
         if own is None:
@@ -174,12 +167,12 @@ class DialBackoff:
             own = _Pause(pause.due_s)
             self._proven.put(key, own)
             for share, _ in hop.shares:
-                self._recent.take_back(share)
+                self._recent.undo(share)
         own.failures = 0
 
     def failed(self, hop: Hop, now_s: float, *, counts: bool = True) -> None:
-        """Nobody answered there, or somebody else did. `counts` False: our own link may be at
-        fault, so that the pause does not grow."""
+        """Record a failed dial. `counts` False: our own link may be down, so the pause does not
+        grow."""
         pause = self._pause_of(hop)
         pause.fail(now_s, counts=counts)
         key = (hop.endpoint, hop.peer)
@@ -190,31 +183,28 @@ class DialBackoff:
             common.failures = max(common.failures, pause.failures)
 
 
-class Knocks:
-    """How often we dial an IP address because somebody asks us to: for hole punching at
-    addresses that it names, and to dial back to where it is. Bounded; keys cost nothing here, too.
-
-    A private address may have `PRIVATE_SHARE` times as many: behind it there may be a swarm.
-    """
+class DialAttempts:
+    """Limit on dials to an IP address on request of others, for hole punching and dialling back.
+    Private addresses, which may be a whole swarm, get `PRIVATE_SHARE` times as many."""
 
     def __init__(self, per_ip_max: int, window_s: float) -> None:
         self._per_ip_max = per_ip_max
-        self._recent = Recent(window_s)
-        self._turns: BoundedTable[str, float] = BoundedTable(KEYS_MAX)  # when the next may begin
+        self._recent = EventWindow(window_s)
+        self._turns: BoundedTable[str, float] = BoundedTable(KEYS_MAX)  # time of the next dial
 
-    def take(self, ip: str, now_s: float) -> bool:
-        """Whether we do it once more."""
+    def allow(self, ip: str, now_s: float) -> bool:
+        """Count one more dial. False: too many."""
         most = {ip: self._per_ip_max * PRIVATE_SHARE}
         if is_public(ip):
             most = {ip: self._per_ip_max, f"{block_of(ip)}": 2 * self._per_ip_max}
         if not all(self._recent.has_room(key, at_most, now_s) for key, at_most in most.items()):
             return False
         for key in most:
-            self._recent.note(key, now_s)
+            self._recent.record(key, now_s)
         return True
 
-    def turn(self, ip: str, now_s: float, every_s: float) -> float:
-        """When the next dial at an IP address may begin, which then counts as begun."""
+    def next_turn_s(self, ip: str, now_s: float, every_s: float) -> float:
+        """Time at which the next dial to an IP may begin; counts it as begun."""
         at_s = max(now_s, self._turns.get(ip, 0.0))
         self._turns.put(ip, at_s + every_s)
         return at_s

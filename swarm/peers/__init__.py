@@ -1,1 +1,1 @@
-"""Who is out there, where, and whether to talk to them."""
+"""Peers: discovery, addresses, admission, reputation."""

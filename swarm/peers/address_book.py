@@ -1,4 +1,4 @@
-"""Where peers may be reached: what worked, kept across restarts, and hearsay, kept apart."""
+"""Addresses of peers: proven ones, kept across restarts, and hearsay."""
 
 import json
 import os
@@ -22,31 +22,30 @@ from swarm.limits.dial_backoff import CIRCUIT, DIAL_AGAIN
 from swarm.storage.files import RunSync
 from swarm.wire.messages import ADDRESSES_MAX
 
-BOOK_PEERS_MAX = 512  # that we were connected to
+BOOK_PEERS_MAX = 512  # peers once connected
 HEARSAY_PEERS_MAX = 128
-HEARSAY_PER_TELLER_MAX = 32  # and of the peers of one address block together
+HEARSAY_PER_TELLER_MAX = 32  # per teller or per address block of tellers
 
 
 @dataclass(slots=True)
 class _Entry:
     addresses: tuple[str, ...]
     failures: int = 0
-    due_s: float = 0.0  # not dialled before; by the clock of whoever dials
+    due_s: float = 0.0  # next dial, by the dialler's clock
 
 
 def _told_by_one(path: OriginPath) -> int | None:
-    """A path of hearsay begins with who told it, and goes on with what it names."""
+    """Limit for a hearsay path: its first name is the teller."""
     return HEARSAY_PER_TELLER_MAX if len(path) == 1 else None
 
 
 @dataclass(slots=True)
 class AddressBook:
-    """Peers and where they may be reached, newest last, bounded: what goes is of the address at
-    which there are most.
+    """Peers and their addresses, newest last; bounded, evicting from the largest origin.
 
-    `entries` are peers that we were connected to, saved as one JSON file; `hearsay` are peers
-    that others named, and takes no place from them. A peer that worked is dialled ever more
-    rarely while it does not answer, but forgotten only when the book is full.
+    `entries` are peers once connected, saved as one JSON file. `hearsay` are peers that others
+    named. A proven peer that does not answer is dialled more rarely and forgotten only when the
+    book is full.
     """
 
     path: Path | None = None
@@ -54,13 +53,13 @@ class AddressBook:
         default_factory=lambda: BoundedTable(BOOK_PEERS_MAX)
     )
     hearsay: BoundedTable[PeerId, _Entry] = field(
-        default_factory=lambda: BoundedTable(HEARSAY_PEERS_MAX, share_of=_told_by_one)
+        default_factory=lambda: BoundedTable(HEARSAY_PEERS_MAX, limit_of=_told_by_one)
     )
     changed: bool = False  # since it was saved
 
     @classmethod
     def load(cls, path: Path) -> "AddressBook":
-        """Read the book; a missing or damaged one is an empty one."""
+        """Read the book; empty if missing or damaged."""
         book = cls(path)
         try:
             stored = json.loads(path.read_text())
@@ -72,13 +71,13 @@ class AddressBook:
         return book
 
     def save(self) -> None:
-        """Write the book atomically. Does nothing for a book without a file."""
+        """Write the book atomically, if it has a file."""
         if self.path is not None:
             self.changed = False
             _write(self.path, self._saved())
 
     async def save_if_changed(self, run_sync: RunSync) -> None:
-        """As `save`, off the event loop, and only where there is something new."""
+        """Save off the event loop if something is new."""
         if self.path is not None and self.changed:
             self.changed = False
             await run_sync(_write, self.path, self._saved())
@@ -95,9 +94,8 @@ class AddressBook:
         told_by: str = "",
         path: OriginPath | None = None,
     ) -> None:
-        """Note a peer's addresses. Hearsay never replaces what worked, and new hearsay of a teller
-        who has told much replaces its own. `path`: where a peer that worked is connected from,
-        which counts before what it says of itself; None: nobody knows."""
+        """Record a peer's addresses. Hearsay never replaces proven addresses. `path`: origin of the
+        connection; None: unknown."""
         entry = _Entry(tuple(addresses[:ADDRESSES_MAX]))
         known = self.entries.get(peer)
         if worked:
@@ -117,7 +115,7 @@ class AddressBook:
         self.entries.put(peer, _Entry(entry.addresses), path or _path_of(entry.addresses))
 
     def failed(self, peer: PeerId, now_s: float) -> None:
-        """Count a dial that failed; hearsay is forgotten, others are left alone for a while."""
+        """Record a failed dial: hearsay is forgotten, others are paused."""
         self.hearsay.pop(peer)
         entry = self.entries.get(peer)
         if entry is not None:
@@ -132,8 +130,8 @@ class AddressBook:
         now_s: float,
         may_dial: Callable[[str], bool] = lambda address: True,
     ) -> list[PeerId]:
-        """Up to `number` peers to dial; hearsay gets at most half, unless little else is known. Of
-        each one address at least `may_dial` now: who cannot be dialled takes no turn of others."""
+        """Up to `number` peers to dial, at most half hearsay unless little else is known. Each has
+        an address that passes `may_dial`."""
         worked = sorted(
             peer
             for peer, entry in self.entries.items()
@@ -151,7 +149,6 @@ class AddressBook:
         return rng.sample(worked, from_worked) + rng.sample(heard, from_heard)
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
-        """Where a peer may be reached."""
         entry = self.entries.get(peer) or self.hearsay.get(peer)
         return entry.addresses if entry else ()
 
@@ -161,7 +158,7 @@ def _path_of(addresses: Sequence[str]) -> OriginPath:
 
 
 def of_peer(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
-    """Those under which this peer and nobody else may answer."""
+    """The addresses that end in this peer's id."""
     return tuple(text for text in addresses if text.endswith(f"/p2p/{peer}"))[:ADDRESSES_MAX]
 
 
@@ -170,7 +167,7 @@ def _write(path: Path, saved: Mapping[PeerId, Sequence[str]]) -> None:
     with temporary.open("w") as file:
         file.write(json.dumps(saved))
         file.flush()
-        os.fsync(file.fileno())  # else a power cut may leave the new name with nothing in it
+        os.fsync(file.fileno())  # else a power cut may leave an empty file
     temporary.replace(path)
 
 
@@ -186,10 +183,8 @@ _NAME = re.compile(r"/dns(?:4|6|addr)?/[^/]")
 
 
 def reach_of(address: str) -> int:
-    """How widely an address can be dialled, or the relay that it goes through. A name is
-    GLOBAL. What is written in another way than we write addresses is NOWHERE: those who parse
-    multiaddrs for us overlook slashes that are missing or too many.
-    """
+    """Scope of an address, or of its relay. Names are GLOBAL. Spellings other than ours are
+    NOWHERE: multiaddr parsers overlook missing slashes."""
     numbers = _NUMBERS.fullmatch(address)
     if numbers is None:
         return GLOBAL if _NAME.match(address) else NOWHERE
@@ -197,23 +192,20 @@ def reach_of(address: str) -> int:
 
 
 def ip_in(address: str) -> str | None:
-    """The IP address that is dialled, or that of the relay; None: there is none in it."""
+    """IP address that is dialled, or the relay's. None: it has none."""
     numbers = _NUMBERS.fullmatch(address)
     return None if numbers is None else numbers["ip"]
 
 
 def plausible(addresses: Sequence[str], teller_ip: str | None) -> tuple[str, ...]:
-    """Addresses that make sense coming from a peer at this IP; None: somewhere on the internet.
-
-    A peer elsewhere cannot mean our own machine or our own local network, whatever it says: it
-    must not make us knock on our neighbours' doors.
-    """
+    """Addresses that a peer at this IP can know; None: a peer on the internet. A remote peer must
+    not make us dial our own machine or local network."""
     return not_nearer(addresses, GLOBAL if teller_ip is None else reach_of_ip(teller_ip))
 
 
 def not_nearer(addresses: Sequence[str], nearest: int) -> tuple[str, ...]:
-    """Those that can be dialled from at least that far. No name is among them, whoever gave it: it
-    may stand for any address, and to look it up is work that others could give us."""
+    """Addresses of at least this scope. Never names: one may stand for any address, and lookups
+    cost work."""
     numbers = (address for address in addresses if not _NAME.match(address))
     least = max(nearest, THIS_MACHINE)
     return tuple(address for address in numbers if reach_of(address) >= least)

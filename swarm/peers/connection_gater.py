@@ -1,19 +1,14 @@
-"""Keeps the peace: who may connect, whom we dial on others' word, how much each may ask, and what
-a ban means.
+"""Admission of peers: connections, dials on hearsay, quotas, and bans.
 
-A ban closes the peer's connections and refuses new ones, in both directions. While it runs, its
-adverts are ignored and not passed on, it is neither asked nor dialled, and what the pool still
-holds of it is neither served nor drawn. The ban of a block refuses its connections and no more:
-what its peers signed may be as good as anybody's.
-
-Bans are forgotten when the node restarts. A peer that goes on as before is banned again within
-seconds; one that has stopped is not punished for what nobody remembers the reasons of.
+A ban closes the peer's connections and refuses new ones in both directions. Its adverts are
+ignored, it is neither asked nor dialled, and its groups in the pool are neither served nor drawn. A
+ban of a block refuses connections only. Bans end with a restart: a peer that goes on is banned
+again within seconds.
 """
 
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import trio
@@ -28,18 +23,10 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import (
-    BLOCK_LENGTH,
-    RELAYED_PATH,
-    Block,
-    OriginPath,
-    block_of,
-    is_public,
-    is_public_network,
-    path_of,
-)
+from swarm.limits.address_blocks import Block, OriginPath, path_of
+from swarm.limits.bounded_table import OriginLimits
 from swarm.limits.dial_backoff import DialBackoff, hops_of
-from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict
+from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict, shared_block
 from swarm.peers.ledger import Ledger
 from swarm.peers.reputation import Ban, Reputation
 from swarm.transport.base import Gate, Transport
@@ -50,23 +37,12 @@ M = TypeVar("M", bound=WireModel)
 
 log = logging.getLogger(__name__)
 
-NEW_BANS_MAX: Final = 64  # that wait to be told of; the oldest are in force and not told of
+NEW_BANS_MAX: Final = 64  # waiting for `on_ban`; dropped ones are in force
 
 
-@dataclass(frozen=True, slots=True)
-class GaterRules:
-    """How many connections an origin may have that come to us, and as many that we make. Behind a
-    private address there may be many honest nodes (a laboratory, a demonstration on one machine),
-    so that a private block has more of them."""
-
-    connections_per_block_max: int = 32
-    connections_per_address_max: int = 16  # of a public block
-    connections_per_private_block_max: int = 128  # half of what the transport takes in all
-    relayed_connections_max: int = 64  # whoever made them all has no more of the transport's 256
-    trust_private: bool = True  # never ban a private block as a whole, nor share quotas in one
-
-
-RULES: Final = GaterRules()
+# Connections of one origin, for each direction. A private block may hold many honest nodes; all
+# relayed peers may be one person.
+CONNECTION_LIMITS: Final = OriginLimits(block=32, address=16, private_block=128, relayed=64)
 
 OnBan = Callable[[Ban], Awaitable[None]]
 
@@ -76,31 +52,30 @@ async def _tell_nobody(ban: Ban) -> None:
 
 
 class ConnectionGater:
-    """One node's defence. It becomes the transport's gate and learns of offences from the ledger;
-    `run` closes connections."""
+    """One node's gate for the transport. Hears of offences from the ledger; `run` closes
+    connections."""
 
     def __init__(
         self,
         transport: Transport,
         ledger: Ledger,
-        rules: GaterRules = RULES,
+        limits: OriginLimits = CONNECTION_LIMITS,
         reputation: Reputation | None = None,
         quotas: Quotas | None = None,
         admits: Gate = lambda peer, ip: True,
     ) -> None:
-        """`admits` says who may connect at all."""
-        self._transport = transport
+        """`admits` decides who may connect at all."""
+        self.transport = transport
         self.ledger = ledger
-        self._rules = rules
         self._reputation = reputation or Reputation()
         self._quotas = quotas or Quotas()
         self._new: deque[Ban] = deque(maxlen=NEW_BANS_MAX)
         self._wake = trio.Event()
         self._membership = admits
-        self.refused_connections: Counter[str] = Counter()  # by why
+        self.refused_connections: Counter[str] = Counter()  # by reason
         self.dials = DialBackoff()
         self.on_ban: OnBan = _tell_nobody
-        transport.set_gate(self._admits, self._share_of)
+        transport.set_gate(self._admits, limits)
         transport.report_to(ledger.reject)
         ledger.on_accept, ledger.on_reject = self._good, self._bad
 
@@ -115,93 +90,75 @@ class ConnectionGater:
         return False
 
     def _objection(self, peer: PeerId, ip: str | None) -> str | None:
-        now, block = trio.current_time(), block_of(ip)
+        now, share = trio.current_time(), shared_block(ip)
         if self._reputation.is_banned(peer, now):
             return "banned peer"
-        share = None if block is not None and not self._is_shared(ip) else block or RELAYED
         if self._reputation.is_banned(share, now):
             return "banned block"
-        if self._quotas.take(Kind.CONNECT, peer, share, now) is not Verdict.GRANTED:
+        if self._quotas.spend(Kind.CONNECT, peer, share, now) is not Verdict.GRANTED:
             return "too often"
         return None
 
-    def _share_of(self, path: OriginPath) -> int | None:
-        """How many connections an origin may have."""
-        rules = self._rules
-        if path[:1] == RELAYED_PATH:
-            return rules.relayed_connections_max if path == RELAYED_PATH else None
-        is_shared = not rules.trust_private or is_public_network(path[0])
-        if len(path) == BLOCK_LENGTH + 1:
-            return rules.connections_per_address_max if is_shared else None
-        if len(path) != BLOCK_LENGTH:
-            return None
-        return (
-            rules.connections_per_block_max
-            if is_shared
-            else rules.connections_per_private_block_max
-        )
-
-    def _is_shared(self, ip: str | None) -> bool:
-        return is_public(ip) or not self._rules.trust_private
-
     def block_of(self, peer: PeerId) -> Block | None:
-        """The block in which the peer is held to its neighbours' account; None where it is not
-        connected, or has neighbours that it need not know."""
-        ip = self._transport.ip_of(peer)
-        return block_of(ip) if self._is_shared(ip) else None
+        """The peer's public block, with which it may be banned. None: not connected, relayed, or
+        private."""
+        block = self._shared_block(peer)
+        return None if block == RELAYED else block
+
+    def _shared_block(self, peer: PeerId) -> Block | None:
+        connected = peer in self.transport.peers()
+        return shared_block(self.transport.ip_of(peer)) if connected else None
 
     def is_relayed(self, peer: PeerId) -> bool:
-        """Whether the peer is connected and nothing shows where it is."""
-        ip = self._transport.ip_of(peer)
-        return block_of(ip) is None and peer in self._transport.peers()
+        """True if the peer is connected without a known address."""
+        return self._shared_block(peer) == RELAYED
 
     def share_of(self, peer: PeerId) -> PeerId | Block:
-        """In whose name the peer takes a share of something that is divided by peers."""
-        return RELAYED if self.is_relayed(peer) else self.block_of(peer) or peer
+        """The block or peer under which a divided resource is counted."""
+        return self._shared_block(peer) or peer
 
     def path_of(self, peer: PeerId) -> OriginPath:
-        """Where the peer is, and in that itself."""
-        return (*path_of(self._transport.ip_of(peer)), peer)
+        """Origin of the peer, with the peer itself."""
+        return (*path_of(self.transport.ip_of(peer)), peer)
 
     # --- dialling --------------------------------------------------------------------------
 
     def may_dial(self) -> Callable[[str], bool]:
-        """Tells of addresses whether `dial` would dial them now."""
-        connected, now_s = frozenset(self._transport.peers()), trio.current_time()
+        """A function that says of an address whether `dial` would dial it now."""
+        connected, now_s = frozenset(self.transport.peers()), trio.current_time()
         return lambda address: self.dials.allows(hops_of(address, connected), now_s)
 
     async def dial(self, address: str, *, timeout_s: float) -> PeerId:
-        """Dial an address that others named; see `dial_backoff`. Those that a person gave, such as
-        bootstrap peers', are dialled without this.
+        """Dial an address that a peer named (see `dial_backoff`). Addresses given by the user go
+        past this.
 
         Raises:
             DialHeldBack: it is too soon.
-            PeerUnreachable: as of `Transport.connect`.
-            ConfigError: likewise.
+            PeerUnreachable, ConfigError: as `Transport.connect`.
         """
-        connected = self._transport.peers()
+        connected = self.transport.peers()
         peer = PeerId(address.rpartition("/p2p/")[2])
         if peer in connected:
-            return await self._transport.connect(address, timeout_s=timeout_s)
+            return await self.transport.connect(address, timeout_s=timeout_s)
         hops = hops_of(address, connected)
         if not self.dials.begin(hops, trio.current_time()):
             raise DialHeldBack(f"{address}: dialled not long ago, or too many like it were")
         try:
-            found = await self._transport.connect(address, timeout_s=timeout_s)
+            found = await self.transport.connect(address, timeout_s=timeout_s)
         except (TransportError, ConfigError) as error:
-            log.debug("dialled in vain: %s", error)  # which names the address
-            self._note_failure(address)
+            log.debug("dialled in vain: %s", error)  # the error names the address
+            self._record_failure(address)
             raise
-        self.note_answer(address)
+        self.record_answer(address)
         return found
 
-    def note_answer(self, address: str) -> None:
-        """A peer has answered there, whoever gave the address."""
+    def record_answer(self, address: str) -> None:
+        """Record that a peer answered there."""
         for hop in hops_of(address, ()):
             self.dials.succeeded(hop)
 
     async def dial_one_of(self, addresses: Sequence[str], *, timeout_s: float) -> str:
-        """Dial a peer's addresses, each with that time, until it answers at one; returns that one.
+        """Dial a peer's addresses in turn, `timeout_s` each. Returns the one that answered.
 
         Raises:
             DialHeldBack: it is too soon for all of them.
@@ -221,21 +178,21 @@ class ConnectionGater:
             raise DialHeldBack("no address of the peer may be dialled now")
         raise PeerUnreachable("the peer answers at none of its addresses")
 
-    def _note_failure(self, address: str) -> None:
-        """Note a failed dial. Through a relay, the first part that did not come about failed."""
-        connected, now_s = self._transport.peers(), trio.current_time()
+    def _record_failure(self, address: str) -> None:
+        """Record a failed dial; through a relay, the first hop that was not connected."""
+        connected, now_s = self.transport.peers(), trio.current_time()
         failed = hops_of(address, connected)[0]
-        # with nobody to be reached, the fault may be our own link's
+        # without any connection, our own link may be down
         self.dials.failed(failed, now_s, counts=bool(connected))
 
     # --- quotas ----------------------------------------------------------------------------
 
     def allows(self, kind: Kind, peer: PeerId, cost: float = 1.0) -> bool:
-        """Whether the peer is within its quota; asking costs."""
-        block = RELAYED if self.is_relayed(peer) else self.block_of(peer)
-        verdict = self._quotas.take(kind, peer, block, trio.current_time(), cost)
+        """Spend the peer's quota. False: it is used up."""
+        block = self._shared_block(peer)
+        verdict = self._quotas.spend(kind, peer, block, trio.current_time(), cost)
         if verdict is Verdict.FLOOD and kind is not Kind.ADVERT:
-            # a forwarder of adverts cannot help how many there are
+            # a forwarder does not choose the number of adverts
             self.ledger.reject(peer, Reject.FLOOD)
         return verdict is Verdict.GRANTED
 
@@ -243,7 +200,7 @@ class ConnectionGater:
         """As `allows`.
 
         Raises:
-            RequestRefused: it is over its quota.
+            RequestRefused: the quota is used up.
         """
         if not self.allows(kind, peer):
             raise RequestRefused(f"too many requests ({kind})")
@@ -272,39 +229,39 @@ class ConnectionGater:
     # --- reputation ------------------------------------------------------------------------
 
     def _good(self, peer: PeerId) -> None:
-        self._reputation.good(peer, trio.current_time())
+        self._reputation.record_good(peer, trio.current_time())
 
     def _bad(self, peer: PeerId, reason: Reject) -> None:
-        if peer == self._transport.peer_id:
+        if peer == self.transport.peer_id:
             return
-        bans = self._reputation.bad(peer, reason, self.block_of(peer), trio.current_time())
+        bans = self._reputation.record_offence(
+            peer, reason, self.block_of(peer), trio.current_time()
+        )
         if bans:
             self._new.extend(bans)
             self._wake.set()
 
     def is_banned(self, peer: PeerId) -> bool:
-        """Whether a ban on the peer runs."""
         return self._reputation.is_banned(peer, trio.current_time())
 
     def banned_peers(self) -> frozenset[PeerId]:
-        """All peers on whom a ban runs."""
         return frozenset(PeerId(ban.subject) for ban in self.bans() if not ban.is_block)
 
     def bans(self) -> list[Ban]:
-        """The bans that run now, oldest first; `until` is of trio's clock."""
+        """Active bans, oldest first; `until` is of trio's clock."""
         return self._reputation.bans(trio.current_time())
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Close the connections of whoever is banned, and tell of each ban, until cancelled."""
+        """Close connections of banned peers and call `on_ban`, until cancelled."""
         task_status.started()
         async with trio.open_nursery() as nursery:
             while True:
                 await self._wake.wait()
                 self._wake = trio.Event()
                 now = trio.current_time()
-                for peer in self._transport.peers():
+                for peer in self.transport.peers():
                     bans = (peer, self.block_of(peer))
                     if any(self._reputation.is_banned(subject, now) for subject in bans):
-                        nursery.start_soon(self._transport.disconnect, peer)
+                        nursery.start_soon(self.transport.disconnect, peer)
                 while self._new:
                     await self.on_ban(self._new.popleft())

@@ -1,15 +1,9 @@
-"""A distributed hash table of who takes part in which run (Kademlia).
+"""A distributed hash table of the members of each run (Kademlia).
 
-One known node of any run is enough to find the nodes of one's own: each node tells those whose ids
-are closest to the run's key that it takes part, and asks the same ones who else does. Ids and keys
-are points of 256 bits, and closeness is their XOR.
-
-What may be stored is narrow on purpose, so that little can be abused: a peer can say of itself
-alone, over a connection that proved its id, that it takes part in a run. All answers are hearsay,
-bounded, and cost at most a dial. Only peers that answered themselves are passed on.
-
-Upstream's table is not used: it dials what strangers name, wherever that is, and keeps values of
-any kind for them.
+Any known node of any run is enough to find one's own: each node announces itself to the nodes whose
+ids are closest (by XOR, 256 bits) to the run's key, and asks them for others. A peer can announce
+only itself, over a connection that proved its id. Answers are bounded hearsay; only peers that
+answered are passed on. Upstream's table dials and stores whatever strangers name.
 """
 
 import hashlib
@@ -35,7 +29,7 @@ from swarm.limits.quotas import Kind
 from swarm.peers.address_book import ip_in, plausible
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.requests import ask
-from swarm.transport.base import ServeLimits, Transport
+from swarm.transport.base import ServeLimits
 from swarm.wire import codec
 from swarm.wire.messages import (
     ADDRESSES_MAX,
@@ -52,36 +46,34 @@ from swarm.wire.messages import (
 KEY_DOMAIN: Final = b"swarm/dht/run/1\x00"
 PEER_DOMAIN: Final = b"swarm/dht/peer/1\x00"
 BUCKET_PEERS_MAX: Final = 8
-BUCKETS_MAX: Final = 32  # by the number of leading bits that are ours; the last holds the rest
-ENTRIES_MAX: Final = 4_096  # a peer and a key each
+BUCKETS_MAX: Final = 32  # by leading bits shared with our id; the last holds the rest
+ENTRIES_MAX: Final = 4_096  # (key, peer) pairs
 PROVIDERS_PER_KEY_MAX: Final = 64
 KEYS_PER_PROVIDER_MAX: Final = 4
-OF_PEER: Final = "/p2p/"  # with which a peer's own name in a path begins
+OF_PEER: Final = "/p2p/"  # prefix of a peer in a path
 PROVIDER_LIFE_S: Final = 1_800.0
 SAID_MAX: Final = 256
-LOOKUP_PEERS_MAX: Final = 24  # that one lookup asks
+LOOKUP_PEERS_MAX: Final = 24  # asked by one lookup
 LOOKUP_PARALLEL: Final = 3
-HOLDERS: Final = 4  # that are told of us: the closest that answered
+HOLDERS: Final = 4  # closest peers that get our announcement
 REQUEST_TIMEOUT_S: Final = 10.0
 DIAL_TIMEOUT_S: Final = 5.0
-DIAL_ADDRESSES_MAX: Final = 2  # of one peer
+DIAL_ADDRESSES_MAX: Final = 2  # per peer
 LONELY_LOOKUP_S: Final = 60.0
 LOOKUP_S: Final = 600.0
 FIRST_LOOKUP_S: Final = 3.0
 
 
 def key_of(run_id: str) -> bytes:
-    """Where a run is in the space of ids."""
     return hashlib.sha256(KEY_DOMAIN + run_id.encode()).digest()
 
 
 def point_of(peer: PeerId) -> bytes:
-    """Where a peer is. It follows from its key: nobody can choose a place but by making keys."""
+    """Point of a peer. It follows from its key, so choosing a place means making keys."""
     return hashlib.sha256(PEER_DOMAIN + peer.encode()).digest()
 
 
 def distance(one: bytes, other: bytes) -> int:
-    """XOR, as a number."""
     return int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
 
 
@@ -89,11 +81,8 @@ Where = tuple[str, ...]
 
 
 class Table:
-    """Peers that answered, by their distance from us: few far ones and many near ones, bounded.
-
-    A full bucket keeps those that it has for as long as they answer, but for the newest of whoever
-    has more of it than a newcomer.
-    """
+    """Peers that answered, in buckets by distance. A full bucket keeps its peers while they answer,
+    except the newest of an origin that has more than a newcomer's."""
 
     def __init__(self, own: bytes) -> None:
         self._own = own
@@ -107,27 +96,25 @@ class Table:
         return self.buckets[number]
 
     def add(self, peer: PeerId, addresses: Sequence[str], path: OriginPath = ()) -> None:
-        """Note a peer that answered, and where it is."""
+        """Record a peer that answered."""
         self._bucket(peer).put(peer, tuple(addresses[:ADDRESSES_MAX]), path)
 
     def drop(self, peer: PeerId) -> None:
-        """Forget a peer that does not answer."""
         self._bucket(peer).pop(peer)
 
     def closest(self, key: bytes, number: int) -> list[tuple[PeerId, Where]]:
-        """The peers closest to a key."""
         known = [entry for bucket in self.buckets.values() for entry in bucket.items()]
         return sorted(known, key=lambda entry: distance(key, point_of(entry[0])))[:number]
 
 
 class Store:
-    """Who says that it takes part in which run, for a while, bounded in every direction: where
-    there is too much, the oldest goes of whoever has most, of a run or of all."""
+    """Announced members by run, for a limited time. When full, the oldest of the largest origin
+    goes."""
 
     def __init__(self) -> None:
         self.runs: dict[bytes, BoundedTable[PeerId, tuple[float, Where]]] = {}
         self._all: BoundedTable[tuple[bytes, PeerId], None] = BoundedTable(
-            ENTRIES_MAX, share_of=_entries_of
+            ENTRIES_MAX, limit_of=_entries_of
         )
 
     def put(
@@ -138,7 +125,7 @@ class Store:
         now_s: float,
         path: OriginPath = (),
     ) -> None:
-        """Keep what a peer says of itself. `path`: where it is."""
+        """Store a peer's announcement. `path`: its origin."""
         entry = now_s + PROVIDER_LIFE_S, tuple(addresses[:ADDRESSES_MAX])
         run = self.runs.setdefault(key, BoundedTable(PROVIDERS_PER_KEY_MAX))
         of_run = run.put(peer, entry, path)
@@ -155,8 +142,8 @@ class Store:
         if not self.runs[key]:
             del self.runs[key]
 
-    def of(self, key: bytes, now_s: float) -> list[tuple[PeerId, Where]]:
-        """Who takes part, as far as is known and not too old."""
+    def members(self, key: bytes, now_s: float) -> list[tuple[PeerId, Where]]:
+        """Current members of a run."""
         run = self.runs.get(key)
         if run is None:
             return []
@@ -167,8 +154,8 @@ class Store:
     def choose(
         self, key: bytes, count: int, now_s: float, rng: Random
     ) -> list[tuple[PeerId, Where]]:
-        """As `of`, up to `count` by chance: of each origin one before two of any."""
-        known = dict(self.of(key, now_s))
+        """Up to `count` random members, one of each origin before two of any."""
+        known = dict(self.members(key, now_s))
         run = self.runs.get(key)
         return [] if run is None else [(peer, known[peer]) for peer in run.spread(count, rng)]
 
@@ -179,7 +166,7 @@ def _entries_of(path: OriginPath) -> int | None:
 
 @dataclass(slots=True)
 class _Lookup:
-    """One walk towards a key."""
+    """One lookup of a key."""
 
     key: bytes
     where: dict[PeerId, Where] = field(default_factory=dict)
@@ -187,7 +174,7 @@ class _Lookup:
     answered: list[PeerId] = field(default_factory=list)
 
     def next(self, number: int) -> list[PeerId]:
-        """Whom to ask now: of those not asked yet the closest, until enough were asked."""
+        """Next peers to ask: the closest not asked yet, until enough were asked."""
         left = min(number, LOOKUP_PEERS_MAX - len(self.asked))
         open_ones = [peer for peer in self.where if peer not in self.asked]
         chosen = self._closest(open_ones, self.asked)[: max(0, left)]
@@ -195,12 +182,12 @@ class _Lookup:
         return chosen
 
     def holders(self) -> list[PeerId]:
-        """Who is told of us: the closest that answered."""
+        """Peers that get our announcement: the closest that answered."""
         return self._closest(self.answered, ())[:HOLDERS]
 
     def _closest(self, peers: Iterable[PeerId], taken: Iterable[PeerId]) -> list[PeerId]:
-        """In the order of their distance, but one of each origin before two of any: whoever makes
-        keys until many are close has one turn in each round."""
+        """Order by distance, but one of each origin before two of any: making many close keys gains
+        nothing."""
         turns = Counter(self._path(peer) for peer in taken)
         ordered: list[tuple[int, int, PeerId]] = []
         for peer in sorted(peers, key=lambda p: distance(self.key, point_of(p))):
@@ -210,8 +197,7 @@ class _Lookup:
         return [peer for _, _, peer in sorted(ordered)]
 
     def _path(self, peer: PeerId) -> OriginPath:
-        """The address block of a peer, as it was named. An address that is not public counts for
-        nobody in particular."""
+        """Address block of a peer as it was named; the peer itself if not public."""
         ips = [ip for address in self.where[peer] if (ip := ip_in(address)) and is_public(ip)]
         return path_of(ips[0])[:2] if ips else (peer,)
 
@@ -225,7 +211,6 @@ class Dht:
     def __init__(
         self,
         key: bytes,
-        transport: Transport,
         gater: ConnectionGater,
         bootstrap: Sequence[str],
         found: Found,
@@ -234,21 +219,21 @@ class Dht:
         rng: Random,
         serves: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`serves` False: a client, which asks and is not asked, for nobody can dial it."""
+        """`serves` False: a client that asks and is not asked, because nobody can dial it."""
         self._key = key
-        self._transport = transport
+        self._transport = gater.transport
         self._gater = gater
         self._bootstrap = tuple(bootstrap)
         self._found = found
         self._is_lonely = is_lonely
         self._rng = rng
         self._serves = serves
-        self._said: BoundedTable[PeerId, Where] = BoundedTable(SAID_MAX)  # where askers are
-        self.table = Table(point_of(transport.peer_id))
+        self._said: BoundedTable[PeerId, Where] = BoundedTable(SAID_MAX)  # addresses of askers
+        self.table = Table(point_of(gater.transport.peer_id))
         self.store = Store()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve others; look for peers of our run and tell that we are one."""
+        """Serve others, look up members of our run, announce ourselves."""
         self._transport.serve(
             PROVIDERS_PROTOCOL,
             self._serve,
@@ -257,12 +242,12 @@ class Dht:
         task_status.started()
         await trio.sleep(FIRST_LOOKUP_S * (0.5 + self._rng.random()))
         while True:
-            await self.look()
+            await self.look_up()
             pause_s = LONELY_LOOKUP_S if self._is_lonely() else LOOKUP_S
             await trio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
 
-    async def look(self) -> None:
-        """Walk to the nodes closest to our run's key; tell them of us, hear of others."""
+    async def look_up(self) -> None:
+        """Walk to the nodes closest to our run's key; announce ourselves and collect members."""
         lookup = _Lookup(self._key)
         for address in self._bootstrap:
             lookup.where[PeerId(address.rpartition("/")[2])] = (address,)
@@ -293,7 +278,7 @@ class Dht:
                 PROVIDERS_REPLY_BYTES_MAX, REQUEST_TIMEOUT_S,
             )  # fmt: skip
             for known in (*reply.providers, *reply.closer):
-                public_key_of(known.peer_id)  # an honest node has had an answer from each
+                public_key_of(known.peer_id)  # an honest node got an answer from each
         except RemoteProtocolError as error:
             self._gater.ledger.reject(peer, error.reason)
             return
@@ -312,8 +297,7 @@ class Dht:
                 lookup.where.setdefault(other, where)
 
     async def _connect(self, peer: PeerId, addresses: Sequence[str]) -> bool:
-        """Whether the peer is connected now. Who does not answer is forgotten; who may not be
-        dialled yet is not."""
+        """Connect to a peer if needed. A peer that does not answer is forgotten."""
         if peer in self._transport.peers():
             return True
         if self._gater.is_banned(peer):
@@ -321,7 +305,7 @@ class Dht:
             return False
         given = next((each for each in addresses if each in self._bootstrap), None)
         try:
-            if given is not None:  # a person named it, and walks keep a pace of their own
+            if given is not None:  # given by the user; lookups are rare anyway
                 await self._transport.connect(given, timeout_s=DIAL_TIMEOUT_S)
             else:
                 where = addresses[:DIAL_ADDRESSES_MAX]
@@ -361,7 +345,7 @@ def _named(entries: Iterable[tuple[PeerId, tuple[str, ...]]]) -> tuple[KnownPeer
 def _sensible(
     named: Sequence[KnownPeer], teller_ip: str | None
 ) -> list[tuple[PeerId, tuple[str, ...]]]:
-    """Peers, and those of their addresses that may be dialled."""
+    """Named peers with their dialable addresses."""
     found = []
     for known in named:
         own = [a for a in known.addresses if a.endswith(f"/p2p/{known.peer_id}")]

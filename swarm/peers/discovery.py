@@ -1,24 +1,21 @@
-"""Finding peers and keeping in touch: bootstrap, hello, heartbeat, address book.
+"""Discovery: bootstrap, hello, heartbeat, address book.
 
-Every peer that we are connected to gets a signed `Hello` on connecting and then as a heartbeat;
-its answer names other peers to dial. The address book keeps what worked across restarts, so that
-a node comes back without any bootstrap peer. A peer that takes part in another run is left.
+Each connected peer gets a signed `Hello`, then repeats as heartbeat; its answer names other peers.
+The address book keeps proven addresses across restarts. Peers of other runs are left.
 
-A swarm that was cut in two grows together again: nobody who worked once is forgotten, and a node
-that has peers enough still dials one more now and then.
+A swarm that was split rejoins: proven peers are not forgotten, and a node with enough peers still
+dials one more now and then. Names told by peers are hearsay: few are kept from each, apart from
+proven ones, and dialling them delays no hello.
 
-What peers say of others is hearsay: it is kept apart from what worked, a little from each, and
-dialling it delays no hello.
-
-A hello also guards the identity: peers hand a newcomer the newest hello that they heard from
-another process under the newcomer's own key. Only the key's holder can have signed it, and its
-time shows whether that process is alive now.
+A hello also guards the identity: peers return the newest hello that another process sent under the
+newcomer's key. Only the key's holder can have signed it, and its time shows that the process is
+alive.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import trio
@@ -37,7 +34,7 @@ from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, of_peer, plaus
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.storage.files import RunSync
 from swarm.texts import printable
-from swarm.transport.base import ServeLimits, Transport
+from swarm.transport.base import ServeLimits
 from swarm.wire import codec
 from swarm.wire.messages import (
     ADDRESSES_MAX,
@@ -58,23 +55,34 @@ HEARTBEAT_S = 5.0
 HELLO_TIMEOUT_S = 10.0
 DIAL_TIMEOUT_S = 10.0
 DIALS_AT_A_TIME_MAX = 6
-BOOTSTRAP_DIALS_MAX = 6  # at a time, beside those: peers from the book keep no place from them
-HELLOS_PER_BEAT_MAX = 4  # to those not greeted for longest; new peers come on top
-KNOWN_PEERS_TOLD = 8  # in one answer, drawn at random: it is asked for often
-DIAL_ADDRESSES_MAX = 2  # of one peer; they share `DIAL_TIMEOUT_S`
+BOOTSTRAP_DIALS_MAX = 6  # at a time, beside the above
+HELLOS_PER_BEAT_MAX = 4  # longest not greeted first; new peers come on top
+KNOWN_PEERS_TOLD = 8  # random ones per answer
+DIAL_ADDRESSES_MAX = 2  # per peer, within `DIAL_TIMEOUT_S` together
 NEW_PEER_LOOK_S = 1.0
-PEERS_WANTED = 12  # connections that a node seeks by itself; it accepts more
+PEERS_WANTED = 12  # connections that a node seeks; it accepts more
 HEARSAY_PER_REPLY_MAX = 8
 INSTANCES_MAX = 256
-LOOK_AROUND_S = 60.0  # so often a node with peers enough dials one more
-LOOKED_AROUND_MAX = 4  # connections beyond those enough that it keeps from this
-VERSION_NOTES_MAX = 8  # peers of which is told that their packages are other ones
-SAME_KEY_MARGIN_S = 2  # a hello sent this long after our start is no echo of our own past
+LOOK_AROUND_S = 60.0  # period of extra dials with enough peers
+LOOKED_AROUND_MAX = 4  # connections kept from extra dials
+VERSION_NOTES_MAX = 8  # notes about peers with other package versions
+SAME_KEY_MARGIN_S = 2  # a later hello is not from our own past
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What this node tells of itself."""
+
+    run_id: str
+    agent: str
+    identity: Identity
+    instance: bytes  # random, to tell processes with one key apart
+    packages: Mapping[str, str] = field(default_factory=dict)  # versions of what makes the tasks
 
 
 @dataclass(slots=True)
 class PeerInfo:
-    """What a peer said in its last hello or reply."""
+    """Content of a peer's last hello or reply."""
 
     agent: str
     addresses: tuple[str, ...]
@@ -82,15 +90,11 @@ class PeerInfo:
 
 # Long: hellos both ways and the address book share one table of peers.
 class Discovery:
-    """One node's membership in the swarm. `run` works until cancelled."""
+    """Membership of one node in the swarm. `run` works until cancelled."""
 
     def __init__(
         self,
-        run_id: str,
-        agent: str,
-        identity: Identity,
-        instance: bytes,
-        transport: Transport,
+        node: NodeInfo,
         bootstrap: Sequence[str],
         book: AddressBook,
         gater: ConnectionGater,
@@ -98,17 +102,15 @@ class Discovery:
         now_s: Callable[[], float],
         rng: Random,
         run_sync: RunSync,
-        packages: Mapping[str, str] | None = None,
     ) -> None:
-        """`packages`: by name, the versions that the run's tasks are made with here."""
-        self._run_id = run_id
-        self._agent = agent
-        self._packages = dict(sorted((packages or {}).items())[:PACKAGES_MAX])
+        self._run_id = node.run_id
+        self._agent = node.agent
+        self._packages = dict(sorted(node.packages.items())[:PACKAGES_MAX])
         self._other_versions: BoundedTable[PeerId, str] = BoundedTable(VERSION_NOTES_MAX)
-        self._identity = identity
-        self._instance = instance
+        self._identity = node.identity
+        self._instance = node.instance
         self._started_at_s = int(now_s())
-        self._transport = transport
+        self._transport = gater.transport
         self._bootstrap = tuple(bootstrap)
         self._book = book
         self._gater = gater
@@ -116,33 +118,33 @@ class Discovery:
         self._now_s = now_s
         self._rng = rng
         self._run_sync = run_sync
-        self._dialled: dict[PeerId, str] = {}  # connected peers, by the address that answered
+        self._dialled: dict[PeerId, str] = {}  # connected peers with the address that answered
         self._looked_at: float = trio.current_time()
         self._looked_around: deque[PeerId] = deque()
-        self._asked: set[PeerId] = set()  # whose answer to a hello is awaited
-        # The newest hello of each instance, by peer: at most two instances each
+        self._asked: set[PeerId] = set()  # peers with a hello under way
+        # newest hello of each instance by peer, at most two instances each
         self._heard: BoundedTable[PeerId, BoundedTable[bytes, bytes]] = BoundedTable(INSTANCES_MAX)
-        self._strangers: dict[PeerId, str] = {}  # and their runs; never dialled again
+        self._strangers: dict[PeerId, str] = {}  # peers of other runs, never dialled again
         self.peers: dict[PeerId, PeerInfo] = {}  # connected peers that answered a hello
         self._dialling: set[PeerId] = set()
         self._greeted_at: dict[PeerId, float] = {}
-        self._unreachable: dict[str, str] = {}  # bootstrap addresses, with what is wrong there
-        self.sought: PeerId | None = None  # dialled whenever it is known and not connected
+        self._unreachable: dict[str, str] = {}  # bootstrap address -> problem
+        self.sought: PeerId | None = None  # dialled whenever it is not connected
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know, e.g. that a bootstrap peer cannot be reached."""
+        """Messages for the user, e.g. that a bootstrap peer is unreachable."""
         unreachable = {**self._unreachable, **self._strange()}
         lines = [f"cannot join through {text}" for text in sorted(unreachable.values())]
         return [*lines, *self._other_versions.values()]
 
     @property
     def meets_strangers(self) -> bool:
-        """Whether a bootstrap peer takes part in another run."""
+        """True if a bootstrap peer takes part in another run."""
         return bool(self._strange())
 
     def _strange(self) -> dict[str, str]:
-        """The bootstrap addresses of strangers, with what is wrong there."""
+        """Bootstrap addresses of other runs, with the problem."""
         runs = {each: self._strangers.get(_peer_of(each)) for each in self._bootstrap}
         return {
             address: f"{address}: it takes part in another run, "
@@ -152,7 +154,7 @@ class Discovery:
         }
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Join, and stay joined.
+        """Join and stay joined.
 
         Raises:
             IdentityInUse: an older live process runs under our key.
@@ -194,7 +196,7 @@ class Discovery:
                     self._dial_bootstrap_peers(nursery)
                     self._dial_sought(nursery)
                     self._look_around(nursery)
-                if on_beat or self._transport.peers():  # who is cut off tries more slowly
+                if on_beat or self._transport.peers():  # cut off: try more slowly
                     self._dial_more(nursery)
                 await trio.sleep(NEW_PEER_LOOK_S)
 
@@ -212,7 +214,7 @@ class Discovery:
             else:
                 waiting.setdefault(peer, address)
         chosen = list(waiting.items())
-        if len(chosen) > room:  # others each time: some may never answer
+        if len(chosen) > room:  # random: some may never answer
             chosen = self._rng.sample(chosen, max(0, room))
         for peer, address in chosen:
             self._dialling.add(peer)
@@ -226,15 +228,15 @@ class Discovery:
             self._start_dial(nursery, peer)
 
     def _dial_more(self, nursery: trio.Nursery) -> None:
-        """Dial until there are peers enough. Who does not answer holds up nobody else."""
+        """Dial until there are enough peers; a silent one delays no other."""
         under_way = len(self._dialling)
         missing = PEERS_WANTED - len(self._transport.peers()) - under_way
         for peer in self._draw(min(missing, DIALS_AT_A_TIME_MAX - under_way)):
             self._start_dial(nursery, peer)
 
     def _look_around(self, nursery: trio.Nursery) -> None:
-        """With peers enough, dial one more now and then: it may be of a part of the swarm that
-        none of them knows."""
+        """With enough peers, dial one more now and then: it may belong to a separated part of the
+        swarm."""
         connected = self._transport.peers()
         now = trio.current_time()
         if len(connected) < PEERS_WANTED or now - self._looked_at < LOOK_AROUND_S:
@@ -253,7 +255,7 @@ class Discovery:
         return self._book.draw(number, self._not_to_dial(), self._rng, now_s, may_dial)
 
     def _not_to_dial(self) -> set[PeerId]:
-        """Who is connected, on its way, banned, of another run, or this node."""
+        """Peers that are connected, being dialled, banned, of another run, or this node."""
         excluded = {*self._transport.peers(), *self._strangers, *self._dialling}
         return excluded | {self._identity.peer_id} | self._gater.banned_peers()
 
@@ -263,14 +265,14 @@ class Discovery:
         nursery.start_soon(self._dial, peer, self._some(self._book.addresses(peer)))
 
     async def _leave_looked_around(self, connected: Collection[PeerId]) -> None:
-        """Leave the oldest of the connections that looking around made, where there are enough."""
+        """Close the oldest extra connections."""
         while len(self._looked_around) >= LOOKED_AROUND_MAX:
             peer = self._looked_around.popleft()
             if peer in connected and len(self._transport.peers()) > PEERS_WANTED:
                 await self._transport.disconnect(peer)
 
     def _some(self, addresses: Sequence[str]) -> tuple[str, ...]:
-        """The first that may be dialled, which its owner prefers, and any others of them."""
+        """The first dialable address and random others."""
         able = list(filter(self._gater.may_dial(), addresses))
         number = min(len(able[1:]), DIAL_ADDRESSES_MAX - 1)
         return (*able[:1], *self._rng.sample(able[1:], number))
@@ -279,12 +281,12 @@ class Discovery:
         try:
             peer = await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S)
         except TransportError as error:
-            why = str(error)  # most begin with the address
+            why = str(error)  # mostly begins with the address
             self._unreachable[address] = why if why.startswith(address) else f"{address}: {why}"
         else:
             self._unreachable.pop(address, None)
             self._dialled[peer] = address
-            self._gater.note_answer(address)
+            self._gater.record_answer(address)
         finally:
             self._dialling.discard(peer)
 
@@ -293,9 +295,9 @@ class Discovery:
         try:
             self._dialled[peer] = await self._gater.dial_one_of(addresses, timeout_s=timeout_s)
         except DialHeldBack:
-            pass  # another peer is dialled at that address, or was a moment ago
+            pass  # the address was dialled a moment ago
         except TransportError:
-            if self._transport.peers():  # else the fault may be our own link's
+            if self._transport.peers():  # else our own link may be down
                 self._book.failed(peer, trio.current_time())
         finally:
             self._dialling.discard(peer)
@@ -303,8 +305,8 @@ class Discovery:
     # --- hello -----------------------------------------------------------------------------
 
     async def _greet_regularly(self, nursery: trio.Nursery) -> None:
-        """Say hello to a new peer soon and to some of the others at every beat, whatever others
-        make us wait: what this costs does not grow with the number of connections."""
+        """Greet new peers soon and a few others at each beat; the cost does not grow with the
+        number of connections."""
         next_beat = trio.current_time()
         while True:
             now, connected = trio.current_time(), self._transport.peers()
@@ -351,7 +353,7 @@ class Discovery:
             )
             reply = codec.decode(answer, HelloReply, HELLO_REPLY_BYTES_MAX)
             for known in reply.known_peers:
-                public_key_of(known.peer_id)  # an honest node is connected to each
+                public_key_of(known.peer_id)  # an honest node is connected to each of them
         except RemoteProtocolError as error:
             self._ledger.reject(peer, error.reason)
             return
@@ -365,7 +367,7 @@ class Discovery:
             log.debug("%s is of run %s", peer, reply.run_id)
             await self._leave(peer, reply.run_id)
             return
-        self._strangers.pop(peer, None)  # it may have come back with our run
+        self._strangers.pop(peer, None)  # it may have changed to our run
         addresses = self._plausible(peer, peer, reply.addresses)
         if peer not in self.peers:
             log.debug("%s is a peer, %s, at %s", peer, reply.agent, ", ".join(addresses))
@@ -381,8 +383,7 @@ class Discovery:
         return tuple(PackageBody(name=n, version=v) for n, v in self._packages.items())
 
     def _compare(self, peer: PeerId, theirs: Sequence[PackageBody]) -> None:
-        """Note, in one line for each peer, which packages differ: then tasks may differ, and with
-        them the run."""
+        """Note the packages that differ, in one line per peer: tasks may then differ."""
         other = [
             (each, self._packages[each.name])
             for each in theirs
@@ -402,11 +403,11 @@ class Discovery:
             )
 
     def _plausible(self, teller: PeerId, peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
-        """What a connected peer says of where a peer is, as far as it can know and we can dial."""
+        """Addresses in a peer's answer that it can know and we can dial."""
         return plausible(of_peer(peer, addresses), self._transport.ip_of(teller))
 
     def _learn_hearsay(self, teller: PeerId, known_peers: Sequence[KnownPeer]) -> None:
-        """Keep a few names that are new: one peer must not fill our book."""
+        """Keep a few new names: no peer may fill our book."""
         new = [
             known
             for known in known_peers
@@ -420,7 +421,7 @@ class Discovery:
             self._book.learn(peer, addresses, worked=False, told_by=told_by)
 
     def learn_found(self, peer: PeerId, addresses: Sequence[str], *, by: str) -> None:
-        """Take note of a peer that was found in another way than by a peer's word: hearsay too."""
+        """Record a peer found by DHT or local network, as hearsay."""
         if peer != self._identity.peer_id:
             self._book.learn(peer, of_peer(peer, addresses), worked=False, told_by=by)
 
@@ -435,7 +436,7 @@ class Discovery:
             self._strangers[peer] = run_id
 
     def _check_other(self, peer: PeerId, record: bytes) -> None:
-        """Stop if the record proves that an older process than ours is alive under our key."""
+        """Stop if the record proves that an older live process uses our key."""
         try:
             signer, other = codec.decode_hello(record)
         except RemoteProtocolError as error:
@@ -461,7 +462,7 @@ class Discovery:
             raise
         self._compare(peer, hello.packages)
         if hello.run_id != self._run_id:
-            self._know_stranger(peer, hello.run_id)  # it may leave before it answers ours
+            self._know_stranger(peer, hello.run_id)  # it may leave before answering ours
         else:
             self._strangers.pop(peer, None)
             addresses = self._plausible(peer, peer, hello.addresses)
@@ -475,7 +476,7 @@ class Discovery:
             packages=self._own_packages(),
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
             known_peers=self._known_peers(peer),
-            other_hello=self._note_instance(peer, hello.instance, payload),
+            other_hello=self._record_instance(peer, hello.instance, payload),
         )
         return _encode_fitting(reply)
 
@@ -487,8 +488,8 @@ class Discovery:
         ]
         return tuple(self._rng.sample(known, min(len(known), KNOWN_PEERS_TOLD)))
 
-    def _note_instance(self, peer: PeerId, instance: bytes, record: bytes) -> bytes | None:
-        """Keep this hello; give back the newest one of another instance under the same peer id."""
+    def _record_instance(self, peer: PeerId, instance: bytes, record: bytes) -> bytes | None:
+        """Keep this hello. Returns the newest one of another instance of the same peer."""
         where = self._gater.path_of(peer)
         instances = self._heard.obtain(peer, lambda: BoundedTable(2), where)
         instances.put(instance, record)
@@ -496,7 +497,7 @@ class Discovery:
 
 
 def _encode_fitting(reply: HelloReply) -> bytes:
-    """The reply with as many known peers as fit: what peers said never puts us over our limit."""
+    """The reply with as many known peers as fit the limit."""
     encoded = codec.encode(reply)
     while len(encoded) > HELLO_REPLY_BYTES_MAX and reply.known_peers:
         fewer = reply.known_peers[: len(reply.known_peers) // 2]
@@ -510,7 +511,7 @@ def _peer_of(address: str) -> PeerId:
 
 
 def _own_hello_of(peer: PeerId, record: bytes) -> Hello:
-    """The hello of the peer that sent it, not one that it heard from somebody else."""
+    """The hello, if its sender signed it."""
     signer, hello = codec.decode_hello(record)
     if signer != peer:
         raise RemoteProtocolError(Reject.WRONG_PRODUCER, "hello of another peer")

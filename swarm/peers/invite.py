@@ -1,10 +1,8 @@
-"""Invitations to a swarm, and the key that keeps a private one private.
+"""Invitations to a swarm, and the join key of a private one.
 
-An invitation is one line of text: where a swarm is, which run it trains, and, for a private swarm,
-its join key. Whoever holds the key can join and invite others, so it is kept in a file that only
-its owner may read, and never shown in logs, errors or the status.
-
-The key itself is never used on the wire: each purpose gets a key of its own, derived from it.
+An invitation is one line: addresses, run, and the join key of a private swarm. A holder of the key
+can join and invite others. It is kept in a file with mode 0600 and never shown in logs, errors or
+status. The wire uses only keys derived from it.
 """
 
 import hashlib
@@ -33,7 +31,7 @@ DISCOVERY_DOMAIN = b"swarm/join-key/discovery/1\x00"
 
 @dataclass(frozen=True, slots=True)
 class JoinKey:
-    """The secret that all members of a private swarm share."""
+    """Secret of all members of a private swarm."""
 
     secret: bytes = field(repr=False)
 
@@ -42,7 +40,6 @@ class JoinKey:
 
     @classmethod
     def generate(cls) -> "JoinKey":
-        """A new key from the operating system's randomness."""
         return cls(os.urandom(JOIN_KEY_BYTES))
 
     def handshake_key(self) -> bytes:
@@ -50,11 +47,11 @@ class JoinKey:
         return hashlib.sha256(HANDSHAKE_DOMAIN + self.secret).digest()
 
     def discovery_key(self) -> bytes:
-        """32 bytes under which members recognise each other on a local network."""
+        """32 bytes that mark members on a local network."""
         return hashlib.sha256(DISCOVERY_DOMAIN + self.secret).digest()
 
     def save(self, path: Path) -> None:
-        """Write the key to a new file, readable by its owner alone (0600).
+        """Write the key to a new file with mode 0600.
 
         Raises:
             ConfigError: the file exists, or cannot be written.
@@ -75,7 +72,7 @@ class JoinKey:
 
     @classmethod
     def load(cls, path: Path) -> "JoinKey | None":
-        """The key in a file, or None where there is no file.
+        """Read a key file. None: there is none.
 
         Raises:
             ConfigError: unreadable, readable by others, or no key.
@@ -104,7 +101,7 @@ class _Body(WireModel):
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """Where a swarm is. `key` None: it is open to everybody."""
+    """Address of a swarm. `key` None: it is open."""
 
     run_id: str
     addresses: tuple[str, ...]
@@ -122,10 +119,10 @@ class Invitation:
 
     @classmethod
     def decode(cls, text: str) -> "Invitation":
-        """Read what `encode` wrote.
+        """Parse an invitation.
 
         Raises:
-            ConfigError: the text is no whole invitation. Nothing of it is quoted.
+            ConfigError: it is invalid. The error quotes nothing of it.
         """
         text = text.strip()
         if not text.startswith(INVITE_PREFIX) or len(text) > INVITE_CHARS_MAX:
@@ -148,7 +145,7 @@ def _checksum(raw: bytes) -> bytes:
 
 
 def read_allow_list(path: Path) -> frozenset[str]:
-    """The peer ids in a file: one a line, text after `#` and empty lines aside.
+    """Peer ids in a file, one a line; `#` begins a comment.
 
     Raises:
         ConfigError: unreadable, or a line is no peer id.

@@ -1,4 +1,4 @@
-"""Who sent what: accepted groups and broken rules, counted by peer. Pure and bounded."""
+"""Accepted groups and offences by peer. Pure and bounded."""
 
 import logging
 from collections import Counter
@@ -23,16 +23,14 @@ def _ignore(*_: object) -> None:
 
 @dataclass(slots=True)
 class PeerRecord:
-    """One peer's account."""
-
     accepted: int = 0
     trained: int = 0
     rejected: Counter[Reject] = field(default_factory=Counter)
 
 
 class Ledger:
-    """Accounts of peers, the least recently touched forgotten first, and those last of whom a group
-    was accepted: others cost nothing. Totals are never forgotten."""
+    """Accounts of peers. When full, the least recently used without an accepted group goes first:
+    keys cost nothing. Totals stay."""
 
     def __init__(self, peers_max: int = LEDGER_PEERS_MAX) -> None:
         self._peers: BoundedTable[PeerId, PeerRecord] = BoundedTable(
@@ -44,25 +42,25 @@ class Ledger:
         self.rejected: Counter[Reject] = Counter()
 
     def of(self, peer: PeerId) -> PeerRecord:
-        """The peer's account, opened if there is none."""
+        """Account of a peer, created if missing."""
         return self._peers.obtain(peer, PeerRecord)
 
     def accept(self, producer: PeerId) -> None:
-        """Count one group that passed every check."""
+        """Count a group that passed every check."""
         self.accepted += 1
         self.of(producer).accepted += 1
         self.on_accept(producer)
 
     def reject(self, peer: PeerId, reason: Reject) -> None:
-        """Count one broken rule against the peer who broke it."""
+        """Count an offence."""
         self.rejected[reason] += 1
         log.debug("what %s sent is refused: %s", peer, reason.value)
         self.of(peer).rejected[reason] += 1
         self.on_reject(peer, reason)
 
     def judge(self, peer: PeerId, check: Callable[..., T], *args: Any) -> T:
-        """Run a check of foreign bytes; what it finds wrong is counted against whoever signed
-        them, where that is proven, and else against `peer`, who sent them.
+        """Run a check of foreign bytes. An error counts against their proven signer, else against
+        the sender `peer`.
 
         Raises:
             RemoteProtocolError: the check's.
@@ -74,5 +72,5 @@ class Ledger:
             raise
 
     def peers(self) -> list[PeerId]:
-        """All peers with an account, in order of their ids."""
+        """Peers with an account, ordered by id."""
         return sorted(self._peers)

@@ -1,15 +1,11 @@
-"""Finding peers on the local network by multicast DNS.
+"""Discovery on the local network by multicast DNS.
 
-Each node announces a service whose text holds its peer id, its addresses, and a tag. The tag is
-made from the run id and, in a private swarm, from the join key: members recognise it, and it tells
-others neither. Whatever is found is hearsay: a dial shows whether it is true.
+Each node announces its peer id, addresses, and a tag made from the run id and the join key: members
+recognise it, others learn neither. Results are hearsay.
 
-A name that came with its text, as nodes announce theirs, is judged at once. The others wait, few of
-them, and are asked for `LOOKUPS_AT_A_TIME` together, which by chance: whoever announces thousands
-delays nobody else. zeroconf does not say who announced a name, so that there is no share by origin.
-
-zeroconf works in threads of its own; what it finds is handed to the loop one by one. It remembers
-each name: after `NAMES_MAX` of them it is begun anew.
+A name announced with its text is processed at once. Other names wait, and `LOOKUPS_AT_A_TIME`
+random ones are queried, so thousands of announcements delay nobody. zeroconf runs in its own
+threads and remembers every name: it is restarted after `NAMES_MAX` of them.
 """
 
 import hashlib
@@ -36,28 +32,28 @@ from swarm.wire.messages import ADDRESS_CHARS_MAX, ADDRESSES_MAX
 SERVICE: Final = "_swarm-node._tcp.local."
 TAG_DOMAIN: Final = b"swarm/lan/1\x00"
 TAG_CHARS: Final = 32
-ASK_TIMEOUT_MS: Final = 1_000  # for the text of a service whose name was heard
+ASK_TIMEOUT_MS: Final = 1_000  # query for the text of a service
 LOOKUPS_AT_A_TIME: Final = 8
-WAITING_MAX: Final = 256  # names that are to be asked for; beyond these the longest known goes
-NAMES_MAX: Final = 8_192  # that zeroconf remembers, and what else it knows of each
-AGAIN_S: Final = 60.0  # before it is begun anew for that
+WAITING_MAX: Final = 256  # names to query; beyond this the oldest goes
+NAMES_MAX: Final = 8_192  # remembered by zeroconf
+AGAIN_S: Final = 60.0  # between restarts of zeroconf
 CLOSE_TIMEOUT_S: Final = 3.0
 
 Found = Callable[[PeerId, Sequence[str]], None]
 
 
 class LanUnavailable(Exception):
-    """This machine cannot do multicast; the text says why."""
+    """This machine cannot do multicast; the text gives the reason."""
 
 
 def tag_of(run_id: str, key: JoinKey | None) -> str:
-    """What members of a swarm recognise each other by."""
+    """Tag by which members of a swarm recognise each other."""
     secret = key.discovery_key() if key else b""
     return hashlib.sha256(TAG_DOMAIN + secret + run_id.encode()).hexdigest()[:TAG_CHARS]
 
 
 def announced(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Those of our addresses that another machine on the local network may dial."""
+    """Our addresses that other machines on the local network can dial."""
     return not_nearer(addresses, LOCAL)[:ADDRESSES_MAX]
 
 
@@ -69,12 +65,12 @@ async def run_lan(
     interfaces: Sequence[str] | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Announce `addresses`, and tell of each peer with the same tag, until cancelled.
+    """Announce `addresses` and report peers with the same tag, until cancelled.
 
-    `interfaces` are IP addresses of this machine; None: all of them.
+    `interfaces` are IP addresses of this machine; None: all.
 
     Raises:
-        LanUnavailable: there is no multicast here.
+        LanUnavailable: there is no multicast.
     """
     token = trio.lowlevel.current_trio_token()
 
@@ -100,7 +96,7 @@ async def run_lan(
 
 
 class _Lan:
-    """The announcement and the browser; lives in zeroconf's threads."""
+    """Announcement and browser; runs in zeroconf's threads."""
 
     _is_closing = False
 
@@ -115,8 +111,8 @@ class _Lan:
         self._peer = peer
         self._tag = tag
         self._tell = tell
-        self.names = 0  # that were announced
-        self._lock = threading.Lock()  # of what waits
+        self.names = 0  # announced names
+        self._lock = threading.Lock()  # guards the waiting names
         self._waiting: BoundedTable[str, None] = BoundedTable(WAITING_MAX)
         self._rng = Random(peer)
         self._lookups = ThreadPoolExecutor(LOOKUPS_AT_A_TIME, "lan")
@@ -151,11 +147,11 @@ class _Lan:
         state_change: zeroconf.ServiceStateChange,
     ) -> None:
         if state_change.name == "Removed" or self._is_closing:
-            return  # a question while it closes would never be asked, and zeroconf warns of that
+            return  # closing: the query would never be sent
         self.names += 1
         try:
             info = ServiceInfo(service_type, name)
-        except Error:  # a bad name: it must not end the browser's thread
+        except Error:  # a bad name must not end the browser's thread
             return
         if info.load_from_cache(zeroconf):
             self._read(info)
@@ -180,7 +176,7 @@ class _Lan:
         self._judge({_text(key): _text(value) for key, value in info.properties.items()})
 
     def _judge(self, text: dict[str, str]) -> None:
-        """Tell of what a service's text names, if it is one of ours."""
+        """Report the peer that a service's text names, if the tag is ours."""
         peer = text.get("id", "")
         try:
             public_key_of(peer)

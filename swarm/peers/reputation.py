@@ -1,15 +1,12 @@
-"""Who is to be left alone, and for how long. Pure: the time, of any clock in seconds, is passed in.
+"""Reputation and bans. Pure: the time in seconds is passed in.
 
-An offence weighs by what it proves. What only a liar can produce weighs much. What happens to an
-honest peer too, over a slow link, with a wrong clock, or after a restart from an old backup,
-weighs little, and all of that together stays under what a ban takes. What is the network's fault,
-or nobody's, weighs nothing.
+Offences weigh by what they prove. One that only a liar can commit weighs much. One that honest
+peers commit over a slow link, with a wrong clock, or after restoring a backup weighs little, and
+all of these together never reach a ban. Faults of the network weigh nothing.
 
-A standing fades by half every `half_life_s`. Good records lower it too, but so slowly that a few
-bad ones outweigh many, and never below zero: nobody saves up for a lie.
-
-A block of addresses is banned for what its peers did together: each counts at most as much as
-gets one peer banned, so that no single one can take its neighbours with it.
+A peer's score halves every `half_life_s`. Good records lower it slowly and never below zero, so
+nobody saves up for a lie. A block is banned for the sum of its peers; each counts at most as much
+as a ban of its own.
 """
 
 from collections import Counter, OrderedDict
@@ -38,8 +35,7 @@ MUCH: Final[Mapping[Reject, float]] = {
     Reject.SKIPPED_TURN: 4.0,
     Reject.OTHER_TRANSCRIPT: 4.0,
     Reject.FLOOD: 4.0,
-    # Of CPU time, so that no other load on this machine has a part in it, and a hundred times what
-    # right answers take. One may still happen, with an odd environment on a slow machine.
+    # CPU time, a hundred times that of right answers; still possible on a slow machine.
     Reject.OVERRUN: 4.0,
 }
 LITTLE: Final[Mapping[Reject, float]] = {
@@ -47,8 +43,8 @@ LITTLE: Final[Mapping[Reject, float]] = {
     Reject.FUTURE: 0.5,  # a fast clock
     Reject.DUPLICATE_TASK: 0.5,  # a restart from an old backup
     Reject.REPUBLISHED: 0.5,  # a restart from an old backup
-    Reject.HELD_OUT: 0.5,  # an environment that does not make the same problem everywhere
-    Reject.UNVERIFIABLE: 1.0,  # an environment that fails on a text that a policy may well write
+    Reject.HELD_OUT: 0.5,  # an environment that differs between machines
+    Reject.UNVERIFIABLE: 1.0,  # an environment that fails on legal text
     Reject.QUOTA: 0.5,  # our own pool may be too small
 }
 NOTHING: Final = frozenset({Reject.UNAVAILABLE, Reject.OTHER_RUN, Reject.UNDECIDED})
@@ -56,19 +52,19 @@ NOTHING: Final = frozenset({Reject.UNAVAILABLE, Reject.OTHER_RUN, Reject.UNDECID
 
 @dataclass(frozen=True, slots=True)
 class ReputationRules:
-    """How much is too much, and what follows."""
+    """Thresholds and durations."""
 
     ban_at: float = 10.0
-    little_max: float = 4.0  # to which all offences of little weight together add up
+    little_max: float = 4.0  # cap of the sum of all light offences
     half_life_s: float = 600.0
-    credit: float = 0.05  # taken off a standing by each good record
+    credit: float = 0.05  # subtracted by each good record
     ban_s: float = 300.0  # the first ban
-    ban_factor: float = 4.0  # by which each further one is longer
+    ban_factor: float = 4.0  # growth with each further ban
     ban_s_max: float = 86_400.0
-    clean_s: float = 604_800.0  # after a ban's end, until the next one counts as the first again
-    block_ban_at: float = 35.0  # takes four peers or more
-    peers_max: int = 4096  # accounts, the least recently touched forgotten first
-    bans_max: int = 1024  # remembered, the running ones and those that ended
+    clean_s: float = 604_800.0  # after a ban's end; then the next counts as the first
+    block_ban_at: float = 35.0  # four peers or more
+    peers_max: int = 4096  # accounts; the least recently used goes first
+    bans_max: int = 1024  # remembered, active or ended
     blocks_max: int = 1024
     peers_per_block_max: int = 64
     much: Mapping[Reject, float] = field(default_factory=lambda: MUCH)
@@ -80,7 +76,8 @@ RULES: Final = ReputationRules()
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """Who is banned, why, and until when by the caller's clock. `number`: of its bans, from 1."""
+    """A ban, its reason, and its end by the caller's clock. `number` counts a subject's bans from
+    1."""
 
     subject: PeerId | Block
     is_block: bool
@@ -91,7 +88,7 @@ class Ban:
 
 @dataclass(slots=True)
 class _Gauge:
-    """A sum that fades."""
+    """A decaying sum."""
 
     value: float = 0.0
     at: float = 0.0
@@ -110,7 +107,7 @@ class _Account:
 
 
 class Reputation:
-    """Standings and bans of peers and of address blocks; bounded."""
+    """Scores and bans of peers and address blocks; bounded."""
 
     def __init__(self, rules: ReputationRules = RULES) -> None:
         self._rules = rules
@@ -120,21 +117,23 @@ class Reputation:
         )
         self._bans: OrderedDict[PeerId | Block, Ban] = OrderedDict()
 
-    def good(self, peer: PeerId, now: float) -> None:
-        """Note a good record; one of a peer without a fault changes nothing."""
+    def record_good(self, peer: PeerId, now: float) -> None:
+        """Record an accepted group."""
         account = self._accounts.get(peer)
         if account is None:
             return
-        standing = account.much.now(now, self._rules.half_life_s)
-        account.much.value = max(0.0, standing - self._rules.credit)
+        score = account.much.now(now, self._rules.half_life_s)
+        account.much.value = max(0.0, score - self._rules.credit)
 
-    def bad(self, peer: PeerId, reason: Reject, block: Block | None, now: float) -> list[Ban]:
-        """Note an offence. Returns the bans that follow from it, the peer's own first.
+    def record_offence(
+        self, peer: PeerId, reason: Reject, block: Block | None, now: float
+    ) -> list[Ban]:
+        """Record an offence. Returns the bans that follow, the peer's own first.
 
-        `block` is the peer's where it may be held against its neighbours; else None.
+        `block`: the peer's block if it may be banned with it.
         """
         if self.is_banned(peer, now):
-            return []  # what was on its way when the ban came
+            return []  # in flight when the ban began
         account = self._accounts.obtain(peer, _Account, (block or peer,))
         account.offences[reason] += 1
         much, little = self._rules.much.get(reason), self._rules.little.get(reason)
@@ -148,7 +147,7 @@ class Reputation:
             if block is not None:
                 self._join_block(peer, block)
         bans: list[Ban] = []
-        if self.standing(peer, now) >= self._rules.ban_at:
+        if self.score(peer, now) >= self._rules.ban_at:
             bans.append(self._ban(peer, False, _counts(account.offences), now))
             account.offences.clear()
             account.much.value = min(self._rules.ban_at, account.much.value)
@@ -159,8 +158,8 @@ class Reputation:
                 bans.append(self._ban(block, True, f"what {len(peers)} peers there did", now))
         return bans
 
-    def standing(self, peer: PeerId, now: float) -> float:
-        """How much there is against a peer; 0.0 for one without a fault."""
+    def score(self, peer: PeerId, now: float) -> float:
+        """Score of a peer; 0.0 without offences."""
         account = self._accounts.get(peer)
         if account is None:
             return 0.0
@@ -169,12 +168,11 @@ class Reputation:
         return account.much.now(now, half_life_s) + little
 
     def is_banned(self, subject: PeerId | Block | None, now: float) -> bool:
-        """Whether a ban on a peer or on a block runs now."""
         ban = self._bans.get(subject) if subject is not None else None
         return ban is not None and now < ban.until
 
     def bans(self, now: float) -> list[Ban]:
-        """The bans that run now, oldest first."""
+        """Active bans, oldest first."""
         return [ban for ban in self._bans.values() if now < ban.until]
 
     def _much(self, peer: PeerId, now: float) -> float:

@@ -1,7 +1,7 @@
-"""The items of a run that its founder brought along, for whoever lacks them: any member serves.
+"""Serve and fetch the data items of a run.
 
-Whoever asks has the hash of their manifest from the run's rules. It learns from the manifest how
-much there is, and checks each chunk by itself; what a peer sent that is not right is not kept.
+The run's rules hold the hash of the manifest; the manifest holds the hash of each chunk, so a wrong
+chunk is dropped.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -29,17 +29,17 @@ from swarm.wire.messages import (
 )
 
 TIMEOUT_S: Final = 30.0
-REFUSALS_MAX: Final = 6  # in a row, of a peer that is at its limit
+REFUSALS_MAX: Final = 6  # in a row by one peer
 REFUSED_WAIT_S: Final = 2.0
-PACE_S: Final = 1.25 / RATES[Kind.DATA].per_s  # from one request to the next: below the quota
+PACE_S: Final = 1.25 / RATES[Kind.DATA].per_s  # between requests: below the quota
 
 Keep = Callable[[int, bytes], Awaitable[None]]
-"""Takes a chunk that was checked: its place, and its bytes."""
+"""(chunk number, bytes): stores a checked chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldData:
-    """What a node serves. `read`: bytes from an offset on."""
+    """Data that a node serves. `read`: bytes from an offset on."""
 
     manifest: DataManifest
     read: Callable[[int, int], Awaitable[bytes]]
@@ -48,8 +48,7 @@ class HeldData:
 def serve_data(
     transport: Transport, gater: ConnectionGater, held: Mapping[bytes, HeldData]
 ) -> None:
-    """Hand the data of this node's run, by the hashes of their manifests, to whoever asks, as often
-    as the quota has it."""
+    """Serve the run's data by manifest hash, within the quota."""
 
     def find(data: bytes) -> HeldData:
         if data not in held:
@@ -79,11 +78,11 @@ def serve_data(
 
 
 async def ask_for_manifest(transport: Transport, peer: PeerId, data: bytes) -> DataManifest:
-    """The manifest with this hash, by a connected peer.
+    """Fetch the manifest with this hash from a connected peer.
 
     Raises:
-        TransportError: it does not answer, or refuses, as one without the data does.
-        RemoteProtocolError: it answers with something else.
+        TransportError: no answer, or refused.
+        RemoteProtocolError: the answer does not match.
     """
     request = codec.encode(WantDataManifest(type="want_data_manifest", data=data))
     answer = await transport.request(
@@ -104,11 +103,11 @@ async def fetch_chunks(
     missing: Iterable[int],
     keep: Keep,
 ) -> None:
-    """Have these chunks from a connected peer, one after the other, at a pace that it allows.
+    """Fetch chunks one by one from a connected peer, within its quota.
 
     Raises:
-        TransportError: it does not answer, or keeps on refusing.
-        RemoteProtocolError: it sent other bytes than those with the hash that was asked for.
+        TransportError: no answer, or refused too often.
+        RemoteProtocolError: a chunk does not match its hash.
     """
     for chunk in missing:
         content = await _ask_for_chunk(transport, peer, data, chunk)

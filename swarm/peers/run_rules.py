@@ -1,8 +1,5 @@
-"""The rules of a run, for whoever has only its id: any member hands them on.
-
-What they are is the caller's affair: here they are bytes. The id holds a fingerprint of them, by
-which the caller tells whether they are those that were asked for.
-"""
+"""Serve and fetch the rules of a run, as bytes. The caller checks them by the fingerprint in the
+run id."""
 
 from typing import Final
 
@@ -26,8 +23,7 @@ TIMEOUT_S: Final = 20.0
 
 
 def serve_rules(transport: Transport, gater: ConnectionGater, run_id: str, rules: bytes) -> None:
-    """Hand the rules of this node's run to whoever asks, as often as the quota has it. Rules of
-    over `RULES_BYTES_MAX` do not travel."""
+    """Serve the run's rules within the quota. Rules over `RULES_BYTES_MAX` are not served."""
 
     async def serve(peer: PeerId, payload: bytes) -> bytes:
         want = gater.read(Kind.RUN, peer, payload, WantRun, WANT_RUN_BYTES_MAX)
@@ -44,11 +40,11 @@ def serve_rules(transport: Transport, gater: ConnectionGater, run_id: str, rules
 
 
 async def ask_for_rules(transport: Transport, peer: PeerId, run_id: str) -> bytes:
-    """What a connected peer says are the rules of a run.
+    """Fetch the rules of a run from a connected peer.
 
     Raises:
-        TransportError: it does not answer, or refuses, as one of another run does.
-        RemoteProtocolError: its answer is no such message.
+        TransportError: no answer, or refused, as by a peer of another run.
+        RemoteProtocolError: the answer is malformed.
     """
     want = WantRun(type="want_run", run_id=run_id)
     reply = await ask(transport, peer, RUN_PROTOCOL, want, RunReply, RUN_REPLY_BYTES_MAX, TIMEOUT_S)

@@ -1,9 +1,7 @@
-"""Asking the home router to forward our port (UPnP), where it can.
+"""Port forwarding at the home router (UPnP).
 
-miniupnpc waits for routers' answers in blocking calls, so each runs in a thread and within a time
-limit; a router that never answers costs that thread its time and the node nothing: the next call
-waits for it, so that there is one such thread at most, apart from those that all else uses. What
-a router says of our address is a claim: it counts once peers have dialled it.
+miniupnpc blocks, so calls run in one thread with a time limit; a silent router delays only that
+thread. The router's claim about our address counts once peers have dialled it.
 """
 
 from collections.abc import Callable
@@ -16,23 +14,23 @@ import trio
 
 from swarm.limits.address_blocks import GLOBAL, reach_of_ip
 
-SEARCH_MS: Final = 2_000  # for routers to answer
-CALL_TIMEOUT_S: Final = 15.0  # for all of one conversation with the router
+SEARCH_MS: Final = 2_000  # wait for routers
+CALL_TIMEOUT_S: Final = 15.0  # for one whole conversation
 LEASE_S: Final = 3_600
-AGAIN_S: Final = 600.0  # without a router, or after it refused
+AGAIN_S: Final = 600.0  # retry without a router or after a refusal
 NAME: Final = "swarm-node"
 
 _limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("port_mapping")
 
 
 class NoRouter(Exception):
-    """No router does this; the text says why."""
+    """No router forwards ports; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """The router forwards `port` of its address to the same port here. `is_public` False: there
-    is another router behind it, and this is of little use."""
+    """A forwarded port, the same on both sides. `is_public` False: another router is in front, so
+    it is of little use."""
 
     external_ip: str
     port: int
@@ -49,7 +47,7 @@ def _router(interface: str | None) -> Any:
         upnp.discover()
         upnp.selectigd()
     except Exception as error:  # noqa: BLE001  what miniupnpc raises is Exception itself
-        # Where none is there, it names the last error of the system, which may be none.
+        # Without a router it names the last system error, which may be none.
         why = str(error)
         raise NoRouter("none answers" if why in ("", "Success") else why) from None
     return upnp
@@ -91,10 +89,10 @@ async def _in_thread(
 
 
 async def map_port(port: int, interface: str | None = None) -> Mapping:
-    """Have the router forward a TCP port for `LEASE_S`.
+    """Forward a TCP port for `LEASE_S`.
 
     Raises:
-        NoRouter: none does.
+        NoRouter: no router does.
     """
     mapping: Mapping = await _in_thread(_map, port, interface)
     return mapping
@@ -103,10 +101,7 @@ async def map_port(port: int, interface: str | None = None) -> Mapping:
 async def keep_mapped(
     port: int, tell: Callable[[Mapping | None], None], interface: str | None = None
 ) -> None:
-    """Keep a port forwarded until cancelled, and take it back then.
-
-    `tell` hears of each change; at first it is not.
-    """
+    """Keep a port forwarded until cancelled, then remove it. `tell` is called on each change."""
     before: Mapping | None = None
     try:
         while True:
@@ -120,5 +115,5 @@ async def keep_mapped(
     finally:
         if before is not None:
             with trio.move_on_after(CALL_TIMEOUT_S / 5, shield=True):
-                with suppress(NoRouter):  # the lease ends by itself
+                with suppress(NoRouter):  # the lease expires anyway
                     await _in_thread(_unmap, port, interface)

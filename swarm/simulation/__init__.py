@@ -1,1 +1,1 @@
-"""A wide-area network in one process, for tests: hosts, links, faults, a seeded scheduler."""
+"""A wide-area network in one process: hosts, links, faults, a seeded scheduler."""

@@ -1,8 +1,7 @@
-"""IP addresses of simulated hosts. Pure: the caller's random generator decides.
+"""IP addresses of simulated hosts, drawn by the caller's random generator.
 
-They are of ranges that RFCs keep out of the internet and that the code under test takes for public
-ones: 198.18.0.0/15 (RFC 2544, for benchmarks) and 2001:db8::/32 (RFC 3849, for documentation). So
-bans and quotas of address blocks are in force in a simulation as they are outside.
+They are reserved ranges that the code takes for public ones (198.18.0.0/15 of RFC 2544,
+2001:db8::/32 of RFC 3849), so bans and quotas of address blocks apply.
 """
 
 import ipaddress
@@ -14,19 +13,18 @@ from swarm.limits.address_blocks import IPV4_BITS, IPV6_BITS
 
 IPV4_RANGE: Final = ipaddress.IPv4Network("198.18.0.0/15")
 IPV6_RANGE: Final = ipaddress.IPv6Network("2001:db8::/32")
-IPV4_SHARE: Final = 0.5  # of the blocks, as long as there are any
+IPV4_SHARE: Final = 0.5  # share of IPv4 blocks while there are any
 IPV4_BLOCKS_MAX: Final = 1 << (IPV4_BITS - IPV4_RANGE.prefixlen)
 IPV6_BLOCKS_MAX: Final = 1 << (IPV6_BITS - IPV6_RANGE.prefixlen)
-NEIGHBOUR_SHARE: Final = 6  # of so many hosts one lives in a block of another
-HOUSEHOLD_MAX: Final = 4  # hosts in such a block: what an address block has quotas for
+NEIGHBOUR_SHARE: Final = 6  # one host in so many shares another's block
+HOUSEHOLD_MAX: Final = 4  # hosts in a shared block: as many as its quota serves
 
 
 def draw_ips(hosts: int, rng: Random, together: Collection[int] = ()) -> tuple[str, ...]:
-    """The address of each host, by index, no two alike.
+    """A distinct address for each host, by index.
 
-    Most have a block of their own. One of `NEIGHBOUR_SHARE`, at least one of three hosts or more,
-    lives in the block of another, as in one household. All of `together` have one more block to
-    themselves, as with one hosting contract.
+    Most hosts have a block of their own. One in `NEIGHBOUR_SHARE`, but at least one of three or
+    more, shares another's block. The hosts in `together` share one more block.
     """
     apart = [host for host in range(hosts) if host not in together]
     number = min(len(apart) // 2, max(1, len(apart) // NEIGHBOUR_SHARE)) if len(apart) > 2 else 0
@@ -45,12 +43,12 @@ def draw_ips(hosts: int, rng: Random, together: Collection[int] = ()) -> tuple[s
 
 
 def separate_ips(hosts: int) -> tuple[str, ...]:
-    """The address of each host, by index, each in a block of its own."""
+    """An address for each host, each in a block of its own."""
     return tuple(str(_ipv6_block(number)[1]) for number in range(hosts))
 
 
 def _blocks(number: int, rng: Random) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """So many different address blocks of both kinds, in an order of their own."""
+    """Distinct address blocks of both families in random order."""
     old = min(IPV4_BLOCKS_MAX, round(IPV4_SHARE * number))
     base = int(IPV4_RANGE.network_address)
     blocks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = [

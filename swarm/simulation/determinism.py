@@ -1,13 +1,9 @@
-"""Runs that a seed replays, under a clock that jumps over waiting.
+"""Deterministic runs under a virtual clock.
 
-Trio shuffles which of several ready tasks goes first, so a virtual clock alone is not enough: as
-soon as two things happen at the same moment, their order differs from run to run. This file is
-the only one that touches trio's private scheduler, and it refuses a trio that looks different.
-
-The scheduler can also leave out the tasks of a host whose processor stands still (`Freezer`).
-
-A run is only as deterministic as what runs in it: no threads, processes, sockets or wall clock,
-and no order taken from a set or from `id()`.
+Trio shuffles the ready tasks, so a virtual clock alone does not fix the order of simultaneous
+events. Only this file touches trio's private scheduler; it refuses an unknown trio. `Freezer` holds
+up the tasks of one host. Runs must not use threads, processes, sockets, the wall clock, or the
+order of sets.
 """
 
 from collections import deque
@@ -31,10 +27,10 @@ _QUEUE = "runq"
 
 
 def deterministic_run(async_fn: Callable[..., Awaitable[T]], *args: Any, seed: int | str) -> T:
-    """`trio.run` under a virtual clock, with each of the scheduler's choices drawn from `seed`.
+    """`trio.run` under a virtual clock, with scheduling drawn from `seed`.
 
     Raises:
-        LocalProtocolError: this trio has no scheduler that can be seeded.
+        LocalProtocolError: this trio's scheduler cannot be seeded.
     """
     rng = getattr(scheduler, _RANDOM, None)
     before = getattr(scheduler, _FLAG, None)
@@ -51,20 +47,17 @@ def deterministic_run(async_fn: Callable[..., Awaitable[T]], *args: Any, seed: i
 
 
 class Freezer:
-    """Holds up all tasks that run the code of a host, wherever they are, as a closed lid does.
-
-    What happens to a frozen task meanwhile, an answer or a time limit that passed, it finds on
-    waking. Only to be made and used inside a running trio.
-    """
+    """Suspends all tasks that run a host's code. Answers and timeouts in between take effect on
+    waking. Use only inside a running trio."""
 
     def __init__(self) -> None:
         self._frozen: dict[PeerId, list[Any]] = {}
 
     def freeze(self, host: PeerId) -> None:
-        """Let the host's tasks go no step further.
+        """Suspend the host's tasks.
 
         Raises:
-            LocalProtocolError: this trio has no run queue that can be replaced.
+            LocalProtocolError: this trio's run queue cannot be replaced.
         """
         self._frozen.setdefault(host, [])
         runner = scheduler.GLOBAL_RUN_CONTEXT.runner
@@ -72,18 +65,18 @@ class Freezer:
         if not isinstance(before, deque):
             raise LocalProtocolError(f"trio {version('trio')} cannot hold up tasks")
         queue = _RunQueue(self._frozen)
-        for task in before:  # what is ready already is kept back as well
+        for task in before:  # suspend ready tasks as well
             queue.append(task)
         setattr(runner, _QUEUE, queue)
 
     def thaw(self, host: PeerId) -> None:
-        """Let the host's tasks go on."""
+        """Resume the host's tasks."""
         held = self._frozen.pop(host, [])
         getattr(scheduler.GLOBAL_RUN_CONTEXT.runner, _QUEUE).extend(held)
 
 
 class _RunQueue(deque[Any]):
-    """Trio's queue of tasks that are ready, which keeps back those of frozen hosts."""
+    """Trio's run queue, without the tasks of frozen hosts."""
 
     def __init__(self, frozen: dict[PeerId, list[Any]]) -> None:
         super().__init__()
@@ -97,8 +90,7 @@ class _RunQueue(deque[Any]):
 
 
 def stop_at_once(nursery: trio.Nursery) -> None:
-    """End all tasks in a nursery as a killed process ends: what they shielded from being cancelled
-    is not finished."""
+    """End all tasks in a nursery like a killed process: shielded work is not finished."""
     todo = list(nursery.child_tasks)
     while todo:
         task = todo.pop()

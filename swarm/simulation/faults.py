@@ -1,8 +1,8 @@
-"""What goes wrong in a simulated network: plans of faults, drawn from a seed, and carried out.
+"""Fault plans for a simulated network.
 
-A `Fault` says what kind of thing happens, how often, for how long and to how many hosts. `plan`
-draws from a seed when exactly and to whom. `draw_faults` draws faults themselves, with each family
-left out of half of all runs: a fault that only shows while others are silent is found as well.
+A `Fault` gives kind, time, duration and number of hosts. `plan` draws times and hosts from a seed.
+`draw_faults` draws the faults; each family is absent from half of all runs, so that faults hidden
+by others show.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -19,27 +19,29 @@ from swarm.simulation.world import SimulatedWorld
 
 Kind = Literal["crash", "pause", "partition", "clog", "bad_link", "stillborn"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-EVENTS_MAX = 10_000  # of one plan
+EVENTS_MAX = 10_000  # per plan
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One kind of trouble.
+    """One kind of fault.
 
-    crash: the hosts die and come back with their disks. pause: their processors stand still.
-    partition: they are cut off from all others, one-way in what they send. clog: their links stand
-    still. bad_link: their links lose, double, reorder and delay what they carry. stillborn: their
-    connections die, and each new one while it is being admitted.
+    crash      hosts die and come back with their disks
+    pause      their processors stop
+    partition  they are cut off from all others; one-way: in what they send
+    clog       their links stall
+    bad_link   their links lose, duplicate, reorder and delay
+    stillborn  their connections die, new ones while being admitted
     """
 
     kind: Kind
     at_s: float = 0.0  # the first time
-    every_s: float | None = None  # and then again; None: once
-    for_s: tuple[float, float] = (10.0, 10.0)  # drawn evenly from this range
-    share: float = 0.3  # of the hosts, at least one
-    spread_s: float = 0.0  # each host's own begins up to this much later
-    one_way: bool = False  # of a partition
-    loss: float = 0.1  # this and the next four of a bad link
+    every_s: float | None = None  # period; None: once
+    for_s: tuple[float, float] = (10.0, 10.0)  # duration, uniform in this range
+    share: float = 0.3  # of hosts, at least one
+    spread_s: float = 0.0  # random delay per host, up to this
+    one_way: bool = False  # partition only
+    loss: float = 0.1  # this and the next four: bad_link
     duplication: float = 0.1
     reordering: float = 0.2
     latency_s: float = 0.2  # added
@@ -48,7 +50,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultEvent:
-    """One fault befalling some hosts, from `at_s` until `until_s` of the plan's time."""
+    """One fault of some hosts, by the plan's time."""
 
     at_s: float
     until_s: float
@@ -63,10 +65,8 @@ class FaultEvent:
 def plan(
     faults: Sequence[Fault], hosts: Collection[int], until_s: float, rng: Random
 ) -> list[FaultEvent]:
-    """When which hosts are hit, in order of time. All is over by `until_s`.
-
-    A partition hits its hosts together; everything else hits each by itself.
-    """
+    """Fault events in order of time; all end by `until_s`. A partition hits its hosts together,
+    others each host separately."""
     events: list[FaultEvent] = []
     for fault in faults:
         at_s = fault.at_s
@@ -86,10 +86,10 @@ def plan(
 
 
 def draw_faults(rng: Random, until_s: float) -> tuple[Fault, ...]:
-    """Faults for a run of that length; each kind is in every second run, so some runs are calm."""
+    """Random faults for a run of this length."""
     faults: list[Fault] = []
     for kind in KINDS:
-        # The youngest kind is drawn aside: what a seed drew before it was there stays what it was.
+        # Drawn from its own generator: older seeds keep their other faults.
         source = _aside(rng) if kind == "stillborn" else rng
         wanted, number = source.random() < 0.5, source.randrange(1, 3)
         for _ in range(number):
@@ -100,7 +100,7 @@ def draw_faults(rng: Random, until_s: float) -> tuple[Fault, ...]:
 
 
 def _aside(rng: Random) -> Random:
-    """A generator that follows from another and leaves it as it is."""
+    """A derived generator; leaves the original unchanged."""
     copied = Random()
     copied.setstate(rng.getstate())
     return Random(copied.random())
@@ -124,11 +124,8 @@ def _draw_fault(kind: Kind, rng: Random, until_s: float) -> Fault:
 
 
 class FaultRunner:
-    """Carries out a plan in a world. Time counts from when `run` is called.
-
-    `crash` ends a host's tasks and takes it off the network, `restart` brings it back; they belong
-    to whoever knows what runs on the hosts.
-    """
+    """Carries out a plan. Time counts from the call of `run`. `crash` and `restart` are the
+    caller's functions for a host."""
 
     def __init__(
         self,
@@ -157,7 +154,7 @@ class FaultRunner:
                     self._begin(event, until_s)
 
     async def _take_down(self, host: int, until_s: float) -> None:
-        if host in self._down:  # it lies there already
+        if host in self._down:  # down already
             return
         self._down.add(host)
         await self._crash(host)

@@ -1,19 +1,13 @@
-"""How long a message takes between two hosts, and whether it comes through.
+"""Delay and loss of messages between two hosts.
 
-One formula for each message. It waits for its sender's uplink, which all that host's messages
-share, and occupies it for `bytes / up`; then come latency and an exponential jitter; then it
-occupies the receiver's downlink for `bytes / down`, which overlaps with its own arrival, as bytes
-are passed on while others still come.
+A message waits for its sender's shared uplink and occupies it for `bytes / up`. Latency and
+exponential jitter follow, then the receiver's downlink for `bytes / down`, overlapping with
+arrival. It begins with TCP's slow start: ten packets per round trip, doubling until the link is
+full. Paths are not remembered, except for `warm_s`.
 
-A message starts slowly, as TCP does when it does not know the path: with ten packets' worth in a
-round trip, twice as fast in each that follows, until the link is full. Nothing is remembered from
-one message to the next, unless `warm_s` says for how long a path is.
-
-Gossip is lost as whole messages. A request or response is one transfer over TCP: nothing in it is
-lost, but lost packets are sent again, all that are missing at a time: after a round trip if enough
-packets follow to show that one is missing, else after a timeout. The rest goes on meanwhile.
-
-A clogged host's link stands still in both directions for a while and then goes on where it was.
+Gossip is lost as whole messages. Requests and responses are TCP transfers: lost packets are sent
+again after a round trip, or after a timeout at the end of a message. A clogged link stalls in both
+directions and then goes on.
 """
 
 import math
@@ -26,26 +20,26 @@ from swarm.identity import PeerId
 from swarm.transport.memory.gossip import Flight
 
 PACKET_BYTES = 1460
-OVERHEAD_BYTES = 80  # headers of a message, whatever its size
-REORDER_S_MAX = 1.0  # how long a reordered message is held back, at most
-WINDOW_BYTES = 10 * PACKET_BYTES  # what TCP sends in the first round trip
-STARTUP_GAIN = 2.0 / math.log(2.0)  # BBR's: paced so, the rate doubles in each round trip
-RETRANSMIT_AFTER_S = 0.2  # at least; otherwise two round trips
-PROBES_MAX = 4  # packets of a message too short to show by those that follow that one is missing
+OVERHEAD_BYTES = 80  # headers per message
+REORDER_S_MAX = 1.0  # longest delay of a reordered message
+WINDOW_BYTES = 10 * PACKET_BYTES  # TCP's initial window
+STARTUP_GAIN = 2.0 / math.log(2.0)  # BBR's: doubles the rate each round trip
+RETRANSMIT_AFTER_S = 0.2  # minimum; else two round trips
+PROBES_MAX = 4  # last packets, whose loss only a timeout shows
 
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """A host's access to the network. Latency, jitter and loss are of a whole path between two
-    such hosts, one way; between unlike hosts they are in the middle."""
+    """A host's access link. Latency, jitter and loss are one way between two such hosts; between
+    different profiles they are averaged."""
 
     latency_s: float = 0.0
-    jitter_s: float = 0.0  # mean of what is added to the latency
+    jitter_s: float = 0.0  # mean, added to the latency
     up_bytes_per_s: float = math.inf
     down_bytes_per_s: float = math.inf
     loss: float = 0.0  # of packets, and of gossip messages
     duplication: float = 0.0  # of gossip messages
-    reordering: float = 0.0  # of gossip messages: held back, so that later ones overtake them
+    reordering: float = 0.0  # of gossip messages, delayed behind later ones
 
     def __post_init__(self) -> None:
         for name in ("latency_s", "jitter_s"):
@@ -60,34 +54,34 @@ class LinkProfile:
 
 
 class SimulatedLinks:
-    """The links of all hosts and how long each is busy. Serves one `MemoryNetwork`."""
+    """Links of all hosts and their occupation, for one `MemoryNetwork`."""
 
     def __init__(
         self, profile: LinkProfile, hosts: Mapping[PeerId, LinkProfile] | None = None
     ) -> None:
-        """`hosts` names those whose profile differs."""
+        """`hosts`: the hosts with another profile."""
         self._profile = profile
         self._hosts = dict(hosts or {})
-        self.warm_s = 0.0  # how long a path that carried something need not start slowly again
-        self._grown: dict[tuple[PeerId, PeerId], tuple[float, int]] = {}  # until when, bytes sent
+        self.warm_s = 0.0  # a used path skips slow start for so long
+        self._grown: dict[tuple[PeerId, PeerId], tuple[float, int]] = {}  # (warm until, bytes sent)
         self._up_busy_until_s: dict[PeerId, float] = {}
         self._down_busy_until_s: dict[PeerId, float] = {}
 
     def of(self, host: PeerId) -> LinkProfile:
-        """The host's access to the network."""
+        """Profile of a host."""
         return self._hosts.get(host, self._profile)
 
     def change(self, host: PeerId, profile: LinkProfile) -> None:
-        """Give a host another link, for messages from now on."""
+        """Change a host's profile for later messages."""
         self._hosts[host] = profile
 
     def clog(self, host: PeerId, until_s: float) -> None:
-        """Let a host's link stand still until then. What is in flight behind it waits too."""
+        """Stall a host's link until then; messages in flight wait, too."""
         for busy in (self._up_busy_until_s, self._down_busy_until_s):
             busy[host] = max(busy.get(host, 0.0), until_s)
 
     def path(self, source: PeerId, target: PeerId) -> LinkProfile:
-        """One direction between two hosts: the source's uplink and the target's downlink."""
+        """Profile of one direction: source's uplink and target's downlink."""
         one, other = self.of(source), self.of(target)
         if one is other:
             return one
@@ -111,7 +105,6 @@ class SimulatedLinks:
         *,
         reliable: bool,
     ) -> Flight:
-        """Put a message on its way."""
         path = self.path(source, target)
         size = payload_bytes + OVERHEAD_BYTES
         packets = math.ceil(size / PACKET_BYTES)
@@ -143,15 +136,15 @@ class SimulatedLinks:
         until_s, before = self._grown.get((source, target), (0.0, 0))
         if until_s < now_s:
             before = 0
-        # what is sent while the path is warm goes on growing where the last message left off
+        # a warm path continues its growth
         slow_s = _slow_start_s(before + size, path) - _slow_start_s(before, path)
         self._grown[source, target] = (now_s + slow_s + self.warm_s, before + size)
         return slow_s
 
     def receive(self, target: PeerId, flight: Flight, now_s: float) -> float:
-        """When a message whose last byte reaches the target's downlink now is there in full."""
+        """Time at which a message is complete whose last byte reaches the downlink now."""
         rate = self.of(target).down_bytes_per_s
-        # a retransmission pauses the transfer: it does not occupy the downlink
+        # retransmission does not occupy the downlink
         start_s = max(
             now_s - (flight.last_s - flight.first_s), self._down_busy_until_s.get(target, 0.0)
         )
@@ -161,14 +154,11 @@ class SimulatedLinks:
 
 
 def _slow_start_s(size: int, path: LinkProfile) -> float:
-    """How much longer a message takes than at the full rate of its path. Its first packet does not.
-
-    From `STARTUP_GAIN * WINDOW_BYTES` in a round trip the rate doubles in each: an exponential
-    whose integral is what has been sent.
-    """
+    """Delay by slow start. The rate doubles each round trip from `STARTUP_GAIN * WINDOW_BYTES`: an
+    exponential whose integral is the bytes sent."""
     round_trip_s = 2.0 * path.latency_s
     rate = min(path.up_bytes_per_s, path.down_bytes_per_s)
-    first_bytes = STARTUP_GAIN * WINDOW_BYTES  # in the first round trip, if the rate stayed so
+    first_bytes = STARTUP_GAIN * WINDOW_BYTES  # per round trip at the initial rate
     if round_trip_s == 0.0 or rate * round_trip_s <= first_bytes:
         return 0.0
     full_bytes = (rate * round_trip_s - first_bytes) / math.log(2.0)  # sent until the link is full
@@ -178,7 +168,7 @@ def _slow_start_s(size: int, path: LinkProfile) -> float:
 
 
 def _retransmit_s(packets: int, path: LinkProfile) -> float:
-    """How long it takes until what is missing of a message has come."""
+    """Delay until all lost packets have arrived."""
     round_trip_s = 2.0 * path.latency_s
     if packets > PROBES_MAX:
         return round_trip_s
@@ -186,8 +176,7 @@ def _retransmit_s(packets: int, path: LinkProfile) -> float:
 
 
 def _losses(packets: int, loss: float, rng: Random) -> tuple[int, int]:
-    """How many transmissions fail until each packet came through, and how often what is missing is
-    sent again. One draw for each failure."""
+    """(Failed transmissions, rounds of retransmission), one draw per failure."""
     losses = repairs = 0
     if loss == 0.0:
         return losses, repairs

@@ -1,15 +1,13 @@
-"""A pytest fixture that puts a test's own network code into a simulated wide-area network.
+"""A pytest fixture: network code in a simulated wide-area network.
 
-    pytest_plugins = ["swarm.simulation.pytest_plugin"]
+  pytest_plugins = ["swarm.simulation.pytest_plugin"]
 
-`wan(main, hosts=3, profile="adsl", seed=7)` runs `await main(world)` and returns what it returns.
-The clock is virtual, so an hour of waiting costs nothing, and the seed decides everything: jitter,
-loss, and which of two things that happen at one moment comes first. A test that fails says its
-seed.
+`wan(main, hosts=3, profile="adsl", seed=7)` runs `await main(world)` and returns its result. The
+clock is virtual, and the seed decides jitter, loss and scheduling. A failing test prints its seed.
 
-`world.join(host)` puts a host on the network and gives its `Transport`. Then things may go wrong:
-`crash`, `pause`, `clog`, `cut` and `heal`. Code that a pause is to hold up is started with
-`with world.on(host): nursery.start_soon(...)`. No threads, processes or sockets inside.
+`world.join(host)` returns the host's `Transport`. Faults are `crash`, `pause`, `clog`, `cut` and
+`heal`. Code that `pause` should suspend starts with `with world.on(host): nursery.start_soon(...)`.
+No threads, processes or sockets inside.
 """
 
 import pytest
@@ -19,5 +17,4 @@ from swarm.simulation.wan import Wan
 
 @pytest.fixture
 def wan() -> Wan:
-    """Runs network code over simulated links: see `Wan`."""
     return Wan()

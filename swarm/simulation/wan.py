@@ -1,4 +1,4 @@
-"""A test's own network code in a simulated wide-area network; a fixture by `pytest_plugin`."""
+"""Network code of a test in a simulated wide-area network; a fixture of `pytest_plugin`."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Wan:
-    """What the fixture `wan` is: call it with the body of a test."""
+    """The `wan` fixture: call it with the body of a test."""
 
     def __call__(
         self,
@@ -25,8 +25,8 @@ class Wan:
         seed: int | str = 0,
         timeout_s: float = 3600.0,
     ) -> T:
-        """Run `main` in a world of its own. `profile` is a name, a link for all hosts, or one for
-        each host; `timeout_s` is of the virtual clock.
+        """Run `main` in a new world. `profile`: a name, one link for all hosts, or one per host.
+        `timeout_s` is virtual.
 
         Raises:
             ConfigError: there is no such profile.

@@ -1,4 +1,4 @@
-"""A network of simulated hosts whose every event is on record, so that a seed replays it.
+"""A network of simulated hosts with a recorded trace, replayed by its seed.
 
 async def main() -> str:
     async with open_world(seed=7, hosts=16, profile=LinkProfile(latency_s=0.1)) as world:
@@ -27,10 +27,8 @@ TRACE_LINES_MAX = 10_000
 
 
 class SimulatedWorld:
-    """`hosts` identities and the network between them, all of it drawn from one seed.
-
-    `trace` holds the newest events as text; `trace_hash` covers all of them.
-    """
+    """`hosts` identities and their network, drawn from one seed. `trace` holds the newest events;
+    `trace_hash` covers all."""
 
     def __init__(
         self,
@@ -41,8 +39,8 @@ class SimulatedWorld:
         profiles: Mapping[int, LinkProfile] | None = None,
         ips: Sequence[str] | None = None,
     ) -> None:
-        """`profiles` names hosts, by index, whose links differ from `profile`. `ips` is the address
-        of each host; None: public ones, each in a block of its own."""
+        """`profiles`: links of single hosts by index. `ips`: address of each host; None: public
+        ones, each in its own block."""
         self.seed = seed
         self.ips = separate_ips(hosts) if ips is None else tuple(ips)
         self.identities = tuple(
@@ -54,33 +52,31 @@ class SimulatedWorld:
         self.network = MemoryNetwork(self.rng("links"), self.links, nursery, self._observe)
         self._freezer = Freezer()
         self._last_pause = 0
-        self._pauses: dict[int, int] = {}  # host -> number of its newest pause, while it lasts
+        self._pauses: dict[int, int] = {}  # host -> number of its current pause
         self._stillborn_until_s: dict[PeerId, float] = {}
         self.trace: deque[str] = deque(maxlen=TRACE_LINES_MAX)
         self.events = 0
         self._hash = hashlib.sha256()
 
     def rng(self, name: str) -> Random:
-        """A random generator of its own for whatever has this name."""
+        """A random generator for this name."""
         return Random(f"{self.seed}/{name}")
 
     def peer_id(self, host: int) -> PeerId:
-        """The peer id of the host with this index."""
         return self.identities[host].peer_id
 
     def join(self, host: int) -> MemoryTransport:
-        """Put a host on the network, for the first time or after it crashed or left."""
+        """Put a host on the network, the first time or after it left."""
         return self.network.join(self.peer_id(host), self.ips[host])
 
     def crash(self, host: int) -> None:
-        """Take a host off the network at once; its tasks above are the caller's to cancel."""
+        """Take a host off the network at once; the caller cancels its tasks."""
         self.resume(host)
         self.network.crash(self.peer_id(host))
 
     @contextmanager
     def on(self, host: int) -> Iterator[None]:
-        """Let the tasks that are started in this context run on a host: only then can `pause` hold
-        them up."""
+        """Tasks started in this context run on the host, so that `pause` suspends them."""
         token = RUNS_ON.set(self.peer_id(host))
         try:
             yield
@@ -88,8 +84,8 @@ class SimulatedWorld:
             RUNS_ON.reset(token)
 
     def pause(self, host: int, for_s: float) -> None:
-        """Let a host's processor stand still for a while, as a closed lid does. Its tasks (see
-        `on`) go no further, what others send waits; on waking it finds that time has jumped."""
+        """Suspend a host like a closed laptop: its tasks (see `on`) stop, messages to it wait, and
+        on waking time has jumped."""
         self._last_pause += 1
         number = self._pauses[host] = self._last_pause
         self.record(f"pause {host}")
@@ -103,20 +99,19 @@ class SimulatedWorld:
         self.network.at(trio.current_time() + for_s, wake)
 
     def resume(self, host: int) -> None:
-        """End a host's pause before its time, if it has one."""
+        """End a host's pause early, if any."""
         if self._pauses.pop(host, None) is not None:
             self.record(f"resume {host}")
             self._freezer.thaw(self.peer_id(host))
             self.network.resume(self.peer_id(host))
 
     def clog(self, host: int, for_s: float) -> None:
-        """Let a host's link stand still for a while, both ways."""
+        """Stall a host's link in both directions."""
         self.record(f"clog {host}")
         self.links.clog(self.peer_id(host), trio.current_time() + for_s)
 
     def kill_newborn(self, host: int, for_s: float) -> None:
-        """Let a host's connections die, those that are there at once, and new ones for a while as
-        soon as both ends have admitted them."""
+        """Close a host's connections, and for a while each new one as soon as it is admitted."""
         self.record(f"stillborn {host}")
         peer = self.peer_id(host)
         self._stillborn_until_s[peer] = trio.current_time() + for_s
@@ -130,7 +125,7 @@ class SimulatedWorld:
         *,
         one_way: bool = False,
     ) -> Cut:
-        """Let nothing through between hosts and others, or all others; `heal` ends it."""
+        """Cut hosts off from others, or from all."""
         if others is None:
             others = [host for host in range(len(self.identities)) if host not in hosts]
         self.record(f"cut {sorted(hosts)} {sorted(others)} {one_way}")
@@ -138,17 +133,17 @@ class SimulatedWorld:
         return self.network.partition(*ends, one_way=one_way)
 
     def heal(self, cut: Cut | None = None) -> None:
-        """End a partition, or all of them."""
+        """End one partition, or all."""
         self.record("heal")
         self.network.heal(cut)
 
     @property
     def trace_hash(self) -> str:
-        """SHA-256 over all events so far, in hexadecimal."""
+        """SHA-256 of all events so far, in hexadecimal."""
         return self._hash.hexdigest()
 
     def record(self, event: str) -> None:
-        """Put an event of a layer above on the trace."""
+        """Add an event of a higher layer to the trace."""
         line = f"{trio.current_time():.9f} {event}"
         self.trace.append(line)
         self.events += 1
@@ -175,7 +170,7 @@ async def open_world(
     profiles: Mapping[int, LinkProfile] | None = None,
     ips: Sequence[str] | None = None,
 ) -> AsyncIterator[SimulatedWorld]:
-    """A world whose network runs until the context ends; see `SimulatedWorld`."""
+    """A world whose network runs until the context ends."""
     async with trio.open_nursery() as nursery:
         yield SimulatedWorld(seed, hosts, profile, nursery, profiles, ips)
         nursery.cancel_scope.cancel()

@@ -1,1 +1,1 @@
-"""Files that survive a crash and belong to one owner: whole or not there, locked, private."""
+"""Files that survive a crash: atomic, locked, private."""

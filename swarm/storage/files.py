@@ -1,4 +1,4 @@
-"""Small files that are there whole or not at all."""
+"""Small files written atomically."""
 
 import os
 import threading
@@ -11,14 +11,14 @@ RunSync = Callable[..., Awaitable[Any]]
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
-    """Of several that write at the same time, threads or processes, one is the last.
+    """Write a file atomically; of concurrent writers one wins.
 
     Raises:
-        OSError: what was there before is there still.
+        OSError: the old content is still there.
     """
-    writer = f"{os.getpid()}-{threading.get_ident()}"  # its own file: none takes another's away
+    writer = f"{os.getpid()}-{threading.get_ident()}"  # own file per writer
     partial = path.with_name(f"{path.name}.{writer}.partial")
-    partial.unlink(missing_ok=True)  # whose mode may be another
+    partial.unlink(missing_ok=True)  # it may have another mode
     try:
         partial.touch(mode=mode)
         partial.write_bytes(content.encode() if isinstance(content, str) else content)

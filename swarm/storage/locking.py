@@ -1,4 +1,4 @@
-"""A directory that belongs to one process, and that only its owner may read."""
+"""A data directory locked by one process and readable by its owner only."""
 
 import fcntl
 from collections.abc import Callable, Iterator
@@ -16,9 +16,10 @@ LOCK_FILE: Final = "lock"
 def data_directory(
     path: Path, kind: str = "node", say: Callable[[str], None] = lambda text: None
 ) -> Iterator[Path]:
-    """Create and lock a data directory; the lock ends with the process, however it ends. `kind` of
-    process, for messages. Within the block all files that are made are private (`private_files`);
-    one that others could read until now is closed to them, and `say` told.
+    """Create and lock a data directory; the lock ends with the process.
+
+    `kind` names the process in messages. Files made within the block are private; `say` is told if
+    others could read the directory before.
 
     Raises:
         ConfigError: another process holds it, or it cannot be made.

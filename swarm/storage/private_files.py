@@ -1,13 +1,11 @@
-"""Files of a data directory are for their owner alone; what lies outside is as it always was.
+"""File modes: private in a data directory, as the user wants elsewhere.
 
-A data directory holds what others on the machine are not to read, in a private swarm above all:
-who said what when, texts of the pool, addresses, the policy. So while a process works on one, all
-that it and its children make is private from the start (the umask), whatever makes it: SQLite, a
-trainer, vLLM. What goes elsewhere is made in `shared_files`: a cache of models that users share, or
-what somebody asked for by `--out`.
+A data directory holds texts, addresses and the policy, which other users must not read. So while a
+process works on one, the umask makes all new files private, whatever makes them: SQLite, a trainer,
+vLLM. Files elsewhere, such as a shared model cache or `--out`, are made in `shared_files`.
 
-The umask is the whole process's. In `shared_files` another thread may make a file of the data
-directory meanwhile; nobody can reach it, because the directory itself is closed.
+The umask is per process: another thread may make a file of the data directory within
+`shared_files`. The closed directory still protects it.
 """
 
 import os
@@ -18,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 UMASK: Final = 0o077
-UMASK_VARIABLE: Final = "SWARM_SHARED_UMASK"  # tells children what to make shared files with
-OTHERS: Final = 0o077  # bits of a mode
+UMASK_VARIABLE: Final = "SWARM_SHARED_UMASK"  # tells child processes the user's umask
+OTHERS: Final = 0o077  # mode bits of group and others
 
 
 def shared_umask() -> int:
-    """The umask that the first of our processes was started with."""
+    """The umask of the user who started the first of our processes."""
     text = os.environ.get(UMASK_VARIABLE, "")
     try:
         return int(text, 8) & 0o777
@@ -35,7 +33,7 @@ def shared_umask() -> int:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """All that is made in this block is for its owner alone, by children as well."""
+    """Make all files in this block private, in child processes too."""
     outer = os.environ.get(UMASK_VARIABLE)
     before = os.umask(UMASK)
     os.environ.setdefault(UMASK_VARIABLE, f"{before:o}")
@@ -49,7 +47,7 @@ def private_files() -> Iterator[None]:
 
 @contextmanager
 def shared_files() -> Iterator[None]:
-    """What is made in this block is as readable as whoever started us wants new files to be."""
+    """Make files in this block with the user's own umask."""
     before = os.umask(shared_umask())
     try:
         yield
@@ -58,7 +56,7 @@ def shared_files() -> Iterator[None]:
 
 
 def make_shared(directory: Path) -> None:
-    """Give a directory, and all in it, the modes that `shared_files` would have given it."""
+    """Give a directory and its content the modes of `shared_files`."""
     umask = shared_umask()
     directory.chmod(0o777 & ~umask)
     for folder, folders, names in os.walk(directory):
@@ -69,10 +67,10 @@ def make_shared(directory: Path) -> None:
 
 
 def make_private(directory: Path, *, was_ours: bool) -> bool:
-    """Close a directory of ours to others, made here if need be. Where it `was_ours` before, so was
-    all in it. Returns whether others could read it until now.
+    """Create a directory if needed and close it to other users. If it `was_ours`, its content, too.
+    Returns True if others could read it before.
 
-    A directory or file of another user stays as it is, and so does what a link leads to.
+    Other users' files and targets of links stay as they are.
 
     Raises:
         OSError: it cannot be made.
@@ -84,7 +82,7 @@ def make_private(directory: Path, *, was_ours: bool) -> bool:
             return False
     else:
         return False
-    if was_ours:  # the directory comes last: where this is cut short, it begins again
+    if was_ours:  # the directory last, so that an interrupted run starts again
         for folder, folders, names in os.walk(directory, topdown=False):
             for name in (*folders, *names):
                 _close(Path(folder, name))
@@ -98,7 +96,7 @@ def _is_open(path: Path) -> bool:
 
 
 def _close(path: Path) -> None:
-    with suppress(OSError):  # it is gone, or of a file system without modes
+    with suppress(OSError):  # gone, or a file system without modes
         found = path.lstat()
         if found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode):
             path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)

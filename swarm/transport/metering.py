@@ -1,20 +1,16 @@
-"""Who waits when small work of strangers would fill the event loop. Pure, but for trio's clock.
+"""CPU time that a peer's small messages cost, and who waits when it is too much. Pure, on trio's
+clock.
 
-A byte costs its receiver little; a record, a frame, a stream or an entry that carries next to
-nothing costs what thousands of bytes do. Such work is counted in seconds of a core, by constants
-that were measured, and put to the account of the peer, of its origin (an address block or a private
-address) and of the node. What carries a payload to match is not counted.
+Tiny records, frames, streams and entries cost the receiver far more than their bytes. Their cost,
+in seconds of one core by measured constants, is charged to the peer, to its origin (address block
+or private address) and to the node. Large payloads are not charged.
 
-Whoever is light goes on at once. Whoever is heavy passes through one lane with all others who are:
-one short piece of work at a time, those who used least first, and no more than `LANE_SHARE` of the
-time in all. A place in the line grows older, so that nobody waits for ever. Between two pieces
-everybody else has a turn, so that an honest peer's request waits for one piece at most, however
-many connections are heavy. Where the event loop is late all the same, as others have much to do,
-the lane stands still for twice as long.
+Light accounts go on at once. Heavy ones queue in one lane, lowest use first, with at most
+`LANE_SHARE` of the time; waiting raises the priority. Between two pieces of work all other tasks
+run. When the event loop is late, the lane pauses for twice as long.
 
-An account is heavy over its own limit. Where an origin's peers, or a node's origins, are over the
-limit together, those are heavy who use more than their equal share of it: identities cost nothing,
-so that a limit for each peer alone would be none.
+An account is heavy beyond its own limit. If an origin or the node is over its limit, the accounts
+above their equal share of it are heavy, because identities cost nothing.
 """
 
 import heapq
@@ -27,50 +23,50 @@ import trio
 
 from swarm.transport.places import Origin
 
-SPAN_S: Final = 1.0  # what is used fades in about this time
-PEER_SHARE_MAX: Final = 0.05  # of a core, for small work; seven requests a second take 0.005
+SPAN_S: Final = 1.0  # half-life of the charges
+PEER_SHARE_MAX: Final = 0.05  # of a core; seven requests a second take 0.005
 ORIGIN_SHARE_MAX: Final = 0.15
 NODE_SHARE_MAX: Final = 0.3
-LANE_SHARE: Final = 0.5  # of a core, for all who are heavy together
-TURN_S: Final = 0.001  # a piece of work after which others have their turn
-LATE_TIMES: Final = 2.0  # what the event loop is late, for which the lane stands still
-LATE_S_MAX: Final = 0.05  # for which it does so at most
-PIECE_S_MAX: Final = 0.002  # more is paid in several pieces
-BEHIND_S: Final = 150.0  # for which one waits behind who uses nothing, for each core that one uses
-# What many addresses use together may leave each of them less than an honest peer needs. Admitted
-# peers that use no more than that are then served before all others but those who wait for so long.
+LANE_SHARE: Final = 0.5  # of a core, for all heavy accounts together
+TURN_S: Final = 0.001  # work after which other tasks run
+LATE_TIMES: Final = 2.0  # lane pause as a multiple of the loop's delay
+LATE_S_MAX: Final = 0.05  # longest lane pause
+PIECE_S_MAX: Final = 0.002  # larger debts are paid in pieces
+BEHIND_S: Final = 150.0  # queue penalty in seconds per core used
+# Admitted peers below this use are served first, but not before those that have waited for
+# `MODEST_AHEAD_S`. Else many addresses together could leave an honest peer too little.
 MODEST_SHARE: Final = 0.02  # of a core
 MODEST_AHEAD_S: Final = 5.0
-NEWCOMER_BEHIND_S: Final = 1.0  # for which whoever has not proved a key waits behind those who have
-IDLE_S: Final = 5.0  # an account that nothing was put to for so long is forgotten
-ACCOUNTS_MAX: Final = 256  # origins, and peers of one origin; the longest unused is forgotten
+NEWCOMER_BEHIND_S: Final = 1.0  # queue penalty before the handshake proves a key
+IDLE_S: Final = 5.0  # unused accounts are forgotten
+ACCOUNTS_MAX: Final = 256  # origins, and peers per origin
 
 RECORD_S: Final = 6e-6  # a small Noise record
-FRAME_S: Final = 6e-6  # a Yamux frame that carries little or nothing
-STREAM_S: Final = 3e-4  # a stream that is opened, up to an answer
-HANDSHAKE_S: Final = 2.5e-3  # the start of one: keys are agreed on, and one signature is made
-ADMISSION_S: Final = 2.5e-3  # the rest of it: a muxer, a place, and the streams that we open
-ENTRY_S: Final = 3e-6  # one entry of a gossip control message
-MESSAGE_S: Final = 2e-4  # a gossip message whose signature is checked
-RPC_S: Final = 3e-5  # what comes by gossip, whatever is in it
+FRAME_S: Final = 6e-6  # a Yamux frame with little or no data
+STREAM_S: Final = 3e-4  # opening a stream and answering it
+HANDSHAKE_S: Final = 2.5e-3  # key agreement and one signature
+ADMISSION_S: Final = 2.5e-3  # muxer, slot, and the streams that we open
+ENTRY_S: Final = 3e-6  # an entry of a gossip control message
+MESSAGE_S: Final = 2e-4  # a gossip message, with its signature check
+RPC_S: Final = 3e-5  # any gossip RPC
 
 
 @dataclass(slots=True)
 class _Account:
-    """Seconds of work, which fade; of an origin, with the accounts of its peers."""
+    """Decaying seconds of work; an origin's account holds those of its peers."""
 
     value: float = 0.0
     at: float = 0.0
     within: OrderedDict[str, "_Account"] = field(default_factory=OrderedDict)
 
     def add(self, cost_s: float, now: float) -> float:
-        """Put work to the account; what it comes to, as a share of a core."""
+        """Add work. Returns the total as a share of one core."""
         faded = self.value * 0.5 ** (max(0.0, now - self.at) / SPAN_S)
         self.value, self.at = max(0.0, faded + cost_s), now
         return self.value / SPAN_S
 
     def of(self, who: str, now: float) -> "_Account":
-        """An account within this one. Those that nothing is put to are forgotten."""
+        """The account of a member. Idle ones are forgotten."""
         account = self.within.get(who)
         if account is None:
             account = self.within[who] = _Account(at=now)
@@ -85,14 +81,12 @@ class _Account:
 
 @dataclass(slots=True)
 class MeterFigures:
-    """What the meter did since the start."""
-
-    work_s: float = 0.0  # that was counted
-    heavy: int = 0  # pieces of work that went through the lane
+    work_s: float = 0.0  # charged
+    heavy: int = 0  # pieces of work sent through the lane
 
 
 class WorkMeter:
-    """The accounts, and the lane. `run` keeps the lane moving until cancelled."""
+    """All accounts and the lane. `run` drives the lane until cancelled."""
 
     def __init__(self) -> None:
         self._node = _Account()
@@ -102,8 +96,7 @@ class WorkMeter:
         self.figures = MeterFigures()
 
     async def settle(self, origin: Origin, peer: str, cost_s: float) -> None:
-        """Put work to an account, and wait for a turn if it is heavy. `peer` is "" where it is not
-        proved yet."""
+        """Charge work; a heavy account waits for its turn. `peer` is "" until its key is proved."""
         share = self.charge(origin, peer, cost_s)
         if share is None:
             await trio.lowlevel.checkpoint()
@@ -127,8 +120,7 @@ class WorkMeter:
             raise
 
     def charge(self, origin: Origin, peer: str, cost_s: float) -> float | None:
-        """Put work to an account, or take it off. Returns the peer's share of a core where it is
-        heavy; None where it is light."""
+        """Charge or refund work. Returns the peer's share of a core if it is heavy, else None."""
         now = trio.current_time()
         self.figures.work_s += cost_s
         of_node = self._node.add(cost_s, now)
@@ -149,7 +141,6 @@ class WorkMeter:
         return of_peer if is_heavy else None
 
     async def run(self) -> None:
-        """Give out turns."""
         while True:
             while not self._waiting:
                 self._wake = trio.Event()
@@ -164,27 +155,25 @@ class WorkMeter:
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """Somebody who waits in the lane."""
-
     cost_s: float
     come: trio.Event = field(default_factory=trio.Event)
 
 
 class Payer:
-    """One connection's debt, settled in pieces of about `TURN_S`. Without a meter it gives way to
-    others and never waits."""
+    """Debt of one connection, paid in pieces of about `TURN_S`. Without a meter it only yields to
+    other tasks."""
 
     def __init__(self, meter: WorkMeter | None = None, origin: Origin = "", peer: str = "") -> None:
         self._meter, self._origin, self._peer = meter, origin, peer
         self._debt_s = 0.0
 
     def owe(self, cost_s: float) -> bool:
-        """Add to the debt; whether it is time to pay."""
+        """Add to the debt. Returns True when it is time to pay."""
         self._debt_s += cost_s
         return self._debt_s >= TURN_S
 
     async def pay(self) -> None:
-        """Give way to others, for longer where this peer's account is heavy."""
+        """Yield to other tasks, for longer if this peer's account is heavy."""
         debt_s, self._debt_s = self._debt_s, 0.0
         if self._meter is None:
             await trio.lowlevel.checkpoint()
@@ -195,7 +184,7 @@ class Payer:
         await self._meter.settle(self._origin, self._peer, debt_s)
 
     def refund(self, cost_s: float) -> None:
-        """Take work off the account that turned out to carry its weight."""
+        """Take back a charge for work that carried enough data."""
         owed_s = min(cost_s, self._debt_s)
         self._debt_s -= owed_s
         if self._meter is not None:

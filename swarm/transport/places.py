@@ -1,17 +1,14 @@
-"""Who has a place: connections that are being admitted, and those that are. Pure, but for trio's
-clock.
+"""Connection slots: the one count of connections in their handshake and of admitted ones. Pure, on
+trio's clock.
 
-This is the one count of live connections. A connection is counted from the moment it is accepted
-or dialled until its socket is closed or it has to give way, whatever happens between.
+A slot is held from accept or dial until the socket is closed or the connection is evicted.
 
-Whoever opens a TCP connection and says nothing costs a place until it times out, before anything is
-known of it but its address. So each origin has few places among those that are being admitted, and
-where they or all are taken, the oldest of who has most of them gives way: an honest handshake takes
+A silent TCP connection holds a handshake slot until it times out, so each origin has few of them.
+When none is free, the oldest handshake of the origin with the most is evicted: an honest one takes
 a few round trips.
 
-Where a block of addresses or the whole has no place left for a connection, the newest of who has
-most of it gives way: nobody fills a node, or his neighbours' part of it, from a few addresses.
-Connections that this node makes itself are counted apart.
+When a block or the whole has no free connection slot, the newest connection of the largest origin
+is evicted, so nobody fills a node from a few addresses. Outbound connections are counted apart.
 """
 
 from collections import Counter
@@ -22,38 +19,26 @@ from typing import Final
 import trio
 
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import (
-    BLOCK_LENGTH,
-    RELAYED_PATH,
-    Block,
-    OriginPath,
-    block_of,
-    is_public,
-    is_public_network,
-    path_of,
-)
-from swarm.limits.bounded_table import BoundedTable, no_share
-from swarm.limits.quotas import RELAYED
+from swarm.limits.address_blocks import RELAYED_PATH, Block, OriginPath, path_of
+from swarm.limits.bounded_table import BoundedTable, OriginLimits
+from swarm.limits.quotas import RELAYED, shared_block
 
 HANDSHAKES_MAX: Final = 128
-OF_BLOCK_MAX: Final = 8  # of one public address block
-OF_PRIVATE_MAX: Final = 64  # of one private address: there may be a whole swarm behind it
-PATIENCE_S: Final = 2.0  # so much every handshake gets, unless its origin crowds others out
+HANDSHAKES_PER_BLOCK_MAX: Final = 8  # per public address block
+HANDSHAKES_PER_PRIVATE_IP_MAX: Final = 64  # per private address, behind which there may be a swarm
+HANDSHAKE_PATIENCE_S: Final = 2.0  # guaranteed to each handshake, unless its origin has too many
 CONNECTIONS_MAX: Final = 256
-INBOUND_MAX: Final = 224  # of these; the rest is for connections that we make
-OF_PEER_MAX: Final = (
-    3  # connections of one peer: two that were made at once, and one on its way out
-)
+INBOUND_MAX: Final = 224  # of these; the rest is for outbound ones
+CONNECTIONS_PER_PEER_MAX: Final = 3  # two made at once, and one that is closing
 
 Origin = Block | str
-"""What one person has: a public address block, a private address, or all that relays hide."""
+"""A public address block, a private address, or all relayed connections: what one person easily
+has."""
 
 
 def origin_of(ip: str | None) -> Origin:
-    """To whose account a connection from an address is put; None: it came through a relay."""
-    if ip is None:
-        return RELAYED
-    return (block_of(ip) if is_public(ip) else None) or ip
+    """The account to which work for a connection is put. None: the connection is relayed."""
+    return shared_block(ip) or ip or RELAYED
 
 
 def _nothing() -> None:
@@ -61,29 +46,28 @@ def _nothing() -> None:
 
 
 @dataclass(eq=False, slots=True)
-class Place:
-    """One connection, or what may become one."""
+class ConnectionSlot:
+    """The slot of one connection."""
 
     ip: str | None
     since_s: float
     inbound: bool = True
-    peer: PeerId | None = None  # None: not proved yet
+    peer: PeerId | None = None  # None: in the handshake
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    on_end: Callable[[], None] = field(default=_nothing, repr=False)  # called as it gives way
+    on_end: Callable[[], None] = field(default=_nothing, repr=False)  # called on eviction
     origin: Origin = field(init=False)
 
     def __post_init__(self) -> None:
         self.origin = origin_of(self.ip)
 
-    def give_way(self) -> None:
-        """End what holds it."""
+    def evict(self) -> None:
         self.scope.cancel()
         self.on_end()
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceFigures:
-    """What `status` shows of the door."""
+    """Slot use, as `status` shows it."""
 
     connections: int
     connections_max: int
@@ -91,105 +75,103 @@ class PlaceFigures:
     inbound_max: int
     handshakes: int
     handshakes_max: int
-    largest_origin: str  # "" where nobody is connected
+    largest_origin: str  # "" if nobody is connected
     of_largest: int
-    turned_away: dict[str, int]  # newcomers since the start, by why
-    gave_way: dict[str, int]  # connections since the start that were ended for others, by why
-    failed: dict[str, int]  # newcomers since the start that did not get through, by the step
+    turned_away: dict[str, int]  # refused connections since the start, by reason
+    evicted: dict[str, int]  # evicted connections since the start, by reason
+    failed: dict[str, int]  # failed handshakes since the start, by step
 
 
-ShareOf = Callable[[OriginPath], int | None]
-_Slots = BoundedTable[Place, Place]
+_HANDSHAKE_LIMITS = OriginLimits(
+    block=HANDSHAKES_PER_BLOCK_MAX,
+    private_address=HANDSHAKES_PER_PRIVATE_IP_MAX,
+    relayed=HANDSHAKES_PER_PRIVATE_IP_MAX,
+)
+_Slots = BoundedTable[ConnectionSlot, ConnectionSlot]
 
 
-class Places:
-    """All places of one node."""
+class ConnectionSlots:
+    """All slots of one node."""
 
     def __init__(self) -> None:
-        self._share_of: ShareOf = no_share
-        self._handshakes = _Slots(HANDSHAKES_MAX, share_of=_handshakes_of, newest_first=True)
-        self._inbound = _Slots(INBOUND_MAX, share_of=self._share, newest_first=True)
-        self._own = _Slots(CONNECTIONS_MAX, share_of=self._share, newest_first=True)
-        self.turned_away: Counter[str] = Counter()  # newcomers, by why
-        self.gave_way: Counter[str] = Counter()  # places that were taken back, by why
-        self.failed: Counter[str] = Counter()  # newcomers that did not get through, by the step
+        self.limits = OriginLimits()  # of admitted connections, for each direction
+        self._handshakes = _Slots(HANDSHAKES_MAX, limit_of=_HANDSHAKE_LIMITS, newest_first=True)
+        self._inbound = _Slots(INBOUND_MAX, limit_of=self._limit_of, newest_first=True)
+        self._own = _Slots(CONNECTIONS_MAX, limit_of=self._limit_of, newest_first=True)
+        self.turned_away: Counter[str] = Counter()  # by reason
+        self.evicted: Counter[str] = Counter()  # evictions, by reason
+        self.failed: Counter[str] = Counter()  # handshakes, by step
 
-    def set_shares(self, share_of: ShareOf) -> None:
-        """How many admitted connections an origin may have that came to us, and as many that we
-        made; see `BoundedTable`."""
-        self._share_of = share_of
-
-    def _share(self, path: OriginPath) -> int | None:
-        return self._share_of(path)
+    def _limit_of(self, path: OriginPath) -> int | None:
+        return self.limits(path)
 
     @property
     def handshakes(self) -> int:
-        """How many connections are being admitted."""
+        """Connections in their handshake."""
         return len(self._handshakes)
 
-    def _admitted(self) -> list[Place]:
+    def _admitted(self) -> list[ConnectionSlot]:
         return [*self._inbound, *self._own]
 
     # --- before anything is known ---------------------------------------------------------------
 
-    def enter(self, ip: str | None) -> Place | None:
-        """A place to be admitted from; None if there is none. `leave` gives it back."""
-        place = Place(ip, trio.current_time())
-        gone = self._handshakes.put(place, place, path_of(ip))
+    def begin_handshake(self, ip: str | None) -> ConnectionSlot | None:
+        """Take a handshake slot; give it back with `release`. None: no slot is free."""
+        slot = ConnectionSlot(ip, trio.current_time())
+        gone = self._handshakes.put(slot, slot, path_of(ip))
         if gone is None:
-            return place
+            return slot
         ended, oldest = gone.key, self._handshakes.oldest(gone.path)
-        if trio.current_time() - oldest.since_s >= PATIENCE_S:
+        if trio.current_time() - oldest.since_s >= HANDSHAKE_PATIENCE_S:
             self._handshakes.pop(oldest)
             self._handshakes.put(ended, ended, path_of(ended.ip))
             ended = oldest
-        if ended is place:
+        if ended is slot:
             self.turned_away["handshakes"] += 1
             return None
-        ended.give_way()
-        self.gave_way["handshakes"] += 1
-        return place
+        ended.evict()
+        self.evicted["handshakes"] += 1
+        return slot
 
     # --- once a peer is proved ------------------------------------------------------------------
 
-    def admit(self, peer: PeerId, ip: str | None, *, inbound: bool) -> Place | None:
-        """A place for a connection whose peer is proved; None if there is none. Whoever holds it
-        runs the connection in its scope, which is cancelled where it has to give way."""
-        place = Place(ip, trio.current_time(), inbound, peer)
+    def admit(self, peer: PeerId, ip: str | None, *, inbound: bool) -> ConnectionSlot | None:
+        """Take a connection slot for a proven peer; give it back with `release`. None: no slot is
+        free. The connection must run in the slot's scope, which eviction cancels."""
+        slot = ConnectionSlot(ip, trio.current_time(), inbound, peer)
         same = [each for each in self._admitted() if each.peer == peer]
-        if len(same) >= OF_PEER_MAX:
+        if len(same) >= CONNECTIONS_PER_PEER_MAX:
             oldest = min(same, key=lambda each: each.since_s)
-            self._forget(oldest)
+            self._drop(oldest)
             self._end(oldest, "peer")
         table = self._inbound if inbound else self._own
-        gone = table.put(place, place, (*path_of(ip), peer))
+        gone = table.put(slot, slot, (*path_of(ip), peer))
         if gone is None and len(self._inbound) + len(self._own) > CONNECTIONS_MAX:
             gone = self._inbound.evict()
-        if gone is not None and gone.key is place:
+        if gone is not None and gone.key is slot:
             self.turned_away[_why(gone.path)] += 1
             return None
         if gone is not None:
             self._end(gone.key, _why(gone.path))
-        return place
+        return slot
 
-    def _end(self, place: Place, why: str) -> None:
-        place.give_way()
-        self.gave_way[why] += 1
+    def _end(self, slot: ConnectionSlot, why: str) -> None:
+        slot.evict()
+        self.evicted[why] += 1
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def leave(self, place: Place | None) -> None:
-        """The connection is over, one way or another."""
-        if place is not None:
-            self._handshakes.pop(place)
-            self._forget(place)
+    def release(self, slot: ConnectionSlot | None) -> None:
+        """Give a slot back."""
+        if slot is not None:
+            self._handshakes.pop(slot)
+            self._drop(slot)
 
-    def _forget(self, place: Place) -> None:
-        self._inbound.pop(place)
-        self._own.pop(place)
+    def _drop(self, slot: ConnectionSlot) -> None:
+        self._inbound.pop(slot)
+        self._own.pop(slot)
 
     def figures(self) -> PlaceFigures:
-        """What is taken, and by whom most."""
         held = Counter(each.origin for each in self._admitted())
         largest, count = held.most_common(1)[0] if held else ("", 0)
         return PlaceFigures(
@@ -202,18 +184,11 @@ class Places:
             largest_origin=largest,
             of_largest=count,
             turned_away=dict(self.turned_away),
-            gave_way=dict(self.gave_way),
+            evicted=dict(self.evicted),
             failed=dict(self.failed),
         )
 
 
-def _handshakes_of(path: OriginPath) -> int | None:
-    """How many of an origin may be admitted at once."""
-    if len(path) == BLOCK_LENGTH:
-        return OF_BLOCK_MAX if is_public_network(path[1]) else None
-    return OF_PRIVATE_MAX if len(path) > BLOCK_LENGTH or path == RELAYED_PATH else None
-
-
 def _why(path: OriginPath) -> str:
-    """What there was too much of."""
+    """Reason for an eviction: the kind of origin that was full."""
     return "relayed" if path == RELAYED_PATH else ("full", "network", "block", "address")[len(path)]

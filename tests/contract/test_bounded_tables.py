@@ -18,12 +18,12 @@ from swarm.identity import PeerId
 from swarm.limits.address_blocks import path_of
 from swarm.limits.bounded_table import BoundedTable
 from swarm.peers.address_book import BOOK_PEERS_MAX, HEARSAY_PEERS_MAX, AddressBook
-from swarm.peers.connection_gater import RULES, ConnectionGater
+from swarm.peers.connection_gater import CONNECTION_LIMITS
 from swarm.peers.dht import BUCKET_PEERS_MAX, ENTRIES_MAX, PROVIDERS_PER_KEY_MAX, Store, Table
 from swarm.peers.ledger import Ledger
 from swarm.telemetry.dashboard.server import CONNECTIONS_MAX, STREAMS_MAX, Board
 from swarm.transport.libp2p.reach import relay
-from swarm.transport.places import HANDSHAKES_MAX, INBOUND_MAX, Places
+from swarm.transport.places import HANDSHAKES_MAX, INBOUND_MAX, ConnectionSlots
 from swarm.wire.messages import AdvertBody, AdvertEntry
 from tests.support import run
 
@@ -32,7 +32,7 @@ NEIGHBOURS = 3
 RUN_KEY = bytes(32)
 
 Enter = Callable[[str, str], Any]
-"""Somebody, at an IP address, takes a place."""
+"""Somebody, at an IP address, takes a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,15 @@ def plain(table: BoundedTable[str, None], most: int) -> User:
     return User(lambda name, ip: table.put(name, None, path_of(ip)), table.keys, most)
 
 
-def places(*, inbound: bool) -> User:
+def slots(*, inbound: bool) -> User:
     """Connections, with the shares that a node has."""
-    made, held = Places(), {}
-    gater = ConnectionGater.__new__(ConnectionGater)
-    gater._rules = RULES
-    made.set_shares(gater._share_of)
+    made, held = ConnectionSlots(), {}
+    made.limits = CONNECTION_LIMITS
 
     def enter(name: str, ip: str) -> None:
-        place = made.admit(PeerId(name), ip, inbound=inbound)
-        if place is not None:
-            held[name] = place
+        slot = made.admit(PeerId(name), ip, inbound=inbound)
+        if slot is not None:
+            held[name] = slot
 
     return User(
         enter, lambda: [n for n, p in held.items() if not p.scope.cancel_called], INBOUND_MAX
@@ -66,12 +64,12 @@ def places(*, inbound: bool) -> User:
 
 
 def handshakes() -> User:
-    made, held = Places(), {}
+    made, held = ConnectionSlots(), {}
 
     def enter(name: str, ip: str) -> None:
-        place = made.enter(ip)
-        if place is not None:
-            held[name] = place
+        slot = made.begin_handshake(ip)
+        if slot is not None:
+            held[name] = slot
 
     return User(
         enter, lambda: [n for n, p in held.items() if not p.scope.cancel_called], HANDSHAKES_MAX
@@ -82,7 +80,7 @@ def of_run() -> User:
     store = Store()
     return User(
         lambda name, ip: store.put(RUN_KEY, PeerId(name), ["x"], 0.0, path_of(ip)),
-        lambda: [peer for peer, _ in store.of(RUN_KEY, 1.0)],
+        lambda: [peer for peer, _ in store.members(RUN_KEY, 1.0)],
         PROVIDERS_PER_KEY_MAX,
     )
 
@@ -160,17 +158,16 @@ def accounts() -> User:
     return User(enter, ledger.peers, 64)
 
 
+def a_relay() -> Any:
+    return relay.Relay(lambda peer: None, lambda peer: None, lambda: True, lambda *_: None)
+
+
 def reservations() -> User:
-    return plain(
-        BoundedTable(relay.RESERVATIONS_MAX, share_of=relay._reservations_of, newest_first=True),
-        relay.RESERVATIONS_MAX,
-    )
+    return plain(a_relay()._reserved, relay.RESERVATIONS_MAX)
 
 
 def circuits() -> User:
-    table: BoundedTable[str, None] = BoundedTable(
-        relay.CIRCUITS_MAX, share_of=relay._circuits_from, newest_first=True
-    )
+    table = a_relay()._by_asker
     return User(
         lambda name, ip: table.put(name, None, (*path_of(ip), name)), table.keys, relay.CIRCUITS_MAX
     )
@@ -178,7 +175,7 @@ def circuits() -> User:
 
 def clients_of_broker() -> User:
     return plain(
-        BoundedTable(BROKER_CLIENTS_MAX, share_of=clients_of, newest_first=True), BROKER_CLIENTS_MAX
+        BoundedTable(BROKER_CLIENTS_MAX, limit_of=clients_of, newest_first=True), BROKER_CLIENTS_MAX
     )
 
 
@@ -192,8 +189,8 @@ def watchers() -> User:
 
 
 USERS: dict[str, Callable[[], User]] = {
-    "connections to us": lambda: places(inbound=True),
-    "our own connections": lambda: places(inbound=False),
+    "connections to us": lambda: slots(inbound=True),
+    "our own connections": lambda: slots(inbound=False),
     "handshakes": handshakes,
     "providers of a run": of_run,
     "runs of the hash table": of_all_runs,
@@ -237,7 +234,7 @@ def test_one_greedy_address_keeps_no_other_out(name: str, block: str, honest_fir
         inside = set(user.inside())
         assert inside >= honest.keys()
         assert len(inside) <= user.most
-        assert any(each.startswith("greedy") for each in inside)  # nobody else wants its places
+        assert any(each.startswith("greedy") for each in inside)  # nobody else wants its slots
         await trio.lowlevel.checkpoint()
 
     run(main, virtual=True)

@@ -277,7 +277,7 @@ def test_a_handler_may_refuse(maker: TransportMaker, error: Exception) -> None:
 
         b.serve(PROTOCOL, refuse, LIMITS)
         await link(a, b)
-        for _ in range(LIMITS.concurrent_per_peer_max + 1):  # a refusal gives its place back
+        for _ in range(LIMITS.concurrent_per_peer_max + 1):  # a refusal gives its slot back
             with pytest.raises(RequestRefused):
                 await ask(a, b)
         assert a.peers() == (b.peer_id,)

@@ -39,7 +39,7 @@ from swarm.transport.libp2p.admission.front_door import ADMISSION_TIMEOUT_S, Bou
 from swarm.transport.libp2p.connection.negotiation import MULTISTREAM
 from swarm.transport.libp2p.connection.noise import PROTOCOL_NAME
 from swarm.transport.libp2p.connection.streams import Sending, receive
-from swarm.transport.libp2p.connection.yamux import HEADER, INBOUND_STREAMS_MAX, HardYamux
+from swarm.transport.libp2p.connection.yamux import HEADER, INBOUND_STREAMS_MAX, MuxedConnection
 from swarm.wire.messages import ROLLOUTS_PROTOCOL
 from tests.fuzz.fuzz_streams import request
 from tests.fuzz.rig import PATIENCE_S, Bench, Desk, End, pieces, run_case
@@ -218,7 +218,7 @@ async def _check_upgrade(desk: Desk, mode: int, wire: Wire, data: bytes) -> None
 async def _check_frames(desk: Desk, wire: Wire) -> None:
     """Run a muxed connection, with a request of ours on it, until it is over."""
     secured: Any = wire
-    muxed = HardYamux(secured, ALICE_ID)
+    muxed = MuxedConnection(secured, ALICE_ID)
     wire.on_read = lambda: _check_bounds(muxed)
     conn = SwarmConn(muxed, desk.real._network)
     async with trio.open_nursery() as nursery:
@@ -231,12 +231,12 @@ async def _check_frames(desk: Desk, wire: Wire) -> None:
     desk.swallowed.check()
     assert not muxed.streams, f"{len(muxed.streams)} streams are left"
     for protocol, served in desk.real._served.items():
-        taken = [*served.of_peers, *served.places]
-        assert not taken, f"{protocol}: a place is not given back"
+        taken = [*served.of_peers, *served.slots]
+        assert not taken, f"{protocol}: a slot is not given back"
 
 
 async def _ask(
-    muxed: HardYamux, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    muxed: MuxedConnection, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     stream = await muxed.open_stream()
     task_status.started()
@@ -247,7 +247,7 @@ async def _ask(
         pass
 
 
-def _check_bounds(muxed: HardYamux) -> None:
+def _check_bounds(muxed: MuxedConnection) -> None:
     assert len(muxed.streams) <= INBOUND_STREAMS_MAX + 1, "more streams than a peer may have"
     for stream in muxed.streams.values():
         assert stream.recv_window >= 0, "more data than the window has room for"

@@ -12,7 +12,7 @@ An input is a mode, how its stream ends (`End`), how the bytes are cut into piec
        rest goes; records in it that are not signed are signed on the way
     7  an address, as bytes where somebody wants to be dialled, and as text
 
-Nothing may come out but what the interfaces name, whatever is sent; every place that was taken is
+Nothing may come out but what the interfaces name, whatever is sent; every slot that was taken is
 given back; and it is over within the virtual time that the limits allow.
 """
 
@@ -165,8 +165,8 @@ async def _check_stream(bench: Bench, data: bytes, cut: int, end: End) -> None:
     async with bench.desk() as desk:
         stream = await desk.serve_stream(data, cut, end)
         for protocol, served in desk.real._served.items():
-            taken = [*served.of_peers, *served.places]
-            assert not taken, f"{protocol}: a place is not given back"
+            taken = [*served.of_peers, *served.slots]
+            assert not taken, f"{protocol}: a slot is not given back"
         assert stream.written <= WRITTEN_BYTES_MAX, f"{stream.written} bytes written"
 
 

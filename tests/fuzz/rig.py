@@ -27,8 +27,8 @@ from swarm.errors import PeerUnreachable, RemoteProtocolError, RequestRefused
 from swarm.exchange.pool import Pool, PoolLimits
 from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
-from swarm.limits.bounded_table import no_share
-from swarm.peers.discovery import AddressBook, Discovery
+from swarm.limits.bounded_table import OriginLimits
+from swarm.peers.discovery import AddressBook, Discovery, NodeInfo
 from swarm.rollouts import RolloutGroup
 from swarm.transport.base import (
     Admit,
@@ -44,12 +44,12 @@ from swarm.transport.base import (
     ask_always,
     untold,
 )
-from swarm.transport.libp2p.connection.workarounds import ALL_WORKAROUNDS
 from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
 from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL
 from swarm.transport.libp2p.host import Libp2pTransport
 from swarm.transport.libp2p.reach.reachability import ReachRules
-from swarm.transport.places import PlaceFigures, ShareOf
+from swarm.transport.metering import UNMETERED
+from swarm.transport.places import PlaceFigures
 from swarm.wire.messages import adverts_topic
 from tests.wire_samples import ALICE, BOB
 
@@ -131,6 +131,8 @@ class DeskConnection(MuxedConnection):
         self.event_shutting_down = trio.Event()
         self.stream_buffers = {1: bytearray()}
         self.stream_events = {1: trio.Event()}
+        self.secured_conn: Any = SimpleNamespace(get_remote_address=lambda: None)
+        self.payer = UNMETERED
 
 
 class DeskStream(Stream):
@@ -207,8 +209,8 @@ class DeskTransport:
     def ip_of(self, peer: PeerId) -> str | None:
         return "203.0.113.7"
 
-    def set_gate(self, gate: Gate, share_of: ShareOf = no_share) -> None:
-        self._real.set_gate(gate, share_of)
+    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
+        self._real.set_gate(gate, limits)
 
     def report_to(self, report: Report) -> None:
         self._real.report_to(report)
@@ -260,9 +262,12 @@ class Desk:
         clock: dict[str, Any] = {"now_s": now_s, "rng": Random(0), "run_sync": run_inline}
         self.exchange = Exchange(RULES, CAROL, self.transport, pool, verify, **clock)
         self.discovery = Discovery(
-            RUN_ID, "fuzz", CAROL, bytes(16), self.transport, (), AddressBook(),
-            self.exchange.gater, **clock,
-        )  # fmt: skip
+            NodeInfo(RUN_ID, "fuzz", CAROL, bytes(16)),
+            (),
+            AddressBook(),
+            self.exchange.gater,
+            **clock,
+        )
 
     async def serve_stream(self, data: bytes, cut: int, end: End) -> DeskStream:
         """Let the node serve an inbound stream of Alice's to its end."""
@@ -295,7 +300,7 @@ class Bench:
     """What many inputs share, for it is slow to make: the transport and a pool with one group."""
 
     def __init__(self) -> None:
-        self.real = Libp2pTransport(CAROL, ALL_WORKAROUNDS, (), None, ReachRules(), Random(0))
+        self.real = Libp2pTransport(CAROL, (), None, ReachRules(), Random(0))
         self.pool = Pool(":memory:", PoolLimits())
         self._manager: Any = SimpleNamespace(is_running=False)
         self.real._gossip._manager = self._manager

@@ -191,7 +191,7 @@ def _validator_fails(patch: Patch) -> None:
     patch.setattr(Exchange, "_hear_gossip", fail)
 
 
-def _place_kept(patch: Patch) -> None:
+def _slot_kept(patch: Patch) -> None:
     patch.setattr(request_slots.Served, "leave", lambda self, peer: None)
 
 
@@ -220,7 +220,7 @@ def _hello_fails(patch: Patch) -> None:
 STREAM_FAULTS = {
     "a handler fails": (_handler_fails, "KeyError"),
     "the validator fails": (_validator_fails, "IndexError"),
-    "a place is kept": (_place_kept, "not given back"),
+    "a slot is kept": (_slot_kept, "not given back"),
     "no end to silence": (_no_patience, "no end"),
     "text that steers": (_steering_text, "steer a terminal"),
     "an answer without end": (_unbounded_answer, "bytes written"),
@@ -248,7 +248,7 @@ def _signature_unchecked(patch: Patch) -> None:
 
 def _no_windows(patch: Patch) -> None:
     """As upstream: what goes beyond the window is stored."""
-    take_header = yamux.HardYamux._take_header
+    take_header = yamux.MuxedConnection._take_header
 
     def take(self: Any, version: int, kind: int, flags: int, stream_id: int, length: int) -> Any:
         stream = self.streams.get(stream_id)
@@ -256,12 +256,12 @@ def _no_windows(patch: Patch) -> None:
             stream.recv_window = max(stream.recv_window, length)
         return take_header(self, version, kind, flags, stream_id, length)
 
-    patch.setattr(yamux.HardYamux, "_take_header", take)
+    patch.setattr(yamux.MuxedConnection, "_take_header", take)
 
 
 def _frame_error_escapes(patch: Patch) -> None:
     patch.setattr(yamux, "FrameError", KeyError)
-    patch.setattr(yamux.HardYamux, "handle_incoming", _reading_without_a_boundary)
+    patch.setattr(yamux.MuxedConnection, "handle_incoming", _reading_without_a_boundary)
 
 
 async def _reading_without_a_boundary(self: Any) -> None:

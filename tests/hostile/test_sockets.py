@@ -14,9 +14,11 @@ from swarm.errors import Reject, SwarmError
 from swarm.exchange.pool import Pool, PoolLimits
 from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
+from swarm.limits import quotas
+from swarm.limits.bounded_table import OriginLimits
 from swarm.limits.quotas import BLOCK_SHARE, RATES, Kind
-from swarm.peers.connection_gater import RULES, ConnectionGater, GaterRules
-from swarm.peers.discovery import AddressBook, Discovery
+from swarm.peers.connection_gater import CONNECTION_LIMITS, ConnectionGater
+from swarm.peers.discovery import AddressBook, Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.simulation.hostile.liar import LIFE_S, Liar
@@ -116,14 +118,14 @@ async def peer(name: bytes) -> AsyncIterator[Liar]:
 
 
 @asynccontextmanager
-async def attacked(rules: GaterRules = RULES) -> AsyncIterator[Target]:
+async def attacked(limits: OriginLimits = CONNECTION_LIMITS) -> AsyncIterator[Target]:
     identity = Identity(b"t" * 32)
     async with (
         open_libp2p(identity, LOOPBACK) as transport,
         peer(b"friend") as friend,
         trio.open_nursery() as nursery,
     ):
-        gater = ConnectionGater(transport, Ledger(), rules)
+        gater = ConnectionGater(transport, Ledger(), limits)
         shared = {"now_s": now_s, "rng": Random(1), "run_sync": run_inline}
         exchange = Exchange(
             ExchangeRules(RUN_ID, 8, record_life_s=3600, clock_skew_s=60, group_size_max=8),
@@ -135,7 +137,7 @@ async def attacked(rules: GaterRules = RULES) -> AsyncIterator[Target]:
             **shared,
         )
         discovery = Discovery(
-            RUN_ID, "target", identity, bytes(16), transport, (), AddressBook(), gater, **shared
+            NodeInfo(RUN_ID, "target", identity, bytes(16)), (), AddressBook(), gater, **shared
         )
         nursery.start_soon(gater.run)
         await nursery.start(exchange.run)
@@ -199,13 +201,14 @@ def test_lies_over_real_sockets_end_in_a_closed_connection() -> None:
     run(main, timeout_s=3 * WAIT_S)
 
 
-def test_many_identities_from_one_address_get_one_share() -> None:
+def test_many_identities_from_one_address_get_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback is treated here as any public address is."""
-    rules = GaterRules(connections_per_block_max=8, trust_private=False)
+    monkeypatch.setattr(quotas, "is_public", lambda ip: ip is not None)
+    limits = OriginLimits(private_block=8)
     burst = RATES[Kind.HELLO].burst * BLOCK_SHARE
 
     async def main() -> None:
-        async with attacked(rules) as target, AsyncExitStack() as stack:
+        async with attacked(limits) as target, AsyncExitStack() as stack:
             served = 0
             for number in range(IDENTITIES):
                 liar = await stack.enter_async_context(peer(f"sybil {number}".encode()))
@@ -216,7 +219,7 @@ def test_many_identities_from_one_address_get_one_share() -> None:
                     served += sum(answers)
                     assert trio.current_time() >= before
                 assert len(target.transport.peers()) <= 8
-            crowded = target.transport._network.places.turned_away["block"]
+            crowded = target.transport._network.slots.turned_away["block"]
             refused = target.gater.refused_connections["too often"]
             assert crowded + refused >= IDENTITIES - 8
             assert served <= burst + RATES[Kind.HELLO].per_s * BLOCK_SHARE * trio.current_time()

@@ -223,9 +223,9 @@ def test_one_private_address_has_half_of_the_circuits(monkeypatch: pytest.Monkey
             for node in (hidden, other):
                 node.handle(STOP_PROTOCOL, silent)
             async with relayed_by(relay, *askers, hidden=(hidden, other)):
-                places = ["10.0.0.2", "10.0.0.3", *["192.168.1.66"] * 3, "192.168.1.7"]
+                slots = ["10.0.0.2", "10.0.0.3", *["192.168.1.66"] * 3, "192.168.1.7"]
                 nodes = (hidden, other, *askers)
-                where = zip(nodes, places, strict=False)
+                where = zip(nodes, slots, strict=False)
                 seen_at(relay, {node.peer_id: ip for node, ip in where})
                 one, another, third, friend = askers
                 for asker, target in ((one, hidden), (another, hidden), (third, other)):

@@ -26,7 +26,7 @@ from node.simulation.nodes import EPOCH_S
 from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.discovery import Discovery
+from swarm.peers.discovery import Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.transport.libp2p.host import open_libp2p
 from swarm.transport.libp2p.reach import reachability
@@ -60,10 +60,14 @@ def examined(config: NodeConfig, clock_error_s: float = 0.0) -> dict[str, Findin
             trio.open_nursery() as nursery,
         ):
             node = Discovery(
-                RUN.run_id, "test", BEN, secrets.token_bytes(16), host, (), AddressBook(),
-                ConnectionGater(host, Ledger()), now_s=now_s, rng=Random(1),
+                NodeInfo(RUN.run_id, "test", BEN, secrets.token_bytes(16)),
+                (),
+                AddressBook(),
+                ConnectionGater(host, Ledger()),
+                now_s=now_s,
+                rng=Random(1),
                 run_sync=trio.to_thread.run_sync,
-            )  # fmt: skip
+            )
             nursery.start_soon(node.run)
             asked = config.model_copy(update={"peers": host.addresses()})
             await examine_network(asked, findings.append, lambda: now_s() + clock_error_s)

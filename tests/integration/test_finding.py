@@ -11,7 +11,7 @@ from node.simulation.nodes import EPOCH_S
 from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.discovery import Discovery
+from swarm.peers.discovery import Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.support import run
@@ -26,11 +26,14 @@ def member(
     identity: Identity, transport: Libp2pTransport, bootstrap: tuple[str, ...], book: AddressBook
 ) -> Discovery:
     return Discovery(
-        "sums-1", "test", identity, secrets.token_bytes(16), transport, bootstrap, book,
+        NodeInfo("sums-1", "test", identity, secrets.token_bytes(16)),
+        bootstrap,
+        book,
         ConnectionGater(transport, Ledger()),
-        now_s=lambda: EPOCH_S + trio.current_time(), rng=Random(1),
+        now_s=lambda: EPOCH_S + trio.current_time(),
+        rng=Random(1),
         run_sync=trio.to_thread.run_sync,
-    )  # fmt: skip
+    )
 
 
 async def until_known(node: Discovery, *identities: Identity) -> None:

@@ -58,7 +58,7 @@ async def admits_somebody(node: Libp2pTransport) -> bool:
         return True
 
 
-# --- places -------------------------------------------------------------------------------------
+# --- slots -------------------------------------------------------------------------------------
 
 
 async def by_reset(stream: trio.SocketStream, session: Any) -> None:
@@ -103,7 +103,7 @@ def test_a_connection_that_dies_while_it_is_admitted_leaves_no_place_taken(leave
 
 
 def test_few_addresses_do_not_fill_a_node() -> None:
-    """Six addresses in six blocks come 44 times each; whoever comes from a seventh has a place."""
+    """Six addresses in six blocks come 44 times each; whoever comes from a seventh has a slot."""
 
     async def main() -> None:
         async with host(1) as node, trio.open_nursery() as nursery:
@@ -138,7 +138,7 @@ def test_few_addresses_do_not_fill_a_node() -> None:
 
 @pytest.mark.parametrize("listens", ["/ip6/::1/tcp/0", "/ip4/127.0.0.1/tcp/0"])
 def test_both_ends_know_where_the_other_is(listens: str) -> None:
-    """Without an address everybody would share the places of those who come through relays."""
+    """Without an address everybody would share the slots of those who come through relays."""
 
     async def main() -> None:
         ip = listens.split("/")[2]
@@ -299,7 +299,7 @@ def test_whom_we_dial_has_us_collect_little() -> None:
 
 
 def test_one_deadline_holds_for_all_steps_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then keeps nobody's place."""
+    """A byte now and then keeps nobody's slot."""
     from swarm.transport.libp2p.admission import front_door
 
     monkeypatch.setattr(front_door, "ADMISSION_TIMEOUT_S", 1.0)

@@ -181,7 +181,7 @@ def test_a_prune_makes_nobody_dial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def open_stream(a: Libp2pTransport, b: Libp2pTransport, data: bytes) -> Any:
     """A stream of gossip from one to the other, beside the one there is."""
-    connection: Any = a._connection(b._id)
+    connection: Any = a._network.live(b._id)
     stream = await connection.muxed_conn.open_stream()
     head = encode_delim(b"/multistream/1.0.0") + encode_delim(MESHSUB_PROTOCOL.encode())
     await stream.write(head + data)

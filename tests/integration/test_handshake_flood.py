@@ -10,11 +10,11 @@ from swarm.transport.libp2p.admission import front_door
 from swarm.transport.libp2p.host import open_libp2p
 from swarm.transport.places import (
     CONNECTIONS_MAX,
+    HANDSHAKE_PATIENCE_S,
     HANDSHAKES_MAX,
-    OF_BLOCK_MAX,
-    OF_PRIVATE_MAX,
-    PATIENCE_S,
-    Places,
+    HANDSHAKES_PER_BLOCK_MAX,
+    HANDSHAKES_PER_PRIVATE_IP_MAX,
+    ConnectionSlots,
 )
 from tests.support import run
 
@@ -23,7 +23,7 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 @pytest.mark.integration
 def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(places, "HANDSHAKE_PATIENCE_S", 0.1)
     monkeypatch.setattr(front_door, "ADMISSION_TIMEOUT_S", 3_600.0)
 
     async def main() -> None:
@@ -50,14 +50,14 @@ def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
                 nursery.start_soon(hold)
                 if number % 40 == 0:  # over 128 at once the kernel forgets some, and tells nobody
                     await trio.sleep(0.1)
-            while gone < CONNECTIONS_MAX + 20 - OF_PRIVATE_MAX:  # noqa: ASYNC110  no event for it
+            while gone < CONNECTIONS_MAX + 20 - HANDSHAKES_PER_PRIVATE_IP_MAX:  # noqa: ASYNC110  no event for it
                 await trio.sleep(0.01)
             while not b.peers():
                 try:
                     await b.connect(a.addresses()[0], timeout_s=3.0)
                 except PeerUnreachable:  # all who wait are within their patience yet
                     await trio.sleep(0.1)
-            assert a._network.places.handshakes <= OF_PRIVATE_MAX
+            assert a._network.slots.handshakes <= HANDSHAKES_PER_PRIVATE_IP_MAX
             nursery.cancel_scope.cancel()
 
     run(main)
@@ -65,35 +65,35 @@ def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_block_ends_its_own_handshakes_and_not_those_of_others() -> None:
     async def main() -> None:
-        door = Places()
-        other = door.enter("198.51.100.1")
+        slots = ConnectionSlots()
+        other = slots.begin_handshake("198.51.100.1")
         assert other is not None
-        mine = [door.enter(f"203.0.113.{i}") for i in range(OF_BLOCK_MAX)]
+        mine = [slots.begin_handshake(f"203.0.113.{i}") for i in range(HANDSHAKES_PER_BLOCK_MAX)]
         assert None not in mine
-        assert door.enter("203.0.113.99") is None
-        await trio.sleep(PATIENCE_S)
-        assert door.enter("203.0.113.99") is not None
+        assert slots.begin_handshake("203.0.113.99") is None
+        await trio.sleep(HANDSHAKE_PATIENCE_S)
+        assert slots.begin_handshake("203.0.113.99") is not None
         cancelled = [each for each in (other, *mine) if each and each.scope.cancel_called]
         assert cancelled == mine[:1]
-        assert door.handshakes == 1 + OF_BLOCK_MAX
+        assert slots.handshakes == 1 + HANDSHAKES_PER_BLOCK_MAX
 
     run(main, virtual=True)
 
 
 def test_where_all_places_are_taken_the_largest_block_gives_way() -> None:
     async def main() -> None:
-        door = Places()
-        many = [door.enter("203.0.113.1") for _ in range(OF_BLOCK_MAX)]
-        for i in range(HANDSHAKES_MAX - OF_BLOCK_MAX):
-            assert door.enter(f"{i + 11}.0.0.1") is not None
-        await trio.sleep(PATIENCE_S)
-        newcomer = door.enter("198.51.100.1")
+        slots = ConnectionSlots()
+        many = [slots.begin_handshake("203.0.113.1") for _ in range(HANDSHAKES_PER_BLOCK_MAX)]
+        for i in range(HANDSHAKES_MAX - HANDSHAKES_PER_BLOCK_MAX):
+            assert slots.begin_handshake(f"{i + 11}.0.0.1") is not None
+        await trio.sleep(HANDSHAKE_PATIENCE_S)
+        newcomer = slots.begin_handshake("198.51.100.1")
         assert newcomer is not None
         assert [each.scope.cancel_called for each in many if each] == [True] + [False] * (
-            OF_BLOCK_MAX - 1
+            HANDSHAKES_PER_BLOCK_MAX - 1
         )
-        assert door.handshakes == HANDSHAKES_MAX
-        door.leave(newcomer)
-        assert door.handshakes == HANDSHAKES_MAX - 1
+        assert slots.handshakes == HANDSHAKES_MAX
+        slots.release(newcomer)
+        assert slots.handshakes == HANDSHAKES_MAX - 1
 
     run(main, virtual=True)

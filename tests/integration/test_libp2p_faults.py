@@ -1,10 +1,9 @@
-"""Each upstream fault, once with its workaround and once without it."""
+"""Faults of libp2p 0.8.1 that our transport does not have."""
 
 import random
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,12 +15,7 @@ from swarm.errors import ConfigError, RequestRefused, SwarmError
 from swarm.identity import Identity, PeerId
 from swarm.transport.base import GOSSIP_BYTES_MAX, ServeLimits
 from swarm.transport.libp2p import gossip
-from swarm.transport.libp2p.connection.workarounds import (
-    ALL_WORKAROUNDS,
-    Workarounds,
-    require_version,
-)
-from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p, require_version
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -33,11 +27,11 @@ MIB = 1_048_576
 
 
 @asynccontextmanager
-async def two(workarounds: Workarounds) -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport]]:
+async def two() -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport]]:
     """Two connected hosts, the first of which dialled."""
     async with (
-        open_libp2p(Identity(b"a" * 32), LOOPBACK, workarounds=workarounds) as a,
-        open_libp2p(Identity(b"b" * 32), LOOPBACK, workarounds=workarounds) as b,
+        open_libp2p(Identity(b"a" * 32), LOOPBACK) as a,
+        open_libp2p(Identity(b"b" * 32), LOOPBACK) as b,
     ):
         await a.connect(b.addresses()[0])
         await until(lambda: a.peer_id in b.peers())
@@ -54,8 +48,8 @@ async def echo(peer: PeerId, payload: bytes) -> bytes:
     return payload
 
 
-async def survives_cancelled_writes(workarounds: Workarounds) -> bool:
-    async with two(workarounds) as (a, b):
+async def survives_cancelled_writes() -> bool:
+    async with two() as (a, b):
         b.serve(PROTOCOL, echo, ServeLimits(8 * MIB, 8 * MIB, concurrent_per_peer_max=64))
         try:
             for step in range(12):
@@ -78,16 +72,10 @@ async def survives_cancelled_writes(workarounds: Workarounds) -> bool:
 
 
 def test_cancelled_write_leaves_the_connection_whole() -> None:
-    assert run(survives_cancelled_writes, ALL_WORKAROUNDS)
+    assert run(survives_cancelled_writes)
 
 
-def test_cancelled_write_kills_the_connection_upstream() -> None:
-    """In one of a few tries: where a cancellation strikes, the machine's load decides."""
-    upstream = replace(ALL_WORKAROUNDS, hard_yamux=False)
-    assert not all(run(survives_cancelled_writes, upstream) for _ in range(8))
-
-
-async def survives_a_pause(workarounds: Workarounds, pause_s: float) -> bool:
+async def survives_a_pause(pause_s: float) -> bool:
     """Send more than any window to a reader that starts to read after `pause_s`."""
     size = 20 * MIB
     got = 0
@@ -102,7 +90,7 @@ async def survives_a_pause(workarounds: Workarounds, pause_s: float) -> bool:
         finally:
             finished.set()
 
-    async with two(workarounds) as (a, b):
+    async with two() as (a, b):
         b._host.set_stream_handler(TProtocol("/test/late"), read_late)
         stream = await a._host.new_stream(b._id, [TProtocol("/test/late")])
         try:
@@ -114,20 +102,7 @@ async def survives_a_pause(workarounds: Workarounds, pause_s: float) -> bool:
 
 
 def test_reader_may_pause_longer_than_upstream_waits() -> None:
-    """Both at once, since the pause is real time."""
-    outcome: dict[bool, bool] = {}
-
-    async def one(hard_yamux: bool) -> None:
-        chosen = replace(ALL_WORKAROUNDS, hard_yamux=hard_yamux)
-        outcome[hard_yamux] = await survives_a_pause(chosen, pause_s=6.0)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(one, True)
-            nursery.start_soon(one, False)
-
-    run(main)
-    assert outcome == {True: True, False: False}
+    assert run(survives_a_pause, 6.0)
 
 
 def task_count() -> int:
@@ -144,8 +119,8 @@ def task_count() -> int:
     return count
 
 
-async def tasks_left_per_cycle(workarounds: Workarounds, cycles: int) -> float:
-    async with two(workarounds) as (a, b):
+async def tasks_left_per_cycle(cycles: int) -> float:
+    async with two() as (a, b):
         await a.disconnect(b.peer_id)
         await until(lambda: not b.peers())
         await trio.sleep(0.3)
@@ -160,18 +135,11 @@ async def tasks_left_per_cycle(workarounds: Workarounds, cycles: int) -> float:
 
 
 def test_connections_leave_no_tasks_behind() -> None:
-    assert run(tasks_left_per_cycle, ALL_WORKAROUNDS, 10) == 0.0
+    assert run(tasks_left_per_cycle, 10) == 0.0
 
 
-def test_connections_leave_tasks_behind_upstream() -> None:
-    chosen = replace(ALL_WORKAROUNDS, reap_inbound=False)
-    assert run(tasks_left_per_cycle, chosen, 10) >= 1.0
-
-
-async def delivered_of_a_burst(
-    workarounds: Workarounds, count: int, wait_s: float, size: int = 4096
-) -> int:
-    async with two(workarounds) as (a, b):
+async def delivered_of_a_burst(count: int, wait_s: float, size: int = 4096) -> int:
+    async with two() as (a, b):
         await a.subscribe(TOPIC, lambda peer, payload: True)
         channel = await b.subscribe(TOPIC, lambda peer, payload: True)
         mesh = a._router.mesh
@@ -185,12 +153,7 @@ async def delivered_of_a_burst(
 
 @pytest.mark.parametrize(("count", "size"), [(40, 4_096), (500, 4_096), (20, GOSSIP_BYTES_MAX)])
 def test_burst_of_gossip_arrives_whole(count: int, size: int) -> None:
-    assert run(delivered_of_a_burst, ALL_WORKAROUNDS, count, 20.0, size) == count
-
-
-def test_burst_of_gossip_is_cut_upstream() -> None:
-    chosen = replace(ALL_WORKAROUNDS, gossip_limits=False)
-    assert run(delivered_of_a_burst, chosen, 40, 3.0) < 40
+    assert run(delivered_of_a_burst, count, 20.0, size) == count
 
 
 def test_a_burst_crosses_a_mesh_whole_and_is_encoded_once_for_each_host(
@@ -253,7 +216,7 @@ async def carry_64_megabytes() -> int:
             got += len(data)
         done.set()
 
-    async with two(ALL_WORKAROUNDS) as (a, b):
+    async with two() as (a, b):
         b._host.set_stream_handler(TProtocol("/test/large"), check)
         stream = await a._host.new_stream(b._id, [TProtocol("/test/large")])
         tracemalloc.start()
@@ -270,27 +233,6 @@ async def carry_64_megabytes() -> int:
 
 def test_64_megabytes_arrive_whole_in_bounded_memory() -> None:
     assert run(carry_64_megabytes) < 32 * MIB
-
-
-def test_fast_noise_speaks_with_upstream_noise() -> None:
-    async def main() -> None:
-        plain = replace(ALL_WORKAROUNDS, fast_noise=False)
-        async with (
-            open_libp2p(Identity(b"a" * 32), LOOPBACK) as fast,
-            open_libp2p(Identity(b"b" * 32), LOOPBACK, workarounds=plain) as slow,
-        ):
-            for node in (fast, slow):
-                node.serve(PROTOCOL, echo, ServeLimits(4 * MIB, 4 * MIB))
-            await fast.connect(slow.addresses()[0])
-            payload = bytes(range(256)) * 8192
-            for asker, other in ((fast, slow), (slow, fast)):
-                await until(lambda asker=asker, other=other: other.peer_id in asker.peers())
-                answer = await asker.request(
-                    other.peer_id, PROTOCOL, payload, timeout_s=20.0, response_bytes_max=4 * MIB
-                )
-                assert answer == payload
-
-    run(main)
 
 
 def test_another_libp2p_is_refused_by_name() -> None:

@@ -46,7 +46,6 @@ from swarm.transport.libp2p.connection.yamux import (
     WINDOW_WAIT_MAX_S,
     WINDOWS_BYTES_MAX,
     EventStream,
-    HardYamux,
     MuxedConnection,
 )
 from tests.integration.raw_pipes import Raw, lockstep_pipe, pipe
@@ -69,10 +68,10 @@ def syn(stream_id: int, data: bytes = b"", flags: int = 0) -> bytes:
 
 
 @asynccontextmanager
-async def listening(kind: type[MuxedConnection] = HardYamux) -> AsyncIterator[tuple[Any, Raw]]:
+async def listening() -> AsyncIterator[tuple[Any, Raw]]:
     """A connection that listens, and the raw end of a peer that dialled it."""
     theirs, ours = pipe()
-    conn = kind(ours, PEER)  # type: ignore[arg-type]
+    conn = MuxedConnection(ours, PEER)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(conn.start)
         await conn.event_started.wait()
@@ -84,7 +83,7 @@ async def listening(kind: type[MuxedConnection] = HardYamux) -> AsyncIterator[tu
 @asynccontextmanager
 async def connected(ends: tuple[Raw, Raw] | None = None) -> AsyncIterator[tuple[Any, Any]]:
     """Two connections: who dialled, who listened."""
-    dialled, listened = (HardYamux(end, PEER) for end in ends or pipe())  # type: ignore[arg-type]
+    dialled, listened = (MuxedConnection(end, PEER) for end in ends or pipe())  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         for conn in (dialled, listened):
             nursery.start_soon(conn.start)
@@ -122,8 +121,8 @@ async def settle() -> None:
 # --- hostile frames ------------------------------------------------------------------------
 
 
-async def ends_after(frames: Iterable[bytes], kind: type[MuxedConnection] = HardYamux) -> bool:
-    async with listening(kind) as (conn, peer):
+async def ends_after(frames: Iterable[bytes]) -> bool:
+    async with listening() as (conn, peer):
         for one in frames:
             if conn.alive:
                 await peer.write(one)
@@ -168,13 +167,6 @@ def test_a_peer_that_keeps_the_rules_does_not() -> None:
     assert not run(ends_after, frames, virtual=True)
 
 
-def test_upstream_stores_what_is_over_the_window() -> None:
-    """Why its reading is replaced."""
-    frames = [syn(1, WINDOW), *[frame(TYPE_DATA, 0, 1, WINDOW)] * 8]
-    assert run(ends_after, frames, HardYamux, virtual=True)
-    assert not run(ends_after, frames, MuxedConnection, virtual=True)
-
-
 def test_streams_over_the_limit_are_reset() -> None:
     async def main() -> None:
         async with listening() as (conn, peer):
@@ -201,7 +193,7 @@ def test_a_peer_that_asks_and_never_reads_loses_the_connection(
     async def main() -> None:
         theirs, ours = lockstep_pipe()
         ended: Counter[str] = Counter()
-        conn = HardYamux(ours, PEER, lambda _, reason: ended.update([reason]))  # type: ignore[arg-type]
+        conn = MuxedConnection(ours, PEER, lambda _, reason: ended.update([reason]))  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(conn.start)
             asked = 0
@@ -279,13 +271,13 @@ def test_the_buffer_gives_back_what_it_took(steps: list[tuple[int, int]]) -> Non
         piece = bytes([len(came) % 251]) * size
         came += piece
         buffer.append(memoryview(piece))
-        part = buffer.take(taken)
+        part = buffer.read(taken)
         if len(part) > 2:
             buffer.put_back(part[2:])
             part = part[:2]
         went += part
         assert len(buffer) == len(came) - len(went)
-    assert went + buffer.take(len(buffer)) == came
+    assert went + buffer.read(len(buffer)) == came
 
 
 def test_single_bytes_do_not_cost_an_object_each() -> None:

@@ -44,7 +44,7 @@ from swarm.transport.libp2p.connection.yamux import (
     PING_INTERVAL_S,
     PING_TIMEOUT_S,
     WRITE_STALL_MAX_S,
-    HardYamux,
+    MuxedConnection,
 )
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.integration.raw_pipes import Raw, lockstep_pipe, pipe
@@ -63,7 +63,7 @@ class Peer:
 
     def __init__(self, theirs: Raw, ours: Raw) -> None:
         self.ended: Counter[str] = Counter()
-        self.conn = HardYamux(ours, PEER, self.note)  # type: ignore[arg-type]
+        self.conn = MuxedConnection(ours, PEER, self.note)  # type: ignore[arg-type]
         self.raw = theirs
 
     def note(self, peer: ID, reason: Ended) -> None:
@@ -344,7 +344,7 @@ async def ask(asker: Libp2pTransport, node: Libp2pTransport, payload: bytes) -> 
 
 
 def muxed(asker: Libp2pTransport, node: Libp2pTransport) -> Any:
-    conn = asker._connection(ID.from_base58(node.peer_id))
+    conn = asker._network.live(ID.from_base58(node.peer_id))
     assert conn is not None
     return conn.muxed_conn
 

@@ -21,6 +21,7 @@ from multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import Identity, PeerId
+from swarm.limits.bounded_table import OriginLimits
 from swarm.transport.base import ServeLimits
 from swarm.transport.libp2p.connection.negotiation import Reader
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
@@ -174,7 +175,7 @@ def test_who_comes_in_is_noticed_once_and_who_is_dialled_is_not(
 ) -> None:
     noticed: list[tuple[PeerId, str]] = []
     monkeypatch.setattr(
-        observations.Observations, "came_in", lambda self, peer, ip: noticed.append((peer, ip))
+        observations.Observations, "record_inbound", lambda self, peer, ip: noticed.append((peer, ip))
     )
 
     async def main() -> None:
@@ -267,10 +268,11 @@ def test_without_a_reservation_or_after_it_nobody_is_relayed() -> None:
 def test_a_relay_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with relayed() as (relay, hidden, other):
-            monkeypatch.setattr(relay_module, "CIRCUITS_PER_PEER_MAX", 0)
-            with pytest.raises(PeerUnreachable, match="201"):
-                await other.connect(circuit(hidden))
-            monkeypatch.setattr(relay_module, "CIRCUITS_PER_PEER_MAX", 8)
+            with monkeypatch.context() as patch:
+                table = reach(relay)._relay._by_asker
+                patch.setattr(table, "_limit_of", OriginLimits(peer=0))
+                with pytest.raises(PeerUnreachable, match="201"):
+                    await other.connect(circuit(hidden))
             monkeypatch.setattr(reach(relay)._relay._reserved, "_total_max", 1)
             unreachable(other)
             await other.connect(relay.addresses()[0])
@@ -412,7 +414,7 @@ def test_a_malformed_answer_costs_who_gives_it(answer: bytes, guilty: bool) -> N
 
 def test_nonsense_about_circuits_and_punches_costs_its_sender_and_a_no_costs_nothing() -> None:
     async def tell(a: Libp2pTransport, b: Libp2pTransport, protocol: str, data: bytes) -> None:
-        conn = a._connection(b._id)
+        conn = a._network.live(b._id)
         assert conn is not None
         stream = await conn.muxed_conn.open_stream()
         head = encode_delim(b"/multistream/1.0.0") + encode_delim(protocol.encode())

@@ -1,4 +1,4 @@
-"""What few peers can do to the places in which requests are answered, and to their connections."""
+"""What few peers can do to the slots in which requests are answered, and to their connections."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -35,7 +35,7 @@ async def large(peer: PeerId, payload: bytes) -> bytes:
 
 @asynccontextmanager
 async def attacked(request: bytes) -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport]]:
-    """A server, two of whose peers said `request` on as many streams as it has places and read
+    """A server, two of whose peers said `request` on as many streams as it has slots and read
     nothing, and an honest peer of it."""
     async with AsyncExitStack() as stack:
         server, honest, *liars = [
@@ -47,7 +47,7 @@ async def attacked(request: bytes) -> AsyncIterator[tuple[Libp2pTransport, Libp2
             await each.connect(server.addresses()[0])
         head = encode_delim(b"/multistream/1.0.0") + encode_delim(PROTOCOL.encode())
         for liar in liars:
-            connection: Any = liar._connection(server._id)
+            connection: Any = liar._network.live(server._id)
             for _ in range(2):
                 stream = await connection.muxed_conn.open_stream()
                 await stream.write(head + request)
@@ -74,8 +74,8 @@ def test_who_reads_no_answers_gives_way(monkeypatch: pytest.MonkeyPatch) -> None
 
     async def main() -> None:
         async with attacked(bytes([0, 0, 0, 1, 0])) as (server, honest):
-            places = server._served[PROTOCOL].places
-            await until(lambda: sum(p.answering_since_s is not None for p in places) == 4)
+            slots = server._served[PROTOCOL].slots
+            await until(lambda: sum(p.answering_since_s is not None for p in slots) == 4)
             assert len(await ask(honest, server)) == ANSWER_BYTES
             assert server.counters.refused[PROTOCOL] == 1
 
@@ -96,18 +96,18 @@ def test_a_quick_answer_is_not_broken_off(monkeypatch: pytest.MonkeyPatch) -> No
 def test_only_a_larger_share_gives_way() -> None:
     async def main() -> None:
         served = request_slots.Served(large, ServeLimits(1, 1, concurrent_max=3))
-        places = [await served.take(PeerId(name)) for name in ("two", "two", "one")]
-        assert await served.take(PeerId("new")) is None  # their handlers are still at it
-        for place in places:
-            assert place is not None
-            place.answering_since_s = trio.current_time()
-        assert await served.take(PeerId("new")) is None  # and these are quick yet
+        slots = [await served.acquire(PeerId(name)) for name in ("two", "two", "one")]
+        assert await served.acquire(PeerId("new")) is None  # their handlers are still at it
+        for slot in slots:
+            assert slot is not None
+            slot.answering_since_s = trio.current_time()
+        assert await served.acquire(PeerId("new")) is None  # and these are quick yet
         await trio.sleep(request_slots.ANSWER_SLOW_S)
-        assert await served.take(PeerId("one")) is None  # has one, and would have two
-        assert await served.take(PeerId("new")) is not None
-        assert [place.scope.cancel_called for place in places if place] == [True, False, False]
-        assert await served.take(PeerId("newer")) is None  # each has one now
-        assert len(served.places) == 3
+        assert await served.acquire(PeerId("one")) is None  # has one, and would have two
+        assert await served.acquire(PeerId("new")) is not None
+        assert [slot.scope.cancel_called for slot in slots if slot] == [True, False, False]
+        assert await served.acquire(PeerId("newer")) is None  # each has one now
+        assert len(served.slots) == 3
         assert not served.waiting
 
     run(main, virtual=True)
@@ -121,24 +121,24 @@ def test_who_has_least_has_the_next_place() -> None:
         came: list[str] = []
 
         async def take(name: str) -> None:
-            place = await served.take(PeerId(name))
-            came.append(f"{name}: {'in' if place else 'busy'} at {trio.current_time():.1f}")
+            slot = await served.acquire(PeerId(name))
+            came.append(f"{name}: {'in' if slot else 'busy'} at {trio.current_time():.1f}")
 
-        many = [await served.take(PeerId("many")) for _ in range(3)]
-        few = await served.take(PeerId("few"))
+        many = [await served.acquire(PeerId("many")) for _ in range(3)]
+        few = await served.acquire(PeerId("few"))
         async with trio.open_nursery() as nursery:
             for name in ("many", "few", "new"):
                 nursery.start_soon(take, name)
                 await trio.testing.wait_all_tasks_blocked()
             assert len(served.waiting) == 2
             assert few is not None
-            served.give_back(few)
-            served.give_back(few)  # it has it no longer
+            served.release(few)
+            served.release(few)  # it has it no longer
             await trio.testing.wait_all_tasks_blocked()
-            assert len(served.places) == 4
+            assert len(served.slots) == 4
         assert many[0] is not None
-        served.give_back(many[0])
-        assert len(served.places) == 3
+        served.release(many[0])
+        assert len(served.slots) == 3
         assert came == ["many: busy at 0.0", "few: in at 0.0", "new: busy at 2.0"]
 
     run(main, virtual=True)
@@ -147,15 +147,15 @@ def test_who_has_least_has_the_next_place() -> None:
 def test_a_place_that_comes_as_its_request_is_given_up_is_free_again() -> None:
     async def main() -> None:
         served = request_slots.Served(large, ServeLimits(1, 1, concurrent_max=2))
-        first = [await served.take(PeerId("two")) for _ in range(2)]
+        first = [await served.acquire(PeerId("two")) for _ in range(2)]
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(served.take, PeerId("new"))
+                nursery.start_soon(served.acquire, PeerId("new"))
                 await trio.testing.wait_all_tasks_blocked()
                 assert first[0] is not None
                 scope.cancel()
-                served.give_back(first[0])
-        assert len(served.places) == 1
+                served.release(first[0])
+        assert len(served.slots) == 1
         assert not served.waiting
 
     run(main, virtual=True)
@@ -179,7 +179,7 @@ def test_arriving_requests_of_many_keys_are_bounded_and_newcomers_come_in() -> N
                 await each.connect(server.addresses()[0])
             head = encode_delim(b"/multistream/1.0.0") + encode_delim(PROTOCOL.encode())
             for liar in liars:
-                connection: Any = liar._connection(server._id)
+                connection: Any = liar._network.live(server._id)
                 for _ in range(16):
                     stream = await connection.muxed_conn.open_stream()
                     await stream.write(head + megabyte.to_bytes(4, "big") + bytes(1_000))

@@ -7,7 +7,7 @@ import trio
 from libp2p.peer.id import ID
 
 from swarm.identity import Identity
-from swarm.transport.libp2p.connection.yamux import HEADER, HardYamux
+from swarm.transport.libp2p.connection.yamux import HEADER, MuxedConnection
 from tests.integration.raw_pipes import pipe
 from tests.integration.test_libp2p_noise import DIALLER, LISTENER, ours, secured
 from tests.support import run
@@ -26,7 +26,7 @@ async def turns_of_another(payloads: list[bytes]) -> int:
     """How many turns another task has while a connection takes in what came at once."""
     ends = pipe()
     theirs, mine = await secured(ours(DIALLER), ours(LISTENER), ends)
-    conn = HardYamux(mine, PEER)
+    conn = MuxedConnection(mine, PEER)
     before, turns = mine._received, 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(conn.start)

@@ -29,7 +29,7 @@ def test_no_limit_is_passed_and_what_goes_is_of_the_greediest(
         return key % 2 if is_ranked else 0
 
     table: BoundedTable[int, OriginPath] = BoundedTable(
-        TOTAL_MAX, share_of=share_of, rank_of=rank_of, newest_first=newest_first
+        TOTAL_MAX, limit_of=share_of, rank_of=rank_of, newest_first=newest_first
     )
     kept: dict[int, OriginPath] = {}
     for what, key, path in steps:

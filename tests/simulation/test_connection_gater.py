@@ -8,8 +8,9 @@ import trio
 
 from swarm.errors import PeerUnreachable, Reject
 from swarm.identity import PeerId
+from swarm.limits.bounded_table import OriginLimits
 from swarm.limits.quotas import RATES, RELAYED, RELAYED_SHARE, Kind
-from swarm.peers.connection_gater import RULES, ConnectionGater, GaterRules
+from swarm.peers.connection_gater import CONNECTION_LIMITS, ConnectionGater
 from swarm.peers.ledger import Ledger
 from swarm.peers.reputation import RULES as REPUTATION_RULES
 from swarm.peers.reputation import Ban
@@ -26,10 +27,10 @@ HIDDEN = "behind a relay"  # no address, as far as anybody can see
 class Guarded:
     """Host 0, with a gater on it."""
 
-    def __init__(self, world: SimulatedWorld, rules: GaterRules = RULES) -> None:
+    def __init__(self, world: SimulatedWorld, limits: OriginLimits = CONNECTION_LIMITS) -> None:
         self.transport = world.join(0)
         self.ledger = Ledger()
-        self.gater = ConnectionGater(self.transport, self.ledger, rules)
+        self.gater = ConnectionGater(self.transport, self.ledger, limits)
         self.told: list[Ban] = []
         self.gater.on_ban = self.hear
 
@@ -54,11 +55,11 @@ class Guarded:
 def guarded(
     hosts: int,
     body: Callable[[SimulatedWorld, Guarded], Awaitable[Any]],
-    rules: GaterRules = RULES,
+    limits: OriginLimits = CONNECTION_LIMITS,
 ) -> None:
     async def main() -> None:
         async with open_world(1, hosts, LAN) as world, trio.open_nursery() as nursery:
-            guard = Guarded(world, rules)
+            guard = Guarded(world, limits)
             nursery.start_soon(guard.gater.run)
             await body(world, guard)
             nursery.cancel_scope.cancel()
@@ -102,25 +103,21 @@ def test_nobody_bans_itself() -> None:
 
 
 def test_one_block_gets_no_more_connections_than_its_share() -> None:
-    rules = GaterRules(connections_per_block_max=4)
+    limits = OriginLimits(block=4)
 
     async def body(world: SimulatedWorld, guard: Guarded) -> None:
         inside = [joined(world, host, f"{PUBLIC}{host}") for host in range(1, 11)]
         assert sum([await guard.lets_in(each) for each in inside]) == 4
-        assert guard.transport.places.turned_away["block"] == 6
+        assert guard.transport.slots.turned_away["block"] == 6
         assert await guard.lets_in(joined(world, 11, "198.51.100.1"))
         await guard.transport.disconnect(guard.transport.peers()[0])
 
-    guarded(12, body, rules)
+    guarded(12, body, limits)
 
 
 @pytest.mark.parametrize("block", [PUBLIC, "10.0.0."])
 def test_one_address_keeps_no_neighbour_out_nor_the_node_from_dialling_one(block: str) -> None:
-    rules = GaterRules(
-        connections_per_block_max=8,
-        connections_per_address_max=8,
-        connections_per_private_block_max=8,
-    )
+    limits = OriginLimits(block=8, address=8, private_block=8)
 
     async def body(world: SimulatedWorld, guard: Guarded) -> None:
         greedy = [joined(world, host, f"{block}7") for host in range(1, 44)]
@@ -133,9 +130,9 @@ def test_one_address_keeps_no_neighbour_out_nor_the_node_from_dialling_one(block
             await guard.lets_in(each)
         await trio.sleep(1.0)
         assert {each.peer_id for each in neighbours} <= set(guard.transport.peers())
-        assert guard.transport.places.gave_way == {"block": 3}
+        assert guard.transport.slots.evicted == {"block": 3}
 
-    guarded(60, body, rules)
+    guarded(60, body, limits)
 
 
 def test_a_block_whose_peers_lie_is_banned_and_others_are_not() -> None:
@@ -205,17 +202,17 @@ def test_forwarding_many_adverts_is_cut_short_and_no_offence() -> None:
 
 
 def test_relayed_peers_take_no_more_than_their_part_of_the_connections() -> None:
-    rules = GaterRules(relayed_connections_max=4)
+    limits = OriginLimits(relayed=4)
 
     async def body(world: SimulatedWorld, guard: Guarded) -> None:
         hidden = [joined(world, host, HIDDEN) for host in range(1, 11)]
         assert sum([await guard.lets_in(each) for each in hidden]) == 4
-        assert guard.transport.places.turned_away["relayed"] == 6
+        assert guard.transport.slots.turned_away["relayed"] == 6
         assert await guard.lets_in(world.join(11))
         await guard.transport.disconnect(hidden[0].peer_id)
         assert await guard.lets_in(hidden[9])
 
-    guarded(12, body, rules)
+    guarded(12, body, limits)
 
 
 def test_relayed_peers_share_one_quota_and_no_ban() -> None:

@@ -28,7 +28,7 @@ from swarm.peers.dht import (
     key_of,
     point_of,
 )
-from swarm.peers.discovery import Discovery
+from swarm.peers.discovery import Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
@@ -65,15 +65,24 @@ class Member:
         self.transport = world.join(host)
         gater = self.gater = ConnectionGater(self.transport, Ledger())
         self.discovery = Discovery(
-            run_id, "test", world.identities[host], bytes([host]) * 16, self.transport, bootstrap,
-            AddressBook(), gater, now_s=lambda: EPOCH_S + trio.current_time(),
-            rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
-        )  # fmt: skip
+            NodeInfo(run_id, "test", world.identities[host], bytes([host]) * 16),
+            bootstrap,
+            AddressBook(),
+            gater,
+            now_s=lambda: EPOCH_S + trio.current_time(),
+            rng=world.rng(f"discovery/{host}"),
+            run_sync=run_inline,
+        )
         self.found: set[PeerId] = set()
         self.dht = Dht(
-            key_of(run_id), self.transport, gater, bootstrap, self._learn, lambda: True,
-            rng=world.rng(f"dht/{host}"), serves=lambda: serves,
-        )  # fmt: skip
+            key_of(run_id),
+            gater,
+            bootstrap,
+            self._learn,
+            lambda: True,
+            rng=world.rng(f"dht/{host}"),
+            serves=lambda: serves,
+        )
 
     def _learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self.found.add(peer)
@@ -125,7 +134,9 @@ def test_a_client_asks_and_is_not_asked() -> None:
             for member in (server, client):
                 nursery.start_soon(member.dht.run)
             await trio.sleep(10)
-            assert server.dht.store.of(key_of("a"), trio.current_time())[0][0] == world.peer_id(1)
+            assert server.dht.store.members(key_of("a"), trio.current_time())[0][
+                0
+            ] == world.peer_id(1)
             assert client.dht.table.closest(key_of("a"), 9)
             assert not server.dht.table.closest(key_of("a"), 9)
             nursery.cancel_scope.cancel()
@@ -172,7 +183,7 @@ def test_a_walk_among_liars_ends_and_leaves_nothing() -> None:
                 return await connect(address, timeout_s=timeout_s)
 
             own.transport.connect = counted  # type: ignore[method-assign]
-            await own.dht.look()
+            await own.dht.look_up()
             assert len(dialled) <= LOOKUP_PEERS_MAX
             assert liar.asked == 2, "once for a walk, once to be told of us"
             assert not own.found
@@ -186,10 +197,10 @@ def test_who_names_what_nobody_can_be_called_pays_for_it() -> None:
         async with open_world(1, 2, LAN) as world, trio.open_nursery():
             liar = Liar(world.join(0))
             own = Member(world, 1, "a", liar.transport.addresses())
-            await own.dht.look()
+            await own.dht.look_up()
             assert not own.gater.ledger.rejected
             liar.providers = (KnownPeer(peer_id="nobody", addresses=("/memory/1/p2p/nobody",)),)
-            await own.dht.look()
+            await own.dht.look_up()
             assert own.gater.ledger.of(liar.transport.peer_id).rejected == {Reject.MALFORMED: 1}
             assert not own.found
 
@@ -231,9 +242,9 @@ def test_the_store_is_bounded_and_forgets() -> None:
     assert len(store.runs) == ENTRIES_MAX
     for number in range(2 * PROVIDERS_PER_KEY_MAX):
         store.put(bytes(32), PeerId(f"other {number}"), ["x"], 0.0)
-    assert len(store.of(bytes(32), 0.0)) == PROVIDERS_PER_KEY_MAX
-    assert store.of(bytes(32), PROVIDER_LIFE_S - 1)
-    assert not store.of(bytes(32), PROVIDER_LIFE_S)
+    assert len(store.members(bytes(32), 0.0)) == PROVIDERS_PER_KEY_MAX
+    assert store.members(bytes(32), PROVIDER_LIFE_S - 1)
+    assert not store.members(bytes(32), PROVIDER_LIFE_S)
     assert bytes(32) not in store.runs
     store, greedy = Store(), PeerId("greedy")
     for _ in range(3 * KEYS_PER_PROVIDER_MAX):
@@ -257,10 +268,10 @@ def test_keys_without_number_of_one_address_hide_no_provider_and_remove_no_run()
     for number in range(ENTRIES_MAX):
         for key in (bytes(32), draw.randbytes(32), draw.randbytes(32), draw.randbytes(32)):
             store.put(key, PeerId(f"greedy {number}"), ["x"], 1.0, GREEDY)
-    assert len(store.of(bytes(32), 2.0)) <= PROVIDERS_PER_KEY_MAX
+    assert len(store.members(bytes(32), 2.0)) <= PROVIDERS_PER_KEY_MAX
     found = {peer for peer, _ in store.choose(bytes(32), PROVIDERS_PER_REPLY_MAX, 2.0, draw)}
     assert found >= set(honest)
-    assert [peer for peer, _ in store.of(b"o" * 32, 2.0)] == ["other run"]
+    assert [peer for peer, _ in store.members(b"o" * 32, 2.0)] == ["other run"]
     assert sum(map(len, store.runs.values())) == ENTRIES_MAX
 
 

@@ -13,7 +13,7 @@ from swarm.identity import Identity, PeerId
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.dht import Dht, key_of
-from swarm.peers.discovery import Discovery
+from swarm.peers.discovery import Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
@@ -120,17 +120,24 @@ def member(
     transport = world.join(host)
     gater = ConnectionGater(transport, Ledger())
     discovery = Discovery(
-        RUN_ID, "test", world.identities[host], bytes([host]) * 16, transport, bootstrap,
-        AddressBook(), gater, now_s=lambda: EPOCH_S + trio.current_time(),
-        rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
-    )  # fmt: skip
+        NodeInfo(RUN_ID, "test", world.identities[host], bytes([host]) * 16),
+        bootstrap,
+        AddressBook(),
+        gater,
+        now_s=lambda: EPOCH_S + trio.current_time(),
+        rng=world.rng(f"discovery/{host}"),
+        run_sync=run_inline,
+    )
     nursery.start_soon(discovery.run)
     if dht:
         table = Dht(
-            key_of(RUN_ID), transport, gater, bootstrap,
+            key_of(RUN_ID),
+            gater,
+            bootstrap,
             lambda peer, where: discovery.learn_found(peer, where, by="the hash table"),
-            lambda: True, rng=world.rng(f"dht/{host}"),
-        )  # fmt: skip
+            lambda: True,
+            rng=world.rng(f"dht/{host}"),
+        )
         nursery.start_soon(table.run)
     return discovery
 

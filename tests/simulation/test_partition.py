@@ -10,7 +10,7 @@ from swarm.limits.dial_backoff import DIAL_AGAIN_MAX_S
 from swarm.peers import discovery
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.discovery import Discovery
+from swarm.peers.discovery import Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
@@ -28,11 +28,14 @@ def members(world: SimulatedWorld) -> list[Discovery]:
         transport = world.join(host)
         bootstrap = made[0]._transport.addresses() if made else ()
         node = Discovery(
-            "sums-1", "test", world.identities[host], bytes([host]) * 16, transport, bootstrap,
-            AddressBook(), ConnectionGater(transport, Ledger()),
+            NodeInfo("sums-1", "test", world.identities[host], bytes([host]) * 16),
+            bootstrap,
+            AddressBook(),
+            ConnectionGater(transport, Ledger()),
             now_s=lambda: EPOCH_S + trio.current_time(),
-            rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
-        )  # fmt: skip
+            rng=world.rng(f"discovery/{host}"),
+            run_sync=run_inline,
+        )
         made.append(node)
     return made
 

@@ -40,7 +40,7 @@ def test_the_newest_goes_where_that_is_wanted_so_that_a_newcomer_is_turned_away(
 
 def test_an_origin_has_no_more_than_its_share_and_gives_way_to_itself() -> None:
     table: BoundedTable[str, int] = BoundedTable(
-        100, share_of=lambda path: {2: 4, 3: 3}.get(len(path))
+        100, limit_of=lambda path: {2: 4, 3: 3}.get(len(path))
     )
     put_all(table, "greedy", 9, GREEDY)
     assert list(table.values()) == [6, 7, 8]

@@ -58,7 +58,7 @@ def test_what_nodes_send_fits() -> None:
 
 def test_no_address_block_has_all_places() -> None:
     clients: BoundedTable[str, None] = BoundedTable(
-        CLIENTS_MAX, share_of=clients_of, newest_first=True
+        CLIENTS_MAX, limit_of=clients_of, newest_first=True
     )
 
     def connect(name: str, count: int, ip: str) -> int:

@@ -22,8 +22,8 @@ from swarm.limits.dial_backoff import (
     PROVEN_FAILURES_MAX,
     PROVEN_MAX,
     WINDOW_S,
+    DialAttempts,
     DialBackoff,
-    Knocks,
     hops_of,
 )
 from swarm.peers.connection_gater import ConnectionGater
@@ -179,7 +179,7 @@ class Nowhere:
     def peers(self) -> tuple[PeerId, ...]:
         return self.connected
 
-    def set_gate(self, gate: object, share_of: object) -> None:
+    def set_gate(self, gate: object, limits: object) -> None:
         """Nobody comes."""
 
     def report_to(self, report: object) -> None:
@@ -215,18 +215,18 @@ def test_a_dial_through_a_relay_counts_against_the_part_that_failed() -> None:
 
 
 def test_what_we_are_asked_to_knock_at_has_bounds_and_turns() -> None:
-    knocks = Knocks(9, 300.0)
-    assert sum(knocks.take("9.9.9.9", at) for at in range(299)) == 9
-    assert knocks.take("9.9.9.9", 300.0)
-    assert sum(knocks.take(f"9.9.8.{host}", 0.0) for host in range(200)) == 18
-    assert sum(knocks.take("192.168.1.1", 0.0) for _ in range(99)) == 72
-    assert [knocks.turn("9.9.9.9", 5.0, 0.5) for _ in range(3)] == [5.0, 5.5, 6.0]
-    assert knocks.turn("9.9.9.8", 5.0, 0.5) == 5.0
+    attempts = DialAttempts(9, 300.0)
+    assert sum(attempts.allow("9.9.9.9", at) for at in range(299)) == 9
+    assert attempts.allow("9.9.9.9", 300.0)
+    assert sum(attempts.allow(f"9.9.8.{host}", 0.0) for host in range(200)) == 18
+    assert sum(attempts.allow("192.168.1.1", 0.0) for _ in range(99)) == 72
+    assert [attempts.next_turn_s("9.9.9.9", 5.0, 0.5) for _ in range(3)] == [5.0, 5.5, 6.0]
+    assert attempts.next_turn_s("9.9.9.8", 5.0, 0.5) == 5.0
     for number in range(2 * KEYS_MAX):
         ip = f"9.{number >> 8}.{number & 255}.1"
-        assert knocks.take(ip, 5.0)
-        knocks.turn(ip, 5.0, 0.5)
-    assert len(knocks._turns) == KEYS_MAX == len(knocks._recent._times)
+        assert attempts.allow(ip, 5.0)
+        attempts.next_turn_s(ip, 5.0, 0.5)
+    assert len(attempts._turns) == KEYS_MAX == len(attempts._recent._times)
 
 
 def test_nothing_above_the_transport_dials_past_the_gater() -> None:

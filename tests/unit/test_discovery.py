@@ -12,7 +12,7 @@ from swarm.errors import IdentityInUse, Reject
 from swarm.identity import Identity, PeerId
 from swarm.peers.address_book import HEARSAY_PEERS_MAX, AddressBook
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.discovery import VERSION_NOTES_MAX, Discovery
+from swarm.peers.discovery import VERSION_NOTES_MAX, Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
@@ -56,11 +56,20 @@ class Member:
         self.ledger = Ledger()
         self.transport = world.join(host)
         self.discovery = Discovery(
-            run_id, "test", world.identities[host], world.rng(f"instance/{host}").randbytes(16),
-            self.transport, bootstrap, self.book, ConnectionGater(self.transport, self.ledger),
-            now_s=now_s, rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
-            packages=packages,
-        )  # fmt: skip
+            NodeInfo(
+                run_id,
+                "test",
+                world.identities[host],
+                world.rng(f"instance/{host}").randbytes(16),
+                packages=packages or {},
+            ),
+            bootstrap,
+            self.book,
+            ConnectionGater(self.transport, self.ledger),
+            now_s=now_s,
+            rng=world.rng(f"discovery/{host}"),
+            run_sync=run_inline,
+        )
 
     @property
     def address(self) -> str:
@@ -281,7 +290,7 @@ def test_two_processes_with_one_key_are_told_apart_by_whom_they_meet() -> None:
     async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         third = Member(world, 0)
         nursery.start_soon(third.discovery.run)
-        serve = third.discovery._note_instance
+        serve = third.discovery._record_instance
         twin = world.identities[1]
         old = hello(twin, started=EPOCH_S, sent=EPOCH_S + 1)
         new = hello(twin, started=EPOCH_S, sent=EPOCH_S + 2)

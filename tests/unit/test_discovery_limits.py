@@ -30,6 +30,7 @@ from swarm.peers.discovery import (
     LOOK_AROUND_S,
     PEERS_WANTED,
     Discovery,
+    NodeInfo,
 )
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
@@ -83,11 +84,14 @@ def long_addresses(peer: str) -> tuple[str, ...]:
 def member(world: SimulatedWorld, host: int, bootstrap: tuple[str, ...] = ()) -> Discovery:
     transport = world.join(host)
     return Discovery(
-        RUN_ID, "test", world.identities[host], bytes([host]) * 16, transport, bootstrap,
-        AddressBook(), ConnectionGater(transport, Ledger()),
+        NodeInfo(RUN_ID, "test", world.identities[host], bytes([host]) * 16),
+        bootstrap,
+        AddressBook(),
+        ConnectionGater(transport, Ledger()),
         now_s=lambda: EPOCH_S + trio.current_time(),
-        rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
-    )  # fmt: skip
+        rng=world.rng(f"discovery/{host}"),
+        run_sync=run_inline,
+    )
 
 
 # --- bytes -------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def say(
     name: str = "", keeps_port: bool | None = None,
 ) -> None:  # fmt: skip
     peer = PeerId(name or witness_ip)
-    heard.hear(peer, Opinion(witness_ip, ip, frozenset(ports), keeps_port, at_s))
+    heard.record(peer, Opinion(witness_ip, ip, frozenset(ports), keeps_port, at_s))
 
 
 def believed(*said: tuple[str, str], now_s: float = 0.0) -> ReachVerdict:
@@ -172,14 +172,14 @@ def test_a_port_at_another_address_than_the_agreed_one_is_not_told() -> None:
 
 def test_relays_are_kept_until_somebody_else_has_come_in() -> None:
     heard = Observations()
-    heard.came_in(PeerId("early"), public(9))  # before anything was believed
+    heard.record_inbound(PeerId("early"), public(9))  # before anything was believed
     for block in (1, 2):
         say(heard, public(block), OWN, PORT)
     assert heard.decide(0.0).needs_relay
     for ip in (public(1), public(2, 200), "192.168.1.9", "2a00:1:1::1"):
-        heard.came_in(PeerId(ip), ip)
+        heard.record_inbound(PeerId(ip), ip)
         assert heard.decide(0.0).needs_relay, f"{ip} proves nothing of {OWN}"
-    heard.came_in(PeerId("else"), public(9))
+    heard.record_inbound(PeerId("else"), public(9))
     assert not heard.decide(0.0).needs_relay
 
 
@@ -188,7 +188,7 @@ def test_what_is_believed_next_has_to_be_shown_again() -> None:
     for block in (1, 2):
         say(heard, public(block), OWN, PORT)
     heard.decide(0.0)
-    heard.came_in(PeerId("else"), public(9))
+    heard.record_inbound(PeerId("else"), public(9))
     assert not heard.decide(0.0).needs_relay
     for block in (3, 4, 5):
         say(heard, public(block), WRONG, PORT)
@@ -235,7 +235,7 @@ def asked(heard: Observations, ips: list[str], seed: int, liars: str = "8.66.") 
     order: list[str] = []
     rng = Random(seed)
     left = peers(ips)
-    while (chosen := heard.whom(left, 0.0, rng)) is not None:
+    while (chosen := heard.choose_peer(left, 0.0, rng)) is not None:
         left.remove(chosen)
         order.append(chosen[1])
         say(heard, chosen[1], WRONG if chosen[1].startswith(liars) else OWN, PORT)
@@ -246,7 +246,7 @@ def test_three_blocks_of_one_mind_are_enough_and_none_is_asked_twice() -> None:
     heard = Observations()
     order = asked(heard, [public(block, host) for block in range(9) for host in (1, 2)], seed=1)
     assert len({ip.rpartition(".")[0] for ip in order}) == len(order) == VOICES_WANTED
-    assert heard.whom(peers([public(50)]), ASK_AGAIN_S, Random(1)), "all of it is old"
+    assert heard.choose_peer(peers([public(50)]), ASK_AGAIN_S, Random(1)), "all of it is old"
 
 
 def test_a_crowd_of_one_block_is_asked_once_and_is_not_asked_first() -> None:
@@ -275,7 +275,10 @@ def test_more_are_asked_where_they_disagree() -> None:
 def test_who_is_far_away_is_asked_though_neighbours_were() -> None:
     heard = Observations()
     asked(heard, [f"192.168.1.{host}" for host in range(1, 10)], seed=1, liars="none")
-    assert heard.whom(peers(["192.168.1.77", public(1)]), 0.0, Random(1)) == peers([public(1)])[0]
+    assert (
+        heard.choose_peer(peers(["192.168.1.77", public(1)]), 0.0, Random(1))
+        == peers([public(1)])[0]
+    )
 
 
 # --- faults that the tests above would find ------------------------------------------------------

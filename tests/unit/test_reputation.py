@@ -18,7 +18,7 @@ MOST = sorted(MUCH)
 
 def tell(reputation: Reputation, peer: PeerId, reason: Reject, times: int, now: float) -> bool:
     for _ in range(times):
-        reputation.bad(peer, reason, None, now)
+        reputation.record_offence(peer, reason, None, now)
     return reputation.is_banned(peer, now)
 
 
@@ -44,9 +44,9 @@ def test_what_happens_to_honest_peers_never_bans_whatever_the_number() -> None:
     reputation = Reputation()
     for second in range(2_000):
         for reason in [*LITTLE, *NOTHING]:
-            reputation.bad(LIAR, reason, BLOCK, float(second))
+            reputation.record_offence(LIAR, reason, BLOCK, float(second))
     assert not reputation.bans(2_000.0)
-    assert reputation.standing(LIAR, 2_000.0) <= RULES.little_max < RULES.ban_at
+    assert reputation.score(LIAR, 2_000.0) <= RULES.little_max < RULES.ban_at
 
 
 def test_a_wrong_weight_would_ban_them() -> None:
@@ -59,24 +59,24 @@ def test_a_few_bad_records_outweigh_many_good_ones() -> None:
     reputation = Reputation()
     for now in range(3):
         for _ in range(20):
-            reputation.good(LIAR, float(now))
-        reputation.bad(LIAR, Reject.BAD_SIGNATURE, None, float(now))
+            reputation.record_good(LIAR, float(now))
+        reputation.record_offence(LIAR, Reject.BAD_SIGNATURE, None, float(now))
     assert reputation.is_banned(LIAR, 3.0)
 
 
 def test_nobody_saves_up_for_a_lie() -> None:
     reputation = Reputation()
-    reputation.bad(LIAR, Reject.MALFORMED, None, 0.0)
+    reputation.record_offence(LIAR, Reject.MALFORMED, None, 0.0)
     for _ in range(10_000):
-        reputation.good(LIAR, 0.0)
-    assert reputation.standing(LIAR, 0.0) == 0.0
+        reputation.record_good(LIAR, 0.0)
+    assert reputation.score(LIAR, 0.0) == 0.0
     assert tell(reputation, LIAR, Reject.MALFORMED, 3, 0.0)
 
 
 def test_a_standing_fades() -> None:
     reputation = Reputation()
-    reputation.bad(LIAR, Reject.MALFORMED, None, 0.0)
-    assert reputation.standing(LIAR, RULES.half_life_s) == pytest.approx(2.0)
+    reputation.record_offence(LIAR, Reject.MALFORMED, None, 0.0)
+    assert reputation.score(LIAR, RULES.half_life_s) == pytest.approx(2.0)
     assert not tell(reputation, LIAR, Reject.MALFORMED, 1, RULES.half_life_s)
     assert not tell(reputation, LIAR, Reject.MALFORMED, 1, 4 * RULES.half_life_s)
 
@@ -110,7 +110,7 @@ def test_one_bad_peer_takes_no_neighbour_with_it() -> None:
     now = 0.0
     for _ in range(8):  # bans in a row
         for _ in range(50):
-            reputation.bad(LIAR, Reject.MALFORMED, BLOCK, now)
+            reputation.record_offence(LIAR, Reject.MALFORMED, BLOCK, now)
         assert reputation.is_banned(LIAR, now)
         assert not reputation.is_banned(BLOCK, now)
         now = reputation.bans(now)[0].until
@@ -119,9 +119,9 @@ def test_one_bad_peer_takes_no_neighbour_with_it() -> None:
 def test_many_bad_peers_get_their_block_banned_even_with_one_lie_each() -> None:
     reputation = Reputation()
     for number in range(8):
-        reputation.bad(PeerId(f"liar{number}"), Reject.MALFORMED, BLOCK, 0.0)
+        reputation.record_offence(PeerId(f"liar{number}"), Reject.MALFORMED, BLOCK, 0.0)
     assert not reputation.is_banned(BLOCK, 0.0)
-    (ban,) = reputation.bad(PeerId("liar9"), Reject.MALFORMED, BLOCK, 0.0)
+    (ban,) = reputation.record_offence(PeerId("liar9"), Reject.MALFORMED, BLOCK, 0.0)
     assert (ban.subject, ban.is_block) == (BLOCK, True)
     assert not reputation.is_banned(Block("198.51.100.0/24"), 0.0)
     assert not reputation.is_banned(BLOCK, RULES.ban_s)
@@ -130,7 +130,7 @@ def test_many_bad_peers_get_their_block_banned_even_with_one_lie_each() -> None:
 def test_peers_without_a_block_are_held_to_nobodys_account() -> None:
     reputation = Reputation()
     for number in range(100):
-        reputation.bad(PeerId(f"liar{number}"), Reject.MALFORMED, None, 0.0)
+        reputation.record_offence(PeerId(f"liar{number}"), Reject.MALFORMED, None, 0.0)
     assert not reputation.bans(0.0)
 
 
@@ -140,13 +140,15 @@ def test_everything_is_bounded() -> None:
     for number in range(100):
         block = Block(f"192.0.{number}.0/24")
         for _ in range(3):
-            reputation.bad(PeerId(f"liar{number}"), Reject.MALFORMED, block, float(number))
+            reputation.record_offence(
+                PeerId(f"liar{number}"), Reject.MALFORMED, block, float(number)
+            )
     assert len(reputation._accounts) == 8
     assert len(reputation._bans) == 4
     assert len(reputation._blocks) == 2
     assert reputation.is_banned(PeerId("liar99"), 99.0)
     for number in range(10):
-        reputation.bad(PeerId(f"other{number}"), Reject.MALFORMED, BLOCK, 99.0)
+        reputation.record_offence(PeerId(f"other{number}"), Reject.MALFORMED, BLOCK, 99.0)
     assert len(reputation._blocks[BLOCK]) == 3
 
 

@@ -212,7 +212,7 @@ def test_who_waits_pays_and_is_banned_by_the_third_group(seconds: float) -> None
         posed = await verifier.problems(tasks[ALICE])
         for task, problem in list(zip(tasks[ALICE], posed, strict=True))[:PROVEN_GROUPS]:
             await verifier.verify(make_group(run, problem.answer, task=task))
-        standing = Reputation(RULES)
+        reputation = Reputation(RULES)
         reasons: list[Reject] = []
         waited_s = 0.0
 
@@ -241,8 +241,8 @@ def test_who_waits_pays_and_is_banned_by_the_third_group(seconds: float) -> None
         assert waited_s < alone_s + BEHIND_MAX_S
         assert reasons == [Reject.OVERRUN] * 6
         for count, reason in enumerate(reasons, 1):
-            standing.bad(BOB, reason, None, 2.0 * count)
-            if standing.is_banned(BOB, 2.0 * count):
+            reputation.record_offence(BOB, reason, None, 2.0 * count)
+            if reputation.is_banned(BOB, 2.0 * count):
                 break
         assert count == 3
         assert verifier.counters.starts == 2  # no worker had to be ended

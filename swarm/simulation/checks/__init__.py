@@ -1,1 +1,1 @@
-"""What must hold whatever goes wrong: invariants, bounds, deliveries."""
+"""Checks of a simulated run: invariants, bounds, deliveries."""

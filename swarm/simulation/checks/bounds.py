@@ -1,8 +1,7 @@
-"""How many entries each collection in a node may have, and which there are.
+"""Limits of all collections in a node, by class and attribute.
 
-Each limit is the one that the code itself goes by, under its own name, or follows from one: what
-belongs to connected peers cannot be more than they. A collection without a line here may have
-`UNNAMED_MAX` entries, so that whatever grows with the swarm needs one.
+Limits are the constants of the code. Tables by connected peer are bounded by their number. Any
+other collection may have `UNNAMED_MAX` entries, so one that grows with the swarm needs a line here.
 """
 
 from collections import deque
@@ -36,13 +35,13 @@ from swarm.peers.reputation import RULES as REPUTATION
 from swarm.wire.messages import ADDRESSES_MAX, WANT_GROUPS_MAX
 
 WALK_DEPTH_MAX = 8
-WALK_ENTRIES_MAX = 8  # of one collection that are looked into
+WALK_ENTRIES_MAX = 8  # entries inspected per collection
 NOT_OF_A_NODE = ("swarm.transport.memory", "swarm.simulation", "node.simulat")
-UNNAMED_MAX: Final = 8  # entries of a collection that has no line here
-SETTLED_MAX: Final = 4_096  # of what is fixed before a node starts
-HEARD_INSTANCES_MAX: Final = 2  # of one peer, in `Discovery`
-RECENT_ROUNDS_MAX: Final = 200  # of its own that a node keeps, to say what sharing brings
-REFUSALS_MAX: Final = 6  # reasons for which `ConnectionGater` refuses connections
+UNNAMED_MAX: Final = 8  # entries of a collection without a line here
+SETTLED_MAX: Final = 4_096  # of collections fixed before the start
+HEARD_INSTANCES_MAX: Final = 2  # per peer, in `Discovery`
+RECENT_ROUNDS_MAX: Final = 200  # own rounds that a node keeps
+REFUSALS_MAX: Final = 6  # reasons of `ConnectionGater` for refusals
 ADVERTS_MAX: Final = cast(
     "int",
     next(each.default for each in fields(ExchangeRules) if each.name == "recent_adverts_max"),
@@ -51,16 +50,16 @@ ADVERTS_MAX: Final = cast(
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What some limits depend on in one run."""
+    """Sizes of a run that some limits depend on."""
 
     peers_max: int  # other hosts, liars included
-    batches_max: int  # of groups being fetched
+    batches_max: int  # groups being fetched
     pool_groups_max: int
     external_groups: int  # J
 
 
 def limits_of(size: Size) -> Mapping[str, int]:
-    """The limit of each collection, by the names that `collections_in` gives them."""
+    """Limit of each collection by its name in `collections_in`."""
     peers = dict.fromkeys(
         (
             "Discovery._asked",
@@ -107,8 +106,8 @@ LIMITS: Final[Mapping[str, int]] = {
     "Quotas._buckets": BUCKETS_MAX,
     "Quotas._rates": len(Kind),
     "Quotas.refused": len(Kind),
-    "Recent._times": KEYS_MAX,
-    "Recent._times[]": DIALS_MAX,
+    "EventWindow._times": KEYS_MAX,
+    "EventWindow._times[]": DIALS_MAX,
     "Reputation._accounts": REPUTATION.peers_max,
     "Reputation._bans": REPUTATION.bans_max,
     "Reputation._blocks": REPUTATION.blocks_max,
@@ -131,17 +130,14 @@ LIMITS: Final[Mapping[str, int]] = {
 
 
 def limit_of(where: str, limits: Mapping[str, int]) -> int:
-    """The limit of the collection of that name: its own, or that of all of its class."""
+    """Limit of a collection: its own or its class's."""
     of_class = limits.get(f"{where.partition('.')[0]}.*", UNNAMED_MAX)
     return limits.get(where, of_class)
 
 
 def collections_in(root: object) -> Iterator[tuple[str, int]]:
-    """Every collection that the attributes of an object of this project lead to, and its size.
-
-    Its name is that of the class and of the attribute which hold it, with `[]` for each collection
-    around it.
-    """
+    """Name and size of every collection reachable from an object of this project. The name is class
+    and attribute, with `[]` per nesting level."""
     seen: set[int] = set()
     todo: deque[tuple[str, Any, int]] = deque([(type(root).__name__, root, 0)])
     while todo:
@@ -152,7 +148,7 @@ def collections_in(root: object) -> Iterator[tuple[str, int]]:
         if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
             yield where, len(value)
             inside = value.values() if isinstance(value, Mapping) else value
-            # what one entry has grown to, its likes have too
+            # one entry stands for all
             some = islice(inside, WALK_ENTRIES_MAX)
             todo.extend((f"{where}[]", each, depth + 1) for each in some if _is_ours(each))
         elif _is_ours(value):

@@ -1,23 +1,17 @@
-"""Which groups were due where in a simulated run, which came in time, and what is too few. Pure.
+"""Deliveries in a simulated run: which groups were due where, came in time, and whether too few
+did. Pure.
 
-**Due.** A group is due at each other honest host if that host and the producer are up, running and
-not cut off from each other, and the link of neither stands still, from when the group is shared
-until `patience_s` later, by the plan of faults. A bad link excuses nothing: loss, delay and
-disorder are what the network is for. Nor does a fault of a third host, nor one that has just ended.
+**Due.** A group is due at each other honest host if host and producer are up, running, not cut off
+from each other, and have moving links, from sharing until `patience_s` later, by the plan of
+faults. Bad links, faults of third hosts and faults just over excuse nothing. Pairs with an absent
+producer (`orphans_*`) or a stalled link (`stalled_*`) are counted, not judged; the rule of reach in
+`invariants.py` covers them.
 
-Pairs whose producer is away (`orphans_*`) or whose link stands still meanwhile (`stalled_*`) are
-counted and not judged: a stalled host is behind by as long as its link stood still, and for good
-with groups that their producer has moved on from by then. What such hosts are owed in the end is
-the rule of reach, in `invariants.py`.
+**The floor** (`shortfalls`) follows from the number of hosts:
 
-**The floor** (`shortfalls`) asks for what holds unless a host that should take part does not, and
-follows from the number of hosts alone:
-
-- Of `hosts` hosts, one that receives nothing, or whose groups nobody gets, costs one in `hosts` of
-  all that is due. So no more than that may be missing.
-- Of what is due at one host, and of what one host shared, at least half comes in time.
-
-Fewer than `PAIRS_MIN` pairs are not judged: they may hang on one group or one bad moment.
+- Overall, at most one in `hosts` of the due pairs may be missing: one deaf or mute host costs as
+  much.
+- At each host, and of each producer, at least half comes in time, if there are `PAIRS_MIN` pairs.
 """
 
 from collections import Counter
@@ -36,15 +30,15 @@ HOST_SHARE_MIN: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """When which hosts could not take part."""
+    """Times at which hosts could not take part."""
 
-    intervals: Mapping[int, Sequence[tuple[float, float]]]  # by host: down or paused
-    stalls: Mapping[int, Sequence[tuple[float, float]]]  # by host: it has no link that carries
+    intervals: Mapping[int, Sequence[tuple[float, float]]]  # by host, down or paused
+    stalls: Mapping[int, Sequence[tuple[float, float]]]  # by host, with a stalled link
     cuts: Sequence[tuple[float, float, frozenset[int]]]
 
     @classmethod
     def of(cls, joined_s: Mapping[int, float], events: Collection[FaultEvent]) -> "Away":
-        """Who is away when, from each host's first time there and the plan of faults."""
+        """Absences by each host's first start and the plan of faults."""
         intervals: dict[int, list[tuple[float, float]]] = {
             host: [(0.0, at_s)] for host, at_s in joined_s.items()
         }
@@ -62,15 +56,15 @@ class Away:
         return cls(intervals, stalls, cuts)
 
     def is_up(self, host: int, from_s: float, until_s: float) -> bool:
-        """Whether the host is there and runs at all times between."""
+        """True if the host runs for the whole time."""
         return not any(a < until_s and b > from_s for a, b in self.intervals[host])
 
     def is_stalled(self, host: int, from_s: float, until_s: float) -> bool:
-        """Whether the host's link stands still at any time between."""
+        """True if the host's link stalls at any time."""
         return any(a < until_s and b > from_s for a, b in self.stalls[host])
 
     def are_joined(self, one: int, other: int, from_s: float, until_s: float) -> bool:
-        """Whether no partition is between the two at any time between."""
+        """True if no partition separates the two at any time."""
         return not any(
             a < until_s and b > from_s and (one in hosts) != (other in hosts)
             for a, b, hosts in self.cuts
@@ -79,22 +73,21 @@ class Away:
 
 @dataclass(slots=True)
 class Deliveries:
-    """Pairs of a group and a host that was to get it."""
+    """(group, host) pairs that were due."""
 
     due: int = 0
-    delivered: int = 0  # of those, in time
-    latencies_s: list[float] = field(default_factory=list)  # of all due, inf for never; sorted
-    orphans_due: int = 0  # pairs whose host was up while the producer was not for all of the time
+    delivered: int = 0  # in time
+    latencies_s: list[float] = field(default_factory=list)  # of all due, sorted; inf for never
+    orphans_due: int = 0  # pairs with an absent producer
     orphans_delivered: int = 0
-    stalled_due: int = 0  # pairs that would be due if no link stood still
+    stalled_due: int = 0  # pairs with a stalled link
     stalled_delivered: int = 0
-    due_at: Counter[int] = field(default_factory=Counter)  # by receiving host; so the next three
+    due_at: Counter[int] = field(default_factory=Counter)  # this and the next by receiving host
     delivered_at: Counter[int] = field(default_factory=Counter)
     due_of: Counter[int] = field(default_factory=Counter)  # by producing host
     delivered_of: Counter[int] = field(default_factory=Counter)
 
     def add(self, producer: int, host: int, took_s: float, in_time: bool) -> None:
-        """Count one pair that was due."""
         self.due += 1
         self.delivered += in_time
         self.latencies_s.append(took_s)
@@ -105,7 +98,7 @@ class Deliveries:
 
     @property
     def ratio(self) -> float:
-        """The share of what was due that came; 1.0 where nothing was due."""
+        """Delivered share of the due pairs; 1.0 if none were due."""
         return self.delivered / self.due if self.due else 1.0
 
 
@@ -117,10 +110,8 @@ def count_deliveries(
     patience_s: float,
     end_s: float,
 ) -> Deliveries:
-    """What became of all groups of `hosts` at `hosts`, but those whose time is not over at the end.
-
-    `arrived_s` says when a host had verified and stored a foreign group.
-    """
+    """Count all groups of `hosts` at `hosts` whose time is over. `arrived_s`: when a host had
+    verified and stored a foreign group."""
     counts = Deliveries()
     for group in published:
         since_s, until_s = group.at_s, group.at_s + patience_s
@@ -147,7 +138,7 @@ def count_deliveries(
 
 
 def shortfalls(counts: Deliveries, hosts: int) -> list[str]:
-    """Where deliveries are below the floor, a line each."""
+    """Deliveries below the floor, one line each."""
     found: list[str] = []
     if counts.due >= PAIRS_MIN and counts.delivered < counts.due * (1.0 - 1.0 / hosts):
         found.append(

@@ -1,26 +1,20 @@
-"""What must hold through every simulated run, whatever goes wrong in it.
+"""Invariants of every simulated run.
 
-**Records.** Nothing is ever stored that is not signed by the producer that it names, over exactly
-its bytes, for this run, within its size and its time; nor a group that this host stored before,
-nor a second one for a task that its producer did before. The check reads the bytes by itself, by
-PROTOCOL.md, and shares no code with the one that it watches.
+**Records.** A stored record is signed by its producer over exactly its bytes, for this run, within
+its size and time. A host stores no group twice, and no second group of a producer for one task. The
+check parses the bytes by PROTOCOL.md, without the code that it checks.
 
 **Trainer.** No foreign group reaches a host's trainer twice, restarts included.
 
-**Bounds.** The pool keeps its limits; every collection in the objects of a node has no more entries
-than its own limit in `bounds.py`; what a host serves and fetches in a window of time is within its
-budget.
+**Bounds.** The pool keeps its limits. Collections stay within `bounds.py`. Bytes served and fetched
+stay within their budget.
 
-**Bans.** No honest host bans an honest peer, at any time and for whatever reason. Nor does it ban
-an address block with fewer than `LIARS_FOR_BLOCK_BAN` liars in it, however many honest hosts live
-there too: a household is not shut out for what one of it did. A block with as many may be banned;
-that closes the connections of its honest hosts as well, as PROTOCOL.md says. Looked at whenever a
-ban is made, and again every virtual second.
+**Bans.** No honest host bans an honest peer, or an address block with fewer than
+`LIARS_FOR_BLOCK_BAN` liars.
 
-**Reach.** When faults are over and the swarm has settled, each group that an honest host published
-has been stored by every other live honest host, if all want all groups. Left out are groups that
-have expired, and those that their producer has moved on from: others are told of its newest adverts
-alone (`still_on_offer`). A run in which nothing is left to judge breaks the rule too.
+**Reach.** After the faults, every live honest host has stored each group of an honest host, if all
+want all. Expired groups and those no longer offered (`still_on_offer`) are left out; a run with
+nothing left to judge is a violation.
 """
 
 import hashlib
@@ -49,7 +43,7 @@ LIARS_FOR_BLOCK_BAN = 4  # PROTOCOL.md, "What breaking a rule costs"
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken rule: when, at which host, which, and what was seen."""
+    """One broken rule: time, host, rule, observation."""
 
     at_s: float
     host: int
@@ -62,7 +56,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class RecordRules:
-    """What the run allows of a record."""
+    """Limits of the run on a record."""
 
     run_id: str
     life_s: int
@@ -71,7 +65,7 @@ class RecordRules:
 
 @dataclass(frozen=True, slots=True)
 class BanRules:
-    """Who is who: the peers that nobody may ban, and how many liars an address block has."""
+    """Peers that nobody may ban, and the number of liars by address block."""
 
     honest: frozenset[PeerId]
     liars_by_block: Counter[Block | PeerId | None]
@@ -79,25 +73,24 @@ class BanRules:
 
 @dataclass(slots=True)
 class Invariants:
-    """Watches one run. Each check adds to `violations` and goes on."""
+    """Watches one run. Failed checks are added to `violations`."""
 
     rules: RecordRules
     now_s: Callable[[], float]  # unix time
     violations: list[Violation] = field(default_factory=list)
     count: int = 0
-    checks: Counter[str] = field(default_factory=Counter)  # how often each rule was looked at
+    checks: Counter[str] = field(default_factory=Counter)  # checks by rule
     _stored: dict[int, set[bytes]] = field(default_factory=dict)
     _tasks: dict[int, dict[tuple[Any, ...], bytes]] = field(default_factory=dict)
     _trained: dict[int, set[bytes]] = field(default_factory=dict)
 
     def violate(self, host: int, rule: str, detail: str) -> None:
-        """Note a broken rule."""
         self.count += 1
         if len(self.violations) < VIOLATIONS_MAX:
             self.violations.append(Violation(trio.current_time(), host, rule, detail))
 
     def require(self, holds: bool, host: int, rule: str, detail: str) -> None:
-        """Note a rule as broken unless it holds."""
+        """Record a violation unless the rule holds."""
         self.checks[rule] += 1
         if not holds:
             self.violate(host, rule, detail)
@@ -105,7 +98,7 @@ class Invariants:
     # --- records and trainer ----------------------------------------------------------------
 
     def stored(self, host: int, record: bytes, group_id: bytes) -> None:
-        """A host stored a record under that id."""
+        """Check a record that a host stored under this id."""
         self.checks["record"] += 1
         fault = self._fault_of(record, group_id)
         if fault is None:
@@ -147,11 +140,10 @@ class Invariants:
         return None
 
     def has_stored(self, host: int, group_id: bytes) -> bool:
-        """Whether a host stored a group at any time."""
         return group_id in self._stored.get(host, ())
 
     def trained(self, host: int, content: bytes) -> None:
-        """A foreign group went to a host's trainer; `content` is what tells groups apart."""
+        """Check a foreign group that went to a trainer; `content` identifies groups."""
         digest = hashlib.sha256(content).digest()
         seen = self._trained.setdefault(host, set())
         self.require(digest not in seen, host, "trainer", "a foreign group came twice")
@@ -160,7 +152,7 @@ class Invariants:
     # --- bans -------------------------------------------------------------------------------
 
     def check_ban(self, host: int, ban: Ban, rules: BanRules) -> None:
-        """An honest host's ban is of somebody who deserves it."""
+        """Check that a ban of an honest host hits a liar."""
         if ban.is_block:
             liars = rules.liars_by_block[ban.subject]
             detail = f"block {ban.subject} is banned with {liars} liars in it: {ban.why}"
@@ -172,7 +164,6 @@ class Invariants:
     # --- bounds -----------------------------------------------------------------------------
 
     def check_pool(self, host: int, pool: Pool) -> None:
-        """The pool is within its limits."""
         statistics, limits = pool.statistics(), pool.limits
         most = max(statistics.by_producer.values(), default=0)
         for what, value, limit in (
@@ -183,7 +174,6 @@ class Invariants:
             self.require(value <= limit, host, "pool", f"{value} {what}, at most {limit}")
 
     def check_collections(self, host: int, root: object, limits: Mapping[str, int]) -> None:
-        """Every collection in these objects is within its own limit."""
         for where, size in collections_in(root):
             limit = limit_of(where, limits)
             detail = f"{where} has {size} entries, at most {limit}"
@@ -191,7 +181,7 @@ class Invariants:
 
 
 class WatchedPool(Pool):
-    """The production pool, which tells of each group that it stored."""
+    """The production pool; reports each stored group."""
 
     def __init__(
         self,
@@ -207,7 +197,6 @@ class WatchedPool(Pool):
     def add_all(
         self, groups: Sequence[tuple[bytes, VerifiedGroup]], *, own: bool, now_s: float
     ) -> list[AddResult]:
-        """See `Pool.add_all`."""
         results = super().add_all(groups, own=own, now_s=now_s)
         for (record, verified), result in zip(groups, results, strict=True):
             if result is AddResult.ADDED:
@@ -218,29 +207,29 @@ class WatchedPool(Pool):
 
 
 class ByteWatch:
-    """Whether bytes counted over time stay within a budget of so many a second."""
+    """Checks byte counts against a budget per second."""
 
     def __init__(self, bytes_per_s: float, slack_bytes: float, window_s: float) -> None:
-        """`slack_bytes` may come at any time on top: what one answer may overdraw."""
+        """`slack_bytes`: allowed overdraft, such as one answer."""
         self._rate = bytes_per_s
         self._slack = slack_bytes
         self._window_s = window_s
         self._seen: deque[tuple[float, float]] = deque()
 
     def excess(self, total_bytes: float, now_s: float) -> float:
-        """By how many bytes the window that ends now is over the budget; 0.0 if it is not."""
+        """Bytes over the budget in the window that ends now; 0.0 if none."""
         self._seen.append((now_s, total_bytes))
         while self._seen[0][0] < now_s - self._window_s:
             self._seen.popleft()
         since_s, before = self._seen[0]
-        # a bucket holds one second's worth at the start
+        # a bucket starts with one second's worth
         allowed = self._rate * (now_s - since_s + 1.0) + self._slack
         return max(0.0, total_bytes - before - allowed)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedGroup:
-    """A group that an honest host published."""
+    """A group of an honest host."""
 
     group_id: GroupId
     host: int
@@ -252,11 +241,11 @@ class PublishedGroup:
 def still_on_offer(
     published: Collection[PublishedGroup], rounds: int, adverts: int
 ) -> list[PublishedGroup]:
-    """Those that others are still told of: in one of the producer's newest adverts, and of its
-    newest rounds. A producer that lost a checkpoint repeats a round, with other tasks."""
+    """Groups in the producer's newest adverts and rounds. A producer that lost a checkpoint repeats
+    a round with other tasks."""
     by_host: dict[int, dict[tuple[float, int], list[PublishedGroup]]] = {}
     for each in published:
-        advert = (each.expires_at_s, each.round)  # all of one advert were made at once
+        advert = (each.expires_at_s, each.round)  # identifies an advert
         by_host.setdefault(each.host, {}).setdefault(advert, []).append(each)
     found: list[PublishedGroup] = []
     for of_host in by_host.values():

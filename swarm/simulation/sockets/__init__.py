@@ -1,5 +1,2 @@
-"""The wide-area network under real sockets: hosts in network namespaces, joined by a link shaper.
-
-Needs Linux and root. `lab.py` is the way in; `lab_process.py` owns the namespaces, so that all of
-it is gone when that process is.
-"""
+"""Real sockets in network namespaces, joined by a link shaper. Linux and root only; see
+`lab.py`."""

@@ -1,11 +1,11 @@
-"""A laboratory of hosts with real sockets on slow, lossy and masqueraded links.
+"""Hosts with real sockets on slow, lossy and masqueraded links.
 
-    with open_lab({"a": ADSL, "b": ADSL}) as lab:
-        server = lab.start("a", [sys.executable, "serve.py", lab.address("a")])
-        lab.start("b", [sys.executable, "ask.py", lab.address("a")]).wait()
+  with open_lab({"a": ADSL, "b": ADSL}) as lab:
+      server = lab.start("a", [sys.executable, "serve.py", lab.address("a")])
+      lab.start("b", [sys.executable, "ask.py", lab.address("a")]).wait()
 
-A host's `LinkProfile` means here what it means in the simulation. Whatever was started in the lab
-ends with it, also when the process that opened it is killed.
+`LinkProfile` means the same as in the simulation. All processes of the lab end with it, even if the
+process that opened it is killed.
 """
 
 import json
@@ -23,18 +23,17 @@ from swarm.errors import ConfigError
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.sockets.namespaces import MTU
 
-HOSTS_MAX = 200  # with homes; a /24 holds as many
+HOSTS_MAX = 200  # homes included; fits a /24
 END_TIMEOUT_S = 20.0
 PROBE_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Hosts on one local network behind a router that masquerades them and lets nobody in.
+    """Hosts on a local network behind a masquerading router that lets nobody in.
 
-    `profile` is that of the router's access link; the local network has no limits. The router keeps
-    source ports, as most do, so that hole punching can work; a `symmetric` one takes a random port
-    for each connection.
+    `profile` is the router's access link; the local network is unlimited. The router keeps source
+    ports; a `symmetric` one takes a random port per connection.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Home:
 
 
 class Lab:
-    """The hosts of an open lab. Made by `open_lab`."""
+    """Hosts of an open lab, made by `open_lab`."""
 
     def __init__(self, process: "subprocess.Popen[str]", plan: Mapping[str, Any]) -> None:
         self._process = process
@@ -54,23 +53,23 @@ class Lab:
 
     @property
     def pid(self) -> int:
-        """The number of the process that carries the packets."""
+        """Id of the process that carries the packets."""
         return self._process.pid
 
     def hosts(self) -> tuple[str, ...]:
-        """All hosts, without the routers."""
+        """All hosts without the routers."""
         return tuple(self._paths)
 
     def address(self, name: str) -> str:
-        """The IP address of a host; of a home's name, that of its router on the public network."""
+        """IP address of a host; of a home, its router's public address."""
         return self._addresses[name]
 
     def namespace(self, host: str) -> str:
-        """A path for `nsenter --net=PATH`."""
+        """Path for `nsenter --net=PATH`."""
         return self._paths[host]
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
-        """A command line that runs on a host. The process that it becomes has the same id."""
+        """Command line that runs on a host under the same process id."""
         return ["nsenter", f"--net={self.namespace(host)}", "--", *command]
 
     def start(self, host: str, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
@@ -80,17 +79,16 @@ class Lab:
     def cut(
         self, sources: Collection[str], targets: Collection[str], *, one_way: bool = False
     ) -> None:
-        """Let nothing through between public hosts or homes, without a word to either side."""
+        """Silently drop everything between public hosts or homes."""
         pairs = [(sources, targets)] if one_way else [(sources, targets), (targets, sources)]
         for here, there in pairs:
             self._ask({"do": "cut", "sources": list(here), "targets": list(there)})
 
     def heal(self) -> None:
-        """End all cuts."""
         self._ask({"do": "heal"})
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """For each public host and home, what became of what it sent (`shaper.LinkCounters`)."""
+        """`shaper.LinkCounters` of each public host and home."""
         answer: dict[str, dict[str, int]] = self._ask({"do": "counters"})
         return answer
 
@@ -112,14 +110,14 @@ class Lab:
 def open_lab(
     hosts: Mapping[str, LinkProfile], homes: Sequence[Home] = (), seed: int = 0, mtu: int = MTU
 ) -> Iterator[Lab]:
-    """Make hosts on a public network and behind routers; all can reach the public ones.
+    """Make hosts on a public network and behind routers.
 
-    `seed` draws jitter and loss; the kernel's timing stays what it is. `mtu` is that of the access
-    links, in bytes: with large packets the same process carries more.
+    `seed` draws jitter and loss; kernel timing still varies. `mtu` in bytes is that of the access
+    links; a larger one carries more.
 
     Raises:
-        ConfigError: this machine does not allow it (`missing` says so beforehand), or a name is
-            there twice, or there are too many.
+        ConfigError: the machine does not allow it (see `missing`), a name is used twice, or there
+            are too many hosts.
     """
     _check_names(hosts, homes)
     plan = {
@@ -133,7 +131,7 @@ def open_lab(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C is for the owner, who closes it in order
+        start_new_session=True,  # the owner handles Ctrl-C
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -155,7 +153,7 @@ def _check_names(hosts: Mapping[str, LinkProfile], homes: Sequence[Home]) -> Non
 
 
 def missing() -> str | None:
-    """Why this machine cannot run a lab, and what to do about it; `None` if it can."""
+    """Reason why this machine cannot run a lab, with the remedy. None: it can."""
     if sys.platform != "linux":
         return "network namespaces need Linux"
     if os.geteuid() != 0:
@@ -171,7 +169,7 @@ def missing() -> str | None:
 
 
 def missing_for_homes() -> str | None:
-    """As `missing`, for a lab with homes behind routers."""
+    """As `missing`, for a lab with homes."""
     if (reason := missing()) is not None:
         return reason
     if shutil.which("nft") is None:

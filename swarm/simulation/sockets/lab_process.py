@@ -2,8 +2,8 @@
 
     python -m swarm.simulation.sockets.lab_process
 
-It reads a plan as one line of JSON (`lab.py` writes it), says as one line where the hosts are, and
-then answers one command per line until its input ends. Then it ends all that runs in its networks.
+Reads a plan from `lab.py` as one line of JSON, answers with the hosts' locations, then reads one
+command per line until the input ends. Then it ends all processes in its networks.
 """
 
 import ipaddress
@@ -32,26 +32,26 @@ from swarm.simulation.sockets.namespaces import (
 )
 from swarm.simulation.sockets.shaper import PacketLinks, Shaper
 
-# Once of 6to4 relays, which are no more: public for programs, and nobody on the internet.
+# Range of the former 6to4 relays: looks public, unused on the internet.
 PUBLIC_NETWORK = ipaddress.IPv4Network("192.88.99.0/24")
-HOME_NETWORK = ipaddress.IPv4Network("192.168.0.0/16")  # each home has a /24 of it
+HOME_NETWORK = ipaddress.IPv4Network("192.168.0.0/16")  # a /24 per home
 COMMAND_BYTES_MAX = 65_536
 TUN_QUEUE_PACKETS = 1000
 
 
 @dataclass(slots=True)
 class BuiltNetwork:
-    """What was built for a plan."""
+    """The networks of a plan."""
 
     namespaces: list[Namespace] = field(default_factory=list)
-    paths: dict[str, str] = field(default_factory=dict)  # of hosts
+    paths: dict[str, str] = field(default_factory=dict)  # by host
     addresses: dict[str, str] = field(default_factory=dict)  # of hosts and routers
-    tuns: dict[str, int] = field(default_factory=dict)  # of what is on the public network
+    tuns: dict[str, int] = field(default_factory=dict)  # of the public network
     profiles: dict[str, LinkProfile] = field(default_factory=dict)
     mtu: int = MTU  # of access links
 
     def on_the_network(self, name: str, profile: Mapping[str, float]) -> Namespace:
-        """A new namespace with an access link."""
+        """Make a namespace with an access link."""
         namespace = self._new()
         address = PUBLIC_NETWORK[len(self.tuns) + 1]
         with inside(namespace):
@@ -66,7 +66,7 @@ class BuiltNetwork:
         return namespace
 
     def at_home(self, router: Namespace, number: int, hosts: Sequence[str]) -> None:
-        """New namespaces on a router's local network."""
+        """Make namespaces on a router's local network."""
         network = list(HOME_NETWORK.subnets(new_prefix=24))[number]
         with inside(router):
             configure(
@@ -95,10 +95,10 @@ class BuiltNetwork:
 
 
 def build(plan: Mapping[str, Any], made: BuiltNetwork) -> None:
-    """Make everything that a plan asks for.
+    """Build a plan.
 
     Raises:
-        ConfigError: this machine does not allow it.
+        ConfigError: the machine does not allow it.
     """
     for name, profile in plan["hosts"].items():
         made.paths[name] = made.on_the_network(name, profile).path
@@ -110,14 +110,14 @@ def build(plan: Mapping[str, Any], made: BuiltNetwork) -> None:
 
 
 class Commands:
-    """Lines from the owner: cut, heal, counters."""
+    """Commands of the owner: cut, heal, counters."""
 
     def __init__(self, links: PacketLinks) -> None:
         self._links = links
         self._text = b""
 
     def read(self, descriptor: int) -> bool:
-        """Answer what is there; whether that was the end."""
+        """Answer available commands. Returns True at the end of the input."""
         more = os.read(descriptor, COMMAND_BYTES_MAX)
         self._text += more
         *lines, self._text = self._text.split(b"\n")

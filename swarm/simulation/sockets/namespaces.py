@@ -1,8 +1,5 @@
-"""Network namespaces that live as long as this process holds them, and what is inside them.
-
-They have no name in the file system: nothing is left behind when the process ends, however it
-ends. Others enter by path (`Namespace.path`), for example with `nsenter --net=PATH`.
-"""
+"""Network namespaces that live as long as this process holds them. They have no name in the file
+system; others enter by `Namespace.path`, for example with `nsenter --net=PATH`."""
 
 import ctypes
 import fcntl
@@ -21,8 +18,8 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 COMMAND_TIMEOUT_S = 20.0
-WAN = "wan0"  # a host's or a router's access to the network
-LAN = "lan0"  # a router's bridge to the hosts at home
+WAN = "wan0"  # access link of a host or router
+LAN = "lan0"  # router's bridge to its hosts
 MTU = 1500
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,23 +27,23 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """One network namespace, held by an open descriptor of this process."""
+    """A network namespace, held by an open descriptor."""
 
     descriptor: int
 
     @property
     def path(self) -> str:
-        """Where other processes find it."""
+        """Path for other processes."""
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     @property
     def number(self) -> int:
-        """What the kernel calls it."""
+        """The kernel's id of the namespace."""
         return os.fstat(self.descriptor).st_ino
 
 
 def new_namespace() -> Namespace:
-    """Make an empty network, but for loopback.
+    """Make a network with loopback only.
 
     Raises:
         ConfigError: this process may not.
@@ -64,7 +61,7 @@ def new_namespace() -> Namespace:
 
 @contextmanager
 def inside(namespace: Namespace) -> Iterator[None]:
-    """What runs in the block, child processes included, is in that network."""
+    """Run the block, child processes included, in this network."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         _check(_libc.setns(namespace.descriptor, CLONE_NEWNET))
@@ -77,14 +74,14 @@ def inside(namespace: Namespace) -> Iterator[None]:
 
 
 def open_tun() -> int:
-    """Make the interface `WAN` here; its packets are read from and written to the descriptor."""
+    """Make the interface `WAN` here; its packets go through the descriptor."""
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", WAN.encode(), IFF_TUN | IFF_NO_PI))
     return tun
 
 
 def configure(*commands: str) -> None:
-    """Run `ip` commands in the namespace that this process is in.
+    """Run `ip` commands in the current namespace.
 
     Raises:
         ConfigError: one failed.
@@ -93,11 +90,9 @@ def configure(*commands: str) -> None:
 
 
 def masquerade(*, symmetric: bool) -> None:
-    """Make this namespace a home router: what leaves by `WAN` bears its address, and nothing
-    comes in that does not answer something that left.
-
-    The source port is kept where it is free; a `symmetric` one takes another for each connection.
-    """
+    """Make this namespace a home router: outbound packets get its address, inbound ones must answer
+    outbound ones. Source ports are kept if free; a `symmetric` router changes them for each
+    connection."""
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     answers_only = f'iifname "{WAN}" ct state established,related accept; iifname "{WAN}" drop'
     source_nat = f'oifname "{WAN}" masquerade {"fully-random" if symmetric else ""}'
@@ -115,7 +110,7 @@ def masquerade(*, symmetric: bool) -> None:
 
 
 def run(*command: str, text: str) -> None:
-    """Give a command its input.
+    """Run a command with this input.
 
     Raises:
         ConfigError: it failed or is not there.
@@ -136,7 +131,7 @@ def run(*command: str, text: str) -> None:
 
 
 def close_all(namespaces: Collection[Namespace]) -> None:
-    """Let nobody enter any more, and end every process that is in one of these networks."""
+    """Close the networks and kill every process in them."""
     numbers = {namespace.number for namespace in namespaces}
     entrances = {f"--net={namespace.path}".encode() for namespace in namespaces}
     for namespace in namespaces:
@@ -146,15 +141,13 @@ def close_all(namespaces: Collection[Namespace]) -> None:
             try:
                 if _is_inside(folder, numbers, entrances):
                     os.kill(int(folder.name), signal.SIGKILL)
-            except OSError:  # it ended meanwhile
+            except OSError:  # ended meanwhile
                 continue
 
 
 def _is_inside(process: Path, numbers: Collection[int], entrances: Collection[bytes]) -> bool:
-    """Whether a process is in one of the networks, or is about to be.
-
-    The order matters: an `nsenter` on its way in becomes a process that is in.
-    """
+    """True if a process is in one of the networks, or an `nsenter` on its way in. The order of the
+    checks matters: the latter becomes the former."""
     arguments = (process / "cmdline").read_bytes().split(b"\0")
     return any(word in entrances for word in arguments[:2]) or (
         (process / "ns/net").stat().st_ino in numbers

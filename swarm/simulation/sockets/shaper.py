@@ -1,9 +1,7 @@
-"""Carries IP packets between hosts as slowly and as badly as their links say.
+"""Carries IP packets between hosts by their link profiles.
 
-The model is that of `swarm.simulation.links`, for packets instead of messages: a packet waits for
-its sender's uplink, then for latency and jitter, then for the receiver's downlink. What is more
-real here: the queues before both links are bounded, as a router's are, and what does not fit is
-lost. What is less: `duplication` means nothing, as TCP never shows it.
+The model is that of `swarm.simulation.links`, per packet: uplink, latency and jitter, downlink.
+Queues before both links are bounded and overflow. `duplication` has no effect.
 """
 
 import heapq
@@ -17,32 +15,31 @@ from typing import NamedTuple
 from swarm.identity import PeerId
 from swarm.simulation.links import LinkProfile, SimulatedLinks
 
-QUEUE_S = 0.2  # what a router holds before a link, in time at its rate
-QUEUE_BYTES_MIN = 65_536  # and at least
-IN_FLIGHT_PACKETS_MAX = 65_536  # on all links together; more are dropped
-JITTER_HOLD_S = 0.02  # packets that follow each other closely are late by the same
-READ_PACKETS_MAX = 64  # of one host before the others have their turn
+QUEUE_S = 0.2  # router queue, in time at the link's rate
+QUEUE_BYTES_MIN = 65_536  # and at least so many bytes
+IN_FLIGHT_PACKETS_MAX = 65_536  # of all links; more are dropped
+JITTER_HOLD_S = 0.02  # closely following packets share a jitter
+READ_PACKETS_MAX = 64  # per host before the others are served
 PACKET_BYTES_MAX = 65_536
 IDLE_S = 1.0
-DESTINATION = slice(16, 20)  # in an IPv4 header
+DESTINATION = slice(16, 20)  # of an IPv4 header
 IPV4 = 4
 
 
 @dataclass(slots=True)
 class LinkCounters:
-    """What became of the packets that one host sent."""
+    """Fate of the packets that one host sent."""
 
     packets: int = 0
     bytes: int = 0
     lost: int = 0  # by chance
-    overflowed: int = 0  # did not fit into a queue
+    overflowed: int = 0  # queue was full
     cut: int = 0  # by a partition
-    astray: int = 0  # to nobody here, or not IPv4
+    astray: int = 0  # unknown destination, or not IPv4
 
 
 class PacketLinks:
-    """When each packet arrives. Pure but for its own state: what one packet occupies, the next has
-    to wait for."""
+    """Arrival time of each packet. Stateful: packets queue behind each other."""
 
     def __init__(self, hosts: Mapping[str, LinkProfile], rng: Random) -> None:
         self._profiles = dict(hosts)
@@ -54,20 +51,19 @@ class PacketLinks:
         self._up_busy_until_s = dict.fromkeys(hosts, 0.0)
         self._down_busy_until_s = dict.fromkeys(hosts, 0.0)
         self._last_arrival_s = dict.fromkeys(self._paths, 0.0)
-        self._jitter = dict.fromkeys(self._paths, (-1.0, 0.0))  # (drawn at, seconds)
+        self._jitter = dict.fromkeys(self._paths, (-1.0, 0.0))  # (time of the draw, seconds)
         self._cuts: set[tuple[str, str]] = set()
         self.counters = {host: LinkCounters() for host in hosts}
 
     def cut(self, sources: Collection[str], targets: Collection[str]) -> None:
-        """Let nothing through from `sources` to `targets`."""
+        """Drop packets from `sources` to `targets`."""
         self._cuts.update((a, b) for a in sources for b in targets)
 
     def heal(self) -> None:
-        """End all cuts."""
         self._cuts.clear()
 
     def send(self, source: str, target: str, size: int, now_s: float) -> float | None:
-        """When a packet's last byte reaches the target's downlink; `None`: never."""
+        """Time at which a packet's last byte reaches the target's downlink. None: lost."""
         path, counters = self._paths[source, target], self.counters[source]
         counters.packets += 1
         counters.bytes += size
@@ -88,7 +84,7 @@ class PacketLinks:
         return arrival_s
 
     def receive(self, source: str, target: str, size: int, now_s: float) -> float | None:
-        """When a packet that reaches the target's downlink now is through it; `None`: never."""
+        """Time at which a packet at the downlink now has passed it. None: lost."""
         rate = self._profiles[target].down_bytes_per_s
         done_s = _pass(self._down_busy_until_s, target, size, rate, now_s)
         if done_s is None:
@@ -104,7 +100,7 @@ class PacketLinks:
 
 
 def _pass(busy: dict[str, float], host: str, size: int, rate: float, now_s: float) -> float | None:
-    """Put a packet behind those that wait for a link already; `None` where there is no room."""
+    """Queue a packet for a link. None: the queue is full."""
     start_s = max(now_s, busy[host])
     if (start_s - now_s) * rate + size > max(QUEUE_BYTES_MIN, QUEUE_S * rate):
         return None
@@ -113,18 +109,18 @@ def _pass(busy: dict[str, float], host: str, size: int, rate: float, now_s: floa
 
 
 class _Packet(NamedTuple):
-    """Compares as a tuple, and so quickly; the number decides before the rest is looked at."""
+    """Compared as a tuple for speed; `number` decides ties."""
 
     at_s: float
-    number: int  # packets of one moment keep their order
+    number: int  # keeps the order of simultaneous packets
     source: str
     target: str
     content: bytes
-    received: bool  # through the downlink, so to be handed over
+    received: bool  # has passed the downlink
 
 
 class Shaper:
-    """Moves packets between the hosts' TUN devices, which are open and never block."""
+    """Moves packets between the hosts' non-blocking TUN devices."""
 
     def __init__(
         self,
@@ -133,7 +129,7 @@ class Shaper:
         addresses: Mapping[str, bytes],
         now: Callable[[], float],
     ) -> None:
-        """`addresses` are four bytes for each host; `now` gives seconds that never go back."""
+        """`addresses`: four bytes per host. `now`: a monotonic clock in seconds."""
         self._links = links
         self._tuns = dict(tuns)
         self._names = {tun: host for host, tun in tuns.items()}
@@ -143,7 +139,8 @@ class Shaper:
         self._packets = 0
 
     def run(self, others: Sequence[int], on_other: Callable[[int], bool]) -> None:
-        """Carry packets until `on_other`, called when one of `others` is readable, says so."""
+        """Carry packets until `on_other` returns True; it is called when one of `others` is
+        readable."""
         watched = [*self._names, *others]
         while True:
             due_s = self._waiting[0].at_s if self._waiting else self._now() + IDLE_S
@@ -156,7 +153,6 @@ class Shaper:
             self._release()
 
     def _take(self, tun: int) -> None:
-        """Put on their way what a host has sent."""
         source = self._names[tun]
         for _ in range(READ_PACKETS_MAX):
             try:
@@ -182,14 +178,14 @@ class Shaper:
         heapq.heappush(self._waiting, packet)
 
     def _release(self) -> None:
-        """Move on all whose time has come."""
+        """Move on all due packets."""
         now_s = self._now()
         while self._waiting and self._waiting[0].at_s <= now_s:
             packet = heapq.heappop(self._waiting)
             if packet.received:
                 self._hand_over(packet)
                 continue
-            # by the time at which it was due: being late here must not slow the link down
+            # by its due time, so that delay here does not slow the link
             done_s = self._links.receive(
                 packet.source, packet.target, len(packet.content), packet.at_s
             )

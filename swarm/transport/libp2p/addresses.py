@@ -1,4 +1,4 @@
-"""Multiaddrs: what may be dialled, what may be listened on, and what to tell others."""
+"""Multiaddrs: parsing, listening, DNS names, and which addresses to tell others."""
 
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -21,16 +21,16 @@ FAMILIES = {
     "dns6": socket.AF_INET6,
 }
 DIALLED = ("ip4", "ip6", *FAMILIES)
-OWN_BEFORE_RELAYED_MAX = 4  # addresses of our own machine that are told before those of relays
-NAME_ADDRESSES_MAX = 4  # of one DNS name that are dialled
-LOOK_UPS_MAX = 4  # at a time: a resolver that hangs keeps its thread, whoever has given up on it
+OWN_BEFORE_RELAYED_MAX = 4  # own addresses listed before those through relays
+NAME_ADDRESSES_MAX = 4  # dialled per DNS name
+LOOK_UPS_MAX = 4  # at a time: a hanging resolver keeps its thread
 LOOK_UP_TIMEOUT_S = 10.0
 
 _limiter: RunVar[trio.CapacityLimiter] = RunVar("look_ups")
 
 
 def parse_peer_address(text: str) -> tuple[Multiaddr, PeerId]:
-    """Split `/…/p2p/<peer id>` into where to dial and whom to expect.
+    """Split `/…/p2p/<peer id>` into the address and the peer id.
 
     Raises:
         ConfigError: the text is no such multiaddr.
@@ -44,7 +44,7 @@ def parse_peer_address(text: str) -> tuple[Multiaddr, PeerId]:
 
 
 def parse_tcp_address(text: str) -> Multiaddr:
-    """A multiaddr of an IP address or DNS name and a TCP port.
+    """Parse a multiaddr of an IP address or DNS name and a TCP port.
 
     Raises:
         ConfigError: the text is something else.
@@ -66,12 +66,12 @@ async def dial_each(
     dial: Callable[[Multiaddr], Awaitable[object]],
     failures: tuple[type[Exception], ...],
 ) -> None:
-    """Dial an address, or those that its DNS name stands for until one answers.
+    """Dial an address; a DNS name's addresses in turn until one answers.
 
-    `failures` are what `dial` raises where nobody answers; the last one propagates.
+    `failures` are the errors of `dial` where nobody answers; the last one propagates.
 
     Raises:
-        OSError: the name is unknown, or the resolver does not say in time.
+        OSError: the name is unknown, or the lookup timed out.
     """
     targets = await _resolve(address)
     for target in targets[:-1]:
@@ -101,7 +101,7 @@ async def _resolve(address: Multiaddr) -> list[Multiaddr]:
     targets = [
         Multiaddr(f"/{'ip6' if family == socket.AF_INET6 else 'ip4'}/{where[0]}/tcp/{port}")
         for family, _, _, _, where in found[:NAME_ADDRESSES_MAX]
-        if "%" not in str(where[0])  # a zone, which no multiaddr can carry
+        if "%" not in str(where[0])  # has a zone, which no multiaddr can carry
     ]
     if not targets:
         raise OSError("the name has no address that can be dialled")
@@ -109,7 +109,7 @@ async def _resolve(address: Multiaddr) -> list[Multiaddr]:
 
 
 def _look_ups() -> trio.CapacityLimiter:
-    """Places for look-ups alone: those of trio's own are for all other work in threads."""
+    """Threads for lookups alone; trio's own serve all other work."""
     try:
         return _limiter.get()
     except LookupError:
@@ -133,7 +133,7 @@ def port_of(address: Multiaddr) -> int:
 
 
 def on_free_ports(listen: Sequence[str], ports: Sequence[int]) -> list[str]:
-    """Addresses whose port may be any take one of `ports`, in this order, where it is free.
+    """Give addresses with port 0 the first free of `ports`.
 
     Raises:
         ConfigError: an address is malformed.
@@ -149,7 +149,8 @@ def on_free_ports(listen: Sequence[str], ports: Sequence[int]) -> list[str]:
 
 
 def probe_port(address: Multiaddr) -> None:
-    """Upstream shares a port that another program of the same user listens on, without a word.
+    """Check that the port is free: upstream silently shares it with another program of the same
+    user.
 
     Raises:
         ConfigError: the port is taken, or the address is not ours.
@@ -169,7 +170,7 @@ def probe_port(address: Multiaddr) -> None:
 
 
 def _expand(address: Multiaddr) -> list[str]:
-    """The address, or one for each interface where it means all of them."""
+    """The address, or one per interface where it is a wildcard."""
     text = str(address)
     for any_host, is_ip6 in (("/ip4/0.0.0.0/", False), ("/ip6/::/", True)):
         if text.startswith(any_host):
@@ -180,7 +181,7 @@ def _expand(address: Multiaddr) -> list[str]:
 
 
 def _interface_hosts(is_ip6: bool) -> list[str]:
-    """IP addresses of this machine; link-local ones need a zone and are left out."""
+    """IP addresses of this machine without link-local ones, which need a zone."""
     found: list[str] = []
     for adapter in ifaddr.get_adapters():
         for ip in adapter.ips:
@@ -191,7 +192,7 @@ def _interface_hosts(is_ip6: bool) -> list[str]:
 
 
 def own_addresses(bound: Iterable[Multiaddr]) -> list[str]:
-    """Where this machine listens, loopback last."""
+    """Addresses that this machine listens on, loopback last."""
     texts = dict.fromkeys(text for address in bound for text in _expand(address))
     return sorted(texts, key=_is_loopback)
 
@@ -203,11 +204,8 @@ def _is_loopback(text: str) -> bool:
 def usable(
     own: Sequence[str], outside: Sequence[str], relayed: Sequence[str], peer: PeerId
 ) -> tuple[str, ...]:
-    """Every address under which others may dial.
-
-    Those known from outside come first, loopback last. Those through relays come after a few of
-    our own, so that what is cut off at the end is never all of them.
-    """
+    """All addresses to tell others: external ones first, relayed ones after a few of our own,
+    loopback last. A cut at the end then never removes all of one kind."""
     near = [f"{text}/p2p/{peer}" for text in own]
     first = near[:OWN_BEFORE_RELAYED_MAX] if relayed else near
     if not all(_is_loopback(text) for text in own):
@@ -217,6 +215,6 @@ def usable(
 
 
 def split_circuit(text: str) -> tuple[str | None, str]:
-    """The relay's address, if there is one, and the rest: an address, or a bare peer id."""
+    """The relay's address, if any, and the rest: an address or a bare peer id."""
     relay, found, peer = text.partition(CIRCUIT)
     return (relay, peer) if found else (None, text)

@@ -1,11 +1,9 @@
-"""GossipSub 1.1 with the upstream defaults changed that lose messages or grow without bound.
+"""GossipSub 1.1, with those upstream defaults changed that lose messages or grow without bound.
 
-Upstream forwards at most ten messages a second and topic from each peer, ourselves included, and
-drops the rest in silence; its queues hold 32; its adaptive mode turns a heartbeat of 1 s into one
-of 60 s; it keeps whole messages to look for equivocation; it signs and checks an address record
-with every message; it mixes up the control messages of different peers, and does whatever they ask
-for; it starts its sequence numbers from the clock in seconds, so that a node that restarts reuses
-some; and one malformed message ends the whole host.
+Upstream forwards at most ten messages per second, topic and peer and drops the rest silently. Its
+queues hold 32 messages; its adaptive mode stretches the heartbeat from 1 s to 60 s. It signs an
+address record with every message, mixes up the control messages of different peers, and obeys all
+of them. After a restart it reuses sequence numbers, and one malformed message ends the host.
 """
 
 import logging
@@ -36,10 +34,9 @@ from swarm.errors import Reject, RemoteProtocolError
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.byte_budget import ByteBudget
 from swarm.transport.base import GOSSIP_BYTES_MAX
-from swarm.transport.libp2p.admission.upstream_host import HardHost
+from swarm.transport.libp2p.admission.front_door import HardHost
 from swarm.transport.libp2p.connection.streams import finish, reset
-from swarm.transport.libp2p.connection.workarounds import Workarounds
-from swarm.transport.libp2p.connection.yamux import HardYamux, MuxedConnection, Stream
+from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
 from swarm.transport.libp2p.protobuf_fields import Within, count_fields
 from swarm.transport.metering import ENTRY_S, MESSAGE_S, RPC_S, UNMETERED, Payer
 
@@ -47,30 +44,29 @@ MESHSUB_PROTOCOL = TProtocol("/meshsub/1.1.0")
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_S = 1
 PRUNE_BACK_OFF_S = 5
-PEER_QUEUE_MAX = 1_024  # messages that wait for one peer
+PEER_QUEUE_MAX = 1_024  # messages waiting for one peer
 PEER_QUEUE_BYTES_MAX = 33_554_432
 RPC_BYTES_MAX = 1_048_576
-SENT_BYTES_MAX = 262_144  # of one RPC of ours, where it holds several messages
-FIELDS_MAX = 8_192  # of one RPC and what is in it; ours have six for each message at most
-CONTROL_ENTRIES_MAX = 1_024  # of one RPC; an honest one has one of each kind for each topic
-RPC_TIMEOUT_S = 60.0  # from the first byte of one to its last
-UNFINISHED_BYTES_MAX = 8_388_608  # of RPCs of all peers that are not all there
-MESSAGES_PER_RPC_MAX = 256  # the rest is ignored: each costs a check of its signature
+SENT_BYTES_MAX = 262_144  # of our own RPCs with several messages
+FIELDS_MAX = 8_192  # per RPC, nested ones included; ours have 6 per message at most
+CONTROL_ENTRIES_MAX = 1_024  # per RPC; an honest one has one of each kind per topic
+RPC_TIMEOUT_S = 60.0  # from first to last byte
+UNFINISHED_BYTES_MAX = 8_388_608  # of incomplete RPCs of all peers
+MESSAGES_PER_RPC_MAX = 256  # each costs a signature check; the rest is ignored
 SEEN_MAX = 65_536
 SEEN_TTL_S = 120.0
-IDS_PER_RPC_MAX = 2_048  # of messages that a peer offers, and as many that it wants
+IDS_PER_RPC_MAX = 2_048  # offered by a peer, and as many wanted
 ID_BYTES_MAX = 256
 BACK_OFF_S_MAX = 600
-BACK_OFFS_MAX = 1_024  # peers of one topic
-ANSWER_BYTES_PER_S = 262_144.0  # of messages that one peer wants
-ANSWERED_PEERS_MAX = 256  # whose budgets are kept
+BACK_OFFS_MAX = 1_024  # per topic
+ANSWER_BYTES_PER_S = 262_144.0  # sent to one peer on request
+ANSWERED_PEERS_MAX = 256  # with a kept budget
 TOPIC_CHARS_MAX = 256
 TOPICS_PER_PEER_MAX = 16
 READ_BYTES = 65_536
-WRITE_BYTES = 65_536  # of messages for one peer that leave together
+WRITE_BYTES = 65_536  # of messages sent together to one peer
 LENGTH_PREFIX_BYTES_MAX = 5
-# where messages lie within an RPC: subscriptions, messages, and control with its entries, of which
-# a prune names peers
+# Nested messages of an RPC: subscriptions, messages, control entries, peers in a prune.
 WITHIN_RPC: Within = {
     1: {},
     2: {},
@@ -78,32 +74,25 @@ WITHIN_RPC: Within = {
 }
 
 Admits = Callable[[ID, str], bool]
-"""Whether to hear one more message: (forwarder, topic) -> bool."""
+"""(forwarder, topic) -> accept one more message?"""
 
 AsksFor = Callable[[str], bool]
-"""Whether to ask for what peers offer of a topic."""
+"""topic -> ask for messages that peers offer?"""
 
 Deliver = Callable[[ID, str, bytes], bool]
-"""Judges and delivers one new message of ours to hear: (forwarder, topic, payload) -> forward?"""
+"""(forwarder, topic, payload) -> forward the new message? Delivers it, too."""
 
 Blame = Callable[[ID, Reject], None]
-"""Hears of what no honest peer forwards: (forwarder, why)."""
+"""(forwarder, reason): an offence that no honest peer commits."""
 
 log = logging.getLogger(__name__)
 
 
 class Router(GossipSub):
-    """Mesh keeping as upstream, with the limits of this module."""
+    """Upstream's mesh, with the limits of this module."""
 
-    def __init__(self, workarounds: Workarounds, asks: AsksFor = lambda topic: True) -> None:
+    def __init__(self, asks: AsksFor = lambda topic: True) -> None:
         self._asks = asks
-        limits: dict[str, Any] = {}
-        if workarounds.gossip_limits:
-            limits = {
-                "adaptive_gossip_enabled": False,
-                "spam_protection_enabled": False,
-                "eclipse_protection_enabled": False,
-            }
         super().__init__(
             [MESHSUB_PROTOCOL],
             DEGREE,
@@ -112,22 +101,22 @@ class Router(GossipSub):
             heartbeat_interval=HEARTBEAT_S,
             prune_back_off=PRUNE_BACK_OFF_S,
             unsubscribe_back_off=PRUNE_BACK_OFF_S,
-            **limits,
+            adaptive_gossip_enabled=False,
+            spam_protection_enabled=False,
+            eclipse_protection_enabled=False,
         )
-        # upstream appends the time of each message and never removes one
+        # upstream keeps the time of every message
         self.recent_message_deliveries = cast("Any", defaultdict(lambda: deque(maxlen=1)))
         self._answer_budgets: BoundedTable[ID, ByteBudget] = BoundedTable(ANSWERED_PEERS_MAX)
-        self.ids_looked_at = 0  # of messages, in what peers offered and wanted
+        self.ids_looked_at = 0  # message ids in control messages
 
     def _check_equivocation(self, msg: rpc_pb2.Message) -> bool:
-        """Upstream keeps up to 1,000 whole messages for this; our payloads carry signatures."""
+        """Upstream keeps up to 1,000 messages for this; our payloads carry signatures."""
         return True
 
     async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
-        """Send a message on to the mesh, encoded once.
-
-        Upstream copies, splits and encodes it for each peer anew, and lists this host's addresses
-        with every message. Its own way is left to it where a peer has not said its topics yet.
+        """Forward a message to the mesh, encoded once. Upstream encodes it for each peer and adds
+        this host's addresses. Upstream's method still serves peers that have not told their topics.
         """
         pubsub = self.pubsub
         assert pubsub is not None
@@ -147,14 +136,13 @@ class Router(GossipSub):
                 queue.push(cast("Any", frame))
 
     async def emit_control_message(self, control_msg: rpc_pb2.ControlMessage, to_peer: ID) -> None:
-        """Upstream lists this host's addresses with every message."""
         self.send_rpc(to_peer, rpc_pb2.RPC(control=control_msg), priority=True)
 
     async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
         rpc.ClearField("senderRecord")
         self.ids_looked_at += trim_control(rpc, self.mesh)
         await super().handle_rpc(rpc, sender_peer_id)
-        for peers in self.back_off.values():  # upstream keeps each that ever pruned us
+        for peers in self.back_off.values():  # upstream keeps all of them
             while len(peers) > BACK_OFFS_MAX:
                 del peers[next(iter(peers))]
 
@@ -164,7 +152,7 @@ class Router(GossipSub):
             await super().handle_ihave(ihave_msg, sender_peer_id)
 
     async def handle_iwant(self, iwant_msg: rpc_pb2.ControlIWant, sender_peer_id: ID) -> None:
-        """Upstream sends all that is asked for: a megabyte for every hundred bytes of asking."""
+        """Upstream sends 1 MB for every 100 bytes of asking."""
         budget = self._answer_budget(sender_peer_id)
         now = trio.current_time()
         answered: list[bytes] = []
@@ -185,7 +173,7 @@ class Router(GossipSub):
         peers_to_prune: dict[ID, list[str]],
         peers_to_gossip: dict[ID, dict[str, list[bytes]]],
     ) -> None:
-        """Upstream adds one peer's grafts, prunes and offers to those of the peers after it."""
+        """Upstream sends one peer's control messages to the next peers as well."""
         for peer in {*peers_to_graft, *peers_to_prune, *peers_to_gossip}:
             grafts = [rpc_pb2.ControlGraft(topicID=t) for t in peers_to_graft.get(peer, ())]
             prunes = [
@@ -200,16 +188,16 @@ class Router(GossipSub):
             await self.emit_control_message(message, peer)
 
     def send_rpc(self, peer_id: ID, rpc: rpc_pb2.RPC, priority: bool = False) -> None:
-        """Address records are left out: peers learn addresses elsewhere."""
+        """Leaves out address records: peers learn addresses elsewhere."""
         rpc.ClearField("senderRecord")
         super().send_rpc(peer_id, rpc, priority)
 
 
 def check_size(rpc: rpc_pb2.RPC) -> None:
-    """Whether there is no more in a message than an honest peer puts there. Counts, walks nothing.
+    """Check the size of an RPC without walking it.
 
     Raises:
-        RemoteProtocolError: there is.
+        RemoteProtocolError: it holds more than an honest peer sends.
     """
     control = rpc.control
     wants = len(control.iwant) + len(control.ihave) + len(control.idontwant)
@@ -219,12 +207,11 @@ def check_size(rpc: rpc_pb2.RPC) -> None:
 
 
 def trim_control(rpc: rpc_pb2.RPC, topics: Container[str]) -> int:
-    """Leave of the control messages what version 1.1 needs for our topics, and no more of it than
-    an honest peer sends. Returns how many ids were looked at.
+    """Reduce control messages to those of version 1.1 for our topics. Returns the number of ids
+    looked at.
 
-    What a peer sized is cut before it is walked. Upstream remembers every topic that is named;
-    dials whom a prune names, at the addresses that it names; stores address records and the ids of
-    messages that a later version does not want; and handles an id as often as it is repeated.
+    Lists are cut before they are walked. Upstream remembers every topic named, dials peers named in
+    a prune, and handles repeated ids again.
     """
     rpc.ClearField("senderRecord")
     control = rpc_pb2.ControlMessage()
@@ -253,24 +240,21 @@ def _about(topics: Container[str], entries: Sequence[Any]) -> list[Any]:
 
 
 def _some_ids(ids: Sequence[bytes]) -> list[bytes]:
-    """Each id once, and none that is too long."""
+    """Distinct ids of legal length."""
     return [each for each in dict.fromkeys(ids) if len(each) <= ID_BYTES_MAX]
 
 
 class SeenMessages:
-    """Ids of the messages of the last minutes.
-
-    Upstream keeps as many as strangers send, and a thread for each host that never ends.
-    """
+    """Ids of recent messages. Upstream's has no bound and keeps a thread per host."""
 
     def __init__(self) -> None:
-        self._expires_at_s: dict[bytes, float] = {}  # in the order of expiry
+        self._expires_at_s: dict[bytes, float] = {}  # ordered by expiry
 
     def has(self, key: bytes) -> bool:
         return key in self._expires_at_s
 
     def add(self, key: bytes) -> bool:
-        """Remember an id; whether it is new."""
+        """Remember an id. Returns True if it is new."""
         now_s = trio.current_time()
         while self._expires_at_s:
             oldest = next(iter(self._expires_at_s))
@@ -284,10 +268,8 @@ class SeenMessages:
 
 
 class BoundedQueue(PriorityQueue):
-    """What waits for one peer. Upstream holds 32 messages of any size; here bytes count too.
-
-    Holds encoded messages (`bytes`) beside upstream's.
-    """
+    """Messages waiting for one peer, bounded in bytes, too. Holds encoded messages (`bytes`) beside
+    upstream's."""
 
     def __init__(self, messages_max: int) -> None:
         super().__init__(messages_max)
@@ -312,16 +294,10 @@ def _size(rpc: rpc_pb2.RPC | bytes) -> int:
 
 
 class Gossip(Pubsub):
-    """Reads, checks and hands on messages; one message after the other for each peer."""
+    """Reads, checks and forwards messages, one at a time for each peer."""
 
     def __init__(
-        self,
-        host: HardHost,
-        router: Router,
-        admit: Admits,
-        deliver: Deliver,
-        blame: Blame,
-        workarounds: Workarounds,
+        self, host: HardHost, router: Router, admit: Admits, deliver: Deliver, blame: Blame
     ) -> None:
         super().__init__(
             host,
@@ -336,10 +312,9 @@ class Gossip(Pubsub):
         self._admit = admit
         self._deliver = deliver
         self._blame = blame
-        self._inbound: dict[ID, INetStream] = {}  # the newest stream of each peer
+        self._inbound: dict[ID, INetStream] = {}  # newest stream of each peer
         self._opening: set[ID] = set()
-        self._unfinished: dict[NetStream, int] = {}  # bytes of a message that is not all there
-        self._queue_max = PEER_QUEUE_MAX if workarounds.gossip_limits else None
+        self._unfinished: dict[NetStream, int] = {}  # bytes of incomplete messages
         self.counter = secrets.randbits(62)
 
     async def stream_handler(self, stream: INetStream) -> None:
@@ -357,7 +332,7 @@ class Gossip(Pubsub):
             if isinstance(error, RemoteProtocolError):
                 self._blame(peer_id, error.reason)
             await stream.reset()
-            # else the peer may have said its topics on another connection or stream
+            # else the peer may have told its topics on another stream
             if _alive(stream) and self._inbound.get(peer_id) is stream:
                 self._handle_dead_peer(peer_id)
         finally:
@@ -367,7 +342,7 @@ class Gossip(Pubsub):
             self._unfinished.pop(stream, None)
 
     async def handle_dead_peer_queue(self) -> None:
-        """Upstream keeps a dead stream where the peer has another connection left."""
+        """Upstream keeps a dead stream if the peer has another connection."""
         self.event_handle_dead_peer_queue_started.set()
         async with self.dead_peer_receive_channel:
             async for peer_id in self.dead_peer_receive_channel:
@@ -376,11 +351,8 @@ class Gossip(Pubsub):
                     self._handle_dead_peer(peer_id)
 
     def _handle_dead_peer(self, peer_id: ID) -> None:
-        """Forget a peer, or move our stream to another connection to it.
-
-        Upstream forgets even then the topics of a peer that has no reason to say them again, and
-        leaves our stream open when it takes a new one: one more for each malformed message.
-        """
+        """Forget a peer, or move our stream to another connection to it. Upstream forgets the
+        topics even then, and leaks our stream when it takes a new one."""
         stream = self.peers.get(peer_id)
         if stream is None or _alive(stream) or not self._peer_is_connected(peer_id):
             super()._handle_dead_peer(peer_id)
@@ -416,8 +388,8 @@ class Gossip(Pubsub):
             await self._take(peer_id, rpc)
 
     async def _more(self, stream: NetStream, buffer: bytearray) -> None:
-        """Read more of a message. Where those of all peers take too much, whoever holds most of it
-        loses its stream, and may open another."""
+        """Read more of a message. If all peers' incomplete messages take too much, the largest
+        stream is reset."""
         buffer += await stream.muxed_stream.read(READ_BYTES)
         self._unfinished[stream] = len(buffer)
         if sum(self._unfinished.values()) > UNFINISHED_BYTES_MAX:
@@ -429,10 +401,9 @@ class Gossip(Pubsub):
             await _reset(largest)
 
     def _payer_of(self, peer_id: ID) -> Payer:
-        """To whose account the work for a peer's messages is put."""
         stream = self._inbound.get(peer_id)
         muxed = None if stream is None else stream.muxed_conn
-        return muxed.payer if isinstance(muxed, HardYamux) else UNMETERED
+        return muxed.payer if isinstance(muxed, MuxedConnection) else UNMETERED
 
     async def _take(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
         payer, before = self._payer_of(peer_id), self._mesh.ids_looked_at
@@ -442,7 +413,7 @@ class Gossip(Pubsub):
         for message in rpc.publish[:MESSAGES_PER_RPC_MAX]:
             if await self._judge(peer_id, message) and payer.owe(MESSAGE_S):
                 await payer.pay()
-            await trio.lowlevel.checkpoint()  # a rejected message waits for nothing
+            await trio.lowlevel.checkpoint()  # rejecting a message awaits nothing
         for subscription in rpc.subscriptions[:TOPICS_PER_PEER_MAX]:
             if len(subscription.topicid) <= TOPIC_CHARS_MAX:
                 self.handle_subscription(peer_id, subscription)
@@ -454,24 +425,23 @@ class Gossip(Pubsub):
             await trio.lowlevel.checkpoint()
 
     async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
-        """As `_judge`."""
         await self._judge(msg_forwarder, msg)
 
     async def _judge(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> bool:
-        """Judge one message, deliver it here if it is another's, and forward it if it is good.
-        Returns whether there was anything to judge.
+        """Validate one message, deliver it, and forward it if it is valid. Returns False if it was
+        ignored.
 
-        Everybody checks what is checked here before forwarding it, and finds the same: so it is the
-        forwarder's offence. What is wrong inside is for `_deliver` to find, and its maker's.
+        Every peer makes these checks before forwarding, so a failure is the forwarder's offence.
+        `_deliver` finds faults of the author.
         """
         if self._is_msg_seen(msg):
             return False
         own, topic = msg_forwarder == self.my_id, msg.topicIDs[0] if msg.topicIDs else ""
         if not own:
             if topic not in self.topic_ids or ID(msg.from_id) == self.my_id:
-                return False  # we may have left the topic, or been restarted
+                return False  # this node may have left the topic or restarted
             if not self._admit(msg_forwarder, topic):
-                return False  # and is not known from now on: others may bring it, and in order
+                return False  # not marked as seen: another peer may bring it
             offence = offence_of(msg)
             if offence is not None:
                 self._blame(msg_forwarder, offence)
@@ -482,8 +452,8 @@ class Gossip(Pubsub):
         return True
 
     async def _handle_new_peer(self, peer_id: ID) -> None:
-        """Upstream opens two streams where two connections come at once; a peer resets one. And it
-        never tells a peer of a topic that we join or leave while our stream to it is opened."""
+        """Upstream opens two streams where two connections come at once, and does not tell the peer
+        of topics that we join or leave meanwhile."""
         if peer_id in self._opening:
             return
         self._opening.add(peer_id)
@@ -494,15 +464,15 @@ class Gossip(Pubsub):
             self._opening.discard(peer_id)
         self._tell_topics(peer_id, topics.symmetric_difference(self.topic_ids))
         queue = self.peer_queues.get(peer_id)
-        if queue is not None and self._queue_max is not None:
+        if queue is not None:
             queue.max_message_size = SENT_BYTES_MAX
-            wide = BoundedQueue(self._queue_max)
+            wide = BoundedQueue(PEER_QUEUE_MAX)
             while (rpc := queue._queue.pop()) is not None:
                 wide.push(rpc)
             queue._queue = wide
 
     def _tell_topics(self, peer_id: ID, topics: set[str]) -> None:
-        """Tell one peer which of some topics we hear."""
+        """Tell one peer our current subscription of each of these topics."""
         if topics and peer_id in self.peers:
             now = set(self.topic_ids)
             said = [rpc_pb2.RPC.SubOpts(subscribe=each in now, topicid=each) for each in topics]
@@ -515,7 +485,7 @@ class Gossip(Pubsub):
     async def handle_sending_messages(
         self, peer_id: ID, stream: INetStream, queue: RpcQueue
     ) -> None:
-        """Send what waits for a peer, several messages in one write. Upstream writes each alone."""
+        """Send waiting messages, several in one write. Upstream writes each alone."""
         assert isinstance(stream, NetStream)
         try:
             while (rpc := await queue.pop()) is not None:
@@ -526,20 +496,20 @@ class Gossip(Pubsub):
                 await stream.muxed_stream.write(b"".join(batch))
         except (BaseLibp2pError, OSError):
             log.debug("gossip stream to %s ended", peer_id)
-            if self.peers.get(peer_id) is stream:  # else another has taken its place
+            if self.peers.get(peer_id) is stream:  # else it was replaced
                 self._handle_dead_peer(peer_id)
 
 
 async def _reset(stream: INetStream) -> None:
-    """Give a stream up that another has replaced."""
+    """Reset a stream that another has replaced."""
     muxed = stream.muxed_stream  # type: ignore[attr-defined]
     assert isinstance(muxed, Stream)
-    with suppress(BaseLibp2pError):  # its connection may be gone
+    with suppress(BaseLibp2pError):  # the connection may be gone
         await reset(muxed)
 
 
 async def _let_go(stream: INetStream) -> None:
-    """Close our end of a stream, and soon all of it, whatever the peer does."""
+    """Close our end of a stream, and reset it soon after."""
     muxed = stream.muxed_stream  # type: ignore[attr-defined]
     assert isinstance(muxed, Stream)
     with suppress(BaseLibp2pError):  # the peer may be faster
@@ -548,7 +518,7 @@ async def _let_go(stream: INetStream) -> None:
 
 
 def _encoded(rpc: rpc_pb2.RPC | bytes) -> bytes:
-    """A message with its length in front; without an address record, which nobody needs here."""
+    """The message with its length prefix and without address record."""
     if isinstance(rpc, bytes):
         return rpc
     rpc.ClearField("senderRecord")
@@ -556,15 +526,12 @@ def _encoded(rpc: rpc_pb2.RPC | bytes) -> bytes:
 
 
 def _alive(user: INetStream | INetConn) -> bool:
-    """Whether the muxed connection under a stream or a connection is alive."""
     assert isinstance(user.muxed_conn, MuxedConnection)
     return user.muxed_conn.alive
 
 
 def _whole_message(buffer: bytearray) -> tuple[int, int] | None:
-    """Where the first length-prefixed message starts and ends; `None` if it is not all there.
-
-    Upstream reads the prefix from the stream byte by byte.
+    """Start and end of the first length-prefixed message. None: it is incomplete.
 
     Raises:
         RemoteProtocolError: the prefix is malformed or too large.
@@ -595,7 +562,7 @@ def _parsed(data: bytes) -> rpc_pb2.RPC:
 
 
 def offence_of(message: rpc_pb2.Message) -> Reject | None:
-    """Why nobody who keeps to the rules forwards a message, whoever made it; None if they may."""
+    """The rule that forwarding this message breaks, whoever made it. None: none."""
     if len(message.topicIDs) != 1:
         return Reject.MALFORMED
     if len(message.data) > GOSSIP_BYTES_MAX:
@@ -604,7 +571,7 @@ def offence_of(message: rpc_pb2.Message) -> Reject | None:
 
 
 def _signed(message: rpc_pb2.Message) -> bool:
-    """Whether the message is signed by whom it names; a malformed key is as good as none."""
+    """True if the message is signed by its claimed author."""
     try:
         return signature_validator(message)
     except Exception:  # noqa: BLE001  boundary: key parsing raises what it likes on foreign bytes

@@ -1,7 +1,5 @@
-"""The real transport: one libp2p host over TCP, Noise and Yamux, and GossipSub 1.1.
-
-libp2p is imported in this package and nowhere else.
-"""
+"""The real transport: libp2p over TCP, Noise, Yamux and GossipSub 1.1. Only this package imports
+libp2p."""
 
 import errno
 import logging
@@ -10,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
 from random import Random
 from typing import NoReturn
 
@@ -35,9 +34,8 @@ from swarm.errors import (
     RequestTimeout,
 )
 from swarm.identity import Identity, PeerId
-from swarm.limits.address_blocks import Block, block_of, is_public
-from swarm.limits.bounded_table import no_share
-from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict
+from swarm.limits.bounded_table import OriginLimits
+from swarm.limits.quotas import Kind, Quotas, Verdict, shared_block
 from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
     GOSSIP_QUEUE_MAX,
@@ -67,8 +65,12 @@ from swarm.transport.libp2p.addresses import (
     split_circuit,
     usable,
 )
-from swarm.transport.libp2p.admission.front_door import BoundedRawConnection, HardSwarm, remote_ip
-from swarm.transport.libp2p.admission.upstream_host import HardHost
+from swarm.transport.libp2p.admission.front_door import (
+    BoundedRawConnection,
+    HardHost,
+    HardSwarm,
+    remote_ip,
+)
 from swarm.transport.libp2p.connection.frame_rates import FLOODS, Ended
 from swarm.transport.libp2p.connection.streams import (
     INLINE_BYTES_MAX,
@@ -78,23 +80,19 @@ from swarm.transport.libp2p.connection.streams import (
     receive,
     reset,
 )
-from swarm.transport.libp2p.connection.workarounds import (
-    ALL_WORKAROUNDS,
-    Workarounds,
-    require_version,
-)
 from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
 from swarm.transport.libp2p.gossip import Gossip, Router
 from swarm.transport.libp2p.reach.reachability import Reach, ReachRules, ReachSummary
 from swarm.transport.libp2p.reach.relay import dial_through
-from swarm.transport.places import PlaceFigures, ShareOf
+from swarm.transport.places import PlaceFigures
 from swarm.transport.request_slots import Arrivals, RequestSlot, Served, Share
 
-STREAMS_PER_CONNECTION_MAX = 256  # inbound; over it new streams are reset
+LIBP2P_VERSION = "0.8.1"
+STREAMS_PER_CONNECTION_MAX = 256  # inbound; further ones are reset
 NEGOTIATION_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 IDS_KEPT_MAX = 1_024
-ANSWER_BYTES_LARGE = 16_384  # an answer that is worth its stream: asking for it is no small work
+ANSWER_BYTES_LARGE = 16_384  # the cost of a stream is refunded for larger answers
 PLAIN_PROTOCOLS = frozenset(("/ipfs/id/1.0.0", "/ipfs/ping/1.0.0"))
 
 log = logging.getLogger(__name__)
@@ -102,7 +100,7 @@ log = logging.getLogger(__name__)
 
 @lru_cache(IDS_KEPT_MAX)
 def id_of(peer: str) -> ID:
-    """A peer id as upstream has it. To decode one takes longer than all else in looking it up."""
+    """Upstream's form of a peer id. Decoding takes longer than all lookups with it."""
     return ID.from_base58(peer)
 
 
@@ -114,6 +112,17 @@ class _Subscription:
     send: trio.MemorySendChannel[GossipMessage]
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One inbound request, before it is read."""
+
+    inbound: InboundStream
+    peer: PeerId
+    protocol: str
+    served: Served
+    share: Share
+
+
 # Long: the whole of `Transport`, over one host.
 class Libp2pTransport:
     """`swarm.transport.base.Transport` over a libp2p host. Made by `open_libp2p`."""
@@ -121,7 +130,6 @@ class Libp2pTransport:
     def __init__(
         self,
         identity: Identity,
-        workarounds: Workarounds,
         announce: Sequence[str],
         network_key: bytes | None,
         reach: ReachRules | None,
@@ -140,15 +148,13 @@ class Libp2pTransport:
         self._plain_quotas = Quotas()  # of what libp2p serves by itself
         self._gate: Gate | None = None
         self._report: Report | None = None
-        self._network = HardSwarm(
-            keys, self._id, workarounds, self._admits, network_key, self._on_end
-        )
+        self._network = HardSwarm(keys, self._id, self._admits, network_key, self._on_end)
         self._reach = None if reach is None else Reach(self, self._network, reach, rng)
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
-        self._router = Router(workarounds, self._asks_gossip)
+        self._router = Router(self._asks_gossip)
         self._gossip = Gossip(
-            self._host, self._router, self._admits_gossip, self._deliver, self.blame, workarounds
+            self._host, self._router, self._admits_gossip, self._deliver, self.blame
         )
         self._nursery: trio.Nursery
 
@@ -168,46 +174,46 @@ class Libp2pTransport:
         return usable(self.own_addresses(), outside, relayed, self._peer_id)
 
     def ports(self) -> tuple[int, ...]:
-        """Where this machine listens, in the order of the addresses that it was to listen on."""
+        """Ports that this machine listens on, in the order of the listen addresses."""
         listeners = self._network.listeners.values()
         return tuple(port_of(listener.get_addrs()[0]) for listener in listeners)
 
     def own_addresses(self) -> list[str]:
-        """Where this machine listens, without the peer id."""
+        """Addresses that this machine listens on, without peer id."""
         listeners = self._network.listeners.values()
         return own_addresses(a for listener in listeners for a in listener.get_addrs())
 
     @property
     def reach(self) -> ReachSummary | None:
-        """What is known of being reached; None where nothing is done about it."""
+        """Reachability of this node. None: it is not checked."""
         return None if self._reach is None else self._reach.summary
 
     @property
     def door(self) -> PlaceFigures | None:
-        return self._network.places.figures()
+        return self._network.slots.figures()
 
     def peers(self) -> tuple[PeerId, ...]:
-        found = {str(peer) for peer in self._network.connections if self._connection(peer)}
+        found = {str(peer) for peer in self._network.connections if self._network.live(peer)}
         return tuple(PeerId(peer) for peer in sorted(found))
 
     def ip_of(self, peer: PeerId) -> str | None:
-        conn = self._connection(id_of(peer))
+        conn = self._network.live(id_of(peer))
         return None if conn is None else remote_ip(conn.muxed_conn)
 
-    def set_gate(self, gate: Gate, share_of: ShareOf = no_share) -> None:
+    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
         self._gate = gate
-        self._network.places.set_shares(share_of)
+        self._network.slots.limits = limits or OriginLimits()
 
     def report_to(self, report: Report) -> None:
         self._report = report
 
     def blame(self, peer: ID, reason: Reject) -> None:
-        """Report a peer, which must be the one at the other end of a connection."""
+        """Report the peer at the other end of a connection."""
         if self._report is not None:
             self._report(PeerId(str(peer)), reason)
 
     def _on_end(self, peer: ID, reason: Ended) -> None:
-        """Count why we ended a connection; no slow link makes a flood."""
+        """Count why we ended a connection; floods are offences."""
         self._counters.ended[reason] += 1
         if reason in FLOODS:
             self.blame(peer, Reject.FLOOD)
@@ -218,17 +224,7 @@ class Libp2pTransport:
         self._counters.refused[REFUSED_CONNECTIONS] += 1
         return False
 
-    def _connection(self, peer: ID) -> SwarmConn | None:
-        """The newest live connection to a peer."""
-        for conn in reversed(self._network.connections.get(peer, [])):
-            assert isinstance(conn, SwarmConn)
-            assert isinstance(conn.muxed_conn, MuxedConnection)
-            if conn.muxed_conn.alive and not conn.is_closed:
-                return conn
-        return None
-
     def check_reach(self) -> None:
-        """Ask peers again whether they can dial us."""
         if self._reach is not None:
             self._reach.ask_again()
 
@@ -240,7 +236,7 @@ class Libp2pTransport:
         try:
             with trio.fail_after(timeout_s):
                 async with lock:
-                    if self._connection(id_of(peer)) is None:
+                    if self._network.live(id_of(peer)) is None:
                         await dial()
         except trio.TooSlowError:
             raise PeerUnreachable(f"{address} did not answer within {timeout_s} s") from None
@@ -252,7 +248,7 @@ class Libp2pTransport:
         return peer
 
     def _dialler(self, address: str) -> tuple[Callable[[], Awaitable[object]], PeerId]:
-        """How to dial an address, and whom to expect there.
+        """Return the function that dials an address, and the peer expected there.
 
         Raises:
             ConfigError: it is no address.
@@ -271,7 +267,7 @@ class Libp2pTransport:
 
     async def _dial_through(self, relay_address: str, target: ID) -> None:
         relay = await self.connect(relay_address)
-        conn = self._connection(id_of(relay))
+        conn = self._network.live(id_of(relay))
         if conn is None:
             raise PeerUnreachable(f"the relay {relay} is gone")
         try:
@@ -303,15 +299,12 @@ class Libp2pTransport:
         self._host.set_stream_handler(TProtocol(protocol), _never_called)
 
     def handle(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
-        """Have streams of a protocol that is no request and answer handled as they are."""
+        """Serve a protocol that is not request and answer."""
         self._host.set_stream_handler(TProtocol(protocol), handler)
 
     async def _on_stream(self, stream: INetStream) -> None:
-        """Answer one inbound stream.
-
-        What a peer sends ends at most its stream; upstream lets it end the host. What our own
-        handlers raise propagates.
-        """
+        """Answer one inbound stream. A peer's fault ends only its stream; upstream ends the host.
+        Errors of our own handlers propagate."""
         assert isinstance(stream, NetStream)
         assert isinstance(stream.muxed_stream, Stream)
         inbound = InboundStream(stream.muxed_stream)
@@ -323,7 +316,7 @@ class Libp2pTransport:
                 with trio.fail_after(NEGOTIATION_TIMEOUT_S):
                     protocol = await inbound.negotiate(handlers)  # type: ignore[arg-type]
             if protocol is not None and protocol not in self._served:
-                if self._serves_plain(peer, protocol, self._share_of(stream)):
+                if self._serves_plain(peer, protocol, remote_ip(stream.muxed_conn)):
                     stream.set_protocol(TProtocol(protocol))
                     handler = handlers[TProtocol(protocol)]
                     assert handler is not None
@@ -340,124 +333,101 @@ class Libp2pTransport:
             await inbound.reset()
         else:
             try:
-                share = self._share_of(stream)
-                await self._serve_stream(inbound, peer, protocol, self._served[protocol], share)
+                # by this connection: the peer's others may have other addresses
+                share = shared_block(remote_ip(stream.muxed_conn)) or peer
+                served = self._served[protocol]
+                await self._serve_request(_Request(inbound, peer, protocol, served, share))
             except Exception as error:  # noqa: BLE001  upstream would swallow some, OSError for one
                 self._nursery.start_soon(_raise, error)
 
-    def _serves_plain(self, peer: PeerId, protocol: str, share: Share) -> bool:
-        """Whether a peer may have what libp2p serves by itself, once more."""
+    def _serves_plain(self, peer: PeerId, protocol: str, ip: str | None) -> bool:
+        """True if the peer is within its quota for libp2p's own protocols."""
         if protocol not in PLAIN_PROTOCOLS:
             return True
-        block = None if share == peer else Block(share)
-        now_s = trio.current_time()
-        if self._plain_quotas.take(Kind.IDENTIFY, peer, block, now_s) is Verdict.GRANTED:
+        verdict = self._plain_quotas.spend(
+            Kind.IDENTIFY, peer, shared_block(ip), trio.current_time()
+        )
+        if verdict is Verdict.GRANTED:
             return True
         self._counters.refused[protocol] += 1
         return False
 
-    async def _serve_stream(
-        self,
-        inbound: InboundStream,
-        peer: PeerId,
-        protocol: str,
-        served: Served,
-        share: Share,
-    ) -> None:
+    async def _serve_request(self, request: _Request) -> None:
+        inbound, served, peer = request.inbound, request.served, request.peer
         try:
+            refusal: str | None = "busy"
             if served.enter(peer):
                 try:
-                    refusal = await self._serve_one(inbound, peer, protocol, served, share)
+                    refusal = await self._read_and_answer(request)
                 finally:
                     served.leave(peer)
             else:
-                self._counters.refused[protocol] += 1
-                refusal = "busy"
+                self._counters.refused[request.protocol] += 1
             if refusal is None:
                 await inbound.finish()
             else:
                 await inbound.refuse(refusal)
         except BaseLibp2pError as error:
-            log.debug("request of %s on %s ended: %r", peer, protocol, error)
+            log.debug("request of %s on %s ended: %r", peer, request.protocol, error)
             await inbound.reset()
 
-    async def _serve_one(
-        self,
-        inbound: InboundStream,
-        peer: PeerId,
-        protocol: str,
-        served: Served,
-        share: Share,
-    ) -> str | None:
-        """Serve one request. Returns the reason if it is to be refused."""
+    async def _read_and_answer(self, request: _Request) -> str | None:
+        """Serve one request. Returns the reason of a refusal."""
+        inbound, served, protocol = request.inbound, request.served, request.protocol
         deadline = trio.current_time() + served.read_timeout_s
         arrival = refusal = None
         with trio.move_on_at(deadline):
             length = await inbound.announced()
             refusal = "request is over the limit"
             if length <= served.limits.request_bytes_max:
-                arrival, refusal = self._arrivals.enter(share, length), "busy"
+                arrival, refusal = self._arrivals.enter(request.share, length), "busy"
         if arrival is None:
             self._counters.refused[protocol] += 1
             return refusal or "took too long"
         try:
             arrival.scope.deadline = deadline
             with arrival.scope:
-                request = await inbound.read_request(length)
+                payload = await inbound.read_request(length)
                 arrival.is_here = True
             if arrival.scope.cancelled_caught:
                 self._counters.refused[protocol] += 1
                 return "took too long"
-            self._counters.count_in(protocol, len(request), peer)
-            place = await served.take(share) if inbound.alive else None
-            if place is None:
+            self._counters.count_in(protocol, len(payload), request.peer)
+            slot = await served.acquire(request.share) if inbound.alive else None
+            if slot is None:
                 self._counters.refused[protocol] += 1
                 return "busy"
             try:
-                return await self._answer(inbound, peer, protocol, request, served, place)
+                return await self._answer(request, payload, slot)
             finally:
-                served.give_back(place)
+                served.release(slot)
         finally:
             self._arrivals.leave(arrival)
 
-    def _share_of(self, stream: NetStream) -> Share:
-        """In whose name a stream is served, by its own connection: that may be over already."""
-        ip = remote_ip(stream.muxed_conn)
-        if ip is None:
-            return RELAYED
-        return (block_of(ip) if is_public(ip) else None) or PeerId(str(stream.muxed_conn.peer_id))
-
-    async def _answer(
-        self,
-        inbound: InboundStream,
-        peer: PeerId,
-        protocol: str,
-        request: bytes,
-        served: Served,
-        place: RequestSlot,
-    ) -> str | None:
-        """Answer one request. Returns the reason if it is to be refused."""
-        place.scope.deadline = trio.current_time() + served.limits.timeout_s
-        with place.scope:
+    async def _answer(self, request: _Request, payload: bytes, slot: RequestSlot) -> str | None:
+        """Answer one request. Returns the reason of a refusal."""
+        inbound, served, peer = request.inbound, request.served, request.peer
+        slot.scope.deadline = trio.current_time() + served.limits.timeout_s
+        with slot.scope:
             try:
-                response = await served.handler(peer, request)
+                response = await served.handler(peer, payload)
             except (RemoteProtocolError, RequestRefused) as error:
                 return str(error)
             if len(response) > served.limits.response_bytes_max:
-                raise LocalProtocolError(f"{protocol}: response of {len(response)} bytes")
-            place.answering_since_s = trio.current_time()
+                raise LocalProtocolError(f"{request.protocol}: response of {len(response)} bytes")
+            slot.answering_since_s = trio.current_time()
             try:
                 await inbound.answer(response)
                 if served.sent is not untold:
                     await inbound.written()
             finally:
                 served.sent(peer, len(response))
-            self._counters.count_out(protocol, len(response), peer)
+            self._counters.count_out(request.protocol, len(response), peer)
             if len(response) >= ANSWER_BYTES_LARGE:
                 inbound.refund()
-        if place.scope.cancelled_caught:
-            self._counters.refused[protocol] += 1
-            if place.answering_since_s is None:
+        if slot.scope.cancelled_caught:
+            self._counters.refused[request.protocol] += 1
+            if slot.answering_since_s is None:
                 return "took too long"
             await inbound.reset()  # in the middle of the answer
         return None
@@ -473,7 +443,7 @@ class Libp2pTransport:
         timeout_s: float,
         response_bytes_max: int,
     ) -> bytes:
-        conn = self._connection(id_of(peer))
+        conn = self._network.live(id_of(peer))
         if conn is None:
             raise PeerUnreachable(f"not connected to {peer}")
         try:
@@ -505,7 +475,7 @@ class Libp2pTransport:
         try:
             if len(payload) <= INLINE_BYTES_MAX:
                 await sending.run()
-            else:  # beside the reading, so that an early refusal is heard
+            else:  # while reading, to see an early refusal
                 self._nursery.start_soon(sending.run)
             response = await receive(stream, protocol, response_bytes_max)
             answered = True
@@ -515,7 +485,7 @@ class Libp2pTransport:
                 self._counters.count_out(protocol, len(payload), peer)
                 if not stream.recv_closed:
                     self._nursery.start_soon(finish, stream)
-            else:  # elsewhere, so that nothing of it delays the caller
+            else:  # in the background: must not delay the caller
                 self._nursery.start_soon(reset, stream)
         return response
 
@@ -554,7 +524,7 @@ class Libp2pTransport:
             return False
         try:
             subscription.send.send_nowait(GossipMessage(peer, payload))
-        except trio.BrokenResourceError:  # its reader has closed it
+        except trio.BrokenResourceError:  # the reader has closed it
             pass
         except trio.WouldBlock:
             self._counters.dropped[topic] += 1
@@ -569,7 +539,7 @@ class Libp2pTransport:
             if failed is None:
                 async with self._gossiping():
                     yield
-        if failed is not None:  # outside the services, which would wrap it in exception groups
+        if failed is not None:  # outside the services, which wrap it in exception groups
             raise ConfigError(f"cannot listen on {failed}: choose another address or port")
 
     @asynccontextmanager
@@ -592,7 +562,7 @@ class Libp2pTransport:
                 self._nursery.cancel_scope.cancel()
 
     async def _listen(self, listen: Sequence[Multiaddr]) -> Multiaddr | None:
-        """Listen on all addresses; returns the first that fails."""
+        """Listen on all addresses. Returns the first that fails."""
         for address in listen:
             if not await self._network.listen(address):
                 return address
@@ -600,7 +570,7 @@ class Libp2pTransport:
 
 
 def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoReturn:
-    """What the end of a stream without a full answer means."""
+    """Raise the error that the end of a stream without a full answer stands for."""
     assert isinstance(conn.muxed_conn, MuxedConnection)
     if not conn.muxed_conn.alive:
         raise PeerUnreachable(f"connection to {peer} was lost") from error
@@ -609,23 +579,37 @@ def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoRetu
     raise RequestRefused(f"{peer} reset the stream") from error
 
 
+def require_version(found: str | None = None) -> None:
+    """Refuse any libp2p but the one whose internals this package replaces.
+
+    Raises:
+        ConfigError: another version is installed.
+    """
+    found = found or metadata.version("libp2p")
+    if found != LIBP2P_VERSION:
+        raise ConfigError(
+            f"needs libp2p {LIBP2P_VERSION}, found {found}: "
+            f"run pip install libp2p=={LIBP2P_VERSION}"
+        )
+
+
 async def _raise(error: Exception) -> None:
     raise error
 
 
 async def _never_called(stream: INetStream) -> None:
-    """Stands in upstream's table of handlers: `_on_stream` serves our protocols itself."""
+    """Entry in upstream's table of handlers; `_on_stream` serves our protocols."""
     raise AssertionError
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause of a failed dial, on one line; of several, the first."""
+    """The innermost cause of a failed dial, on one line."""
     cause: BaseException | None = error
     while cause is not None:
         error = cause
         cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
     if isinstance(error, OSError) and error.errno and error.errno in errno.errorcode:
-        return os.strerror(error.errno)  # the address is in its words as well
+        return os.strerror(error.errno)  # its own text repeats the address
     return str(error).replace("\n", " ") or type(error).__name__
 
 
@@ -634,16 +618,14 @@ async def open_libp2p(
     identity: Identity,
     listen: Sequence[str],
     announce: Sequence[str] = (),
-    workarounds: Workarounds = ALL_WORKAROUNDS,
     network_key: bytes | None = None,
     reach: ReachRules | None = None,
 ) -> AsyncIterator[Libp2pTransport]:
     """Run a libp2p host under `identity` until the block ends.
 
-    `listen` are multiaddrs such as `/ip4/0.0.0.0/tcp/0`; `announce` are further addresses under
-    which others reach this node, for example through a router. With a `network_key` of 32 bytes
-    only those who have the same one can connect, in either direction. With `reach` the node finds
-    out whether it can be reached, and helps itself and others where not.
+    `listen` are multiaddrs such as `/ip4/0.0.0.0/tcp/0`; `announce` are further addresses of this
+    node, for example at a router. With a `network_key` of 32 bytes only holders of the same key can
+    connect. With `reach` the node checks whether it can be reached, and uses relays.
 
     Raises:
         ConfigError: another libp2p is installed, an address is malformed, or a port is taken.
@@ -652,9 +634,8 @@ async def open_libp2p(
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
     addresses = parse_listen(listen)
     announced = [str(parse_tcp_address(text.partition("/p2p/")[0])) for text in announce]
-    transport = Libp2pTransport(
-        identity, workarounds, announced, network_key, reach, Random(identity.peer_id)
-    )
+    rng = Random(identity.peer_id)
+    transport = Libp2pTransport(identity, announced, network_key, reach, rng)
     for address in addresses:
         probe_port(address)
     failure: Exception | None = None

@@ -1,13 +1,10 @@
-"""Gossip between simulated hosts, shaped as GossipSub shapes it.
+"""Gossip between simulated hosts, as GossipSub does it.
 
-Each subscriber keeps a mesh of a few connected subscribers and passes each new message on to all
-of it but where it came from. The mesh is mended at once where connections come and go; the real
-protocol does so at its next heartbeat. What a link lost is offered again: at each heartbeat a host
-tells some peers outside its mesh which messages it has heard lately, and they ask for what they
-miss.
+Each subscriber keeps a mesh of a few connected subscribers and forwards each new message to it. The
+mesh is mended at once when connections change, not at the next heartbeat. At each heartbeat a host
+offers its recent message ids to some peers outside the mesh, which ask for missing ones.
 
-Nothing in here is a task: arrivals are calls at their time, which is what makes a simulation of
-hundreds of hosts affordable.
+Arrivals are calls at their time, not tasks: hundreds of hosts stay affordable.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -23,33 +20,30 @@ from swarm.transport.base import Admit, Asks, GossipMessage, TransportCounters, 
 
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_S = 1.0
-OFFER_HEARTBEATS = 3  # for how many of them a message is offered
-OFFER_PEERS = 6  # told at each heartbeat
-KEPT_HEARTBEATS = 5  # for how many of them a message can be asked for
-OFFERED_IDS_MAX = 256  # in one offer
-ID_BYTES = 40  # of a message id in an offer or a request
-LINK_GOSSIP_MAX = 256  # messages in flight from one host to another; more are dropped
-SEEN_MESSAGES_MAX = 8192  # newest message ids that a host remembers
+OFFER_HEARTBEATS = 3  # heartbeats during which a message is offered
+OFFER_PEERS = 6  # per heartbeat
+KEPT_HEARTBEATS = 5  # heartbeats during which it can be asked for
+OFFERED_IDS_MAX = 256  # per offer
+ID_BYTES = 40  # size of a message id on the wire
+LINK_GOSSIP_MAX = 256  # in flight between two hosts; more are dropped
+SEEN_MESSAGES_MAX = 8192  # ids remembered by a host
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A message on its way: when its first and last byte reach the receiver's downlink, and when
-    its sender's uplink is free again.
-
-    `copies` is how often it arrives: 0 means lost, 2 duplicated.
-    """
+    """A message in flight: first and last byte at the receiver's downlink, and the time when the
+    sender's uplink is free again. `copies`: 0 means lost, 2 duplicated."""
 
     first_s: float
     last_s: float
     wire_bytes: int
     copies: int
     left_s: float = 0.0
-    slow_s: float = 0.0  # of that time, for which the path held it back as it was not yet in use
+    slow_s: float = 0.0  # of that, delay by slow start
 
 
 class Wire(Protocol):
-    """What gossip needs of the network below it."""
+    """What gossip needs of the network."""
 
     def send(
         self, source: PeerId, target: PeerId, size_bytes: int, about: str, *, reliable: bool
@@ -59,12 +53,10 @@ class Wire(Protocol):
 
     def is_cut(self, source: PeerId, target: PeerId) -> bool: ...
 
-    def at(self, time_s: float, do: Callable[[], None]) -> None:
-        """Call `do` at that time."""
-        ...
+    def at(self, time_s: float, do: Callable[[], None]) -> None: ...
 
     def when_awake(self, host: PeerId, do: Callable[[], None]) -> None:
-        """Call `do` at once or, if the host is paused, when it goes on."""
+        """Call `do` at once, or when the paused host resumes."""
         ...
 
     def observe(
@@ -74,9 +66,7 @@ class Wire(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One published payload on its way through the mesh."""
-
-    number: int  # no other message of this network has it
+    number: int  # unique in this network
     origin: PeerId
     topic: str
     payload: bytes
@@ -84,26 +74,24 @@ class Message:
 
 @dataclass(eq=False, slots=True)
 class Subscription:
-    """One host's interest in a topic, and the peers with whom it exchanges all of it."""
+    """One host's subscription and its mesh for a topic."""
 
     validate: Validator
     admit: Admit
     asks: Asks
     channel: trio.MemorySendChannel[GossipMessage]
     mesh: "dict[PeerId, GossipEnd]" = field(default_factory=dict)
-    # what passed validation during each of the last heartbeats, newest last
+    # validated messages by heartbeat, newest last
     heard: deque[list[Message]] = field(default_factory=lambda: deque([[]], maxlen=KEPT_HEARTBEATS))
 
 
 @dataclass(eq=False, slots=True)
 class Link:
-    """One connection, as gossip sees it: what is in flight on it dies with it."""
+    """One connection. Messages in flight die with it."""
 
 
 @dataclass(eq=False, slots=True)
 class GossipEnd:
-    """One host's gossip."""
-
     peer_id: PeerId
     counters: TransportCounters
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
@@ -112,7 +100,7 @@ class GossipEnd:
     seen: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     def is_news(self, number: int) -> bool:
-        """Whether a message is seen for the first time; from now on it is not."""
+        """Mark a message as seen. Returns True if it is new."""
         if number in self.seen:
             return False
         self.seen[number] = None
@@ -121,24 +109,21 @@ class GossipEnd:
         return True
 
     def fellows(self, topic: str) -> "list[GossipEnd]":
-        """Connected subscribers of a topic, in order of their ids."""
+        """Connected subscribers of a topic, ordered by id."""
         ends = [end for _, (end, _) in sorted(self.links.items())]
         return [end for end in ends if topic in end.subscriptions]
 
 
 class MemoryGossip:
-    """The gossip of all hosts of one network."""
-
     def __init__(self, wire: Wire, rng: Random) -> None:
         self._wire = wire
         self._rng = rng
         self._messages = 0
-        self.duplicates = 0  # copies that their receiver had already
+        self.duplicates = 0  # copies received again
 
     # --- who is connected and subscribed ----------------------------------------------------
 
     def connect(self, one: GossipEnd, other: GossipEnd) -> None:
-        """Two hosts have a connection now."""
         link = Link()
         one.links[other.peer_id] = (other, link)
         other.links[one.peer_id] = (one, link)
@@ -148,7 +133,6 @@ class MemoryGossip:
                 self._mend(other, topic)
 
     def disconnect(self, one: GossipEnd, other: GossipEnd) -> None:
-        """The connection of two hosts ended."""
         del one.links[other.peer_id], other.links[one.peer_id]
         for near, far in ((one, other), (other, one)):
             for topic, subscription in list(near.subscriptions.items()):
@@ -156,7 +140,6 @@ class MemoryGossip:
                     self._mend(near, topic)
 
     def subscribe(self, host: GossipEnd, topic: str, subscription: Subscription) -> None:
-        """A host wants a topic from now on."""
         host.subscriptions[topic] = subscription
         self._mend(host, topic)
         for fellow in host.fellows(topic):
@@ -164,14 +147,13 @@ class MemoryGossip:
         self._next_beat(host, topic)
 
     def leave(self, host: GossipEnd) -> None:
-        """A host without connections wants nothing any more."""
         for subscription in host.subscriptions.values():
             subscription.channel.close()
         host.subscriptions.clear()
 
     def _mend(self, host: GossipEnd, topic: str) -> None:
-        """Fill a mesh that has become thin, from peers whose own is not full; a host that finds
-        none of these is taken in by a full one."""
+        """Fill a thin mesh from peers with room in theirs; if there are none, a full one takes the
+        host in."""
         mesh = host.subscriptions[topic].mesh
         if len(mesh) >= DEGREE_LOW:
             return
@@ -186,7 +168,7 @@ class MemoryGossip:
     # --- messages ---------------------------------------------------------------------------
 
     def publish(self, host: GossipEnd, topic: str, payload: bytes) -> None:
-        """Send a new message on its way; no subscriber oneself, by way of a few that are."""
+        """Publish a message; a host that does not subscribe sends it to a few that do."""
         self._messages += 1
         message = Message(self._messages, host.peer_id, topic, payload)
         host.is_news(message.number)
@@ -265,7 +247,7 @@ class MemoryGossip:
     ) -> None:
         try:
             subscription.channel.send_nowait(heard)
-        except trio.BrokenResourceError:  # its reader has closed it
+        except trio.BrokenResourceError:  # the reader has closed it
             pass
         except trio.WouldBlock:
             host.counters.dropped[topic] += 1
@@ -279,7 +261,7 @@ class MemoryGossip:
         self._wire.at(trio.current_time() + HEARTBEAT_S, beat)
 
     def _beat(self, host: GossipEnd, topic: str) -> None:
-        """One heartbeat of a subscription, and the next."""
+        """Run one heartbeat and schedule the next."""
         subscription = host.subscriptions.get(topic)
         if subscription is None:
             return
@@ -318,7 +300,7 @@ class MemoryGossip:
         size_bytes: int,
         then: Callable[[], None],
     ) -> None:
-        """Carry a control message, and go on `then` if it arrives."""
+        """Send a control message; on arrival call `then`."""
         here, there = source.peer_id, target.peer_id
         link = source.links[there][1]
         flight = self._wire.send(here, there, size_bytes, topic, reliable=True)

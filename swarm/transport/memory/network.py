@@ -1,20 +1,23 @@
-"""A transport within one process, over simulated links and the clock that trio has.
+"""A transport within one process, over simulated links and trio's clock.
 
-The network above runs on it unchanged; under a virtual clock, hours pass in seconds and a seed
-replays a run. What is simulated: handshakes of several round trips, latency, bandwidth, loss,
-partitions, pauses, crashes, and every limit on serving. What is simpler than on a real network: who
-subscribes to what is known at once, and both ends see the end of a connection at the same moment.
+Under a virtual clock, hours pass in seconds and a seed replays a run. Simulated are handshakes,
+latency, bandwidth, loss, partitions, pauses, crashes, and all limits on serving. Simpler than real:
+subscriptions are known at once, and both ends see the end of a connection at the same moment.
 
-A partition is a black hole: connections over it stay, requests over it stall until it heals or
-they time out, gossip over it is lost. What is sent to a paused host, which computes nothing, waits.
+Over a partition, connections stay, requests stall, and gossip is lost. Messages to a paused host
+wait.
 """
 
+import heapq
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
+from math import inf
 from random import Random
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -32,7 +35,7 @@ from swarm.errors import (
     SwarmError,
 )
 from swarm.identity import PeerId, public_key_of
-from swarm.limits.bounded_table import no_share
+from swarm.limits.bounded_table import OriginLimits
 from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
     GOSSIP_QUEUE_MAX,
@@ -51,25 +54,23 @@ from swarm.transport.base import (
     ask_always,
     untold,
 )
-from swarm.transport.memory.calendar import Post
 from swarm.transport.memory.gossip import Flight, GossipEnd, MemoryGossip, Subscription
-from swarm.transport.memory.service import MemoryService
-from swarm.transport.places import Place, PlaceFigures, Places, ShareOf
+from swarm.transport.places import ConnectionSlot, ConnectionSlots, PlaceFigures
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
-"""The host whose code the current task runs; None where it is the network's own."""
+"""The host whose code the current task runs. None: the network itself."""
 
 HANDSHAKE_ROUND_TRIPS = 6  # TCP, two to agree on Noise, Noise, two to agree on Yamux
 HANDSHAKE_BYTES = 200
-KNOCK_AGAIN_S = 1.0  # after which TCP asks again where nothing answers; twice as long each time
+CONNECT_RETRY_S = 1.0  # first retry of TCP; doubles each time
 REFUSAL_BYTES = 16
-HANDSHAKE = "handshake"  # under this name its bytes are counted
+HANDSHAKE = "handshake"  # counter name
 
 _ADDRESS = re.compile(r"/memory/([0-9]{1,9})/p2p/([1-9A-HJ-NP-Za-km-z]{1,64})")
 
 
 class LinkModel(Protocol):
-    """How messages travel. It is stateful: what one message occupies, the next has to wait for."""
+    """Delay and loss of messages. Stateful: messages queue behind each other."""
 
     def send(
         self,
@@ -81,16 +82,17 @@ class LinkModel(Protocol):
         *,
         reliable: bool,
     ) -> Flight:
-        """Put a message on its way. A reliable one is always one copy, but may be late."""
+        """Send a message. A reliable one arrives exactly once, perhaps late."""
         ...
 
     def receive(self, target: PeerId, flight: Flight, now_s: float) -> float:
-        """When a message is there in full; called when its last byte reaches the downlink."""
+        """Time at which a message has arrived in full; called when its last byte reaches the
+        downlink."""
         ...
 
 
 Observer = Callable[[str, PeerId, PeerId, str, bytes], None]
-"""Told of each event in the network: (what, source, target, protocol or topic, payload)."""
+"""Called with each event: (event, source, target, protocol or topic, payload)."""
 
 
 def _ignore(what: str, source: PeerId, target: PeerId, about: str, payload: bytes) -> None:
@@ -99,7 +101,7 @@ def _ignore(what: str, source: PeerId, target: PeerId, about: str, payload: byte
 
 @dataclass(eq=False, slots=True)
 class Cut:
-    """A partition: nothing comes through from `sources` to `targets`, nor back unless one-way."""
+    """A partition from `sources` to `targets`, and back unless one-way."""
 
     sources: frozenset[PeerId]
     targets: frozenset[PeerId]
@@ -111,12 +113,84 @@ class Cut:
         return not self.one_way and source in self.targets and target in self.sources
 
 
+class Post:
+    """Calls functions at their time in one task. The seed orders those due at the same time."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._numbers = count()
+        self._due: list[tuple[float, float, int, Callable[[], object]]] = []
+        self._sooner = trio.Event()
+
+    def at(self, time_s: float, do: Callable[[], object]) -> None:
+        if not self._due or time_s < self._due[0][0]:
+            self._sooner.set()
+        heapq.heappush(self._due, (time_s, self._rng.random(), next(self._numbers), do))
+
+    async def run(self) -> None:
+        while True:
+            while self._due and self._due[0][0] <= trio.current_time():
+                heapq.heappop(self._due)[-1]()
+            self._sooner = trio.Event()
+            with trio.move_on_at(self._due[0][0] if self._due else inf):
+                await self._sooner.wait()
+
+
+@dataclass(eq=False, slots=True)
+class MemoryService:
+    protocol: str
+    handler: Handler
+    limits: ServeLimits
+    sent: Sent
+    counters: TransportCounters
+    busy: Counter[PeerId] = field(default_factory=Counter)
+
+    @contextmanager
+    def slot(self, client: PeerId) -> Iterator[None]:
+        """Hold a request slot.
+
+        Raises:
+            RequestRefused: all are taken.
+        """
+        if self.busy.total() >= self.limits.concurrent_max:
+            self.count_refused()
+            raise RequestRefused(f"{self.protocol}: too many requests at a time")
+        if self.busy[client] >= self.limits.concurrent_per_peer_max:
+            self.count_refused()
+            raise RequestRefused(f"{self.protocol}: too many requests of one peer at a time")
+        self.busy[client] += 1
+        try:
+            yield
+        finally:
+            self.busy[client] -= 1
+            if not self.busy[client]:
+                del self.busy[client]
+
+    def check_request(self, payload: bytes) -> None:
+        if len(payload) > self.limits.request_bytes_max:
+            self.count_refused()
+            raise RequestRefused(f"{self.protocol}: over {self.limits.request_bytes_max} bytes")
+
+    async def handle(self, client: PeerId, payload: bytes) -> bytes:
+        self.counters.count_in(self.protocol, len(payload), client)
+        try:
+            response = await self.handler(client, payload)
+        except RemoteProtocolError as error:
+            raise RequestRefused(str(error)) from error
+        if len(response) > self.limits.response_bytes_max:
+            raise LocalProtocolError(f"{self.protocol}: answer of {len(response)} bytes")
+        self.counters.count_out(self.protocol, len(response), client)
+        return response
+
+    def count_refused(self) -> None:
+        self.counters.refused[self.protocol] += 1
+
+
 # Long: every link's delay, loss and cut act on one clock.
 class MemoryNetwork:
-    """All hosts and what lies between them. Its tasks run in `nursery`; a bug in a handler ends it.
+    """All hosts and the links between them. Tasks run in `nursery`; a bug in a handler ends it.
 
-    `rng` draws jitter, loss and duplication, and seeds the choices of gossip.
-    `traffic_out` and `traffic_in` hold the bytes on the wire by host and by protocol or topic.
+    `traffic_out` and `traffic_in` are bytes on the wire by host and by protocol or topic.
     """
 
     def __init__(
@@ -130,10 +204,10 @@ class MemoryNetwork:
         self._links = links
         self._nursery = nursery
         self.observe = observe
-        self._hosts: dict[int, MemoryTransport] = {}  # by the number in their address
-        self.piece_bytes: int | None = None  # in which a host's connections take turns, if they do
+        self._hosts: dict[int, MemoryTransport] = {}  # by number in the address
+        self.piece_bytes: int | None = None  # connections of a host take turns after so much
         self._numbers: dict[PeerId, int] = {}
-        self._ips: dict[int, str] = {}  # by the same number
+        self._ips: dict[int, str] = {}  # by number
         self._cuts: list[Cut] = []
         self._healed = trio.Event()
         self._paused: dict[PeerId, _Pause] = {}
@@ -148,9 +222,8 @@ class MemoryNetwork:
     ) -> "MemoryTransport":
         """Put a host on the network. It keeps its addresses over crash and restart.
 
-        `ip` is what others see of it; it needs not be its own alone, as behind one router. None
-        draws the next free one of 10.0.0.0/8, each in a block of its own. Only hosts with the same
-        `network_key`, or none, get through each other's handshake.
+        `ip` is the address that others see; hosts may share it. None: an own address in an own
+        block of 10.0.0.0/8. Only hosts with the same `network_key` connect.
 
         Raises:
             LocalProtocolError: it is on the network already.
@@ -167,11 +240,11 @@ class MemoryNetwork:
         return self._hosts[number]
 
     def crash(self, peer_id: PeerId) -> None:
-        """Take a host off the network at once, as when its process is killed."""
+        """Take a host off the network at once, like a killed process."""
         self._host(peer_id).close()
 
     def restart(self, peer_id: PeerId) -> "MemoryTransport":
-        """Put a host that crashed or left on the network again, with the same address and key.
+        """Put a host that crashed or left back, with its address and key.
 
         Raises:
             LocalProtocolError: it was never on the network, or still is.
@@ -181,24 +254,23 @@ class MemoryNetwork:
     def partition(
         self, sources: Collection[PeerId], targets: Collection[PeerId], *, one_way: bool = False
     ) -> Cut:
-        """Let nothing through from `sources` to `targets`, nor back unless `one_way`."""
+        """Block traffic from `sources` to `targets`, and back unless `one_way`."""
         cut = Cut(frozenset(sources), frozenset(targets), one_way)
         self._cuts.append(cut)
         return cut
 
     def heal(self, cut: Cut | None = None) -> None:
-        """End a partition, or all of them."""
+        """End one partition, or all."""
         self._cuts = [each for each in self._cuts if cut is not None and each is not cut]
         self._healed.set()
         self._healed = trio.Event()
 
     def pause(self, peer_id: PeerId) -> None:
-        """Let nothing be delivered to a host, nor its answers leave it, until it goes on. Holding
-        up the tasks that run its code is the caller's part."""
+        """Hold back all messages to and from a host. The caller pauses the host's own tasks."""
         self._paused.setdefault(peer_id, _Pause())
 
     def resume(self, peer_id: PeerId) -> None:
-        """Deliver what has waited for a paused host."""
+        """Deliver the messages held back."""
         pause = self._paused.pop(peer_id, None)
         if pause is not None:
             pause.over.set()
@@ -206,7 +278,7 @@ class MemoryNetwork:
                 self.at(trio.current_time(), do)
 
     def address(self, peer_id: PeerId) -> str:
-        """The address that a host has or, if it never was on the network, will have."""
+        """The address of a host that has joined or will join."""
         number = self._numbers.setdefault(peer_id, len(self._numbers))
         return f"/memory/{number}/p2p/{peer_id}"
 
@@ -217,15 +289,14 @@ class MemoryNetwork:
         return host
 
     def is_cut(self, source: PeerId, target: PeerId) -> bool:
-        """Whether a partition lies between two hosts, in this direction."""
         return any(cut.severs(source, target) for cut in self._cuts)
 
     def at(self, time_s: float, do: Callable[[], object]) -> None:
-        """Call `do` at that time, as the network."""
+        """Call `do` at this time, as the network."""
         self._post.at(time_s, do)
 
     def when_awake(self, host: PeerId, do: Callable[[], None]) -> None:
-        """Call `do` at once or, if the host is paused, when it goes on."""
+        """Call `do` at once, or when the paused host resumes."""
         if (pause := self._paused.get(host)) is not None:
             pause.waiting.append(do)
         else:
@@ -234,7 +305,6 @@ class MemoryNetwork:
     def send(
         self, source: PeerId, target: PeerId, size_bytes: int, about: str, *, reliable: bool
     ) -> Flight:
-        """Put a message on its way."""
         now_s = trio.current_time()
         flight = self._links.send(source, target, size_bytes, now_s, self._rng, reliable=reliable)
         self.traffic_out[source][about] += flight.wire_bytes
@@ -242,11 +312,11 @@ class MemoryNetwork:
         return flight
 
     def receive(self, target: PeerId, flight: Flight) -> float:
-        """When a message whose last byte reaches the target's downlink now is there in full."""
+        """Time at which a message is complete whose last byte is at the target's downlink now."""
         return self._links.receive(target, flight, trio.current_time())
 
     def _spawn(self, async_fn: Callable[..., Awaitable[object]], *args: Any) -> None:
-        """Start a task that is the network's, whoever asks for it."""
+        """Start a task of the network, whichever host asks for it."""
         token = RUNS_ON.set(None)
         try:
             self._nursery.start_soon(async_fn, *args)
@@ -262,7 +332,7 @@ class MemoryNetwork:
             await pause.over.wait()
 
     async def _land(self, source: PeerId, target: PeerId, flight: Flight) -> None:
-        """Wait until a reliable message is there in full."""
+        """Wait until a reliable message has arrived in full."""
         await trio.sleep_until(flight.last_s)
         await self._pass_cuts(source, target)
         await trio.sleep_until(self.receive(target, flight))
@@ -271,10 +341,10 @@ class MemoryNetwork:
     async def _send_in_turns(
         self, exchange: "_Exchange", size: int, left: Callable[[], None]
     ) -> Flight:
-        """Have an answer leave in pieces of `piece_bytes`; returns the flight of the last.
+        """Send an answer in pieces of `piece_bytes`. Returns the flight of the last.
 
-        One connection carries one answer after another, and those to several peers share the
-        uplink, as over TCP: what began together ends together.
+        As over TCP, one connection sends its answers in order, and several connections share the
+        uplink.
         """
         source, target, about = exchange.server.peer_id, exchange.client.peer_id, exchange.protocol
         assert self.piece_bytes is not None
@@ -283,7 +353,7 @@ class MemoryNetwork:
                 flight = self.send(source, target, self.piece_bytes, about, reliable=True)
                 size -= self.piece_bytes
                 self.at(flight.last_s, partial(self.receive, target, flight))
-                # a path that starts slowly holds back what follows
+                # slow start delays the next piece
                 await trio.sleep_until(flight.left_s + flight.slow_s)
             flight = self.send(source, target, size, about, reliable=True)
             await trio.sleep_until(flight.left_s)
@@ -295,8 +365,8 @@ class MemoryNetwork:
         await self._land(source, target, self.send(source, target, size, about, reliable=True))
 
     async def _dial(self, source: "MemoryTransport", number: int, peer_id: PeerId) -> None:
-        wait_s = KNOCK_AGAIN_S
-        while (host := self._hosts.get(number)) is None:  # nobody is there to refuse
+        wait_s = CONNECT_RETRY_S
+        while (host := self._hosts.get(number)) is None:  # no host answers
             await trio.sleep(wait_s)
             wait_s *= 2
         for _ in range(HANDSHAKE_ROUND_TRIPS):
@@ -318,20 +388,20 @@ class MemoryNetwork:
             self._connect(source, host)
 
     def _connect(self, source: "MemoryTransport", host: "MemoryTransport") -> None:
-        near = source.places.admit(host.peer_id, self._ips[host._number], inbound=False)
-        far = near and host.places.admit(source.peer_id, self._ips[source._number], inbound=True)
+        near = source.slots.admit(host.peer_id, self._ips[host._number], inbound=False)
+        far = near and host.slots.admit(source.peer_id, self._ips[source._number], inbound=True)
         if near is None or far is None:
-            source.places.leave(near)
-            raise PeerUnreachable(f"{source.peer_id} or {host.peer_id} has no place for the other")
+            source.slots.release(near)
+            raise PeerUnreachable(f"{source.peer_id} or {host.peer_id} has no slot for the other")
         connection = _Connection(source, host, (near, far))
-        for place in connection.places:
-            place.on_end = partial(self._hang_up, connection)
+        for slot in connection.slots:
+            slot.on_end = partial(self._hang_up, connection)
         source._connections[host.peer_id] = host._connections[source.peer_id] = connection
         self.gossip.connect(source.gossip, host.gossip)
         self.observe("connect", source.peer_id, host.peer_id, "", b"")
 
     def part(self, one: PeerId, other: PeerId) -> None:
-        """End the connection between two hosts, if there is one."""
+        """Close the connection between two hosts, if any."""
         host = self._hosts.get(self._numbers.get(one, -1))
         if host is not None and other in host._connections:
             self._hang_up(host._connections[other])
@@ -339,15 +409,14 @@ class MemoryNetwork:
     def _hang_up(self, connection: "_Connection") -> None:
         one, other = connection.one, connection.other
         del one._connections[other.peer_id], other._connections[one.peer_id]
-        for end, place in zip((one, other), connection.places, strict=True):
-            end.places.leave(place)
+        for end, slot in zip((one, other), connection.slots, strict=True):
+            end.slots.release(slot)
         self.gossip.disconnect(one.gossip, other.gossip)
         self.observe("disconnect", one.peer_id, other.peer_id, "", b"")
         for exchange in list(connection.exchanges):
             exchange.scope.cancel()
 
     async def _run_exchange(self, exchange: "_Exchange") -> None:
-        """One request on its way to the server, through its handler, and back."""
         client, server = exchange.client.peer_id, exchange.server.peer_id
         try:
             with exchange.scope:
@@ -371,14 +440,14 @@ class MemoryNetwork:
         size = len(exchange.payload)
         if self.piece_bytes is not None:
             async with exchange.connection.turns[client]:
-                pass  # behind the answers that were begun before
+                pass  # after the earlier answers
         flight = self.send(client, server.peer_id, size, exchange.protocol, reliable=True)
         await trio.sleep_until(flight.first_s)
         await self._pass_cuts(client, server.peer_id)
         service = server._services.get(exchange.protocol)
         if service is None:
             raise RequestRefused(f"{server.peer_id} does not serve {exchange.protocol}")
-        with service.place(client):
+        with service.slot(client):
             exchange.held = True
             try:
                 return await self._serve_in_time(exchange, service, flight)
@@ -386,7 +455,7 @@ class MemoryNetwork:
                 exchange.held = False
 
     async def _answer(
-        self, exchange: "_Exchange", service: "MemoryService", size: int, told_bytes: int
+        self, exchange: "_Exchange", service: MemoryService, size: int, told_bytes: int
     ) -> None:
         client, server = exchange.client.peer_id, exchange.server.peer_id
         left = False
@@ -410,7 +479,7 @@ class MemoryNetwork:
             leave()
 
     async def _serve_in_time(
-        self, exchange: "_Exchange", service: "MemoryService", flight: Flight
+        self, exchange: "_Exchange", service: MemoryService, flight: Flight
     ) -> bytes:
         client, server = exchange.client.peer_id, exchange.server.peer_id
         service.check_request(exchange.payload)
@@ -423,7 +492,7 @@ class MemoryNetwork:
                 response = await service.handle(client, exchange.payload)
             finally:
                 RUNS_ON.reset(token)
-            # the client stops to read where its own limit is
+            # the client reads up to its own limit
             size = min(len(response), exchange.response_bytes_max + 1)
             await self._answer(exchange, service, size, len(response))
         if patience.cancelled_caught:
@@ -434,14 +503,14 @@ class MemoryNetwork:
 
 @dataclass(eq=False, slots=True)
 class _Pause:
-    """What waits for a paused host; bounded by what may be in flight to it."""
+    """Messages held back for a paused host."""
 
     over: trio.Event = field(default_factory=trio.Event)
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
 
 class MemoryTransport:
-    """One host's end of a `MemoryNetwork`; made by its `join`. Leaves when its context ends."""
+    """One host's end of a `MemoryNetwork`, made by `join`. Leaves when its context ends."""
 
     def __init__(
         self,
@@ -459,7 +528,7 @@ class MemoryTransport:
         self._services: dict[str, MemoryService] = {}
         self.gossip = GossipEnd(peer_id, self._counters)
         self._gate: Gate | None = None
-        self.places = Places()
+        self.slots = ConnectionSlots()
         self.is_open = True
 
     async def __aenter__(self) -> Self:
@@ -474,7 +543,7 @@ class MemoryTransport:
         self.close()
 
     def close(self) -> None:
-        """Leave the network: connections, requests being served and subscriptions end."""
+        """Leave the network: connections, requests and subscriptions end."""
         if not self.is_open:
             return
         self.is_open = False
@@ -499,19 +568,18 @@ class MemoryTransport:
 
     @property
     def door(self) -> PlaceFigures | None:
-        return None  # a simulated host has no door that strangers wait at
+        return None  # simulated connections need no admission
 
     def ip_of(self, peer: PeerId) -> str | None:
-        """The address that a connected peer was given when it joined."""
         here = peer in self._connections
         return self._network._ips[self._network._numbers[peer]] if here else None
 
-    def set_gate(self, gate: Gate, share_of: ShareOf = no_share) -> None:
+    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
         self._gate = gate
-        self.places.set_shares(share_of)
+        self.slots.limits = limits or OriginLimits()
 
     def report_to(self, report: Report) -> None:
-        """Simulated links carry no messages of their own, so that there is nothing to report."""
+        """Simulated links have no messages of their own to report."""
 
     def _admits(self, other: "MemoryTransport") -> bool:
         if self._gate is None or self._gate(other.peer_id, self._network._ips[other._number]):
@@ -533,7 +601,6 @@ class MemoryTransport:
         raise PeerUnreachable(f"no answer from {address} within {timeout_s} s")
 
     async def disconnect(self, peer: PeerId) -> None:
-        """Close the connection to a peer, if there is one."""
         await trio.lowlevel.checkpoint()
         if (connection := self._connections.get(peer)) is not None:
             self._network._hang_up(connection)
@@ -541,7 +608,6 @@ class MemoryTransport:
     def serve(
         self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = untold
     ) -> None:
-        """Answer requests of a protocol."""
         if protocol in self._services:
             raise LocalProtocolError(f"{protocol} is served already")
         self._services[protocol] = MemoryService(protocol, handler, limits, sent, self._counters)
@@ -555,7 +621,7 @@ class MemoryTransport:
         timeout_s: float,
         response_bytes_max: int,
     ) -> bytes:
-        """Send one request and wait for the answer. A server works on when its client gives up."""
+        """Send one request and wait for the answer. The server goes on if the client gives up."""
         await trio.lowlevel.checkpoint()
         connection = self._connections.get(peer)
         if connection is None:
@@ -582,7 +648,6 @@ class MemoryTransport:
         return result
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        """Gossip a payload to the subscribers of a topic."""
         await trio.lowlevel.checkpoint()
         if len(payload) > GOSSIP_BYTES_MAX:
             raise LocalProtocolError(f"gossip of {len(payload)} bytes: at most {GOSSIP_BYTES_MAX}")
@@ -592,7 +657,6 @@ class MemoryTransport:
     async def subscribe(
         self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
-        """Start to receive a topic, and to forward it."""
         await trio.lowlevel.checkpoint()
         if topic in self.gossip.subscriptions:
             raise LocalProtocolError(f"{topic} is subscribed to already")
@@ -609,9 +673,9 @@ class MemoryTransport:
 class _Connection:
     one: MemoryTransport
     other: MemoryTransport
-    places: tuple[Place, Place]  # in this order
+    slots: tuple[ConnectionSlot, ConnectionSlot]  # in this order
     exchanges: "dict[_Exchange, None]" = field(default_factory=dict)
-    turns: dict[PeerId, trio.Lock] = field(init=False)  # of what each side sends
+    turns: dict[PeerId, trio.Lock] = field(init=False)  # send order of each side
 
     def __post_init__(self) -> None:
         self.turns = {end.peer_id: trio.Lock() for end in (self.one, self.other)}
@@ -622,7 +686,7 @@ class _Connection:
 
 @dataclass(eq=False, slots=True)
 class _Exchange:
-    """One request and what becomes of it; `result` is None until it is settled."""
+    """One request. `result` is None until it is settled."""
 
     connection: _Connection
     client: MemoryTransport
@@ -632,8 +696,8 @@ class _Exchange:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     done: trio.Event = field(default_factory=trio.Event)
     result: bytes | SwarmError | None = None
-    held: bool = False  # it has a place at the server, and with it a time limit there
-    abandoned: bool = False  # nobody waits for the result any more
+    held: bool = False  # holds a slot at the server, with a deadline
+    abandoned: bool = False  # the client has given up
 
     @property
     def server(self) -> MemoryTransport:

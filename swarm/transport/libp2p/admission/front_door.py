@@ -1,26 +1,26 @@
-"""The front door: everything between a socket and an admitted connection, in both directions.
+"""Connection admission: all steps between a socket and an admitted connection, in both directions.
 
-    accepted or dialled -> multistream-select about Noise -> Noise -> multistream-select about the
-    muxer -> the gate -> a place -> admitted
+  accept or dial -> multistream-select and Noise -> multistream-select and muxer -> gate -> slot
 
-One deadline runs from the first byte to the end. Until then a stranger may send a few short lines
-and three messages of the handshake; what that costs is put to its address's account
-(`metering.py`). Before and after, it holds a place (`places.py`) until its socket is closed.
+One deadline covers all steps. Until admission, a stranger may send a few short lines and three
+handshake messages, charged to its address (`metering.py`). The connection holds a slot
+(`places.py`) until its socket is closed.
 
-Upstream collects a line of any announced length, and tries as many protocols as a stranger likes;
-it appends a connection that died while it was being admitted to those that live, and counts it for
-ever; and it keeps one task and one of its inbound places for every connection that ever came in.
+Upstream accepts lines of any length and any number of protocols, counts dead connections for ever,
+and keeps one task for each connection that ever came in.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
 from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn, ITransport
 from libp2p.crypto.keys import KeyPair
-from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
+from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
+from libp2p.host.basic_host import BasicHost
+from libp2p.host.exceptions import StreamFailure
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.auto_connector import AutoConnector
@@ -32,7 +32,6 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.transport.exceptions import (
     MuxerUpgradeFailure,
@@ -43,7 +42,7 @@ from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
-from swarm.errors import RequestRefused
+from swarm.errors import RemoteProtocolError, RequestRefused
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import canonical_ip
 from swarm.transport.libp2p.connection.negotiation import (
@@ -55,26 +54,25 @@ from swarm.transport.libp2p.connection.negotiation import (
     proposal,
 )
 from swarm.transport.libp2p.connection.noise import SOCKET_READ_BYTES, Noise
-from swarm.transport.libp2p.connection.workarounds import Workarounds
-from swarm.transport.libp2p.connection.yamux import HardYamux, MuxedConnection, OnEnd
+from swarm.transport.libp2p.connection.yamux import MuxedConnection, OnEnd
 from swarm.transport.metering import ADMISSION_S, HANDSHAKE_S, Payer, WorkMeter
-from swarm.transport.places import Place, Places, origin_of
+from swarm.transport.places import ConnectionSlot, ConnectionSlots, origin_of
 
 log = logging.getLogger(__name__)
 
-ADMISSION_TIMEOUT_S = 15.0  # from accept, or from the end of a dial, to admitted
+ADMISSION_TIMEOUT_S = 15.0  # from accept, or from the end of the dial, to admission
 CLOSE_TIMEOUT_S = 5.0
-AHEAD_BYTES = 4_096  # that are read at a time before anything is known of a stranger
-TRIES_MAX = 8  # protocols that a stranger may ask for, each time
-NO_LIMIT = 2**31  # upstream's own counts, which go wrong, are not used
+STREAM_TIMEOUT_S = 10.0  # for a peer to accept the protocol of our stream
+AHEAD_BYTES = 4_096  # read at a time before the handshake
+TRIES_MAX = 8  # protocols that a stranger may ask for
+NO_LIMIT = 2**31  # disables upstream's counts, which go wrong
 
 
 class BoundedRawConnection(RawConnection):
-    """A socket or a circuit, read by bounded pieces, whose far end is asked for once.
+    """A socket or circuit with bounded reads, whose address is looked up once.
 
-    Upstream passes lengths that a stranger chose on to the socket, which allocates them. It asks
-    the socket for the address each time, which a socket that was reset does not tell, and takes
-    those of IPv6 for none: whoever has no address counts as one that came through a relay.
+    Upstream allocates any length that a stranger names. It cannot tell the address of a socket that
+    was reset, and none of IPv6.
     """
 
     def __init__(self, stream: ReadWriteCloser, initiator: bool) -> None:
@@ -83,7 +81,7 @@ class BoundedRawConnection(RawConnection):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the socket was reset before anybody asked where it comes from."""
+        """True if the socket was reset before its address was looked up."""
         return self._remote is None and isinstance(self.stream, TrioTCPStream)
 
     def get_remote_address(self) -> tuple[str, int] | None:
@@ -94,85 +92,62 @@ class BoundedRawConnection(RawConnection):
 
 
 class HardUpgrader(TransportUpgrader):
-    """Noise and Yamux and nothing else; upstream hard-codes its own Yamux class.
-
-    Whatever a stranger's bytes bring about in here comes out as `UpgradeFailure`.
-    """
+    """Noise and Yamux only. All errors from a stranger's bytes come out as `UpgradeFailure`."""
 
     def __init__(
-        self,
-        keys: KeyPair,
-        workarounds: Workarounds,
-        network_key: bytes | None,
-        on_end: OnEnd,
-        meter: WorkMeter,
+        self, keys: KeyPair, network_key: bytes | None, on_end: OnEnd, meter: WorkMeter
     ) -> None:
-        self._noise: Noise | NoiseTransport = Noise(keys, network_key)
-        if not workarounds.fast_noise:
-            assert network_key is None, "upstream has no private swarms"
-            static = create_x25519_key_pair().private_key
-            self._noise = NoiseTransport(keys, noise_privkey=static)
+        self._noise = Noise(keys, network_key)
         super().__init__({NOISE_PROTOCOL: self._noise}, {})
-        self._workarounds = workarounds
         self._on_end = on_end
         self._meter = meter
 
     async def upgrade_security(
         self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
     ) -> ISecureConn:
-        """Agree on Noise and shake hands; as the end that dialled with the peer that is expected.
+        """Agree on Noise and run the handshake.
 
         Raises:
-            SecurityUpgradeFailure: whatever goes wrong.
+            SecurityUpgradeFailure: anything goes wrong.
         """
-        if type(raw_conn) is RawConnection:  # of a dial: upstream bounds no read of it
+        if type(raw_conn) is RawConnection:  # an outbound one, whose reads upstream does not bound
             raw_conn = BoundedRawConnection(raw_conn.stream, raw_conn.is_initiator)
             if raw_conn.is_gone:
                 raise SecurityUpgradeFailure("the connection was reset")
-        ahead_bytes = AHEAD_BYTES if isinstance(self._noise, Noise) else 0
         try:
-            rest = await _negotiate(raw_conn, str(NOISE_PROTOCOL), is_initiator, ahead_bytes)
+            rest = await _negotiate(raw_conn, str(NOISE_PROTOCOL), is_initiator, AHEAD_BYTES)
             await self._meter.settle(origin_of(_ip_of(raw_conn)), "", HANDSHAKE_S)
-            return await self._secure(raw_conn, peer_id if is_initiator else None, rest)
+            return await self._noise.secure(raw_conn, peer_id if is_initiator else None, rest)
         except UpgradeFailure:
             raise
         except Exception as error:  # boundary: libp2p's parsers on foreign bytes
             raise SecurityUpgradeFailure("the handshake failed") from error
 
-    async def _secure(
-        self, raw_conn: IRawConnection, expected: ID | None, rest: bytes
-    ) -> ISecureConn:
-        if isinstance(self._noise, Noise):
-            return await self._noise.secure(raw_conn, expected, rest)
-        if expected is None:
-            return await self._noise.secure_inbound(raw_conn)
-        return await self._noise.secure_outbound(raw_conn, expected)
-
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         """Agree on Yamux.
 
         Raises:
-            MuxerUpgradeFailure: whatever goes wrong.
+            MuxerUpgradeFailure: anything goes wrong.
         """
         try:
             await _negotiate(conn, yamux.PROTOCOL_ID, conn.is_initiator, 0)
         except Exception as error:  # boundary: libp2p's parsers on foreign bytes
             raise MuxerUpgradeFailure("no common stream muxer") from error
-        if not self._workarounds.hard_yamux:
-            return MuxedConnection(conn, peer_id)
         origin = origin_of(_ip_of(conn))
-        return HardYamux(conn, peer_id, self._on_end, Payer(self._meter, origin, str(peer_id)))
+        return MuxedConnection(
+            conn, peer_id, self._on_end, Payer(self._meter, origin, str(peer_id))
+        )
 
 
 async def _negotiate(
     conn: IRawConnection | ISecureConn, protocol: str, is_initiator: bool, ahead_bytes: int
 ) -> bytes:
-    """Agree on a protocol. Returns what was read beyond that.
+    """Agree on a protocol. Returns the bytes read beyond that.
 
     Raises:
-        RequestRefused: the other end does not speak it.
-        RemoteProtocolError: it does not keep to the rules.
-        BaseLibp2pError: it is gone.
+        RequestRefused: the peer does not speak it.
+        RemoteProtocolError: the peer breaks the rules.
+        BaseLibp2pError: the peer is gone.
     """
     source: Readable = conn
     write: Write = conn.write
@@ -189,7 +164,7 @@ async def _negotiate(
 
 
 def _far_end(stream: ReadWriteCloser) -> tuple[str, int] | None:
-    """Address and port, IPv4 always written as such; None through a relay, or if it is gone."""
+    """Address and port of the peer, mapped IPv4 as IPv4. None: relayed, or gone."""
     if not isinstance(stream, TrioTCPStream):
         return stream.get_remote_address()
     try:
@@ -200,39 +175,42 @@ def _far_end(stream: ReadWriteCloser) -> tuple[str, int] | None:
 
 
 def _ip_of(conn: IRawConnection | ISecureConn) -> str | None:
-    """The address at the far end, without the zone that link-local ones carry."""
+    """The peer's IP address without zone."""
     remote = conn.get_remote_address()
     return None if remote is None else remote[0].partition("%")[0]
 
 
 def remote_ip(muxed: IMuxedConn) -> str | None:
-    """The address at the far end of a connection; None through a relay."""
-    return _ip_of(muxed.secured_conn) if isinstance(muxed, HardYamux) else None
+    """The peer's IP address. None: relayed."""
+    return _ip_of(muxed.secured_conn) if isinstance(muxed, MuxedConnection) else None
+
+
+def is_live(conn: SwarmConn) -> bool:
+    assert isinstance(conn.muxed_conn, MuxedConnection)
+    return conn.muxed_conn.alive and not conn.is_closed
 
 
 class NoAutoConnector(AutoConnector):
-    """Dials nobody: whom to know is decided above the transport."""
+    """Dials nobody: discovery decides whom to dial."""
 
     async def maybe_connect(self) -> None:
         await trio.lowlevel.checkpoint()
 
     def record_disconnect(self, peer_id: ID) -> None:
-        """Upstream keeps a note of every peer that ever left, until it dials for itself."""
+        """Upstream keeps a record of every peer that ever left."""
 
 
 class HardSwarm(Swarm):
-    """The swarm with a front door, and without its own ideas about whom to dial.
+    """Upstream's swarm with our admission and without its own dialling.
 
-    Upstream dials known peers by itself while it has few; and runs a nursery of callbacks for each
-    stream. Addresses are dialled as given: upstream's `dial_peer` waits 250 ms after success,
-    prefers other addresses than the one asked for, and blacklists a failed peer for a minute.
+    Upstream dials known peers by itself. Its `dial_peer` waits 250 ms after success, prefers other
+    addresses, and blocks a failed peer for a minute.
     """
 
     def __init__(
         self,
         keys: KeyPair,
         self_id: ID,
-        workarounds: Workarounds,
         admits: Callable[[ID, str | None], bool],
         network_key: bytes | None,
         on_end: OnEnd,
@@ -241,11 +219,11 @@ class HardSwarm(Swarm):
         peerstore.add_key_pair(self_id, keys)
         transports: list[ITransport] = [TCP()]
         self.meter = WorkMeter()
-        self.places = Places()
+        self.slots = ConnectionSlots()
         super().__init__(
             self_id,
             peerstore,
-            HardUpgrader(keys, workarounds, network_key, on_end, self.meter),
+            HardUpgrader(keys, network_key, on_end, self.meter),
             transports,
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(
@@ -255,8 +233,15 @@ class HardSwarm(Swarm):
                 min_connections=0,
             ),
         )
-        self._workarounds = workarounds
         self._admits = admits
+
+    def live(self, peer: ID, *, relayed: bool | None = None) -> SwarmConn | None:
+        """The newest live connection to a peer. `relayed` None: of either kind."""
+        for conn in reversed(self.connections.get(peer, [])):
+            assert isinstance(conn, SwarmConn)
+            if is_live(conn) and relayed in (None, remote_ip(conn.muxed_conn) is None):
+                return conn
+        return None
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -269,13 +254,10 @@ class HardSwarm(Swarm):
     async def _handle_inbound_connection(
         self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
     ) -> None:
-        """Admit one accepted socket and wait for its end; the listener closes it then."""
-        if not self._workarounds.reap_inbound:
-            await super()._handle_inbound_connection(read_write_closer, maddr)
-            return
+        """Admit one accepted socket and wait for its end; the listener then closes it."""
         raw = BoundedRawConnection(read_write_closer, False)
         if raw.is_gone:
-            self.places.failed["reset"] += 1
+            self.slots.failed["reset"] += 1
             return
         try:
             muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
@@ -290,22 +272,22 @@ class HardSwarm(Swarm):
     async def upgrade_inbound_raw_conn(
         self, raw_conn: IRawConnection, maddr: Multiaddr
     ) -> IMuxedConn:
-        """Admit whoever is at the other end.
+        """Admit an inbound connection.
 
         Raises:
-            SwarmException: there is no place for one more, or it is not admitted.
+            SwarmException: no slot is free, or it is refused.
         """
-        place = self.places.enter(_ip_of(raw_conn))
+        slot = self.slots.begin_handshake(_ip_of(raw_conn))
         conn: SwarmConn | None = None
-        if place is not None:
+        if slot is not None:
             try:
-                with place.scope:
+                with slot.scope:
                     conn = await self._admit(raw_conn, None)
             finally:
-                self.places.leave(place)
+                self.slots.release(slot)
         if conn is None:
             await _close(raw_conn)
-            raise SwarmException("no place for one more handshake")
+            raise SwarmException("no slot for one more handshake")
         return conn.muxed_conn
 
     # --- from here --------------------------------------------------------------------------
@@ -313,7 +295,7 @@ class HardSwarm(Swarm):
     async def _dial_addr_single_attempt(
         self, addr: Multiaddr, peer_id: ID, source: tuple[str, int] | None = None
     ) -> SwarmConn:
-        """Upstream refuses to dial where its own count, which only grows, is full."""
+        """Upstream refuses to dial once its own count, which only grows, is full."""
         transport: Any = self.transport_manager.transport_for_dialing(addr)
         if transport is None:
             raise SwarmException(f"nothing here dials {addr}")
@@ -329,10 +311,10 @@ class HardSwarm(Swarm):
     async def upgrade_outbound_raw_conn(
         self, raw_conn: IRawConnection, peer_id: ID, pre_scope: Any = None
     ) -> SwarmConn:
-        """Admit the peer that was dialled.
+        """Admit a connection to the dialled peer.
 
         Raises:
-            SwarmException: it is not the one expected, does not keep to the rules, or takes long.
+            SwarmException: another peer answered, it breaks the rules, or takes too long.
         """
         return await self._admit(raw_conn, peer_id)
 
@@ -351,7 +333,7 @@ class HardSwarm(Swarm):
                 return await self.add_conn(muxed, direction)
         except BaseException as error:
             if expected is None:
-                self.places.failed[_step_of(error)] += 1
+                self.slots.failed[_step_of(error)] += 1
             await _close(raw_conn)
             if isinstance(error, trio.TooSlowError):
                 text = f"not admitted within {ADMISSION_TIMEOUT_S:.0f} s"
@@ -361,37 +343,36 @@ class HardSwarm(Swarm):
             raise
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
-        """Give a connection a place until it ends.
+        """Give a connection a slot and run it.
 
-        Upstream puts a connection among those that live after it has started it, and takes it out
-        when it ends, in this order also where it ends first.
+        Upstream lists a connection after its start, so one that ends first stays listed.
 
         Raises:
             SwarmException: it is refused, or is over already.
         """
         assert isinstance(muxed_conn, MuxedConnection)
         objection = self._objection(muxed_conn)
-        place = None
+        slot = None
         if objection is None:
-            place = self.places.admit(
+            slot = self.slots.admit(
                 PeerId(str(muxed_conn.peer_id)),
                 remote_ip(muxed_conn),
                 inbound=not muxed_conn.is_initiator,
             )
-        if place is None:
+        if slot is None:
             with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await muxed_conn.close()
-            raise SwarmException(objection or "all places for connections are taken")
+            raise SwarmException(objection or "all slots for connections are taken")
         conn = SwarmConn(muxed_conn, self, direction=direction)
         conn.set_transport_info(
             muxed_conn.get_transport_addresses(), muxed_conn.get_connection_type()
         )
         self.connections.setdefault(muxed_conn.peer_id, []).append(conn)
-        self.manager.run_task(self._live, conn, muxed_conn, place)
+        self.manager.run_task(self._live, conn, muxed_conn, slot)
         try:
             await muxed_conn.event_started.wait()
         except trio.Cancelled:
-            place.scope.cancel()
+            slot.scope.cancel()
             raise
         if not muxed_conn.alive:
             raise SwarmException("the connection ended while it was admitted")
@@ -405,21 +386,21 @@ class HardSwarm(Swarm):
             return "the connection is refused"
         return None
 
-    async def _live(self, conn: SwarmConn, muxed: MuxedConnection, place: Place) -> None:
-        """Run a connection; at its end nothing of it is left, whatever ended it."""
+    async def _live(self, conn: SwarmConn, muxed: MuxedConnection, slot: ConnectionSlot) -> None:
+        """Run a connection and clean up after it."""
         try:
-            with place.scope:
+            with slot.scope:
                 self.manager.run_task(conn.start)
                 await muxed.start()
         finally:
-            muxed.event_started.set()  # whoever waits for that shall see that it is over
+            muxed.event_started.set()  # wakes those that wait for the start
             with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await conn.close()
             with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await muxed.secured_conn.close()
             muxed.event_closed.set()
             self.remove_conn(conn)
-            self.places.leave(place)
+            self.slots.release(slot)
 
     async def notify_opened_stream(self, stream: INetStream) -> None:
         await trio.lowlevel.checkpoint()
@@ -433,10 +414,10 @@ class HardSwarm(Swarm):
 
 
 def _step_of(error: BaseException) -> str:
-    """At which step a newcomer failed."""
+    """The step at which a handshake failed."""
     steps = {
         trio.TooSlowError: "deadline",
-        trio.Cancelled: "gave_way",
+        trio.Cancelled: "evicted",
         SecurityUpgradeFailure: "handshake",
         MuxerUpgradeFailure: "muxer",
     }
@@ -446,3 +427,47 @@ def _step_of(error: BaseException) -> str:
 async def _close(raw_conn: IRawConnection) -> None:
     with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
         await raw_conn.close()
+
+
+class HardHost(BasicHost):
+    """A host that neither asks peers to identify themselves nor accepts pushed addresses.
+    Upstream's task for that can end the whole program."""
+
+    def __init__(self, network: HardSwarm, addresses: Callable[[], Sequence[str]]) -> None:
+        super().__init__(
+            network,
+            addrs_factory=lambda _: [Multiaddr(text) for text in addresses()],
+            disable_identify_address_discovery=True,
+        )
+        self.remove_stream_handler(TProtocol("/ipfs/id/push/1.0.0"))
+
+    async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
+        """Open a stream to a connected peer for the first of the protocols.
+
+        Raises:
+            SwarmException: the peer is not connected.
+            StreamFailure: it does not speak the protocol, or breaks the rules.
+        """
+        protocol = protocol_ids[0]
+        assert isinstance(self._network, HardSwarm)
+        conn = self._network.live(peer_id)
+        if conn is None:
+            raise SwarmException(f"not connected to {peer_id}")
+        stream = await conn.new_stream()
+        try:
+            with trio.fail_after(STREAM_TIMEOUT_S):
+                await stream.muxed_stream.write(proposal(str(protocol)))  # type: ignore[attr-defined]
+                await agree(Reader(stream.muxed_stream), str(protocol))  # type: ignore[attr-defined]
+        except BaseException as error:
+            with trio.move_on_after(STREAM_TIMEOUT_S, shield=True):
+                await stream.reset()
+            if isinstance(
+                error, (BaseLibp2pError, RemoteProtocolError, RequestRefused, trio.TooSlowError)
+            ):
+                raise StreamFailure(f"{peer_id} does not speak {protocol}") from error
+            raise
+        stream.set_protocol(protocol)
+        return stream
+
+    def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
+        pass

@@ -1,4 +1,4 @@
-"""What waits on either side of a muxed connection: frames to be written, data to be read."""
+"""Buffers of a muxed connection: frames to be written and data to be read."""
 
 from collections import deque
 
@@ -7,21 +7,19 @@ from libp2p.io.exceptions import ConnectionClosedError
 
 from swarm.transport.libp2p.connection.noise import RECORD_PLAIN_BYTES_MAX
 
-OUTBOX_BYTES_MAX = 262_144  # data of one connection that waits for the socket
-OUTBOX_CONTROL_MAX = 4_096  # control frames that wait; a peer that causes more is cut off
+OUTBOX_BYTES_MAX = 262_144  # data waiting for the socket, per connection
+OUTBOX_CONTROL_MAX = 4_096  # waiting control frames; beyond this the connection ends
 PIECE_BYTES_MIN = 4_096  # smaller pieces of received data are joined, so that each byte costs one
 
 Piece = bytes | memoryview
 
 
 class Outbox:
-    """Frames of one connection on their way to its writer task.
+    """Frames that wait for the connection's writer task.
 
-    Upstream writes each frame from the task that made it. Cancelling that task in the middle of
-    a frame leaves half of it on the wire: the connection looks alive and every later stream on
-    it fails. Here a frame is handed over whole or not at all, and the writer is never cancelled
-    in the middle of one. Control frames never wait, so that the reading task, which answers
-    pings and opens, cannot block on a peer that reads nothing.
+    Upstream writes each frame in the task that made it; cancelling that task leaves half a frame on
+    the wire, and every later stream fails. Here a frame is handed over whole or not at all. Control
+    frames never wait, so the reading task cannot block on a peer that reads nothing.
     """
 
     def __init__(self) -> None:
@@ -29,12 +27,12 @@ class Outbox:
         self._data: deque[Piece] = deque()
         self._data_bytes = 0
         self._writing = False
-        self._taken = 0  # batches
+        self._taken = 0  # batches handed to the writer
         self._lot = trio.lowlevel.ParkingLot()
         self.closed = False
 
     def put_control(self, header: bytes) -> None:
-        """Hand over a frame that may overtake data.
+        """Queue a frame that may overtake data.
 
         Raises:
             ConnectionClosedError: the connection is gone.
@@ -45,9 +43,7 @@ class Outbox:
         self._lot.unpark_all()
 
     async def put(self, header: bytes, data: Piece = b"") -> None:
-        """Hand over a frame that must stay in order, when there is room for it.
-
-        Gives way to other tasks only where there is none: a task can fill the outbox, no more.
+        """Queue a frame that must stay in order; waits only while the outbox is full.
 
         Raises:
             ConnectionClosedError: the connection is gone.
@@ -63,11 +59,9 @@ class Outbox:
         self._data_bytes += len(header) + len(data)
         self._lot.unpark_all()
 
-    async def take(self) -> list[Piece]:
-        """Wait for frames and take all that wait, control frames first.
-
-        Asking for more says that those taken before are written.
-        """
+    async def next_batch(self) -> list[Piece]:
+        """Wait for frames and return all of them, control frames first. The call also confirms that
+        the previous batch is written."""
         self._writing = False
         self._lot.unpark_all()
         while not (self._control or self._data):
@@ -82,13 +76,12 @@ class Outbox:
         return batch
 
     async def wait_written(self) -> None:
-        """Wait until what waits now is written or the connection is gone."""
+        """Wait until everything queued so far is written or the connection is gone."""
         last = self._taken + bool(self._control or self._data)
         while not self.closed and (self._taken < last or (self._writing and self._taken == last)):
             await self._lot.park()
 
     async def flushed(self) -> None:
-        """Wait until every frame is written or the connection is gone."""
         while (self._control or self._data or self._writing) and not self.closed:
             await self._lot.park()
 
@@ -98,7 +91,7 @@ class Outbox:
 
 
 class ReceiveBuffer:
-    """What has come for a stream and is not read yet. Whole records are kept as they came."""
+    """Received data of a stream that is not read yet."""
 
     def __init__(self) -> None:
         self._pieces: deque[bytes | bytearray | memoryview] = deque()
@@ -108,7 +101,7 @@ class ReceiveBuffer:
         return self._bytes
 
     def append(self, piece: memoryview) -> None:
-        """Keep a piece. One that is a part of something larger is copied, so as not to hold it."""
+        """Keep a piece. A slice of a larger buffer is copied, so that the buffer can be freed."""
         self._bytes += len(piece)
         last = self._pieces[-1] if self._pieces else None
         if len(piece) == RECORD_PLAIN_BYTES_MAX:
@@ -123,8 +116,7 @@ class ReceiveBuffer:
             self._pieces.appendleft(data)
             self._bytes += len(data)
 
-    def take(self, count: int) -> bytes:
-        """Up to `count` bytes."""
+    def read(self, count: int) -> bytes:
         parts: list[bytes | bytearray | memoryview] = []
         left = min(count, self._bytes)
         self._bytes -= left

@@ -1,9 +1,7 @@
-"""multistream-select: how two ends agree on what they speak next, with bounds.
+"""multistream-select with bounds: agreement on the next protocol.
 
-It is spoken three times: on a new socket about how to secure it, on the secured connection about
-the muxer, and on each stream about its protocol. Each message is a line with its length before it.
-Upstream collects a line of any announced length, tries as many protocols as a stranger likes, and
-writes what it could not understand into its errors.
+Each message is a line after its length. It is used for the security protocol, the muxer, and each
+stream. Upstream collects lines of any announced length and tries any number of protocols.
 """
 
 from collections.abc import Awaitable, Callable, Container
@@ -15,7 +13,7 @@ from libp2p.utils import encode_delim
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused
 
 LINE_BYTES_MAX = 1_024
-LENGTH_SHIFTS = (0, 7)  # of the bytes of a length: two are enough for lines that short
+LENGTH_SHIFTS = (0, 7)  # bit shifts of the two bytes of a length
 MULTISTREAM = "/multistream/1.0.0"
 NOT_SERVED = "na"
 
@@ -23,30 +21,26 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 class Readable(Protocol):
-    """A socket, a secured connection or a stream."""
-
     async def read(self, n: int | None = None) -> bytes: ...
 
 
 class Reader:
-    """Exact reads, which may read ahead."""
+    """Exact reads with an optional read-ahead."""
 
     def __init__(self, source: Readable, ahead_bytes: int = 0) -> None:
-        """`ahead_bytes` may be read at a time; 0: what is asked for and no more."""
+        """`ahead_bytes`: most bytes read at a time. 0: only what is asked for."""
         self._source = source
         self._ahead_bytes = ahead_bytes
         self._rest = b""
 
     @property
     def rest(self) -> bytes:
-        """What has been read ahead."""
+        """Bytes read ahead and not used."""
         return self._rest
 
     async def exactly(self, count: int) -> bytes:
-        """So many bytes.
-
-        Raises:
-            ConnectionClosedError: it ends before.
+        """Raises:
+        ConnectionClosedError: the source ends first.
         """
         parts: list[bytes] = []
         while count > len(self._rest):
@@ -60,11 +54,11 @@ class Reader:
         return b"".join(parts)
 
     async def line(self) -> str:
-        """One multistream-select message.
+        """Read one multistream-select message.
 
         Raises:
             RemoteProtocolError: it is malformed or too long.
-            ConnectionClosedError: it ends before.
+            ConnectionClosedError: the source ends first.
         """
         length = 0
         for shift in LENGTH_SHIFTS:
@@ -80,16 +74,16 @@ class Reader:
 
 
 class Responder:
-    """The end that is asked. What it has to say is kept back while more of the peer's is there, so
-    that it leaves together with what comes after it."""
+    """The side that is asked. Replies are held back while more input is buffered, so that they
+    leave together."""
 
     def __init__(self, reader: Reader, write: Write) -> None:
         self._reader = reader
         self._write = write
-        self.reply = b""  # not written yet
+        self.reply = b""  # held back
 
     async def choice(self, served: Container[str], tries: int) -> str | None:
-        """The protocol that the peer chose; None if it found nothing that is served.
+        """Return the protocol that the peer chose. None: no protocol that it asked for is served.
 
         Raises:
             RemoteProtocolError: the peer does not speak multistream-select.
@@ -105,7 +99,7 @@ class Responder:
             except RemoteProtocolError:
                 if earlier == 0:
                     raise
-                break  # whoever is sure of its choice sends its request along: here it was wrong
+                break  # the peer sent its request along with a wrong guess
             known = choice in served
             self.reply += encode_delim(choice.encode() if known else NOT_SERVED.encode())
             if known:
@@ -115,7 +109,6 @@ class Responder:
         return None
 
     async def flush(self) -> None:
-        """Write what was kept back."""
         if self.reply:
             reply, self.reply = self.reply, b""
             await self._write(reply)
@@ -126,7 +119,7 @@ class Responder:
 
 
 def proposal(protocol: str) -> bytes:
-    """What the end says that asks for a protocol, without waiting for an answer."""
+    """Bytes that ask for a protocol; the request may follow at once."""
     return encode_delim(MULTISTREAM.encode()) + encode_delim(protocol.encode())
 
 
@@ -135,8 +128,8 @@ async def agree(reader: Reader, protocol: str) -> None:
 
     Raises:
         RequestRefused: the peer does not serve the protocol.
-        RemoteProtocolError: it answers nonsense.
-        ConnectionClosedError: it is gone.
+        RemoteProtocolError: the answer is malformed.
+        ConnectionClosedError: the peer is gone.
     """
     if await reader.line() != MULTISTREAM:
         raise RemoteProtocolError(Reject.MALFORMED, "no multistream-select")

@@ -1,9 +1,7 @@
-"""The Noise handshake and the records after it: what upstream does on the wire, done cheaply.
+"""The Noise handshake and its records, compatible with upstream and faster.
 
-libp2p's Noise (XX, X25519, ChaCha20-Poly1305, SHA-256; both sides sign their static key with their
-identity). Upstream reads each record with two reads of the socket and sends each with a write of
-its own, so that most of its time goes into scheduling; waits for a stranger as long as it likes;
-and passes on whatever its parsers raise on foreign bytes.
+libp2p's Noise: XX, X25519, ChaCha20-Poly1305, SHA-256; both sides sign their static key. Upstream
+reads the socket twice and writes it once for each record, has no deadline, and leaks parser errors.
 """
 
 import socket
@@ -43,28 +41,26 @@ TAG_BYTES = 16
 LENGTH_BYTES = 2
 OVERHEAD_BYTES = LENGTH_BYTES + TAG_BYTES  # of one record
 RECORD_PLAIN_BYTES_MAX = 65_535 - TAG_BYTES
-GATHERED_BYTES_MAX = 16_384  # a piece up to this size shares its record with its neighbours
+GATHERED_BYTES_MAX = 16_384  # pieces up to this size share a record
 SOCKET_READ_BYTES = 262_144
-SOCKET_WAKE_BYTES_MAX = 32_768  # of a record that we wait for in the socket, which has to hold them
-UNSENT_BYTES = 32_768  # of ours that the kernel holds and has not sent once yet, about
-RELAYED_STEP_BYTES = 65_536  # written at a time where there is no socket of ours
-HANDSHAKE_BYTES_MAX = 4_096  # in one message; an honest one has a few hundred
+SOCKET_WAKE_BYTES_MAX = 32_768  # socket wake-up threshold; must fit the socket buffer
+UNSENT_BYTES = 32_768  # approximate unsent bytes in the kernel
+RELAYED_STEP_BYTES = 65_536  # per write on a relayed connection
+HANDSHAKE_BYTES_MAX = 4_096  # per message; an honest one has a few hundred
 HANDSHAKE_TIMEOUT_S = 10.0
 CLOSES_ON_DIALLERS = ": a private swarm takes an invitation, or it is full, or refuses this node"
-RECORDS_PER_TURN = 256  # that are decrypted at a time; a read of the socket may bring 14,000
-NEGOTIATION_RECORDS_MAX = 64  # until the muxer is agreed on; an honest peer sends two or three
-RECORD_BYTES_SMALL = 8_192  # a record that carries less is small
+RECORDS_PER_TURN = 256  # decrypted at a time; one socket read may hold 14,000
+NEGOTIATION_RECORDS_MAX = 64  # before the muxer is agreed on; an honest peer sends 2 or 3
+RECORD_BYTES_SMALL = 8_192  # less payload makes a small record
 IS_LINUX = sys.platform == "linux"
 
 
 class Noise(ISecureTransport):
     """Secures connections for one identity.
 
-    With a `network_key` of 32 bytes the handshake works among those who hold it alone: it is a
-    pre-shared key, mixed in before anything is sent. A stranger's first message does not decrypt
-    and is answered with nothing: no key of ours, no signature, no peer id. It has cost a hash and
-    a failed decryption. (A prologue would not do: it is authenticated but is not in the keys, so
-    whoever ignores the authentication could read who we are.)
+    A `network_key` of 32 bytes is a pre-shared key, mixed in before anything is sent. A stranger's
+    first message does not decrypt and gets no answer. A prologue would not do: it is not in the
+    keys, so a stranger could still read our identity.
     """
 
     def __init__(self, keys: KeyPair, network_key: bytes | None = None) -> None:
@@ -86,8 +82,8 @@ class Noise(ISecureTransport):
     async def secure(
         self, conn: IRawConnection, expected: ID | None, read_ahead: bytes = b""
     ) -> ISecureConn:
-        """Shake hands; with `expected` as the side that dialled. `read_ahead` has been read of the
-        connection already.
+        """Run the handshake, as initiator where a peer is `expected`. `read_ahead` are bytes
+        already read.
 
         Raises:
             NoiseFailure: for all that a peer can do wrong.
@@ -108,7 +104,7 @@ class Noise(ISecureTransport):
 
 
 class _Handshake:
-    """One handshake. Afterwards it holds the keys of both directions and what was read ahead."""
+    """One handshake. Afterwards it holds the keys of both directions and the bytes read ahead."""
 
     def __init__(
         self, conn: IRawConnection, static: bytes, network_key: bytes | None, *, initiator: bool
@@ -127,7 +123,7 @@ class _Handshake:
         else:
             self._noise.set_as_responder()
         self._noise.start_handshake()
-        self._state = self._noise.noise_protocol.handshake_state  # forgotten there at the end
+        self._state = self._noise.noise_protocol.handshake_state  # upstream drops it at the end
 
     async def run(self, payload: bytes) -> PublicKey:
         """Exchange the three messages. Returns the peer's identity key."""
@@ -143,7 +139,7 @@ class _Handshake:
         return key
 
     def ciphers(self) -> tuple[ChaCha20Poly1305, ChaCha20Poly1305]:
-        """For what we send and for what we receive; each starts at nonce 0."""
+        """Ciphers for sending and receiving; each starts at nonce 0."""
         protocol = self._noise.noise_protocol
         sealer, opener = protocol.cipher_state_encrypt, protocol.cipher_state_decrypt
         assert sealer.n == opener.n == 0
@@ -185,11 +181,11 @@ class _Handshake:
 
 
 def _ignore() -> None:
-    """For who does not care how a write goes on."""
+    pass
 
 
 def _step(step: Callable[[bytes], bytearray], data: bytes) -> bytes:
-    """Go on with a handshake; a writing step computes with the key that the peer sent, too."""
+    """Run one step of the handshake. A writing step uses the peer's key, too."""
     try:
         return bytes(step(data))
     except Exception as error:  # boundary: raises what it likes on foreign bytes
@@ -197,12 +193,8 @@ def _step(step: Callable[[bytes], bytearray], data: bytes) -> bytes:
 
 
 class NoiseSession(SecureSession):
-    """Records after the handshake.
-
-    One read takes what the socket holds and all complete records in it are decrypted; all records
-    of one write leave together. Holds at most one read of the socket and the start of a record
-    beyond what was asked for.
-    """
+    """Records after the handshake. One read decrypts all complete records; all records of one write
+    leave together."""
 
     def __init__(
         self,
@@ -225,7 +217,7 @@ class NoiseSession(SecureSession):
         self._sealer, self._opener = handshake.ciphers()
         self._sent = 0
         self._received = 0
-        self._sealed = memoryview(handshake.rest)  # what has come and is not decrypted yet
+        self._sealed = memoryview(handshake.rest)  # received, not decrypted
         self._opened: deque[memoryview] = deque()
         self._opened_bytes = 0
         self._wakes_at = 1
@@ -233,10 +225,10 @@ class NoiseSession(SecureSession):
             self._tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
     async def read(self, n: int | None = None) -> bytes:
-        """Exactly `n` bytes, or what there is: for what is agreed on before the muxer takes over.
+        """Up to `n` bytes, for negotiation before the muxer takes over.
 
         Raises:
-            ConnectionClosedError: the connection is over, or its peer goes on talking.
+            ConnectionClosedError: the connection is over, or the peer sent too many records.
         """
         while self._opened_bytes < (1 if n is None else n):
             if self._received >= NEGOTIATION_RECORDS_MAX:
@@ -246,8 +238,8 @@ class NoiseSession(SecureSession):
         return self._take(self._opened_bytes if n is None else n)
 
     async def receive(self) -> tuple[list[memoryview], int]:
-        """What comes next, and how many of its records are small. Waits for one record at least,
-        which may be empty, and decrypts no more than `RECORDS_PER_TURN`."""
+        """Return the next data and the number of small records in it. Waits for at least one
+        record, decrypts at most `RECORDS_PER_TURN`."""
         small = 0
         if not self._opened:
             await self._fetch_record()
@@ -258,7 +250,6 @@ class NoiseSession(SecureSession):
         return pieces, small
 
     async def _fetch_record(self) -> None:
-        """Read on until there is a whole record."""
         while self._lacking() > 0:
             await self._fetch()
 
@@ -276,21 +267,21 @@ class NoiseSession(SecureSession):
         self._sealed = memoryview(b"".join((self._sealed, data)) if self._sealed else data)
 
     def _lacking(self) -> int:
-        """Bytes without which nothing can be decrypted; none where it is 0 or less."""
+        """Bytes missing before a record can be decrypted; 0 or less: none."""
         if len(self._sealed) < LENGTH_BYTES:
             return 1
         end = LENGTH_BYTES + int.from_bytes(self._sealed[:LENGTH_BYTES], "big")
         return end - len(self._sealed)
 
     def _wake_at(self, count: int) -> None:
-        """Have the socket wake us when so many bytes are there, its end or an error: on a slow link
-        a record comes in dozens of packets, and each wake-up costs as much as decrypting it."""
+        """Have the socket wake us only once this many bytes have arrived. On a slow link each
+        record comes in dozens of packets, and a wake-up costs as much as decrypting."""
         if count != self._wakes_at and IS_LINUX and isinstance(self._tcp, trio.SocketStream):
             self._tcp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._wakes_at = count
 
     def _open_records(self, records_max: int) -> int:
-        """Decrypt the records that are whole. Returns how many of them are small."""
+        """Decrypt the complete records. Returns the number of small ones."""
         view = self._sealed
         at = small = 0
         while records_max and len(view) - at >= LENGTH_BYTES:
@@ -333,11 +324,8 @@ class NoiseSession(SecureSession):
     async def write_pieces(
         self, pieces: Sequence[bytes | memoryview], moved: Callable[[], None] = _ignore
     ) -> None:
-        """Send several pieces as if they were one, without joining the large ones first.
-
-        Calls `moved` whenever what is below has taken a part. Must not be cancelled half-way: what
-        is sealed has its place in the order of records.
-        """
+        """Send pieces as one message without joining the large ones. Calls `moved` after each
+        partial write. Must not be cancelled half-way: sealed records have their nonce."""
         records = _records(pieces)
         sealed = bytearray(sum(len(record) for record in records) + len(records) * OVERHEAD_BYTES)
         view = memoryview(sealed)
@@ -357,7 +345,7 @@ class NoiseSession(SecureSession):
         at = 0
         if isinstance(self._tcp, trio.SocketStream):
             with memoryview(sealed) as view:
-                while at < len(view):  # what its `send_all` does, which does not tell how it goes
+                while at < len(view):  # as `send_all`, but reports progress
                     at += await self._tcp.socket.send(view[at:])
                     moved()
         elif self._tcp is not None:
@@ -369,16 +357,14 @@ class NoiseSession(SecureSession):
 
 
 def _tcp_of(raw: IRawConnection) -> trio.abc.Stream | None:
-    """The TCP stream under a connection: upstream's layers take three locks for each use of it.
-
-    `None` under a relayed connection.
-    """
+    """The TCP stream under a connection; None if relayed. Upstream's layers take three locks for
+    each use."""
     inner = raw.stream if isinstance(raw, RawConnection) else None
     return inner.stream if isinstance(inner, TrioTCPStream) else None
 
 
 def _records(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Cut pieces into what fits records; small ones share a record."""
+    """Cut pieces to the size of records; small pieces share one."""
     records: list[bytes | memoryview] = []
     gathered: list[bytes | memoryview] = []
     gathered_bytes = 0

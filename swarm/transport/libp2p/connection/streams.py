@@ -1,11 +1,11 @@
-"""One request on one stream: what goes over the wire, from both ends.
+"""One request on one stream, both ends.
 
-After multistream-select, whose answer the requester does not wait for:
+After multistream-select, whose answer the requester does not wait for (integers are big-endian):
 
-    request    u32 length, payload
-    response   u8 status (0 answered, 1 refused), u32 length, payload or the reason as text
+  request   u32 length, payload
+  response  u8 status (0 answered, 1 refused), u32 length, payload or reason as text
 
-All integers are big-endian. A refusal may come before the request has been read.
+A refusal may come before the request has been read.
 """
 
 import logging
@@ -25,12 +25,12 @@ ANSWERED, REFUSED = 0, 1
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!BI")
 REASON_BYTES_MAX = 200
-INLINE_BYTES_MAX = 65_536  # up to here a message fits any window: one write, before any reading
+INLINE_BYTES_MAX = 65_536  # fits any window: one write before reading
 READ_BYTES = 262_144
 RESET_TIMEOUT_S = 5.0
-DRAIN_BYTES_MAX = 4_194_304  # of a refused request that are read so that the refusal arrives
+DRAIN_BYTES_MAX = 4_194_304  # read of a refused request so that the refusal arrives
 DRAIN_TIMEOUT_S = 5.0
-CHOICES_MAX = 16  # protocols that a peer may ask for on one stream
+CHOICES_MAX = 16  # protocols a peer may ask for on one stream
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +39,8 @@ log = logging.getLogger(__name__)
 
 
 class InboundStream:
-    """The serving end of a stream.
-
-    Upstream negotiates with half a dozen one-byte reads. Here the answer to multistream-select
-    leaves together with the response, unless the peer waits for it.
-    """
+    """The serving end of a stream. The answer to multistream-select leaves together with the
+    response, unless the peer waits for it."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -51,7 +48,7 @@ class InboundStream:
         self._offer = Responder(self._reader, stream.write)
 
     async def negotiate(self, served: Container[str]) -> str | None:
-        """The protocol that the peer chose, or `None` if it found nothing that is served.
+        """Return the protocol that the peer chose. None: no protocol that it asked for is served.
 
         Raises:
             RemoteProtocolError: the peer does not speak multistream-select.
@@ -59,17 +56,16 @@ class InboundStream:
         return await self._offer.choice(served, CHOICES_MAX)
 
     async def hand_over(self) -> None:
-        """Undo the reading ahead, so that another may go on with the stream."""
+        """Undo the read-ahead, so that another handler can use the stream."""
         await self._offer.flush()
         put_back(self._stream, self._reader.rest)
 
     async def announced(self) -> int:
-        """How long the request will be, in bytes."""
+        """Read the length of the request in bytes."""
         (length,) = LENGTH.unpack(await self._reader.exactly(LENGTH.size))
         return int(length)
 
     async def read_request(self, length: int) -> bytes:
-        """The payload, of the announced length."""
         return await self._reader.exactly(length)
 
     async def answer(self, response: bytes) -> None:
@@ -79,22 +75,21 @@ class InboundStream:
 
     @property
     def alive(self) -> bool:
-        """Whether there is still somebody to answer."""
         conn = self._stream.conn
         return not isinstance(conn, MuxedConnection) or conn.alive
 
     def refund(self) -> None:
-        """The stream was worth what it cost us."""
+        """Take the stream's cost off the peer's account: its answer was large enough."""
         if isinstance(self._stream, EventStream):
             self._stream.conn.payer.refund(STREAM_S)
 
     async def written(self) -> None:
-        """Wait until the socket has taken what was said, or the connection is gone."""
+        """Wait until the socket has taken the answer, or the connection is gone."""
         if isinstance(self._stream, EventStream):
             await self._stream.conn.outbox.wait_written()
 
     async def refuse(self, reason: str) -> None:
-        """Say no, then read on for a while: a reset at once could overtake the answer."""
+        """Refuse, then read on for a while: a reset at once could overtake the answer."""
         text = reason.encode()[:REASON_BYTES_MAX]
         with trio.move_on_after(DRAIN_TIMEOUT_S):
             try:
@@ -106,7 +101,7 @@ class InboundStream:
                 while drained < DRAIN_BYTES_MAX:
                     drained += len(await self._stream.read(READ_BYTES))
             except BaseLibp2pError:
-                pass  # the peer has heard it, or is gone
+                pass  # the peer has read it, or is gone
         await self.reset()
 
     async def reset(self) -> None:
@@ -117,7 +112,7 @@ class InboundStream:
 
 
 async def finish(stream: Stream) -> None:
-    """After our end is closed: wait for the peer's, and forget the stream either way."""
+    """Wait for the peer to close its end, then forget the stream."""
     if stream.recv_closed:
         return
     with trio.move_on_after(RESET_TIMEOUT_S) as scope:
@@ -131,7 +126,7 @@ async def finish(stream: Stream) -> None:
 
 
 async def reset(stream: Stream) -> None:
-    """Give a stream up; the connection goes on."""
+    """Reset a stream; the connection stays."""
     with trio.move_on_after(RESET_TIMEOUT_S):
         await stream.reset()
 
@@ -149,8 +144,6 @@ async def _write(stream: Stream, head: bytes, payload: bytes) -> None:
 
 @dataclass(slots=True)
 class Sending:
-    """The sending half of one request."""
-
     stream: Stream
     protocol: str
     payload: bytes
@@ -158,7 +151,7 @@ class Sending:
     done: bool = False
 
     async def run(self) -> None:
-        """Send everything, then half-close. A failure shows at the receiving half."""
+        """Send the request, then half-close. The receiving half reports failures."""
         head = proposal(self.protocol) + LENGTH.pack(len(self.payload))
         with self.scope:
             try:
@@ -173,7 +166,7 @@ async def receive(stream: Stream, protocol: str, response_bytes_max: int) -> byt
     """Read one answer.
 
     Raises:
-        RequestRefused: the peer said so, or does not serve the protocol.
+        RequestRefused: the peer refused, or does not serve the protocol.
         RemoteProtocolError: the answer is too large or malformed.
     """
     reader = Reader(stream, READ_BYTES)

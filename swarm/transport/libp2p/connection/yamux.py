@@ -1,8 +1,7 @@
-"""Yamux: what upstream does on the wire, without its stalls, and with bounds on what a peer sends.
+"""Yamux, compatible with upstream, with bounds on what a peer sends.
 
-Upstream writes each frame from the task that made it, polls for window, fails a stream whose reader
-pauses, credits every partial read with a frame, formats a log line for every frame that nobody
-reads, and stores whatever a peer sends beyond its window.
+Upstream writes each frame in the task that made it, polls for window, fails streams whose reader
+pauses, and stores all that a peer sends beyond its window.
 """
 
 import struct
@@ -41,16 +40,16 @@ from swarm.transport.libp2p.connection.frame_rates import (
 from swarm.transport.libp2p.connection.noise import RECORD_PLAIN_BYTES_MAX, NoiseSession
 from swarm.transport.metering import FRAME_S, RECORD_S, STREAM_S, Payer
 
-FRAME_BYTES_MAX = 4 * RECORD_PLAIN_BYTES_MAX  # its data fills whole records, and any window
-INBOUND_STREAMS_MAX = 512  # of one connection that are not over; more are reset
-WINDOWS_BYTES_MAX = 33_554_432  # of one connection, over the first window of each stream
-FRAME_BYTES_METERED = 8_192  # a frame that carries less is counted as work
-FRAMES_PER_TURN = 256  # that are taken in before other tasks have their turn
-WINDOW_WAIT_MAX_S = 120.0  # how long a receiver may pause before its stream is given up
-WRITE_STALL_MAX_S = 60.0  # a socket that takes no byte for so long counts as dead
-WRITE_STEP_BYTES = 16_384  # in which progress shows where the socket does not tell of it
+FRAME_BYTES_MAX = 4 * RECORD_PLAIN_BYTES_MAX  # fills whole records, fits any window
+INBOUND_STREAMS_MAX = 512  # open at a time on one connection; more are reset
+WINDOWS_BYTES_MAX = 33_554_432  # per connection, beyond each stream's first window
+FRAME_BYTES_METERED = 8_192  # less payload is charged to the peer as work
+FRAMES_PER_TURN = 256  # processed before other tasks run
+WINDOW_WAIT_MAX_S = 120.0  # a receiver that pauses longer loses the stream
+WRITE_STALL_MAX_S = 60.0  # a socket that accepts nothing for so long is dead
+WRITE_STEP_BYTES = 16_384  # granularity of progress on relayed connections
 PING_INTERVAL_S = 10.0
-PING_TIMEOUT_S = 30.0  # of silence; generous: a peer that trains on one core answers late
+PING_TIMEOUT_S = 30.0  # generous: a peer that trains on one core answers late
 CLOSE_FLUSH_S = 0.5
 RTT_UNKNOWN_S = 0.001
 
@@ -62,31 +61,22 @@ OnEnd = Callable[[ID, Ended], None]
 
 
 def ignore_end(peer: ID, reason: Ended) -> None:
-    """For who does not care why a connection ends."""
-
-
-class MuxedConnection(Yamux):
-    """A connection as upstream makes it: what tests compare with."""
-
-    @property
-    def alive(self) -> bool:
-        return not self.event_shutting_down.is_set()
+    pass
 
 
 # --- streams -------------------------------------------------------------------------------
 
 
 class EventStream(YamuxStream):
-    """A stream that waits for its window by an event, and credits the sender in large steps.
+    """A stream that waits for its window by an event and credits the sender in large steps.
 
-    Upstream polls the window every 10 ms and fails the stream when the receiver pauses for 5 s;
-    it sends a WINDOW_UPDATE for every partial read; and lets two writers interleave their frames
-    within one message.
+    Upstream polls the window every 10 ms, fails the stream after a pause of 5 s, and lets two
+    writers interleave their frames.
     """
 
-    conn: "HardYamux"
+    conn: "MuxedConnection"
 
-    def __init__(self, stream_id: int, conn: "HardYamux", is_initiator: bool) -> None:
+    def __init__(self, stream_id: int, conn: "MuxedConnection", is_initiator: bool) -> None:
         self._lot = trio.lowlevel.ParkingLot()
         self._closed = False
         self._write_lock = trio.Lock()
@@ -103,14 +93,13 @@ class EventStream(YamuxStream):
         self._lot.unpark_all()
 
     def credit(self, size: int) -> None:
-        """The receiver takes so much more."""
         self.send_window += size
         self._lot.unpark_all()
 
     async def write(self, data: bytes) -> None:
         view = memoryview(data if isinstance(data, bytes) else bytes(data))
         try:
-            self._write_lock.acquire_nowait()  # `acquire` would give way to all other tasks
+            self._write_lock.acquire_nowait()  # `acquire` would yield to other tasks
         except trio.WouldBlock:
             await self._write_lock.acquire()
         try:
@@ -135,10 +124,7 @@ class EventStream(YamuxStream):
             raise MuxedStreamError(f"receiver took nothing for {WINDOW_WAIT_MAX_S:.0f} s")
 
     async def read(self, n: int | None = -1) -> bytes:
-        """Up to `n` bytes, or all there are; waits for the first.
-
-        Upstream takes the lock of all streams several times for each read.
-        """
+        """Up to `n` bytes, or all there are; waits for the first."""
         if self.buffer:
             await trio.lowlevel.checkpoint()
         while not self.buffer:
@@ -151,7 +137,7 @@ class EventStream(YamuxStream):
             await self.conn.stream_events[self.stream_id].wait()
             if self.stream_id in self.conn.stream_events:
                 self.conn.stream_events[self.stream_id] = trio.Event()
-        data = self.buffer.take(len(self.buffer) if n is None or n < 0 else n)
+        data = self.buffer.read(len(self.buffer) if n is None or n < 0 else n)
         if self._closed and not self.buffer:
             self.conn._finalize_stream_locked(self, fully_closed=True)
         elif not (self.recv_closed or self._closed):
@@ -159,15 +145,15 @@ class EventStream(YamuxStream):
         return data
 
     async def reset(self) -> None:
-        """Upstream keeps what nobody will read for a minute more."""
+        """Upstream keeps unread data for one more minute."""
         try:
             await super().reset()
         finally:
-            self.buffer.take(len(self.buffer))
+            self.buffer.read(len(self.buffer))
             self.conn._finalize_stream_locked(self, fully_closed=True)
 
     def _credit_sender(self) -> None:
-        """Open the window again once half of it is used, and wider if that took no time at all."""
+        """Reopen the window once half is used; widen it if that took under four round trips."""
         held = self.recv_window + len(self.buffer) + self.conn.to_come(self)
         if self.target_recv_window - held < self.target_recv_window // 2:
             return
@@ -186,8 +172,8 @@ class EventStream(YamuxStream):
 
 
 # Long: upstream's class, method by method.
-class HardYamux(MuxedConnection):
-    """Yamux with a task that writes (`Outbox`), one that reads, and a check for dead peers."""
+class MuxedConnection(Yamux):
+    """Yamux with a writer task (`Outbox`), a reader task, and a check for dead peers."""
 
     def __init__(
         self,
@@ -196,22 +182,26 @@ class HardYamux(MuxedConnection):
         on_end: OnEnd = ignore_end,
         payer: Payer | None = None,
     ) -> None:
-        """`on_end` hears of it once if it is we who end the connection; `payer` is who pays for
-        what the peer has us do."""
+        """`on_end` is called once if this side ends the connection. `payer` is charged for the
+        peer's work."""
         super().__init__(conn, peer_id, is_initiator=conn.is_initiator)
         self.payer = payer or Payer()
         self.outbox = Outbox()
         self._on_end = on_end
         self._why_ended: Ended | None = None
         self._cleaned = False
-        self._heard_s = trio.current_time()  # when the last bytes of the peer came
+        self._heard_s = trio.current_time()  # last data from the peer
         self._rates = FrameRates(self._heard_s)
         self._frames = 0
-        self._small_frames = 0  # not yet held against the peer
-        self._head = bytearray()  # of a header whose end has not come yet
+        self._small_frames = 0  # not counted in the rates yet
+        self._head = bytearray()  # incomplete header
         self._flags = 0  # of the frame whose data is being read
-        self._stream: EventStream | None = None  # that this data is for; none if it is over
+        self._stream: EventStream | None = None  # receives the frame's data; None if it is over
         self._data_left = 0
+
+    @property
+    def alive(self) -> bool:
+        return not self.event_shutting_down.is_set()
 
     async def start(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -222,7 +212,7 @@ class HardYamux(MuxedConnection):
     # --- writing ---
 
     async def _write_frame(self, data: bytes) -> None:
-        """For upstream's own frames: the header alone. One that ends a stream stays in order."""
+        """Write one of upstream's own frames (a header). One that ends a stream stays in order."""
         if data[3] & FLAG_FIN:
             await self.outbox.put(data)
         else:
@@ -230,7 +220,6 @@ class HardYamux(MuxedConnection):
             self.outbox.put_control(data)
 
     def send_control(self, header: bytes) -> None:
-        """Send a control frame, unless the connection is gone."""
         if self.alive and not self.outbox.closed:
             try:
                 self.outbox.put_control(header)
@@ -241,7 +230,7 @@ class HardYamux(MuxedConnection):
     async def _write_frames(self) -> None:
         try:
             while True:
-                await self._write_batch(await self.outbox.take())
+                await self._write_batch(await self.outbox.next_batch())
         except trio.TooSlowError:
             self._tell_end(Ended.STALLED)
             await self._cleanup_on_error()
@@ -249,10 +238,10 @@ class HardYamux(MuxedConnection):
             await self._cleanup_on_error()
 
     async def _write_batch(self, batch: list[Piece]) -> None:
-        """Write, however long it takes, as long as the socket takes something now and then.
+        """Write for as long as the socket makes progress.
 
         Raises:
-            trio.TooSlowError: it does not.
+            trio.TooSlowError: no progress within `WRITE_STALL_MAX_S`.
         """
         with trio.fail_after(WRITE_STALL_MAX_S) as scope:
 
@@ -271,7 +260,7 @@ class HardYamux(MuxedConnection):
     # --- reading ---
 
     async def handle_incoming(self) -> None:
-        """Read frames until the connection ends, by whatever side or fault."""
+        """Read frames until the connection ends."""
         try:
             while self.alive:
                 pieces, small_records = await self._receive()
@@ -289,7 +278,7 @@ class HardYamux(MuxedConnection):
             await self._cleanup_on_error()
 
     async def _receive(self) -> tuple[list[memoryview], int]:
-        """What comes next, and in how many small records."""
+        """Next data, and the number of small records in it."""
         if isinstance(self.secured_conn, NoiseSession):
             return await self.secured_conn.receive()
         data = await self.secured_conn.read()
@@ -312,7 +301,7 @@ class HardYamux(MuxedConnection):
                 header = HEADER.unpack(self._head)
                 self._head.clear()
                 if self._count_frame(*header):
-                    await self.payer.pay()  # a read may bring twenty thousand
+                    await self.payer.pay()  # one read may hold 20,000 frames
                 opened = self._take_header(*header)
                 if opened is not None:
                     await self.new_stream_send_channel.send(opened)
@@ -320,7 +309,7 @@ class HardYamux(MuxedConnection):
     def _count_frame(
         self, version: int, kind: int, flags: int, stream_id: int, length: int
     ) -> bool:
-        """Whether it is time for other tasks to have their turn."""
+        """Count a frame. Returns True when other tasks should run."""
         self._frames += 1
         small = kind != TYPE_DATA or length < FRAME_BYTES_SMALL
         self._small_frames += small
@@ -329,14 +318,14 @@ class HardYamux(MuxedConnection):
         due = self.payer.owe(FRAME_S * metered + (STREAM_S if opens else 0.0))
         if self._frames % FRAMES_PER_TURN:
             return due
-        self._rates.small_frames(self._small_frames, trio.current_time())
+        self._rates.count(Ended.SMALL_FRAMES, trio.current_time(), self._small_frames)
         self._small_frames = 0
         return True
 
     def _take_header(
         self, version: int, kind: int, flags: int, stream_id: int, length: int
     ) -> EventStream | None:
-        """Act on a frame's header. Returns the stream that it opens, if any."""
+        """Process a frame's header. Returns the stream that it opens, if any."""
         if version != 0:
             raise FrameError("version")
         if kind == TYPE_PING:
@@ -373,7 +362,6 @@ class HardYamux(MuxedConnection):
             self._take_flags(stream, self._flags)
 
     def _take_flags(self, stream: EventStream, flags: int) -> None:
-        """What a frame says besides its data: that a side is closed, or the stream reset."""
         if not flags & (FLAG_FIN | FLAG_RST):
             return
         if flags & FLAG_FIN:
@@ -387,11 +375,11 @@ class HardYamux(MuxedConnection):
             self._finalize_stream_locked(stream, fully_closed=True)
 
     def _accept(self, stream_id: int) -> EventStream | None:
-        """A stream that the peer opens; `None` if it has too many already."""
+        """Accept the stream that the peer opens. None: it has too many."""
         ours = stream_id % 2 == self.next_stream_id % 2
         if ours or not stream_id or stream_id in self.streams:
             raise FrameError("opens a stream under a wrong id")
-        self._rates.open_stream(trio.current_time())
+        self._rates.count(Ended.STREAMS, trio.current_time())
         if sum(not s.is_initiator for s in self.streams.values()) >= INBOUND_STREAMS_MAX:
             self.send_control(HEADER.pack(0, TYPE_WINDOW_UPDATE, FLAG_RST, stream_id, 0))
             return None
@@ -401,7 +389,7 @@ class HardYamux(MuxedConnection):
 
     def _take_ping(self, flags: int, value: int) -> None:
         if flags & FLAG_SYN:
-            self._rates.ping(trio.current_time())
+            self._rates.count(Ended.PINGS, trio.current_time())
             self.send_control(HEADER.pack(0, TYPE_PING, FLAG_ACK, 0, value))
         elif value == self._ping_id and not self._ping_event.is_set():
             rtt_s = trio.current_time() - self._ping_sent_time
@@ -411,11 +399,11 @@ class HardYamux(MuxedConnection):
     # --- streams ---
 
     def to_come(self, stream: EventStream) -> int:
-        """The bytes of a frame that are not here yet; the window counts them already."""
+        """Bytes of the current frame still to come; the window counts them already."""
         return self._data_left if stream is self._stream else 0
 
     def wider(self, window_bytes: int) -> int:
-        """Twice a stream's window, if the connection's budget for windows has room for that."""
+        """Double a stream's window if the connection's budget for windows allows it."""
         used = sum(s.target_recv_window - DEFAULT_WINDOW_SIZE for s in self.streams.values())
         fits = used + window_bytes <= WINDOWS_BYTES_MAX and 2 * window_bytes <= MAX_WINDOW_SIZE
         return 2 * window_bytes if fits else window_bytes
@@ -429,7 +417,7 @@ class HardYamux(MuxedConnection):
         return stream
 
     async def open_stream(self) -> YamuxStream:
-        """Upstream leaks the stream and its place if the opening task is cancelled."""
+        """Upstream leaks the stream if the opening task is cancelled."""
         await self.stream_backlog_semaphore.acquire()
         if not self.alive:
             self.stream_backlog_semaphore.release()
@@ -448,20 +436,19 @@ class HardYamux(MuxedConnection):
     # --- the end ---
 
     def _tell_end(self, reason: Ended) -> None:
-        """Tell why we end the connection, unless its end has begun already."""
+        """Report why this side ends the connection, unless the end has begun."""
         if self._why_ended is None and not self._cleaned:
             self._why_ended = reason
             self._on_end(self.peer_id, reason)
 
     def _shut(self) -> None:
-        """Make the tasks of the connection end it."""
         self.event_shutting_down.set()
         self.outbox.close()
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
 
     async def _cleanup_on_error(self) -> None:
-        """Once: upstream tells of the same end as often as it is noticed."""
+        """Clean up once: upstream repeats it each time the end is noticed."""
         if not self._cleaned:
             self._cleaned = True
             self.outbox.close()
@@ -469,10 +456,8 @@ class HardYamux(MuxedConnection):
                 await super()._cleanup_on_error()
 
     async def close(self, error_code: int = GO_AWAY_NORMAL) -> None:
-        """Say goodbye if the socket takes it quickly, then close.
-
-        Upstream holds a lock over the goodbye, and so waits as long as a stalled peer likes.
-        """
+        """Send a goodbye if the socket takes it quickly, then close. Upstream can wait for a
+        stalled peer for ever."""
         if self.alive:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_FLUSH_S):
                 await self._say_goodbye(error_code)
@@ -487,11 +472,8 @@ class HardYamux(MuxedConnection):
             pass  # the peer was faster
 
     async def _measure_rtt_loop(self) -> None:
-        """Upstream measures the round trip but keeps a peer that never answers.
-
-        One that stops in the middle of a frame cannot answer either. Our own uplink may be slow,
-        too: a ping counts from when it has been written, not while it waits behind data that moves.
-        """
+        """Upstream keeps a peer that never answers pings. A ping counts from when it has been
+        written, because our own uplink may be slow."""
         while self.alive:
             self._ping_id += 1
             self._ping_event = trio.Event()
@@ -506,10 +488,8 @@ class HardYamux(MuxedConnection):
                 await self.event_shutting_down.wait()
 
     async def _shows_life(self) -> bool:
-        """Wait for the answer to our ping, for as long as anything at all comes of the peer.
-
-        Over a slow link the answer may queue for minutes behind data that the peer sends.
-        """
+        """Wait for the answer to our ping, for as long as any data comes. Over a slow link the
+        answer may queue for minutes behind data."""
         asked_s = trio.current_time()
         while not self._ping_event.is_set():
             silent_since_s = max(asked_s, self._heard_s)
@@ -517,12 +497,11 @@ class HardYamux(MuxedConnection):
                 return False
             with trio.move_on_at(silent_since_s + PING_TIMEOUT_S):
                 await self._ping_event.wait()
-            await trio.lowlevel.checkpoint()  # if we slept, what came meanwhile is read first
+            await trio.lowlevel.checkpoint()  # read what came meanwhile first
         return True
 
 
 def put_back(stream: Stream, data: bytes) -> None:
-    """Undo a read."""
     if isinstance(stream, EventStream):
         stream.buffer.put_back(data)
     elif (buffer := stream.conn.stream_buffers.get(stream.stream_id)) is not None:

@@ -1,17 +1,13 @@
-"""What peers say of our own address, and how much of it is believed. Pure: the time is passed in.
+"""What peers report about our address, and how much of it is believed. Pure: time is passed in.
 
-Whoever is asked may lie, and whoever has one address has a whole block of them. So each address
-block has one voice. What public peers say is believed when `AGREE` voices say the same, and what is
-believed gives way only to what more voices say. A private or loopback address is a voice of its
-own, and alone enough where no other can be asked: on one machine, in one home, in a laboratory.
+Peers may lie, and one address easily brings a whole block. So each public address block has one
+vote. A report of public peers is believed once `AGREE` blocks agree, and only more votes replace
+it. A private address is a vote of its own and enough alone where there are only private peers.
+Where public peers exist, they alone count. Reports of an address of the wrong family or scope are
+dropped.
 
-Public peers know more of how the world sees us than our neighbours do: where there are any, they
-alone count. A public peer sees public addresses of the family over which we talk to it, and a
-neighbour sees private ones; anything else comes from a liar, or from behind a router of its own,
-and is of no use.
-
-Liars of `AGREE` blocks can still have a wrong address believed. It costs little: a node behind it
-keeps its relays until somebody from a third block has connected.
+Liars in `AGREE` blocks can still have a wrong address believed. The node then keeps its relays
+until a peer of a third block has connected.
 """
 
 from collections import Counter
@@ -24,41 +20,39 @@ from swarm.identity import PeerId
 from swarm.limits.address_blocks import GLOBAL, Block, block_of, is_public, plain_ip, reach_of_ip
 from swarm.limits.bounded_table import BoundedTable
 
-AGREE: Final = 2  # voices that must say the same; of private ones as many as there are, up to that
-VOICES_WANTED: Final = 3  # fresh ones, where these are of one mind; else more are asked
+AGREE: Final = 2  # votes that must agree; fewer if there are fewer private peers
+VOICES_WANTED: Final = 3  # fresh votes wanted; more if they disagree
 VOICES_MAX: Final = 32
-ASK_AGAIN_S: Final = 600.0  # the same voice
+ASK_AGAIN_S: Final = 600.0  # before the same block is asked again
 FORGET_S: Final = 2 * ASK_AGAIN_S
 
 Voice = PeerId | Block
 
 
 def voice_of(peer: PeerId, ip: str) -> Voice:
-    """In whose name a peer at this IP address speaks: its block's, or its own if it is private."""
+    """The vote of a peer at this address: its block, or its own address if private."""
     return (block_of(ip) if is_public(ip) else None) or peer
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What one peer says of us."""
-
     witness_ip: str
     observed_ip: str
-    ports: frozenset[int]  # of ours, that led to us
-    keeps_port: bool | None  # whether it sees the port that we dialled from; None: unknown
+    ports: frozenset[int]  # of our ports, those that the peer reached us at
+    keeps_port: bool | None  # the peer sees our source port; None: unknown
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReachVerdict:
-    """What is believed. `reachable` None: there is too little to go by."""
+    """The belief. `reachable` None: too few reports."""
 
     reachable: bool | None = None
     observed_ip: str | None = None
-    likely_ip: str | None = None  # as above or, where nothing is agreed on, what most say
+    likely_ip: str | None = None  # as above, else the most frequent report
     keeps_ports: bool | None = None
-    proven: tuple[tuple[str, int], ...] = ()  # IP addresses and ports that lead to us
-    has_led_here: bool = False  # one peer at least says that it could dial us
+    proven: tuple[tuple[str, int], ...] = ()  # (IP, port) at which we were reached
+    has_led_here: bool = False  # at least one peer reached us
     needs_relay: bool = False
 
 
@@ -72,20 +66,20 @@ def _family(ip: str) -> int:
 
 
 class Observations:
-    """The voices heard, and what follows from them; bounded."""
+    """The votes and the belief that follows; bounded."""
 
     def __init__(self) -> None:
         self._opinions: BoundedTable[Voice, Opinion] = BoundedTable(VOICES_MAX)
         self._distance = 0
-        self._agreed: dict[int, str] = {}  # by family; of the furthest distance alone
+        self._agreed: dict[int, str] = {}  # by family; of the widest scope only
         self._proven: tuple[tuple[str, int], ...] = ()
-        self._came_in: set[int] = set()  # families; since what is proven last changed
+        self._came_in: set[int] = set()  # families; since `proven` last changed
 
     def __len__(self) -> int:
         return len(self._opinions)
 
     def forget(self) -> None:
-        """Something about our place has changed: what was heard before is of no use."""
+        """Drop all reports: our network has changed."""
         self._opinions = BoundedTable(VOICES_MAX)
         self._agreed.clear()
         self._came_in.clear()
@@ -93,13 +87,11 @@ class Observations:
 
     # --- whom to ask -----------------------------------------------------------------------
 
-    def whom(
+    def choose_peer(
         self, able: Iterable[tuple[PeerId, str]], now_s: float, rng: Random
     ) -> tuple[PeerId, str] | None:
-        """Which of some peers, given with their IP addresses, to ask next; None: enough is known.
-
-        Of the voices furthest away any, so that nobody comes first by its id or by its number.
-        """
+        """Choose the next peer to ask, at random among those of the widest scope. None: enough is
+        known."""
         new = [(peer, ip) for peer, ip in able if not self._is_fresh(voice_of(peer, ip), now_s)]
         if not new:
             return None
@@ -124,30 +116,28 @@ class Observations:
 
     def _is_of_one_mind(self) -> bool:
         said = {(opinion.observed_ip, bool(opinion.ports)) for opinion in self._counting()}
-        return len({_family(ip) for ip, _ in said}) == len(said)  # of each family one thing
+        return len({_family(ip) for ip, _ in said}) == len(said)  # one address per family
 
     # --- what they say -----------------------------------------------------------------------
 
-    def hear(self, peer: PeerId, opinion: Opinion) -> None:
-        """Take note of what a peer says; the newest opinion of each voice counts."""
+    def record(self, peer: PeerId, opinion: Opinion) -> None:
         if is_public(opinion.witness_ip) != is_public(opinion.observed_ip):
             return
         families = {_family(opinion.witness_ip), _family(opinion.observed_ip)}
         if is_public(opinion.witness_ip) and len(families) > 1:
-            return  # else who has an address of each family would be two voices
+            return  # else a peer with both families would have two votes
         voice = voice_of(peer, opinion.witness_ip)
         self._opinions.put(voice, opinion)
 
-    def came_in(self, peer: PeerId, ip: str) -> None:
-        """Note a new connection that a peer has made to us. One of those who say that it can be
-        made proves nothing: it may have come another way."""
+    def record_inbound(self, peer: PeerId, ip: str) -> None:
+        """Record an inbound connection. A block that reported success proves nothing new."""
         voice = voice_of(peer, ip)
         opinion = self._opinions.get(voice)
         if is_public(ip) and (opinion is None or not opinion.ports):
             self._came_in.add(_family(ip))
 
     def _counting(self) -> list[Opinion]:
-        """The opinions of the peers furthest away."""
+        """Reports of peers of the widest scope."""
         if not self._opinions:
             return []
         furthest = max(_distance(o.witness_ip) for o in self._opinions.values())
@@ -156,7 +146,6 @@ class Observations:
     # --- what is believed --------------------------------------------------------------------
 
     def decide(self, now_s: float) -> ReachVerdict:
-        """What is believed now."""
         for voice, opinion in list(self._opinions.items()):
             if now_s - opinion.at_s > FORGET_S:
                 self._opinions.pop(voice)
@@ -193,7 +182,7 @@ class Observations:
         )
 
     def _agree(self, family: int, opinions: list[Opinion]) -> None:
-        """Settle on an address of one family, if enough voices do and more than for the last."""
+        """Settle on an address of one family if enough votes do, and more than for the last."""
         votes = Counter(opinion.observed_ip for opinion in opinions)
         if not votes:
             return
@@ -206,7 +195,7 @@ class Observations:
         return AGREE if self._distance == GLOBAL else min(AGREE, voices)
 
     def _prove(self, counting: list[Opinion]) -> tuple[tuple[str, int], ...]:
-        """Where enough voices got through to us, at the address that is agreed on."""
+        """Addresses at which enough votes reached us."""
         led = [
             (opinion.observed_ip, port)
             for opinion in counting

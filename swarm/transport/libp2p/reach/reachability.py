@@ -1,19 +1,17 @@
-"""Being reached: can others dial this node, and what to do where they cannot.
+"""Reachability: can others dial this node, and relays and hole punching where they cannot.
 
-The check: connected peers are asked to dial back, each to the very IP address that it sees us
-under, so that nobody can be made to knock on a third party's door. Where enough of them get through
-(`observations.py`), that address is told to others. Where they do not, and until somebody else has
-come in that way, reservations are kept at up to `RESERVATIONS_WANTED` relays among the peers we are
-connected to, and the addresses through these relays are told to others.
+Connected peers are asked to dial back to the IP address at which they see us, never to another. If
+enough of them succeed (`observations.py`), we tell others that address. Otherwise we keep
+reservations at up to `RESERVATIONS_WANTED` relays, until somebody has connected directly, and tell
+the relayed addresses.
 
-A relayed connection is a beginning: both ends try to get a direct one by dialling each other at
-the same moment (libp2p's DCUtR, over TCP). For that to work
+Both ends of a relayed connection try to replace it by a direct one (libp2p's DCUtR over TCP): they
+dial each other at the same moment. That works if
 
-* both dial from the port that they listen on, and the routers keep port numbers (most home routers
-  do; a router that draws a new port for each connection, "symmetric NAT", cannot be passed);
+* both dial from their listening port, and their routers keep port numbers (most do; a "symmetric
+  NAT" does not);
 * neither router answers the other's first packet with a reset;
-* the end that was dialled through the relay takes the server's part in the handshake.
-Peers that cannot get through stay on the relay.
+* the end that was dialled through the relay acts as server in the handshake.
 """
 
 import logging
@@ -48,9 +46,14 @@ from swarm.errors import (
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import GLOBAL, LOCAL, THIS_MACHINE, canonical_ip, reach_of_ip
 from swarm.limits.bounded_table import BoundedTable
-from swarm.limits.dial_backoff import Knocks
+from swarm.limits.dial_backoff import DialAttempts
 from swarm.transport.base import Handler, ServeLimits
-from swarm.transport.libp2p.admission.front_door import BoundedRawConnection, HardSwarm, remote_ip
+from swarm.transport.libp2p.admission.front_door import (
+    BoundedRawConnection,
+    HardSwarm,
+    is_live,
+    remote_ip,
+)
 from swarm.transport.libp2p.connection.negotiation import Reader
 from swarm.transport.libp2p.connection.streams import READ_BYTES, reset
 from swarm.transport.libp2p.connection.yamux import MuxedConnection
@@ -89,56 +92,54 @@ ASK_TIMEOUT_S = 15.0
 DIAL_BACK_TIMEOUT_S = 4.0
 DIAL_BACKS_MAX = 4  # at a time
 DIAL_BACK_EVERY_S = 10.0  # for one peer
-DIAL_BACKS_PER_IP_MAX = 8  # a public one, within `DIAL_BACKS_WINDOW_S`, whoever asks
+DIAL_BACKS_PER_IP_MAX = 8  # per public IP address within the window below
 DIAL_BACKS_WINDOW_S = 60.0
-DIALLED_BACK_MAX = 256  # peers whose last time is remembered
+DIALLED_BACK_MAX = 256  # peers with a remembered time
 
 RESERVATIONS_WANTED = 2
 REFUSED_AGAIN_S = 120.0
-RENEW_SHARE = 0.5  # of its time, after which a reservation is renewed
+RENEW_SHARE = 0.5  # of its duration, after which it is renewed
 
 PUNCH_ROUNDS = 3
 PUNCH_ROUND_S = 8.0
-PUNCH_DIAL_S = 2.5  # two SYNs
-PUNCH_DIAL_EVERY_S = 0.5  # at one IP address
+PUNCH_DIAL_S = 2.5  # time for two SYNs
+PUNCH_DIAL_EVERY_S = 0.5  # per IP address
 PUNCH_ADDRESSES_MAX = 8
-PUNCH_IPS_MAX = 2  # different ones of a peer that are dialled: we are of little use as a flood
-PUNCH_ROUNDS_PER_IP_MAX = 9  # at a public one, within `PUNCH_AGAIN_S`, whoever names it
-PUNCHES_MAX = 8  # at a time, both those that we begin and those that others do
-PUNCHED_MAX = 256  # peers that are remembered; over it nothing is punched
-DIRECT_FIRST_S = 3.0  # for a plain dial, before any punching
-RELAY_GRACE_S = 3.0  # between a direct connection and the end of the relayed one
+PUNCH_IPS_MAX = 2  # dialled per peer, so that we are no tool for a flood
+PUNCH_ROUNDS_PER_IP_MAX = 9  # per public IP address within `PUNCH_AGAIN_S`
+PUNCHES_MAX = 8  # at a time, in both roles
+PUNCHED_MAX = 256  # remembered peers; beyond it no punching
+DIRECT_FIRST_S = 3.0  # plain dial before punching
+RELAY_GRACE_S = 3.0  # between the direct connection and closing the relayed one
 PUNCH_AGAIN_S = 300.0
-ANSWER_AGAIN_S = 0.9 * PUNCH_AGAIN_S  # by then, whoever keeps to the time above is let in again
+ANSWER_AGAIN_S = 0.9 * PUNCH_AGAIN_S  # less than above, so that honest peers are never refused
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReachRules:
-    """What a node does about being reached."""
-
-    relay: bool = True  # for others, where this node can be reached itself
+    relay: bool = True  # for others, if this node is reachable
     punch: bool = True
 
 
 @dataclass(slots=True)
 class ReachSummary:
-    """What is known. `reachable` None: too few could be asked yet."""
+    """Current knowledge. `reachable` None: too few peers were asked."""
 
     reachable: bool | None = None
-    voices: int = 0  # address blocks, or private addresses, from which peers told what they see
-    observed_ip: str | None = None  # on which they agree
-    keeps_ports: bool | None = None  # whether our router does, which hole punching needs
-    addresses: tuple[str, ...] = ()  # proven from outside, beyond those that are known anyway
-    relays: tuple[PeerId, ...] = ()  # that hold a reservation of ours
-    relayed_for: int = 0  # reservations that we hold
+    voices: int = 0  # address blocks or private addresses that reported
+    observed_ip: str | None = None  # that they agree on
+    keeps_ports: bool | None = None  # our router keeps ports, which hole punching needs
+    addresses: tuple[str, ...] = ()  # proven from outside and not listened on
+    relays: tuple[PeerId, ...] = ()  # with a reservation of ours
+    relayed_for: int = 0  # reservations held here for others
     punched: int = 0
     punch_failures: int = 0
 
 
 class Host(Protocol):
-    """What of the transport is used here."""
+    """The part of the transport that is used here."""
 
     @property
     def peer_id(self) -> PeerId: ...
@@ -155,7 +156,7 @@ class Host(Protocol):
 
 # Long: asking, answering, relaying and punching share one picture.
 class Reach:
-    """One node's reachability. `run` keeps it up until cancelled."""
+    """Reachability of one node. `run` keeps it current until cancelled."""
 
     def __init__(self, host: Host, network: HardSwarm, rules: ReachRules, rng: Random) -> None:
         self._host = host
@@ -164,17 +165,17 @@ class Reach:
         self._rng = rng
         self._observations = Observations()
         self._verdict = ReachVerdict()
-        self._inbound: WeakSet[SwarmConn] = WeakSet()  # connections that were there before
+        self._inbound: WeakSet[SwarmConn] = WeakSet()  # inbound connections already counted
         self._asked: dict[PeerId, float] = {}
         self._dialled_back: BoundedTable[PeerId, float] = BoundedTable(DIALLED_BACK_MAX)
         self._reservations: dict[PeerId, tuple[float, float]] = {}  # renew at, over at
-        self._through: Counter[PeerId] = Counter()  # circuits to us, by relay
+        self._through: Counter[PeerId] = Counter()  # circuits to us by relay
         self._refused: dict[PeerId, float] = {}
         self._punching: set[ID] = set()  # now
-        self._punched: dict[ID, float] = {}  # that we began with: until when not again
-        self._answered: dict[ID, tuple[int, float]] = {}  # rounds of theirs, until when they count
-        self._dial_backs = Knocks(DIAL_BACKS_PER_IP_MAX, DIAL_BACKS_WINDOW_S)
-        self._knocks = Knocks(PUNCH_ROUNDS_PER_IP_MAX, PUNCH_AGAIN_S)
+        self._punched: dict[ID, float] = {}  # punched by us: not again before
+        self._answered: dict[ID, tuple[int, float]] = {}  # by the peer: rounds, until when
+        self._dial_backs = DialAttempts(DIAL_BACKS_PER_IP_MAX, DIAL_BACKS_WINDOW_S)
+        self._attempts = DialAttempts(PUNCH_ROUNDS_PER_IP_MAX, PUNCH_AGAIN_S)
         self._relay = Relay(self.direct, self._direct_ip, self._offers_relay, host.blame)
         self._nursery: trio.Nursery | None = None
         self.summary = ReachSummary()
@@ -182,12 +183,8 @@ class Reach:
     # --- connections -----------------------------------------------------------------------
 
     def direct(self, peer: ID) -> SwarmConn | None:
-        """A live connection to a peer that goes through no relay."""
-        for conn in reversed(self._network.connections.get(peer, [])):
-            assert isinstance(conn, SwarmConn)
-            if _is_live(conn) and remote_ip(conn.muxed_conn) is not None:
-                return conn
-        return None
+        """A live connection to a peer without a relay."""
+        return self._network.live(peer, relayed=False)
 
     def _direct_ip(self, peer: ID) -> str | None:
         conn = self.direct(peer)
@@ -200,12 +197,11 @@ class Reach:
     # --- life ------------------------------------------------------------------------------
 
     def ask_again(self) -> None:
-        """Something about our reachability has changed: what was heard before is of no use."""
+        """Drop all reports and ask again: our network has changed."""
         self._observations.forget()
         self._asked.clear()
 
     def start(self) -> None:
-        """Serve others."""
         self._host.serve(
             REACH_PROTOCOL,
             self._serve_dial_back,
@@ -220,7 +216,6 @@ class Reach:
             self._host.handle(HOP_PROTOCOL, self._relay.serve)
 
     async def run(self) -> None:
-        """Ask, reserve, renew."""
         async with trio.open_nursery() as self._nursery:
             while True:
                 await trio.sleep(TICK_S * (0.9 + 0.2 * self._rng.random()))
@@ -232,7 +227,6 @@ class Reach:
                 self.summary.relayed_for = self._relay.reservations
 
     def _forget(self) -> None:
-        """What is known of peers that are gone is of no use."""
         now_s, here = trio.current_time(), set(self._host.peers())
         for notes in (self._asked, self._refused):
             for peer in notes.keys() - here:
@@ -249,21 +243,21 @@ class Reach:
         return tuple(dict.fromkeys(ports))[:REACH_PORTS_MAX]
 
     async def _ask_somebody(self) -> None:
-        """Ask one more peer, if not enough is known; then judge."""
+        """Ask one more peer if needed, then update the verdict."""
         now_s = trio.current_time()
         able = (
             (peer, ip)
             for peer, ip in self._direct_peers()
             if now_s - self._asked.get(peer, -ASK_AGAIN_S) >= ASK_AGAIN_S
         )
-        chosen = self._observations.whom(able, now_s, self._rng)
+        chosen = self._observations.choose_peer(able, now_s, self._rng)
         if chosen is not None:
             self._asked[chosen[0]] = now_s
             await self._ask(*chosen)
         self._judge()
 
     async def _ask(self, peer: PeerId, ip: str) -> None:
-        local = _local_port(self.direct(ID.from_base58(peer)))  # its end may come with the answer
+        local = _local_port(self.direct(ID.from_base58(peer)))  # the answer may end the connection
         request = codec.encode(DialBack(type="dial_back", ports=self._ports()))
         try:
             answer = await self._host.request(
@@ -279,29 +273,28 @@ class Reach:
             return
         observed_ip = canonical_ip(reply.observed_ip)
         if observed_ip is None:
-            self._host.blame(ID.from_base58(peer), Reject.MALFORMED)  # we are nowhere, it says
+            self._host.blame(ID.from_base58(peer), Reject.MALFORMED)  # no usable address
             return
         opinion = Opinion(
-            ip,  # the distance of a peer is what we see, not what it says
+            ip,  # as we see it, not as it claims
             observed_ip,
             frozenset(reply.ports) & frozenset(self._ports()),
             None if local is None else local == reply.observed_port,
             trio.current_time(),
         )
-        self._observations.hear(peer, opinion)
+        self._observations.record(peer, opinion)
 
     def _notice_inbound(self) -> None:
-        """Who has come in by itself shows that others can, too. Where both ends punched a hole it
-        shows nothing."""
+        """Record inbound connections as proof of reachability, except those from hole punching."""
         for target, conns in self._network.connections.items():
             for conn in conns:
                 assert isinstance(conn, SwarmConn)
-                if conn in self._inbound or conn.muxed_conn.is_initiator or not _is_live(conn):
+                if conn in self._inbound or conn.muxed_conn.is_initiator or not is_live(conn):
                     continue
                 self._inbound.add(conn)
                 ip = remote_ip(conn.muxed_conn)
                 if ip is not None and target not in {*self._punched, *self._answered}:
-                    self._observations.came_in(PeerId(str(target)), ip)
+                    self._observations.record_inbound(PeerId(str(target)), ip)
 
     def _judge(self) -> None:
         verdict = self._verdict = self._observations.decide(trio.current_time())
@@ -326,7 +319,7 @@ class Reach:
             raise RequestRefused("no direct connection: nothing to dial back to")
         if now_s - self._dialled_back.get(peer, -DIAL_BACK_EVERY_S) < DIAL_BACK_EVERY_S:
             raise RequestRefused("asked a moment ago")
-        if not self._dial_backs.take(ip, now_s):
+        if not self._dial_backs.allow(ip, now_s):
             raise RequestRefused("others asked from the same address")
         self._dialled_back.put(peer, now_s)
         reached = [
@@ -343,7 +336,7 @@ class Reach:
         return codec.encode(reply)
 
     async def _leads(self, ip: str, port: int, target: ID) -> bool:
-        """Whether the peer answers at an address, by its key."""
+        """True if the peer answers at this address with its key."""
         address = Multiaddr(_multiaddr(ip, port))
         with trio.move_on_after(DIAL_BACK_TIMEOUT_S):
             try:
@@ -363,8 +356,8 @@ class Reach:
     # --- reservations ----------------------------------------------------------------------
 
     def _offers_relay(self) -> bool:
-        """One peer that could dial us is enough: relayed peers tell the address at which they
-        dialled us themselves."""
+        """One peer that could dial us is enough: relayed peers announce the address at which they
+        dialled us."""
         verdict = self._verdict
         return self._rules.relay and verdict.reachable is not False and verdict.has_led_here
 
@@ -384,8 +377,7 @@ class Reach:
         self.summary.relays = tuple(self._reservations)
 
     def _choose_relay(self) -> PeerId | None:
-        """Somebody to ask, in another address block than the relays that we have, if there is any:
-        what is in one hand ends at once."""
+        """A relay at random, if possible in another address block than the current ones."""
         now_s = trio.current_time()
         voices = {peer: voice_of(peer, ip) for peer, ip in self._direct_peers()}
         taken = {voices.get(relay) for relay in self._reservations}
@@ -414,8 +406,7 @@ class Reach:
         self._reservations[peer] = (now_s + RENEW_SHARE * life_s, now_s + life_s)
 
     def relayed_addresses(self) -> list[str]:
-        """Where we can be reached through relays. Who dials begins with the first: that is the one
-        through which fewest came."""
+        """Our addresses through relays, that of the least used relay first."""
         found: list[str] = []
         for relay in sorted(self._reservations, key=lambda relay: self._through[relay]):
             conn = self.direct(ID.from_base58(relay))
@@ -425,7 +416,7 @@ class Reach:
         return found
 
     async def _serve_stop(self, stream: INetStream) -> None:
-        """A relay has somebody for us."""
+        """Accept a circuit from one of our relays."""
         raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
         relay = PeerId(str(stream.muxed_conn.peer_id))
         if relay not in self._reservations:
@@ -445,36 +436,36 @@ class Reach:
     # --- hole punching ---------------------------------------------------------------------
 
     def _punch_addresses(self) -> list[Multiaddr]:
-        """Where a peer may try: our router's address with our own port, and our own addresses."""
+        """Addresses for the peer to try: our router's with our own port, and our own."""
         own = [Multiaddr(text) for text in self._host.own_addresses()]
-        ip = self._verdict.likely_ip  # a try is worth it, and what it costs others is bounded
+        ip = self._verdict.likely_ip  # unproven, but a try is cheap
         seen = [] if ip is None else [
             Multiaddr(_multiaddr(ip, port)) for port in self._ports()
         ]  # fmt: skip
         return list(dict.fromkeys([*seen, *own]))[:PUNCH_ADDRESSES_MAX]
 
     def _sensible(self, received: Iterable[bytes]) -> list[Multiaddr]:
-        """Addresses worth dialling: none of our own network, unless the peer is in it too."""
+        """Addresses worth dialling. Private ones only if the peer shares our network."""
         parsed = [_ip_and_port(raw) for raw in list(received)[:PUNCH_ADDRESSES_MAX]]
         told = [each for each in parsed if each is not None]
         own_ip = self.summary.observed_ip
         nearest = reach_of_ip(own_ip) if own_ip else GLOBAL
         if any(ip == own_ip for ip, _ in told):
-            nearest = min(nearest, LOCAL)  # behind the same router
+            nearest = min(nearest, LOCAL)  # same router
         nearest = max(nearest, THIS_MACHINE)
         able = [(ip, port) for ip, port in told if reach_of_ip(ip) >= nearest]
         ips = list(dict.fromkeys(ip for ip, _ in able))[:PUNCH_IPS_MAX]
         return [Multiaddr(_multiaddr(ip, port)) for ip, port in able if ip in ips]
 
     def _aims(self, received: Iterable[bytes]) -> list[Multiaddr]:
-        """Those of the sensible ones that are dialled in this round."""
+        """The sensible addresses within the limits of this round."""
         addresses, now_s = self._sensible(received), trio.current_time()
         ips = {str(address).split("/")[2] for address in addresses}
-        aims = {ip for ip in sorted(ips) if self._knocks.take(ip, now_s)}
+        aims = {ip for ip in sorted(ips) if self._attempts.allow(ip, now_s)}
         return [address for address in addresses if str(address).split("/")[2] in aims]
 
     def _punch_relayed(self) -> None:
-        """Begin again with those that dialled us through a relay and are still on it."""
+        """Retry with peers that dialled us and are still relayed."""
         for target in list(self._network.connections):
             conn = self._relayed(target)
             if conn is not None and not conn.muxed_conn.is_initiator:
@@ -499,7 +490,7 @@ class Reach:
         return target not in self._punching and len(self._punching) < PUNCHES_MAX
 
     async def _punch(self, target: ID) -> None:
-        """As the end that was dialled: bring about a direct connection, or stay on the relay."""
+        """Server's side: try to get a direct connection, else stay on the relay."""
         try:
             for _ in range(PUNCH_ROUNDS):
                 try:
@@ -520,11 +511,7 @@ class Reach:
             await self._leave_relay(target)
 
     def _relayed(self, target: ID) -> SwarmConn | None:
-        for conn in reversed(self._network.connections.get(target, [])):
-            assert isinstance(conn, SwarmConn)
-            if _is_live(conn) and remote_ip(conn.muxed_conn) is None:
-                return conn
-        return None
+        return self._network.live(target, relayed=True)
 
     async def _punch_once(self, target: ID) -> None:
         conn = self._relayed(target)
@@ -534,9 +521,8 @@ class Reach:
         with trio.fail_after(ASK_TIMEOUT_S):
             sent_s = trio.current_time()
             hello = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)
-            call = await Call.open(conn, PUNCH_PROTOCOL, hello)
+            call, answer = await Call.ask(conn, PUNCH_PROTOCOL, hello)
             try:
-                answer = await read_message(call.reader, pb.HolePunch)
                 round_trip_s = trio.current_time() - sent_s
                 theirs = self._aims(answer.ObsAddrs)
                 await self._dial_plainly(target, theirs)
@@ -553,7 +539,7 @@ class Reach:
             await call.drop()
 
     async def _serve_punch(self, stream: INetStream) -> None:
-        """As the end that dialled through the relay: answer, and dial when told."""
+        """Client's side: answer, then dial on the peer's signal."""
         raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
         target = stream.muxed_conn.peer_id
         if self._relayed(target) is None or not self._rules.punch:
@@ -571,7 +557,7 @@ class Reach:
                 await reset(raw)
 
     def _may_answer(self, target: ID) -> bool:
-        """Whether the peer may have another round; that counts."""
+        """Count one more round of the peer. False: it had enough."""
         now_s = trio.current_time()
         rounds, until_s = self._answered.get(target, (0, 0.0))
         if until_s <= now_s:
@@ -597,7 +583,7 @@ class Reach:
             await self._dial_at_once(target, theirs, as_server=False)
 
     async def _dial_plainly(self, target: ID, addresses: Sequence[Multiaddr]) -> None:
-        """Where the peer can be dialled after all, nothing needs to be punched."""
+        """Try plain dials first: punching may be unnecessary."""
 
         async def dial(address: Multiaddr) -> None:
             try:
@@ -614,7 +600,7 @@ class Reach:
     async def _dial_at_once(
         self, target: ID, addresses: Sequence[Multiaddr], *, as_server: bool
     ) -> None:
-        """Dial all addresses again and again, from the port we listen on, for a round's time."""
+        """Dial all addresses repeatedly from our listening port for one round."""
         by_ip: dict[str, list[Multiaddr]] = {}
         for address in addresses:
             by_ip.setdefault(str(address).split("/")[2], []).append(address)
@@ -629,14 +615,16 @@ class Reach:
     async def _dial_from_our_port(
         self, target: ID, addresses: Sequence[Multiaddr], as_server: bool
     ) -> None:
-        """Dial the addresses, which are of one IP, in turn with whoever else punches there."""
+        """Dial addresses of one IP, taking turns with other punches there."""
         source = self._source_for(addresses[0])
         if source is None:
             return
         ip = str(addresses[0]).split("/")[2]
         dial = self._network.dial_addr_as_responder if as_server else self._network.dial_addr
         for address in cycle(addresses):
-            await trio.sleep_until(self._knocks.turn(ip, trio.current_time(), PUNCH_DIAL_EVERY_S))
+            await trio.sleep_until(
+                self._attempts.next_turn_s(ip, trio.current_time(), PUNCH_DIAL_EVERY_S)
+            )
             with trio.move_on_after(PUNCH_DIAL_S):
                 try:
                     await dial(address, target, source)
@@ -645,7 +633,7 @@ class Reach:
             await trio.sleep(PUNCH_DIAL_EVERY_S)
 
     def _source_for(self, address: Multiaddr) -> tuple[str, int] | None:
-        """Any of our addresses of that family, with the port that we listen on."""
+        """Wildcard address of the family with our listening port."""
         is_ip6 = str(address).startswith("/ip6/")
         for text in self._host.own_addresses():
             if text.startswith("/ip6/") == is_ip6:
@@ -653,16 +641,14 @@ class Reach:
         return None
 
     async def _leave_relay(self, target: ID) -> None:
-        await trio.sleep(RELAY_GRACE_S)  # what is under way shall arrive
+        await trio.sleep(RELAY_GRACE_S)  # let data in flight arrive
         while (conn := self._relayed(target)) is not None and self.direct(target) is not None:
             await conn.close()
 
 
 def _ip_and_port(raw: bytes) -> tuple[str, int] | None:
-    """What a binary multiaddr of an IP address and a TCP port says; None for any other.
-
-    By hand, because the library raises whatever its parsers of a hundred other kinds raise.
-    """
+    """Parse a binary multiaddr of an IP address and TCP port; None for any other. The library's
+    parser raises arbitrary errors."""
     for code, size in ((4, 4), (41, 16)):
         if len(raw) == size + 4 and raw[0] == code and raw[size + 1] == 6:
             port = int.from_bytes(raw[-2:], "big")
@@ -674,13 +660,8 @@ def _multiaddr(ip: str, port: int) -> str:
     return f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{port}"
 
 
-def _is_live(conn: SwarmConn) -> bool:
-    assert isinstance(conn.muxed_conn, MuxedConnection)
-    return conn.muxed_conn.alive and not conn.is_closed
-
-
 def _local_port(conn: SwarmConn | None) -> int | None:
-    """Our own end of a connection that we dialled; None if it is over."""
+    """Our local port of an outbound connection. None: inbound, or over."""
     if conn is None or not conn.muxed_conn.is_initiator:
         return None
     raw = conn.muxed_conn.secured_conn.conn  # type: ignore[attr-defined]
@@ -691,7 +672,7 @@ def _local_port(conn: SwarmConn | None) -> int | None:
 
 
 def dialled_address(conn: SwarmConn) -> str | None:
-    """Where we dialled the peer, as a multiaddr; None if it was the one that dialled."""
+    """Multiaddr at which we dialled the peer. None: the peer dialled us."""
     if not conn.muxed_conn.is_initiator:
         return None
     found = conn.get_transport_addresses()

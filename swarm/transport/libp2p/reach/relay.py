@@ -1,11 +1,8 @@
-"""Relayed connections: libp2p's circuit relay v2, spoken over our own streams.
+"""Relayed connections: libp2p's circuit relay v2.
 
-A peer that cannot be reached keeps a reservation at a relay. Whoever wants to reach it asks the
-relay, which asks the peer; from then on the relay copies bytes both ways, and the two secure their
-connection through it as if it were a socket. The relay sees ciphertext.
-
-The messages are upstream's, the rest is not: upstream's relay copies without pacing, waits for
-strangers as long as they like, and looks for relays every five minutes.
+An unreachable peer keeps a reservation at a relay. A dialler asks the relay, which asks the peer;
+then the relay copies bytes, and the two ends secure their connection through it. The relay sees
+ciphertext only. Upstream's relay copies without pacing and has no deadlines.
 """
 
 import logging
@@ -29,18 +26,10 @@ from libp2p.utils import encode_varint_prefixed
 
 from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import (
-    BLOCK_LENGTH,
-    Block,
-    OriginPath,
-    block_of,
-    is_public,
-    is_public_network,
-    path_of,
-)
-from swarm.limits.bounded_table import BoundedTable
+from swarm.limits.address_blocks import OriginPath, path_of
+from swarm.limits.bounded_table import BoundedTable, OriginLimits
 from swarm.limits.byte_budget import ByteBudget
-from swarm.limits.quotas import Kind, Quotas, Verdict
+from swarm.limits.quotas import Kind, Quotas, Verdict, shared_block
 from swarm.transport.libp2p.connection.negotiation import Reader, agree, proposal
 from swarm.transport.libp2p.connection.streams import READ_BYTES, reset
 from swarm.transport.libp2p.connection.yamux import MuxedConnection
@@ -52,15 +41,15 @@ MESSAGE_TIMEOUT_S = 10.0
 
 RESERVATION_S = 3_600
 RESERVATIONS_MAX = 64
-RESERVATIONS_PER_BLOCK_MAX = 8  # of one public address block, or one private address
+RESERVATIONS_PER_BLOCK_MAX = 8  # per public address block, or per private address
 CIRCUITS_MAX = 64
 CIRCUITS_PER_PEER_MAX = 8
-CIRCUITS_PER_BLOCK_MAX = 16  # of one public block, at either end
-CIRCUITS_PER_PRIVATE_IP_MAX = 32  # half of all: behind one there may be a swarm, and one liar
-CIRCUITS_TO_ONE_MAX = 4  # from one public block, or one peer at a private address, to one peer
+CIRCUITS_PER_BLOCK_MAX = 16  # per public block, at either end
+CIRCUITS_PER_PRIVATE_IP_MAX = 32  # half of all: it may be a swarm, or one attacker
+CIRCUITS_TO_ONE_MAX = 4  # to one peer, from one public block or one private peer
 CIRCUIT_S_MAX = 7_200
-CIRCUIT_IDLE_S_MAX = 120  # within which it has to carry so much, both ways together:
-CIRCUIT_IDLE_BYTES_MIN = 256  # an honest one carries pings, each of 30 bytes and in 10 s
+CIRCUIT_IDLE_S_MAX = 120  # in this time it must carry:
+CIRCUIT_IDLE_BYTES_MIN = 256  # an honest one carries a ping of 30 bytes every 10 s
 CIRCUIT_BYTES_MAX = 1_073_741_824  # both ways together
 RELAYED_BYTES_PER_S_MAX = 4_194_304.0  # of all circuits together
 
@@ -70,7 +59,7 @@ M = TypeVar("M", bound=Message)
 
 
 async def read_message(reader: Reader, kind: type[M]) -> M:
-    """One length-prefixed protobuf message.
+    """Read one length-prefixed protobuf message.
 
     Raises:
         RemoteProtocolError: it is malformed or too long.
@@ -94,12 +83,12 @@ async def read_message(reader: Reader, kind: type[M]) -> M:
 
 
 def encoded(message: Message) -> bytes:
-    """The message with its length before it."""
+    """The message with its length prefix."""
     return bytes(encode_varint_prefixed(message.SerializeToString()))
 
 
 class Call:
-    """An outbound stream on which a protocol is asked for, with messages both ways."""
+    """An outbound stream for messages of one protocol."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -107,11 +96,11 @@ class Call:
 
     @classmethod
     async def open(cls, conn: SwarmConn, protocol: str, first: Message) -> "Call":
-        """Ask for the protocol and send the first message in one go.
+        """Ask for the protocol and send the first message in one write.
 
         Raises:
             RequestRefused: the peer does not serve it.
-            RemoteProtocolError: it answers nonsense.
+            RemoteProtocolError: the answer is malformed.
             BaseLibp2pError: the connection is gone.
         """
         assert isinstance(conn.muxed_conn, MuxedConnection)
@@ -124,6 +113,20 @@ class Call:
             raise
         return call
 
+    @classmethod
+    async def ask(cls, conn: SwarmConn, protocol: str, request: M) -> tuple["Call", M]:
+        """As `open`, and read the answer, a message of the same type.
+
+        Raises:
+            RequestRefused, RemoteProtocolError, BaseLibp2pError: as `open`.
+        """
+        call = await cls.open(conn, protocol, request)
+        try:
+            return call, await read_message(call.reader, type(request))
+        except BaseException:
+            await call.drop()
+            raise
+
     async def send(self, message: Message) -> None:
         await self.stream.write(encoded(message))
 
@@ -133,7 +136,7 @@ class Call:
 
 
 class CircuitStream(ReadWriteCloser):
-    """A stream through a relay in the place of a socket. It shows no address."""
+    """A relayed stream in place of a socket. It has no address."""
 
     def __init__(self, stream: Any, read_ahead: bytes) -> None:
         self._stream = stream
@@ -168,55 +171,46 @@ class CircuitStream(ReadWriteCloser):
 
 
 async def reserve(conn: SwarmConn) -> int:
-    """Ask the peer to relay for us. Returns for how many seconds it does.
+    """Ask the peer to relay for us. Returns the duration in seconds.
 
     Raises:
-        PeerUnreachable: it does not.
-        RemoteProtocolError: it answers nonsense.
+        PeerUnreachable: it refuses or does not answer.
+        RemoteProtocolError: the answer is malformed.
     """
-    try:
-        with trio.fail_after(MESSAGE_TIMEOUT_S):
-            call = await Call.open(conn, HOP_PROTOCOL, pb.HopMessage(type=pb.HopMessage.RESERVE))
-            try:
-                answer = await read_message(call.reader, pb.HopMessage)
-            finally:
-                await call.drop()
-    except (BaseLibp2pError, RequestRefused, trio.TooSlowError) as error:
-        raise PeerUnreachable(f"no reservation: {error}") from error
-    if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
-        raise PeerUnreachable(f"no reservation: status {answer.status}")
+    call = await _ask_relay(conn, pb.HopMessage(type=pb.HopMessage.RESERVE), MESSAGE_TIMEOUT_S)
+    await call.drop()
     return RESERVATION_S
 
 
 async def dial_through(conn: SwarmConn, target: ID) -> CircuitStream:
-    """A stream to `target` through the relay at the other end of `conn`.
+    """Open a stream to `target` through the relay at the other end of `conn`.
 
     Raises:
-        PeerUnreachable: the relay has no reservation of it, or refuses.
-        RemoteProtocolError: it answers nonsense.
+        PeerUnreachable: the target has no reservation there, or the relay refuses.
+        RemoteProtocolError: the answer is malformed.
     """
     request = pb.HopMessage(type=pb.HopMessage.CONNECT, peer=pb.PeerId(id=target.to_bytes()))
+    call = await _ask_relay(conn, request, 2 * MESSAGE_TIMEOUT_S)
+    return CircuitStream(call.stream, call.reader.rest)
+
+
+async def _ask_relay(conn: SwarmConn, request: pb.HopMessage, timeout_s: float) -> Call:
     try:
-        with trio.fail_after(2 * MESSAGE_TIMEOUT_S):
-            call = await Call.open(conn, HOP_PROTOCOL, request)
-            try:
-                answer = await read_message(call.reader, pb.HopMessage)
-            except BaseException:
-                await call.drop()
-                raise
+        with trio.fail_after(timeout_s):
+            call, answer = await Call.ask(conn, HOP_PROTOCOL, request)
     except (BaseLibp2pError, RequestRefused, trio.TooSlowError) as error:
         raise PeerUnreachable(f"the relay does not answer: {error}") from error
     if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
         await call.drop()
         raise PeerUnreachable(f"the relay refuses: status {answer.status}")
-    return CircuitStream(call.stream, call.reader.rest)
+    return call
 
 
 async def accept_circuit(stream: Any) -> tuple[ID, CircuitStream]:
-    """Answer a relay that has somebody for us. Returns whom it says it has.
+    """Accept a circuit from a relay. Returns the claimed peer and the stream.
 
     Raises:
-        RemoteProtocolError: it does not keep to the protocol.
+        RemoteProtocolError: the relay breaks the protocol.
     """
     reader = Reader(stream, READ_BYTES)
     with trio.fail_after(MESSAGE_TIMEOUT_S):
@@ -233,33 +227,33 @@ async def accept_circuit(stream: Any) -> tuple[ID, CircuitStream]:
 
 @dataclass(slots=True)
 class RelayFigures:
-    """What this relay does and did."""
-
     circuits: int = 0
-    circuits_total: int = 0
     bytes: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    ended: Counter[str] = field(default_factory=Counter)  # circuits, by the bound that they reached
+    ended: Counter[str] = field(default_factory=Counter)  # circuits, by the limit reached
 
 
 @dataclass(slots=True)
 class _Circuit:
-    """What a circuit may still do."""
+    """Remaining time and bytes of a circuit."""
 
-    idle: trio.CancelScope  # whose deadline moves on with the circuit's bytes
+    idle: trio.CancelScope  # traffic moves its deadline
     bytes_left: int
-    bytes_since: int = 0  # it last did
+    bytes_since: int = 0  # the deadline last moved
 
     def move(self, size: int) -> None:
         self.bytes_left -= size
         self.bytes_since += size
-        if self.bytes_since >= CIRCUIT_IDLE_BYTES_MIN:  # a byte now and then keeps no place
+        if self.bytes_since >= CIRCUIT_IDLE_BYTES_MIN:  # single bytes do not keep a circuit alive
             self.bytes_since = 0
             self.idle.deadline = trio.current_time() + CIRCUIT_IDLE_S_MAX
 
 
+_Circuits = BoundedTable[trio.CancelScope, None]
+
+
 class Relay:
-    """The relay's side. It serves whoever is connected directly, within the limits above."""
+    """The relay's side, for directly connected peers."""
 
     def __init__(
         self,
@@ -268,33 +262,38 @@ class Relay:
         offers: Callable[[], bool],
         blame: Callable[[ID, Reject], None],
     ) -> None:
-        """`connection_of` gives the direct connection to a peer; `offers` is asked each time;
-        `blame` hears who sends nonsense."""
+        """`connection_of` gives the direct connection to a peer. `offers` is asked for each
+        reservation. `blame` is called with peers that send malformed messages."""
         self._connection_of = connection_of
         self._ip_of = ip_of
         self._offers = offers
         self._blame = blame
+        reservations = OriginLimits(
+            block=RESERVATIONS_PER_BLOCK_MAX, private_address=RESERVATIONS_PER_BLOCK_MAX
+        )
+        circuits = OriginLimits(
+            block=CIRCUITS_PER_BLOCK_MAX,
+            private_address=CIRCUITS_PER_PRIVATE_IP_MAX,
+            peer=CIRCUITS_PER_PEER_MAX,
+            asker=CIRCUITS_TO_ONE_MAX,
+        )
         self._reserved: BoundedTable[ID, float] = BoundedTable(
-            RESERVATIONS_MAX, share_of=_reservations_of, newest_first=True
-        )  # until when
-        self._by_asker: _Circuits = BoundedTable(
-            CIRCUITS_MAX, share_of=_circuits_from, newest_first=True
-        )
-        self._by_target: _Circuits = BoundedTable(
-            CIRCUITS_MAX, share_of=_circuits_to, newest_first=True
-        )
+            RESERVATIONS_MAX, limit_of=reservations, newest_first=True
+        )  # end of the reservation
+        self._by_asker = _Circuits(CIRCUITS_MAX, limit_of=circuits, newest_first=True)
+        self._by_target = _Circuits(CIRCUITS_MAX, limit_of=circuits, newest_first=True)
         self._quotas = Quotas()
         self._budget: ByteBudget | None = None
         self.figures = RelayFigures()
 
     @property
     def reservations(self) -> int:
-        """How many peers count on us."""
+        """Number of active reservations."""
         self._forget()
         return len(self._reserved)
 
     async def serve(self, stream: INetStream) -> None:
-        """One inbound hop stream, to the end of the circuit that it becomes."""
+        """Serve one inbound hop stream until its circuit ends."""
         raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
         asker = stream.muxed_conn.peer_id
         reader = Reader(raw, READ_BYTES)
@@ -320,7 +319,7 @@ class Relay:
         if status == pb.OK:
             answer.limit.duration = CIRCUIT_S_MAX
             answer.limit.data = CIRCUIT_BYTES_MAX
-            answer.reservation.expire = 0  # by our clock it would say nothing; see the limits
+            answer.reservation.expire = 0  # clocks differ; the limits hold
         else:
             self.figures.refused[pb.Status.Name(status)] += 1  # type: ignore[arg-type]
         await raw.write(encoded(answer))
@@ -342,7 +341,7 @@ class Relay:
         if gone is not None and gone.key == asker:
             return pb.RESOURCE_LIMIT_EXCEEDED
         if gone is not None and (conn := self._connection_of(gone.key)) is not None:
-            await conn.close()  # nothing else tells it that nobody finds it here
+            await conn.close()  # tells it that the reservation is gone
         return pb.OK
 
     async def _connect(self, raw: Any, reader: Reader, asker: ID, target: ID) -> None:
@@ -367,27 +366,25 @@ class Relay:
         await raw.close()
 
     def _may_ask(self, asker: ID, ip: str) -> bool:
-        """Each circuit that is asked for costs its target a stream, taken or not."""
-        block, now_s = _public_block(ip), trio.current_time()
-        verdict = self._quotas.take(Kind.CONNECT, PeerId(str(asker)), block, now_s)
+        """Charge the asker's quota: each circuit costs the target a stream."""
+        block, now_s = shared_block(ip), trio.current_time()
+        verdict = self._quotas.spend(Kind.CONNECT, PeerId(str(asker)), block, now_s)
         return verdict is Verdict.GRANTED
 
     @contextmanager
     def _counted(self, circuit: trio.CancelScope, asker: ID, ip: str, target: ID) -> Iterator[bool]:
-        """Count one more circuit as long as it is there; whether there is room. It is cancelled
-        where it has to give way."""
-        where = self._ip_of(target)
-        to = (_public_block(where) or where or "", str(target), _public_block(ip) or str(asker))
+        """Count a circuit while it exists. Yields False if there is no room. Eviction cancels
+        `circuit`."""
+        to = (*path_of(self._ip_of(target)), str(target), shared_block(ip) or str(asker))
         try:
             is_in = self._enter(self._by_asker, circuit, (*path_of(ip), str(asker)))
             is_in = is_in and self._enter(self._by_target, circuit, to)
-            self.figures.circuits_total += is_in
             self.figures.circuits = len(self._by_asker)
             yield is_in
         finally:
             self._leave(circuit)
 
-    def _enter(self, table: "_Circuits", circuit: trio.CancelScope, path: OriginPath) -> bool:
+    def _enter(self, table: _Circuits, circuit: trio.CancelScope, path: OriginPath) -> bool:
         gone = table.put(circuit, None, path)
         if gone is None:
             return True
@@ -418,17 +415,12 @@ class Relay:
                 await reset(raw)
 
     async def _call(self, conn: SwarmConn, asker: ID) -> Call | None:
-        """Tell the target that somebody wants it; None where it does not answer well."""
+        """Ask the target to accept. None: it does not."""
         request = pb.StopMessage(type=pb.StopMessage.CONNECT, peer=pb.PeerId(id=asker.to_bytes()))
         request.limit.duration, request.limit.data = CIRCUIT_S_MAX, CIRCUIT_BYTES_MAX
         with trio.move_on_after(MESSAGE_TIMEOUT_S):
             try:
-                call = await Call.open(conn, STOP_PROTOCOL, request)
-                try:
-                    answer = await read_message(call.reader, pb.StopMessage)
-                except BaseException:
-                    await call.drop()
-                    raise
+                call, answer = await Call.ask(conn, STOP_PROTOCOL, request)
             except RemoteProtocolError as error:
                 self._blame(conn.muxed_conn.peer_id, error.reason)
                 return None
@@ -458,7 +450,7 @@ class Relay:
     async def _copy(
         self, source: tuple[Any, bytes], sink: Any, circuit: _Circuit, scope: trio.CancelScope
     ) -> None:
-        """Copy until either end is gone or the circuit has had its share; then end both ways."""
+        """Copy until an end is gone or the circuit is over its limit; then end both directions."""
         stream, data = source
         try:
             while circuit.bytes_left > 0:
@@ -469,7 +461,7 @@ class Relay:
                     await sink.write(data)
                 data = bytes(await stream.read(READ_BYTES))
         except BaseLibp2pError:
-            pass  # the other way ends with it
+            pass  # ends the other direction, too
         scope.cancel()
 
     def _pace_s(self, size: int) -> float:
@@ -479,35 +471,6 @@ class Relay:
         return self._budget.spend(size, now_s)
 
 
-_Circuits = BoundedTable[trio.CancelScope, None]
-
-
-def _reservations_of(path: OriginPath) -> int | None:
-    length = BLOCK_LENGTH if is_public_network(path[0]) else BLOCK_LENGTH + 1
-    return RESERVATIONS_PER_BLOCK_MAX if len(path) == length else None
-
-
-def _circuits_from(path: OriginPath) -> int | None:
-    """A path of who asks: network, block, address, peer."""
-    if len(path) == BLOCK_LENGTH + 2:
-        return CIRCUITS_PER_PEER_MAX
-    if is_public_network(path[0]):
-        return CIRCUITS_PER_BLOCK_MAX if len(path) == BLOCK_LENGTH else None
-    return CIRCUITS_PER_PRIVATE_IP_MAX if len(path) == BLOCK_LENGTH + 1 else None
-
-
-def _circuits_to(path: OriginPath) -> int | None:
-    """A path of who is asked for: block or address, peer, and the block or peer that asks."""
-    if len(path) > 1:
-        return (CIRCUITS_PER_PEER_MAX, CIRCUITS_TO_ONE_MAX)[len(path) - 2]
-    is_block = "/" in path[0]
-    return CIRCUITS_PER_BLOCK_MAX if is_block else CIRCUITS_PER_PRIVATE_IP_MAX
-
-
-def _public_block(ip: str | None) -> Block | None:
-    return block_of(ip) if is_public(ip) else None
-
-
 def circuit_addresses(relay_addresses: Sequence[str], peer: str) -> list[str]:
-    """Where a peer with a reservation at this relay can be dialled."""
+    """Addresses of a peer through this relay."""
     return [f"{address}/p2p-circuit/p2p/{peer}" for address in relay_addresses]
