@@ -31,30 +31,8 @@ PHASES: Final = {True: "watching", False: "learner away"}
 
 def view_metrics(view: View) -> dict[str, float]:
     """What the learner measured, as it told, and what the model says of it."""
-    metrics = {m.COST_PER_H: view.cost_per_h}
-    report, predicted = view.report, view.predicted
-    if report is not None:
-        metrics |= {
-            m.POLICY_VERSION: float(report.version),
-            m.PUBLISHED_VERSION: float(report.published),
-            m.ROUND_S: report.pace.step_s,
-            m.IDLE_RATIO: report.pace.idle_share,
-            m.STALENESS_MEAN_STEPS: report.pace.staleness_mean,
-            m.STALENESS_MAX_STEPS: float(report.pace.staleness_worst),
-            m.STALENESS_BOUND_STEPS: float(report.rules.staleness_max),
-            m.BROADCAST_S: report.pace.broadcast_s,
-            m.IN_FLIGHT_GROUPS: float(report.work.leased),
-            m.QUEUED_GROUPS: float(report.work.buffered),
-        }
-    if predicted is not None:
-        metrics |= {
-            m.PREDICTED_IDLE_RATIO: 1.0 - predicted.utilisation,
-            m.PREDICTED_STALENESS_STEPS: float(predicted.staleness_worst),
-            m.PREDICTED_BROADCAST_S: predicted.broadcast_s,
-            m.REQUIRED_GROUPS_PER_S: predicted.required_per_s,
-            m.OFFERED_GROUPS_PER_S: predicted.offered_per_s,
-        }
-    return finite(metrics)
+    measured = m.measured(view.report) | m.measured(view.predicted)
+    return finite({m.COST_PER_H: view.cost_per_h}) | measured
 
 
 def worker_row(row: MachineRow) -> WorkerRow:

@@ -370,7 +370,7 @@ def _add_chat(commands: Any) -> None:
 
 
 def _add_report(commands: Any) -> None:
-    report = commands.add_parser("report", help="plots and a page from data directories")
+    report = commands.add_parser("report", help="one page with curves, from data directories")
     report.add_argument("data_dirs", nargs="+", type=Path, metavar="DATA_DIR", help="a node's data")
     report.add_argument(
         "--out", type=Path, default=Path("report"), metavar="DIR", help="default: report"

@@ -208,7 +208,7 @@ def test_a_log_in_any_order_and_from_anybody_draws_without_a_fault(tmp_path: Pat
                 log.write(record)
         waterfall([("all", history(some))])
     report = write_report([tmp_path / "0"], tmp_path / "out")
-    assert [path.stem for path in report.pictures] == ["broadcasts"]
+    assert '"waterfall":{"title":"Broadcasts"' in report.html.read_text()
 
 
 # --- what a learner notes ----------------------------------------------------------------------

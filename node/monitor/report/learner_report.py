@@ -10,14 +10,14 @@ from typing import Final
 from node.records.format import amount, percent, printable
 from node.records.records import StepDone, WorkDone
 
-STEPS_COLUMNS: Final = (  # HTML
-    "learner", "steps", "groups<br>trained on", "of the<br>pool", "workers", "tokens<br>trained on",
-    "waited", "staleness<br>mean", "staleness<br>most", "k3", "effective<br>sample",
-    "groups<br>discarded",
+STEPS_COLUMNS: Final = (
+    "learner", "steps", "groups trained on", "of the pool", "workers", "tokens trained on",
+    "waited", "staleness mean", "staleness most", "k3", "effective sample",
+    "groups discarded",
 )  # fmt: skip
-WORK_COLUMNS: Final = (  # HTML
-    "worker", "batches", "generated<br>tokens", "tokens<br>a second", "waited",
-    "groups<br>handed in", "of these<br>accepted",
+WORK_COLUMNS: Final = (
+    "worker", "batches", "generated tokens", "tokens a second", "waited",
+    "groups handed in", "of these accepted",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import PurePath
 from random import Random
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from swarm.limits.bounded_table import BoundedTable
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.dashboard.keeping import Keep, kept, restore
 from swarm.telemetry.dashboard.listening import Listening
+from swarm.telemetry.dashboard.saved import TYPES, page_files
 from swarm.telemetry.dashboard.state import DashboardState, ReportSource
 from swarm.telemetry.fleet_view import NodeView, Watch
 from swarm.telemetry.web_hosts import WebHosts
@@ -61,13 +62,6 @@ HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
-TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-
 Action = Callable[[Mapping[str, Any]], str]
 """Does what was asked and says so in one sentence; raises ConfigError where it cannot. It is called
 in a thread of its own."""
@@ -150,18 +144,8 @@ def application(board: Board, *, hosts: WebHosts, guarded: Guarded | None = None
     return Starlette(routes=routes, middleware=middleware)
 
 
-def page_files() -> dict[str, bytes]:
-    """The page's files by name. Read once: they are part of the package."""
-    folder = files("swarm.telemetry.dashboard") / "static"
-    return {each.name: each.read_bytes() for each in folder.iterdir() if _suffix(each.name)}
-
-
-def _suffix(name: str) -> str | None:
-    return TYPES.get(f".{name.rpartition('.')[2]}")
-
-
 async def _file(name: str, content: bytes, _: Request) -> Response:
-    return Response(content, headers={"content-type": _suffix(name) or ""})
+    return Response(content, headers={"content-type": TYPES[PurePath(name).suffix]})
 
 
 async def _stream(board: Board, request: Request) -> Response:

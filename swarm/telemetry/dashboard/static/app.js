@@ -3,6 +3,7 @@
 import { Chart } from "./charts.js";
 import { DASH, amount, clock, duration, fixed, h, missing, number, percent, plural, printable, s, say, scaled, short } from "./format.js";
 import { Map_ } from "./map.js";
+import { showSaved } from "./saved.js";
 import { Stream } from "./stream.js";
 import { ROWS_SHOWN, Table, bars, pairs } from "./tables.js";
 
@@ -114,7 +115,8 @@ function show(state) {
   skewS = Date.now() / 1000 - state.unix_s;
   say($("runs"), state.runs.map(printable).join(", "));
   document.title = `${state.alarms.shown.length ? `(${state.alarms.kinds}) ` : ""}swarm`;
-  verdict(state);
+  if (state.saved) saved(state);
+  else verdict(state);
   telemetry(state);
   if (!state.headline.nodes) return;
   alarms(state.alarms);
@@ -128,6 +130,14 @@ function show(state) {
   showNodes();
   refused(state);
   notes(state.notes);
+}
+
+function saved({ saved: report, unix_s }) {
+  enter("saved", `saved, up to ${new Date(1000 * unix_s).toLocaleString("en-GB")}`);
+  document.title = printable(report.title);
+  say($("verdict-text"), printable(report.title));
+  say($("verdict-detail"), report.sentences.map(printable).join(" "));
+  showSaved(document.querySelector("main"), report);
 }
 
 function verdict(state) {
@@ -375,4 +385,6 @@ $("act").addEventListener("submit", async (event) => {
   }
 });
 $("node-filter").addEventListener("input", () => frame && showNodes());
-new Stream({ onFrame, onLost });
+const kept = $("saved-state");
+if (kept) onFrame(JSON.parse(kept.textContent));
+else new Stream({ onFrame, onLost });
