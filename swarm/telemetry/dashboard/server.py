@@ -427,26 +427,25 @@ async def serve_broker(
     unix_s: Callable[[], float],
     rng: Random,
     run_id: str | None = None,
-    counters: Mapping[str, int] | None = None,
     guarded: Guarded | None = None,
     names: Sequence[str] = (),
     keep: Keep | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """As `serve`, of what nodes report to a broker. `run_id` None: all runs that it knows of.
-    `counters`: further ones to show.
 
     Raises:
         ConfigError: as of `serve`; or the broker's certificates cannot be read.
     """
     watch = Watch(run_id)
     listening = Listening(broker, watch, unix_s=unix_s, rng=rng)
-
-    def counted() -> dict[str, int]:
-        return {**listening.counters(), **(counters or {})}
-
     page = functools.partial(
-        serve, unix_s=unix_s, counters=counted, guarded=guarded, names=names, keep=keep
+        serve,
+        unix_s=unix_s,
+        counters=listening.counters,
+        guarded=guarded,
+        names=names,
+        keep=keep,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listening.run)
