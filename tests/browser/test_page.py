@@ -168,6 +168,20 @@ def test_what_is_shown_is_what_was_reported(live: LivePage, open_page: Callable[
         page.get_by_role("button", name=node.peer_id[-8:]).click()
 
 
+def test_every_metric_that_is_reported_is_among_all_figures(
+    live: LivePage, open_page: Callable[..., Any]
+) -> None:
+    page = open_page(live.url)
+    report_four(live, 10)
+    reads(page, "#verdict-text", "All is well")
+    page.get_by_text("All figures").click()
+    rows = [row.split("\t") for row in page.inner_text("#figure-table tbody").split("\n")]
+    assert {row[0].replace(" ", "_") for row in rows} == set(figures(10))
+    shown = {row[0]: row[1:6] for row in rows}
+    assert shown["own reward"] == ["share", "0.34", "0.37", "0.40", "4"]
+    assert shown["memory bytes"] == ["bytes", "600 MB", "600 MB", "600 MB", "4"]
+
+
 def test_the_page_follows_without_being_loaded_again(
     live: LivePage, open_page: Callable[..., Any]
 ) -> None:

@@ -47,6 +47,7 @@ WORKER_COLUMNS: Final = (
     "name", "id", "phase", "version", "behind", "groups_per_s", "price_per_h", "admitted",
     "refused", "leased", "heard_s",
 )  # fmt: skip
+FIGURE_COLUMNS: Final = ("name", "unit", "low", "middle", "high", "nodes", "help")
 
 CAPACITY: Final = (
     m.IDLE_RATIO,
@@ -146,6 +147,7 @@ class DashboardState:
             "workers": _workers(present),
             "broadcast": broadcast_rows(present),
             "nodes": _nodes(nodes, rates),
+            "figures": _figures(present),
             "rejected": _by_label(present, REJECTED),
             "protocols_in": _by_label(present, m.PROTOCOL_BYTES_IN_TOTAL),
             "protocols_out": _by_label(present, m.PROTOCOL_BYTES_OUT_TOTAL),
@@ -302,6 +304,17 @@ def _nodes(nodes: Sequence[NodeView], rates: Mapping[str, Mapping[str, float]]) 
         "rows": [_node_row(n, rates[n.report.peer_id]) for n in ordered[:NODES_SHOWN_MAX]],
         "left_out": max(0, len(nodes) - NODES_SHOWN_MAX),
     }
+
+
+def _figures(present: Sequence[NodeView]) -> dict[str, Any]:
+    """Every metric without a label that a node reports: its lowest, middle and highest value."""
+    rows: list[list[Any]] = []
+    for name, metric in m.METRICS.items():
+        if values := metrics(present, name):
+            ends = (min(values), median(values), max(values))
+            text = name.replace("_", " ")
+            rows.append([text, metric.unit, *map(short, ends), len(values), metric.help])
+    return {"columns": FIGURE_COLUMNS, "rows": rows}
 
 
 def _node_row(node: NodeView, rates: Mapping[str, float]) -> list[Any]:

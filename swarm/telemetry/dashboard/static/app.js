@@ -74,6 +74,17 @@ const workers = new Table($("worker-table"), [
   { name: "heard", key: "heard_s", write: (v) => (missing(v) ? "never" : `${duration(v)} ago`) },
 ], { identity: (row) => row.id || row.name });
 
+const valued = (v, row) => amount(v, row.unit === "bytes" ? "B" : "");
+const allFigures = new Table($("figure-table"), [
+  { name: "figure", key: "name", text: true, write: (name) => name },
+  { name: "unit", key: "unit", text: true, write: (unit) => unit },
+  { name: "lowest", key: "low", write: valued },
+  { name: "middle", key: "middle", write: valued },
+  { name: "highest", key: "high", write: valued },
+  { name: "nodes", key: "nodes", write: whole },
+  { name: "what it is", key: "help", text: true, write: (help) => help },
+], { identity: (row) => row.name });
+
 function records({ columns, rows }) {
   return rows.map((row) => Object.fromEntries(columns.map((name, place) => [name, row[place]])));
 }
@@ -128,6 +139,7 @@ function show(state) {
   capacity(state.capacity);
   showWorkers(state.workers, state.can_act);
   showNodes();
+  allFigures.show(records(state.figures));
   refused(state);
   notes(state.notes);
 }
