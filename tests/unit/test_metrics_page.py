@@ -234,26 +234,6 @@ def test_a_bug_in_our_answer_ends_nothing_and_is_told_of(monkeypatch: pytest.Mon
     assert len(told.texts) == 1
 
 
-def test_only_so_many_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_page, "ANSWER_TIMEOUT_S", 1_000.0)
-    told = Told()
-
-    async def body(port: int) -> None:
-        silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(CLIENTS_MAX)]
-        async with await trio.open_tcp_stream("127.0.0.1", port) as one_more:
-            with suppress(trio.BrokenResourceError):  # the same, told otherwise
-                assert await one_more.receive_some(1) == b""
-        for stream in silent:
-            async with stream:
-                await stream.send_eof()
-                assert await stream.receive_some(1) == b""
-        async with httpx.AsyncClient() as client:
-            assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200
-
-    served(body, told)
-    assert told.unanswered == {CROWDED: 1}
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
 def test_silent_clients_of_one_address_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_page, "ANSWER_TIMEOUT_S", 1_000.0)

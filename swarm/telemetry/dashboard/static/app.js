@@ -8,12 +8,7 @@ import { Stream } from "./stream.js";
 import { ROWS_SHOWN, Table, bars, pairs } from "./tables.js";
 
 const $ = (id) => document.getElementById(id);
-const ALARM_NAMES = {
-  not_sharing: "Not sharing", no_foreign: "No foreign groups", learner_starving: "Learner starves",
-  staleness_near_bound: "Staleness near its bound", one_producer: "One producer dominates", reject_storm: "Many refused",
-  disk_low: "Disk almost full", memory_low: "Memory almost full", clock_skew: "Clock is off", version_split: "Versions split",
-  nothing_to_learn: "Nothing to learn", went_back: "Went back",
-};
+const alarmName = (kind) => printable(kind[0].toUpperCase() + kind.slice(1)).replaceAll("_", " ");
 let frame = null, lastUnix = null, skewS = 0, showAll = false, span = "recent";
 
 // --- parts ---
@@ -57,7 +52,7 @@ const nodes = new Table($("node-table"), [
     ["peer id", printable(row.id)], ["program", printable(row.agent)], ["up", seconds(row.uptime_s)],
     ["received in all", `${number(row.in_bytes)} bytes`], ["sent in all", `${number(row.out_bytes)} bytes`],
     ["memory", amount(row.memory_bytes, "B")], ["groups of peers trained on", number(row.trained_groups)],
-    ["alarms", row.alarms.map((kind) => ALARM_NAMES[kind] ?? printable(kind)).join(", ") || "none"], ["reports lost", number(row.lost)],
+    ["alarms", row.alarms.map(alarmName).join(", ") || "none"], ["reports lost", number(row.lost)],
   ],
 });
 const workers = new Table($("worker-table"), [
@@ -194,7 +189,7 @@ function alarms({ shown, kinds }) {
   if (wanted === alarms.drawn) return;
   alarms.drawn = wanted;
   $("alarm-list").replaceChildren(...shown.map((alarm) => h("li", { class: alarm.level },
-    h("strong", {}, `${ALARM_NAMES[alarm.kind] ?? printable(alarm.kind)}: ${printable(alarm.text)}`),
+    h("strong", {}, `${alarmName(alarm.kind)}: ${printable(alarm.text)}`),
     h("p", {}, printable(alarm.advice)),
     h("p", { class: "who" }, `${plural(alarm.count, "node")}: `, h("span", { class: "id" }, alarm.nodes.map(short).join(" ")), alarm.count > alarm.nodes.length ? ` and ${number(alarm.count - alarm.nodes.length)} more` : ""))));
 }
