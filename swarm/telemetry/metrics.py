@@ -7,6 +7,7 @@ one entry here if a record has its value already. A new figure of a round is one
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from math import isfinite
 from typing import Any, Final, Literal, Self
 
@@ -439,19 +440,24 @@ TELEMETRY_DROPPED_TOTAL: Final = _counter(
 def measured(record: object, part: str = "") -> dict[str, float]:
     """The metrics that a record of its class sets, by name; those without a value are left out.
     `part`: another name in `set_by` than the class."""
-    source = part or type(record).__name__
     found: dict[str, float] = {}
-    for name, metric in METRICS.items():
-        reading = metric.set_by.get(source)
-        if reading is not None and (value := _read(record, reading)) is not None:
+    for name, reading in _readings(part or type(record).__name__).items():
+        value = _read(record, reading)
+        if value is not None:
             found[name] = float(value)
     return finite(found)
+
+
+@cache
+def _readings(source: str) -> Mapping[str, str | Callable[[Any], float | None]]:
+    set_by = {name: metric.set_by.get(source) for name, metric in METRICS.items()}
+    return {name: reading for name, reading in set_by.items() if reading is not None}
 
 
 def _read(record: Any, reading: str | Callable[[Any], float | None]) -> float | None:
     """A path ends where a part is None, and so does the reading."""
     if not isinstance(reading, str):
-        return reading(record) if record is not None else None
+        return reading(record)
     for part in reading.split("."):
         record = getattr(record, part, None)
     value: float | None = record

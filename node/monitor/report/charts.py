@@ -10,6 +10,7 @@ from node.records.confidence import band_of
 from node.records.records import RoundDone, StepDone
 from swarm.telemetry import metrics as m
 
+MINUTES: Final = "minutes since the first event"
 POINTS_MAX: Final = 400  # of a curve; longer ones are means over bins
 SMOOTHING_ROUNDS: Final = 15  # a reward's curve is the mean over so many last rounds
 
@@ -24,38 +25,12 @@ def _chart(title: str, x: str, unit: str, caption: str, lines: Iterable[Any]) ->
 
 
 def drawn_charts(nodes: Sequence[LoggedNode], begin_s: float) -> list[Any]:
+    """The charts of a report; one without a point is left out."""
     by_round = [(n.name, [(e.round, e.passed) for _, e in n.life.held_out]) for n in nodes]
     by_tokens = [
         (n.name, [(e.generated_tokens_total, e.passed) for _, e in n.life.held_out]) for n in nodes
     ]
     rewards = [(n.name, _smooth(_over_rounds(n, m.OWN_REWARD))) for n in nodes]
-    stale = [
-        (f"{n.name} {what}", _over_rounds(n, metric))
-        for n in nodes
-        for what, metric in (("mean", m.STALENESS_MEAN_STEPS), ("oldest", m.STALENESS_MAX_STEPS))
-    ]
-
-    def timed(metric: str) -> list[Any]:
-        """A line for each node, over minutes since the first event of all."""
-        return [
-            (
-                node.name,
-                [
-                    (round((time_s - begin_s) / 60, 3), known[metric])
-                    for time_s, _, known in metrics_over_time(node)
-                    if metric in known
-                ],
-            )
-            for node in nodes
-        ]
-
-    def behind(node: LoggedNode) -> list[tuple[float, float]]:
-        return [
-            ((time_s - begin_s) / 60, max(0, record.learner_version - record.policy_version))
-            for time_s, record in node.life.work
-        ]
-
-    minutes = "minutes since the first event"
     charts = [
         *_chart("Held-out pass rate over rounds", "rounds", "share", HELD_OUT_CAPTION, by_round),
         *_chart(
@@ -67,27 +42,57 @@ def drawn_charts(nodes: Sequence[LoggedNode], begin_s: float) -> list[Any]:
             f"Own training reward, mean over the last {SMOOTHING_ROUNDS} rounds", "rounds", "",
             REWARD_CAPTION, rewards,
         ),
-        *_chart(
-            "Bytes received", minutes, "B", TRAFFIC_CAPTION,
-            timed(m.BYTES_IN_TOTAL),
-        ),
-        *_chart(
-            "Bytes sent", minutes, "B", TRAFFIC_CAPTION,
-            timed(m.BYTES_OUT_TOTAL),
-        ),
-        *_chart(
-            "Staleness of what the learner trained on", "steps", "steps", STALENESS_CAPTION, stale
-        ),
-        *_chart(
-            "How far workers are behind the learner", minutes, "versions", BEHIND_CAPTION,
-            ((node.name, behind(node)) for node in nodes),
-        ),
+        *_network_charts(nodes, begin_s),
+        *_staleness_charts(nodes, begin_s),
     ]  # fmt: skip
     for name in filter(None, (each[m.METRIC] for each in m.FIGURES.values())):
         metric = m.METRICS[name]
         lines = [(n.name, _over_rounds(n, name)) for n in nodes]
         charts += _chart(metric.group, "rounds", metric.unit, f"{metric.help}.", lines)
     return charts
+
+
+def _network_charts(nodes: Sequence[LoggedNode], begin_s: float) -> list[Any]:
+    charts = []
+    for title, metric in (("Bytes received", m.BYTES_IN_TOTAL), ("Bytes sent", m.BYTES_OUT_TOTAL)):
+        lines = [
+            (
+                node.name,
+                [
+                    (round((time_s - begin_s) / 60, 3), known[metric])
+                    for time_s, _, known in metrics_over_time(node)
+                    if metric in known
+                ],
+            )
+            for node in nodes
+        ]
+        charts += _chart(title, MINUTES, "B", TRAFFIC_CAPTION, lines)
+    return charts
+
+
+def _staleness_charts(nodes: Sequence[LoggedNode], begin_s: float) -> list[Any]:
+    stale = [
+        (f"{n.name} {what}", _over_rounds(n, metric))
+        for n in nodes
+        for what, metric in (("mean", m.STALENESS_MEAN_STEPS), ("oldest", m.STALENESS_MAX_STEPS))
+    ]
+    behind = [
+        (
+            node.name,
+            [
+                ((time_s - begin_s) / 60, max(0, work.learner_version - work.policy_version))
+                for time_s, work in node.life.work
+            ],
+        )
+        for node in nodes
+    ]
+    title = "Staleness of what the learner trained on"
+    return [
+        *_chart(title, "steps", "steps", STALENESS_CAPTION, stale),
+        *_chart(
+            "How far workers are behind the learner", MINUTES, "versions", BEHIND_CAPTION, behind
+        ),
+    ]
 
 
 def _over_rounds(node: LoggedNode, metric: str) -> list[tuple[float, float]]:

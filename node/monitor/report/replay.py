@@ -1,9 +1,9 @@
 """Logs of nodes played back into the dashboard's state, as if each node had reported. Pure."""
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from node.records.event_log import History
@@ -43,6 +43,13 @@ class LoggedNode:
         return [time_s for events in series for time_s, _ in events]
 
     @property
+    def records(self) -> list[tuple[float, Any]]:
+        """(unix time, record) of all records that set metrics, in order."""
+        life = self.life
+        found: list[tuple[float, Any]] = [*life.rounds, *life.steps, *life.work, *life.held_out]
+        return sorted(found, key=lambda event: event[0])
+
+    @property
     def role(self) -> Role:
         """What the node was, by what it logged."""
         return "learner" if self.life.steps else "worker" if self.life.work else "node"
@@ -55,65 +62,91 @@ def replayed(nodes: Sequence[LoggedNode], begin_s: float, end_s: float) -> dict[
     """
     state, source = DashboardState(), ReportSource("event logs")
     step_s = max(1.1 * SAMPLE_S, (end_s - begin_s) / (RECENT_POINTS - 1))
-    reports = [list(_reports(node)) for node in nodes]
-    times = [[report.sent_at_s for report in each] for each in reports]
+    players = [_Player(node) for node in nodes]
+    now_s = begin_s
     for tick in range(int((end_s - begin_s) / step_s) + 1):
         now_s = begin_s + tick * step_s
-        views = []
-        for made, sent in zip(reports, times, strict=True):
-            if place := bisect_right(sent, now_s):
-                gone = Gone.OFFLINE if now_s > sent[-1] + step_s else None
-                views.append(_view(made[place - 1], now_s, gone))
-        state.look(views, {}, source, now_s)
-    return state.look([_view(made[-1], end_s, None) for made in reports if made], {}, source, now_s)
+        state.look(_views(players, now_s, gone_after_s=step_s), {}, source, now_s)
+    return state.look(_views(players, end_s, gone_after_s=inf), {}, source, now_s)
 
 
-def _view(report: NodeReport, now_s: float, gone: Gone | None) -> NodeView:
-    return NodeView(report, heard_s=max(0.0, now_s - report.sent_at_s), gone=gone, lost=0)
+def _views(players: Sequence["_Player"], now_s: float, gone_after_s: float) -> list[NodeView]:
+    views = []
+    for player in players:
+        report = player.report(now_s)
+        if report is not None:
+            gone = Gone.OFFLINE if now_s > player.last_s + gone_after_s else None
+            heard_s = max(0.0, now_s - report.sent_at_s)
+            views.append(NodeView(report, heard_s=heard_s, gone=gone, lost=0))
+    return views
 
 
 def metrics_over_time(node: LoggedNode) -> Iterator[tuple[float, Any, dict[str, float]]]:
     """(unix time, record, metrics known by then) for each record that sets some, in order."""
-    life = node.life
-    records: list[tuple[float, Any]] = [*life.rounds, *life.steps, *life.work, *life.held_out]
     known: dict[str, float] = {}
-    for time_s, record in sorted(records, key=lambda event: event[0]):
+    for time_s, record in node.records:
         known |= m.measured(record, "logged") | m.measured(record)
         known |= m.figure_metrics(record)
         yield time_s, record, known
 
 
-def _reports(node: LoggedNode) -> Iterator[NodeReport]:
-    """A report for each record. They are not validated: the page shows all text as text."""
-    started, role = node.life.started, node.role
-    given: Counter[str] = Counter()  # groups trained on, by who made them
-    labelled: dict[str, dict[str, float]] = {}
-    for number, (time_s, record, known) in enumerate(metrics_over_time(node)):
+class _Player:
+    """Reports of one node at rising times. They are not validated: the page shows all text as
+    text."""
+
+    def __init__(self, node: LoggedNode) -> None:
+        self._node = node
+        self._ahead = [time_s for time_s, _ in reversed(node.records)]
+        self._coming = metrics_over_time(node)
+        self._given: Counter[str] = Counter()  # groups trained on, by who made them
+        self._labelled: dict[str, dict[str, float]] = {}
+        self._sequence = 0
+        self._report: NodeReport | None = None
+        self.last_s = self._ahead[0] if self._ahead else 0.0  # of its last record
+
+    def report(self, now_s: float) -> NodeReport | None:
+        """The report as of a time; None: the node had logged nothing by then."""
+        passed = None
+        while self._ahead and self._ahead[-1] <= now_s:
+            self._ahead.pop()
+            passed = next(self._coming)
+            self._note(passed[1])
+        if passed is not None:
+            time_s, _, known = passed
+            self._report = self._made(time_s, known)
+        return self._report
+
+    def _note(self, record: Any) -> None:
         if isinstance(record, RoundDone):
-            given.update(record.foreign_by_producer)
-            labelled[m.REJECTED_TOTAL] = dict(record.rejected_total)
+            self._given.update(record.foreign_by_producer)
+            self._labelled[m.REJECTED_TOTAL] = dict(record.rejected_total)
         elif isinstance(record, StepDone):
-            given.update(record.groups_by_worker)
-            labelled[m.DISCARDED_TOTAL] = dict(record.discarded_total)
-        yield NodeReport.model_construct(
+            self._given.update(record.groups_by_worker)
+            self._labelled[m.DISCARDED_TOTAL] = dict(record.discarded_total)
+
+    def _made(self, time_s: float, known: Mapping[str, float]) -> NodeReport:
+        node, started = self._node, self._node.life.started
+        self._sequence += 1
+        given = self._given.most_common()
+        return NodeReport.model_construct(
             peer_id=node.peer_id or node.name,
             run_id=started.run_id if started else "unknown",
-            role=role,
+            role=node.role,
             agent=started.agent if started else "",
             instance="log",
-            sequence=number,
+            sequence=self._sequence,
             sent_at_s=time_s,
             interval_s=1.0,
             metrics=dict(known),
-            labelled=dict(labelled),
+            labelled=dict(self._labelled),
             peers=tuple(
                 PeerTraffic.model_construct(peer_id=peer, groups_trained=groups)
-                for peer, groups in given.items()
+                for peer, groups in given
             ),
             workers=tuple(
                 WorkerRow.model_construct(name=short_id(peer), peer_id=peer, admitted=groups)
-                for peer, groups in given.items()
-                if role == "learner"
+                for peer, groups in given
+                if node.role == "learner"
             ),
         )
 
