@@ -30,7 +30,7 @@ PHASES: Final = {True: "watching", False: "learner away"}
 
 
 def view_metrics(view: View) -> dict[str, float]:
-    """What the learner measured, as it told, and what the model says of it."""
+    """Metrics from the learner's report and from the capacity model."""
     measured = m.measured(view.report) | m.measured(view.predicted)
     return finite({m.COST_PER_H: view.cost_per_h}) | measured
 
@@ -50,7 +50,7 @@ def worker_row(row: MachineRow) -> WorkerRow:
 
 
 def view_notes(view: View) -> tuple[str, ...]:
-    """What is wrong, and what is planned and why."""
+    """The problem, if there is one, and the reasons for the plan."""
     texts = (view.problem, view.why, view.depth_why)
     return tuple(text[:TEXT_CHARS_MAX] for text in texts if text)[:NOTES_MAX]
 

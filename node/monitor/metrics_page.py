@@ -112,9 +112,9 @@ async def serve_metrics(
 ) -> None:
     """Answer at `host:port` until cancelled; reports the port once it listens.
 
-    `unanswered`: as of `serve_answers`. Where an answer of ours breaks HTTP, which is a bug here
-    and must not let who asks end the node, the first time is told of and all are counted. `names`:
-    further ones of the page, as of `WebHosts`.
+    `unanswered`: as of `serve_answers`. An answer of ours that breaks HTTP is a bug here, and does
+    not end the node: the first one is told of, and all are counted. `names`: further ones of the
+    page, as of `WebHosts`.
 
     Raises:
         ConfigError: the address cannot be listened on.

@@ -37,8 +37,8 @@ READ_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class MonitorOptions:
-    """What `swarm-node monitor` is told. `broker`: a URL, or `embedded` for one of its own at
-    `broker_listen`. `run_id` None: all runs that the broker knows of."""
+    """Options of `swarm-node monitor`. `broker`: a URL, or `embedded` for one of its own at
+    `broker_listen`. `run_id` None: all runs on the broker."""
 
     broker: str = EMBEDDED
     broker_listen: str = BROKER_LISTEN
@@ -108,14 +108,12 @@ class _KeptFile:
         self._path = cache / "monitor" / f"{name}.json"
 
     def read(self) -> bytes | None:
-        """See `Keep.read`."""
         try:
             return self._path.read_bytes()
         except OSError:
             return None
 
     def write(self, content: bytes) -> None:
-        """See `Keep.write`."""
         with suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self._path, content)

@@ -1,6 +1,6 @@
-"""A node's telemetry: from its status, its last records and its traffic to one report.
+"""Makes a node's report from its status, its last records and its traffic.
 
-What there is no figure for yet is left out of a report; zero means that it was measured.
+A metric without a value is left out of a report; zero means that it was measured.
 """
 
 from collections import Counter
@@ -48,7 +48,7 @@ OTHERS: Final = "others"  # the label of values that have no place of their own
 
 @dataclass(frozen=True, slots=True)
 class MachineResources:
-    """What is left of the machine."""
+    """Free memory and disk of the machine."""
 
     memory_available_bytes: int
     disk_free_bytes: int | None  # None: where the data directory is cannot be asked
@@ -56,7 +56,7 @@ class MachineResources:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the transport counted, and who is connected."""
+    """The transport's counters, and the connected peers."""
 
     counters: TransportCounters
     connected: Sequence[PeerId]
@@ -64,7 +64,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What only some kinds of node have."""
+    """Parts of a report that only some roles have."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     labelled: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """`swarm-node status`: a running node answers on a socket that only its own user can open.
 
 Whoever connects gets one JSON object and the end of the stream; nothing is read from the client.
-A path of a Unix socket is limited to about 100 bytes, so a node with a deep data directory listens
-in the user's runtime directory instead and leaves a pointer file, `status.path`, behind.
+A path of a Unix socket has at most about 100 bytes. A node with a longer data directory listens in
+the user's runtime directory, and leaves a pointer file, `status.path`, in the data directory.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ async def serve_status(
 
 
 def socket_path(data_dir: Path) -> Path:
-    """Where the node of this data directory listens: in it, or, where that path is too long for a
+    """The socket of this data directory's node: in it, or, where that path is too long for a
     socket, under a name made of its hash in a directory of the user's own."""
     path = data_dir.absolute() / SOCKET_NAME
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
@@ -246,7 +246,7 @@ def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
 
 
 def _door_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """Who has the places for connections, where that is worth a look."""
+    """Connection slots in use, and the origin that has most if they are scarce."""
     door = s.door
     if door is None:
         return []
@@ -309,7 +309,7 @@ def _peers_table(peers: tuple[PeerStatus, ...]) -> RenderableType:
 
 
 def _address(peer: PeerStatus) -> str:
-    """Where the peer is, without the id that the first column shows already."""
+    """The peer's address without its id, which the first column shows."""
     if not peer.addresses:
         return printable(peer.agent, 36)
     return printable(peer.addresses[0].partition("/p2p/")[0], 64)

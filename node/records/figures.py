@@ -11,7 +11,7 @@ REASONS_SHOWN = 3  # for which groups were refused, the most frequent ones
 
 
 def now_line(s: StatusSnapshot) -> str:
-    """What it is doing, how often it has done so, and by which version of the policy."""
+    """The node's phase, its round, step or batch, and its policy version."""
     version = f"policy version {s.policy_version}"
     if s.role == "learner":
         offered = f" ({s.step.published_version} on offer)" if s.step else ""
@@ -24,7 +24,7 @@ def now_line(s: StatusSnapshot) -> str:
 
 
 def guard_note(record: RoundDone | StepDone) -> str | None:
-    """What the guard over the trainer's steps did, for as long as it is cautious; None: nothing."""
+    """The step guard's last action, while it lowers the learning rate; None: there is none."""
     if not record.steps_taken_back and record.rate_scale >= 1.0:
         return None
     rate = f"it learns at {percent(record.rate_scale)} of its rate for a while"
@@ -35,7 +35,7 @@ def guard_note(record: RoundDone | StepDone) -> str | None:
 
 
 def done_lines(s: StatusSnapshot, rewards: Sequence[float] = ()) -> list[tuple[str, str]]:
-    """What a node has done, by its role; a value has about 66 characters. `rewards`: those of the
+    """The node's results by its role; a value has about 66 characters. `rewards`: those of the
     last rounds, drawn as bars."""
     if s.role == "worker":
         return _work_lines(s.work, s.tokens_per_s)
@@ -141,13 +141,13 @@ def _work_lines(work: WorkDone | None, tokens_per_s: float) -> list[tuple[str, s
 
 
 def mismatch_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """How far what generates is from what is trained; none where nothing was measured."""
+    """The mismatch between the engine's and the trainer's policy; none if not measured."""
     parts = figure_texts(s)
     return [("mismatch", ", ".join(parts))] if parts else []
 
 
 def _answer_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """What the last completions came to; none where none were made."""
+    """Shares of the last completions by outcome; none without completions."""
     found = s.answers
     if found is None or not found.completions:
         return []
@@ -160,7 +160,7 @@ def _answer_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
 
 
 def _validation_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """What decides, and what it decided; none where nothing was validated."""
+    """Validation pass rates and rollbacks; none before a validation."""
     if s.validation_passed is None:
         return []
     parts = [f"{percent(s.validation_passed)} passed"]
@@ -174,7 +174,7 @@ def _validation_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
 
 
 def _sharing_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """What others' groups bring; none where nothing can be said yet."""
+    """The gain from foreign groups; none before it can be estimated."""
     parts = []
     if s.sharing_per_token is not None:
         parts.append(f"{times_text(s.sharing_per_token)} times the groups that teach for a token")

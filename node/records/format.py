@@ -1,4 +1,4 @@
-"""How numbers, times and strangers' texts are written for people, in every view alike."""
+"""Formats of numbers, times and strangers' texts, the same in every view."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def amount(count: float, unit: str = "") -> str:
 
 
 def often(count: float) -> str:
-    """How many times, in words."""
+    """A number of times, in words."""
     return "once" if count == 1 else f"{count:.0f} times"
 
 

@@ -16,7 +16,7 @@ SHOWN: Final = "shown"  # key of a figure's metadata: makes its text for people;
 
 Kind = Literal["counter", "gauge"]
 Reading = str | Callable[[Any], float | None] | None
-"""How to read a metric from a record: dotted attributes or a function. None: code sets it."""
+"""Reads a metric from a record: dotted attributes, or a function. None: code sets it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What `swarm-node join` shows while it runs.
+"""The output of `swarm-node join` while it runs.
 
 In a terminal: a few lines that redraw in place, with evaluations and troubles kept above them.
 Elsewhere: one plain line for each round, evaluation and trouble, with its time and level, fit for a

@@ -1,4 +1,4 @@
-"""What `swarm-node top` draws: one node, or a whole swarm, in 80 columns. Pure."""
+"""The screen of `swarm-node top`: one node or a whole swarm, in 80 columns. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -108,7 +108,7 @@ def traffic(taken: Sequence[float], given: Sequence[float]) -> str:
 
 
 def versions(agents: Iterable[str]) -> str:
-    """How many run which program, the most frequent first."""
+    """Programs and the number of nodes that run each, the most frequent first."""
     counted = Counter(agent or "unknown" for agent in agents).most_common()
     shown = [f"{printable(agent, 32)} × {count}" for agent, count in counted[:VERSIONS_SHOWN]]
     return ", ".join(shown) + (f" and {len(counted) - VERSIONS_SHOWN} others" if

@@ -1,4 +1,4 @@
-"""What a saved report draws beside the page: a curve for each node, and broadcasts. Pure."""
+"""Charts of a saved report: a curve for each node, and broadcasts. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict

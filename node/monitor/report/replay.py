@@ -51,7 +51,7 @@ class LoggedNode:
 
     @property
     def role(self) -> Role:
-        """What the node was, by what it logged."""
+        """The node's role, by the records that it logged."""
         return "learner" if self.life.steps else "worker" if self.life.work else "node"
 
 

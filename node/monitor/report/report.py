@@ -69,7 +69,7 @@ class NodeSummary:
 
     @property
     def extent(self) -> str:
-        """How much it did, in words."""
+        """The number of its rounds, steps or batches, in words."""
         if self.steps is not None and not self.rounds:
             return _count(self.steps.steps, "step")
         if self.work is not None and not self.rounds:
@@ -78,7 +78,7 @@ class NodeSummary:
 
     @property
     def learns(self) -> bool:
-        """Whether there can be a pass rate and a reward of it; workers have none."""
+        """True for nodes and learners; workers have no pass rate and no reward."""
         return self.work is None or bool(self.rounds) or self.steps is not None
 
     @property
@@ -91,7 +91,7 @@ class NodeSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReportSummary:
-    """What a report says and where it is."""
+    """Summaries of a report's nodes, and the path of its page."""
 
     nodes: tuple[NodeSummary, ...]
     html: Path

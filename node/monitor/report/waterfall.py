@@ -1,7 +1,7 @@
-"""Broadcasts of versions as rows of bars: who was in which phase when, as far as logs tell. Pure.
+"""Broadcasts of versions as rows of bars: the phases of each receiver over time. Pure.
 
-A worker's own log says it best. Of one whose log is not there, its learner's says what it heard.
-Each machine has its own clock, and bars of several logs are only as good as these agree.
+A worker's own log is the best source. Without it, the learner's log tells what the learner heard.
+Each log has its machine's clock, so bars of several logs are as exact as these clocks agree.
 """
 
 from collections.abc import Iterable, Sequence
@@ -58,7 +58,7 @@ class WaterfallRow:
 
     @property
     def end_s(self) -> float:
-        """Where it ends."""
+        """The time of the row's last bar or mark."""
         marks = (self.bound_s, self.had_s, self.used_s)
         return max(
             [bar.end_s for bar in self.bars] + [mark for mark in marks if mark is not None],
@@ -68,7 +68,7 @@ class WaterfallRow:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """What is drawn, by version and within one the publisher first; versions before are counted."""
+    """Rows by version, the publisher's first in each; older versions are counted."""
 
     rows: tuple[WaterfallRow, ...]
     versions_left_out: int
@@ -248,7 +248,7 @@ def _row_of(rows: _Rows, log: _Log, version: int, peer: str, name: str) -> Water
 
 
 def _hear(logs: Sequence[_Log], rows: _Rows) -> None:
-    """What learners heard of their workers."""
+    """Add the news that learners had of their workers."""
     told = {key for key, row in rows.items() if row.bars}
     for log in logs:
         for time_s, event in log.events:

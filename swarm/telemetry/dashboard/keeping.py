@@ -1,7 +1,6 @@
-"""What a page has seen, as the content of a file, so that another start goes on with it: its curves
-and the last report of each node. Pure.
+"""The file from which a page resumes: its curves and the last report of each node. Pure.
 
-The file is this user's own. All the same nothing in it is believed to have the right form.
+The file belongs to this user. Its form is checked all the same.
 """
 
 import json
@@ -19,10 +18,10 @@ FILE_BYTES_MAX: Final = 32 << 20
 
 
 class Keep(Protocol):
-    """Where it is kept. Blocking, and never raises: a page without history is better than none."""
+    """The place of the file. Blocking, and never raises: a page works without history."""
 
     def read(self) -> bytes | None:
-        """What was written last; None: nothing."""
+        """The content that was written last; None: there is none."""
         ...
 
     def write(self, content: bytes) -> None:

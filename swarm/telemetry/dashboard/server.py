@@ -69,7 +69,7 @@ in a thread of its own."""
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What whoever has the token may do, by name."""
+    """Actions by name, for whoever has the token."""
 
     token: str
     actions: Mapping[str, Action]
@@ -96,7 +96,7 @@ class Board:
 
     @property
     def streams(self) -> int:
-        """How many watch."""
+        """The number of open streams."""
         return len(self.watchers)
 
     @property
@@ -249,7 +249,7 @@ class _Client(H11Protocol):
 
     @property
     def is_answered(self) -> bool:
-        """Whether a request is there, and an answer to it under way."""
+        """True while a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: Any) -> None:
@@ -337,7 +337,7 @@ def listen_on(address: str) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where a browser on this machine finds it."""
+    """The address for a browser on this machine."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
@@ -453,7 +453,7 @@ async def serve_broker(
 
 
 def telemetry_of(watch: Watch) -> dict[str, int]:
-    """What was taken, and what was not and why."""
+    """Counts of reports taken, and of reports dropped by reason."""
     dropped = {f"dropped_{reason}": count for reason, count in sorted(watch.dropped.items())}
     return {
         "reports_taken": watch.taken,

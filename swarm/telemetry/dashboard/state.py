@@ -1,7 +1,7 @@
-"""What the page shows, as one JSON object: made once a look, and the same for all who watch. Pure.
+"""The state that the page shows, as one JSON object, the same for all who watch. Pure.
 
-Every list has a bound; what does not fit is counted beside it. All text in it came from strangers,
-and the page shows it as text.
+Every list has a bound, and a count of the entries left out. Its texts come from strangers; the
+page shows them as text.
 """
 
 import math
@@ -66,8 +66,8 @@ CAPACITY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ReportSource:
-    """Where reports come from: its name, whether it answers, for how many seconds it has not, and
-    what nodes are started with so that they report there."""
+    """The source of reports: its name, `connected`, the seconds since it last answered, and the
+    flag with which nodes report there."""
 
     name: str
     connected: bool = True
@@ -88,7 +88,7 @@ class DashboardState:
         self._sampled_s = -math.inf
 
     def curves(self) -> dict[str, Any]:
-        """What is drawn over time, for `go_on`."""
+        """The curves, for `go_on`."""
         return self._series.as_kept()
 
     def go_on(self, curves: Mapping[str, Any], until_s: float, now_s: float) -> None:
@@ -280,7 +280,7 @@ def _alarm(kind: str, alarms: Sequence[tuple[str, AlarmReport]]) -> dict[str, An
 
 
 def _notes(present: Sequence[NodeView]) -> list[list[str]]:
-    """What nodes say beside their alarms: who, and what."""
+    """Notes of nodes beside their alarms: peer id and text."""
     found = [
         [node.report.peer_id, note]
         for node in present
