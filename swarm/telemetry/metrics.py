@@ -437,6 +437,28 @@ TELEMETRY_DROPPED_TOTAL: Final = _counter(
 )  # fmt: skip
 
 
+# --- each peer, on the page for Prometheus alone ------------------------------------------------
+
+
+def _of_peer(name: str, unit: str, text: str, reading: str) -> Metric:
+    return Metric(name, "counter", unit, "Peers", text, {"PeerTraffic": reading}, "peer")
+
+
+_PEER_METRICS: Final = (
+    _of_peer("peer_bytes_in_total", "bytes", "bytes from a peer", "bytes_in"),
+    _of_peer("peer_bytes_out_total", "bytes", "bytes to a peer", "bytes_out"),
+    _of_peer(
+        "peer_accepted_total", "groups", "groups of a peer that passed every check",
+        "groups_accepted",
+    ),
+    _of_peer(
+        "peer_trained_total", "groups", "groups of a peer that were trained on", "groups_trained"
+    ),
+    _of_peer("peer_rejected_total", "records", "what a peer sent and was refused", "rejected"),
+)  # fmt: skip
+PEER_METRICS: Final[Mapping[str, Metric]] = {metric.name: metric for metric in _PEER_METRICS}
+
+
 def measured(record: object, part: str = "") -> dict[str, float]:
     """The metrics that a record of its class sets, by name; those without a value are left out.
     `part`: another name in `set_by` than the class."""
@@ -450,7 +472,8 @@ def measured(record: object, part: str = "") -> dict[str, float]:
 
 @cache
 def _readings(source: str) -> Mapping[str, str | Callable[[Any], float | None]]:
-    set_by = {name: metric.set_by.get(source) for name, metric in METRICS.items()}
+    every = {**METRICS, **PEER_METRICS}
+    set_by = {name: metric.set_by.get(source) for name, metric in every.items()}
     return {name: reading for name, reading in set_by.items() if reading is not None}
 
 

@@ -92,7 +92,7 @@ def test_a_dashboard_asks_for_nothing_that_is_not_there() -> None:
     assert used <= names()
     assert all(re.search(r"\bswarm_[a-z0-9_]+", text) for text in asked)
     labels = {label for text in asked for label in re.findall(r"by \(([a-z_]+)\)", text)}
-    assert labels <= {metric.label for metric in METRICS.values()} | {"role"}
+    assert labels <= {metric.label for metric in METRICS.values()} | {"role", "peer"}
     ids = [panel["id"] for panel in shown["panels"]]
     assert len(set(ids)) == len(ids)
 

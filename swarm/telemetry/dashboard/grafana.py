@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from swarm.telemetry.metrics import METRICS, Metric
+from swarm.telemetry.metrics import METRICS, PEER_METRICS, Metric
 
 WIDTH, HEIGHT = 12, 8  # of a panel; Grafana's grid is 24 wide
 UNITS: Final = {"s": "s", "bytes": "bytes", "share": "percentunit", "dollars/h": "currencyUSD"}
@@ -20,7 +20,7 @@ def grafana_dashboard() -> dict[str, Any]:
         ("Alarms", "short"): [(f"swarm_alarm{NODES}", "{{instance}} {{kind}} ({{level}})")],
         ("Nodes", "short"): [(INFO, "{{role}}")],
     }
-    for metric in METRICS.values():
+    for metric in (*METRICS.values(), *PEER_METRICS.values()):
         unit = (
             RATES.get(metric.unit, "cps")
             if metric.kind == "counter"
