@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -22,7 +22,6 @@ from node.system.caches import cache_directory
 from node.system.child_channel import end_with_input
 from node.system.child_environment import CACHE_VARIABLE, child_environ
 from swarm.errors import ChildFailed, ConfigError, first_of
-from swarm.storage.files import write_whole
 from swarm.telemetry.broker_address import PORT, Broker
 from swarm.telemetry.dashboard.server import PORT_DEFAULT, serve_broker
 from swarm.telemetry.web_hosts import checked_name
@@ -90,7 +89,7 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
                 rng=Random(secrets.randbits(64)),
                 run_id=options.run_id,
                 names=[checked_name(name) for name in options.names],
-                keep=_KeptFile(broker, options.run_id),
+                keep=_kept_file(broker, options.run_id),
             )
             async with trio.open_nursery() as services:
                 url = await services.start(page)
@@ -98,25 +97,11 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
                 say(f"the page is at {url}")
 
 
-class _KeptFile:
-    """See `Keep`: what the page of a broker and a run has seen, in the user's cache."""
-
-    def __init__(self, broker: Broker, run_id: str | None) -> None:
-        name = hashlib.sha256(f"{broker} {run_id or ''}".encode()).hexdigest()[:16]
-        named = os.environ.get(CACHE_VARIABLE)
-        cache = cache_directory(Path(named) if named else None)
-        self._path = cache / "monitor" / f"{name}.json"
-
-    def read(self) -> bytes | None:
-        try:
-            return self._path.read_bytes()
-        except OSError:
-            return None
-
-    def write(self, content: bytes) -> None:
-        with suppress(OSError):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self._path, content)
+def _kept_file(broker: Broker, run_id: str | None) -> Path:
+    """The file in the user's cache for the page of a broker and a run."""
+    name = hashlib.sha256(f"{broker} {run_id or ''}".encode()).hexdigest()[:16]
+    named = os.environ.get(CACHE_VARIABLE)
+    return cache_directory(Path(named) if named else None) / "monitor" / f"{name}.json"
 
 
 async def _leave_when_asked(scope: trio.CancelScope) -> None:

@@ -1,13 +1,16 @@
-"""The file from which a page resumes: its curves and the last report of each node. Pure.
+"""The file from which a page resumes: its curves and the last report of each node.
 
 The file belongs to this user. Its form is checked all the same.
 """
 
 import json
-from typing import Any, Final, Protocol
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
 
 from pydantic import ValidationError
 
+from swarm.storage.files import write_whole
 from swarm.telemetry.dashboard.state import SHOWN_S, DashboardState
 from swarm.telemetry.fleet_view import NodeView, Watch
 from swarm.telemetry.reports import NodeReport
@@ -17,16 +20,19 @@ NODES_KEPT_MAX: Final = 1_024
 FILE_BYTES_MAX: Final = 32 << 20
 
 
-class Keep(Protocol):
-    """The place of the file. Blocking, and never raises: a page works without history."""
+def read_kept(path: Path) -> bytes | None:
+    """The content that was written last; None: there is none. Blocking."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
-    def read(self) -> bytes | None:
-        """The content that was written last; None: there is none."""
-        ...
 
-    def write(self, content: bytes) -> None:
-        """In place of what was written before."""
-        ...
+def write_kept(path: Path, content: bytes) -> None:
+    """Replace the file. Blocking; an error is ignored, because a page works without history."""
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, content)
 
 
 def kept(watch: Watch, state: DashboardState, now_s: float) -> bytes:

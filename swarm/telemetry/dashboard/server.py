@@ -11,7 +11,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from random import Random
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from swarm.errors import ConfigError
 from swarm.limits.address_blocks import path_of
 from swarm.limits.bounded_table import BoundedTable
 from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.dashboard.keeping import Keep, kept, restore
+from swarm.telemetry.dashboard.keeping import kept, read_kept, restore, write_kept
 from swarm.telemetry.dashboard.listening import Listening
 from swarm.telemetry.dashboard.saved import TYPES, page_files
 from swarm.telemetry.dashboard.state import DashboardState, ReportSource
@@ -356,15 +356,15 @@ async def serve(
     counters: Callable[[], Mapping[str, int]] = dict,
     guarded: Guarded | None = None,
     names: Sequence[str] = (),
-    keep: Keep | None = None,
+    keep: Path | None = None,
     interval_s: float = INTERVAL_S,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Show what is watched until cancelled; reports the page's address once it answers.
 
     `watch` is read on the caller's loop; `counters` are further ones to show, by name; `names`:
-    further ones of the page, as of `WebHosts`; `keep`: where what the page has seen is
-    kept, with which the next start goes on.
+    further ones of the page, as of `WebHosts`; `keep`: the file in which
+    the page's curves and reports survive a restart.
 
     Raises:
         ConfigError: it cannot listen there, as itself or in a group.
@@ -396,13 +396,13 @@ class _Keeper:
     """Has what the page has seen kept, every now and then and at the end."""
 
     def __init__(
-        self, keep: Keep, watch: Watch, state: DashboardState, unix_s: Callable[[], float]
+        self, keep: Path, watch: Watch, state: DashboardState, unix_s: Callable[[], float]
     ) -> None:
         self._keep, self._watch, self._state, self._unix_s = keep, watch, state, unix_s
 
     async def begin(self) -> None:
         """With what the start before has left."""
-        content = await trio.to_thread.run_sync(self._keep.read)
+        content = await trio.to_thread.run_sync(read_kept, self._keep)
         if content is not None:
             restore(content, self._watch, self._state, self._unix_s())
 
@@ -417,7 +417,7 @@ class _Keeper:
 
     async def _write(self) -> None:
         content = kept(self._watch, self._state, self._unix_s())
-        await trio.to_thread.run_sync(self._keep.write, content)
+        await trio.to_thread.run_sync(write_kept, self._keep, content)
 
 
 async def serve_broker(
@@ -429,7 +429,7 @@ async def serve_broker(
     run_id: str | None = None,
     guarded: Guarded | None = None,
     names: Sequence[str] = (),
-    keep: Keep | None = None,
+    keep: Path | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """As `serve`, of what nodes report to a broker. `run_id` None: all runs that it knows of.
