@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from swarm.storage.files import write_whole
 from swarm.telemetry.dashboard.state import SHOWN_S, DashboardState
 from swarm.telemetry.fleet_view import NodeView, Watch
 from swarm.telemetry.reports import NodeReport
@@ -32,7 +31,9 @@ def write_kept(path: Path, content: bytes) -> None:
     """Replace the file. Blocking; an error is ignored, because a page works without history."""
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, content)
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_bytes(content)
+        partial.replace(path)
 
 
 def kept(watch: Watch, state: DashboardState, now_s: float) -> bytes:

@@ -363,8 +363,8 @@ async def serve(
     """Show what is watched until cancelled; reports the page's address once it answers.
 
     `watch` is read on the caller's loop; `counters` are further ones to show, by name; `names`:
-    further ones of the page, as of `WebHosts`; `keep`: the file in which
-    the page's curves and reports survive a restart.
+    further ones of the page, as of `WebHosts`; `keep`: the file in which the page's curves and
+    reports survive a restart.
 
     Raises:
         ConfigError: it cannot listen there, as itself or in a group.
