@@ -26,7 +26,7 @@ NAMES_TOLD_MAX: Final = 8
 
 
 def guarded_by(token: str, data_dir: Path) -> Guarded:
-    """What whoever has the token may do with the coordinator of a data directory.
+    """Actions on the coordinator of a data directory, for whoever has the token.
 
     Raises:
         ConfigError: the token is too short.

@@ -30,31 +30,9 @@ PHASES: Final = {True: "watching", False: "learner away"}
 
 
 def view_metrics(view: View) -> dict[str, float]:
-    """What the learner measured, as it told, and what the model says of it."""
-    metrics = {m.COST_PER_H: view.cost_per_h}
-    report, predicted = view.report, view.predicted
-    if report is not None:
-        metrics |= {
-            m.POLICY_VERSION: float(report.version),
-            m.PUBLISHED_VERSION: float(report.published),
-            m.ROUND_S: report.pace.step_s,
-            m.IDLE_RATIO: report.pace.idle_share,
-            m.STALENESS_MEAN_STEPS: report.pace.staleness_mean,
-            m.STALENESS_MAX_STEPS: float(report.pace.staleness_worst),
-            m.STALENESS_BOUND_STEPS: float(report.rules.staleness_max),
-            m.BROADCAST_S: report.pace.broadcast_s,
-            m.IN_FLIGHT_GROUPS: float(report.work.leased),
-            m.QUEUED_GROUPS: float(report.work.buffered),
-        }
-    if predicted is not None:
-        metrics |= {
-            m.PREDICTED_IDLE_RATIO: 1.0 - predicted.utilisation,
-            m.PREDICTED_STALENESS_STEPS: float(predicted.staleness_worst),
-            m.PREDICTED_BROADCAST_S: predicted.broadcast_s,
-            m.REQUIRED_GROUPS_PER_S: predicted.required_per_s,
-            m.OFFERED_GROUPS_PER_S: predicted.offered_per_s,
-        }
-    return finite(metrics)
+    """Metrics from the learner's report and from the capacity model."""
+    measured = m.measured(view.report) | m.measured(view.predicted)
+    return finite({m.COST_PER_H: view.cost_per_h}) | measured
 
 
 def worker_row(row: MachineRow) -> WorkerRow:
@@ -72,7 +50,7 @@ def worker_row(row: MachineRow) -> WorkerRow:
 
 
 def view_notes(view: View) -> tuple[str, ...]:
-    """What is wrong, and what is planned and why."""
+    """The problem, if there is one, and the reasons for the plan."""
     texts = (view.problem, view.why, view.depth_why)
     return tuple(text[:TEXT_CHARS_MAX] for text in texts if text)[:NOTES_MAX]
 

@@ -1,12 +1,12 @@
 """`swarm-node`: parse flags, hand over, turn errors into one line. No logic lives here."""
 
 import argparse
+import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -370,7 +370,7 @@ def _add_chat(commands: Any) -> None:
 
 
 def _add_report(commands: Any) -> None:
-    report = commands.add_parser("report", help="plots and a page from data directories")
+    report = commands.add_parser("report", help="one page with curves, from data directories")
     report.add_argument("data_dirs", nargs="+", type=Path, metavar="DATA_DIR", help="a node's data")
     report.add_argument(
         "--out", type=Path, default=Path("report"), metavar="DIR", help="default: report"
@@ -581,7 +581,9 @@ def _top(options: argparse.Namespace) -> int:
 
 def _monitor(options: argparse.Namespace) -> int:
     if options.grafana:
-        sys.stdout.write((files("swarm.telemetry.dashboard") / "grafana.json").read_text())
+        from swarm.telemetry.dashboard.grafana import grafana_dashboard
+
+        _say(json.dumps(grafana_dashboard(), indent=2))
         return EXIT_OK
     from node.monitor.monitoring import MonitorOptions, monitor
 

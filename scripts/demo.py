@@ -535,8 +535,6 @@ def finish(settings: Settings, console: Console, children: Sequence[Child]) -> i
         console.print()
         console.print(samples_table(logged))
     console.print(f"\nReport: {summary.html}", soft_wrap=True)
-    for picture in summary.pictures:
-        console.print(f"Curve:  {picture}", soft_wrap=True)
     found = problems(children, summary)
     for problem in found:
         console.print(Text(problem, style="red"))

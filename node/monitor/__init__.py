@@ -1,1 +1,1 @@
-"""What is seen of a node or a network: status, alarms, metrics, telemetry, a broker."""
+"""Watching of nodes: status, alarms, metrics, telemetry, reports, a broker."""

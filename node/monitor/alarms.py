@@ -1,8 +1,8 @@
-"""What is wrong with a node, by its own reports of the last minutes and the last rounds. Pure.
+"""Alarms of a node, from its own reports of the last minutes and rounds. Pure.
 
-An alarm stands as long as what it tells of is so. Each threshold leaves room for what happens in a
-healthy swarm: a slow first round, one bad group, a burst of traffic. A round takes a second here
-and ten minutes there: what depends on rounds is counted in them.
+An alarm stands as long as its condition holds. Each threshold leaves room for a healthy swarm: a
+slow first round, one bad group, a burst of traffic. A round takes from a second to ten minutes, so
+conditions on rounds are counted in rounds.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ History = Sequence[NodeReport]  # of one process, the oldest first
 
 @dataclass(frozen=True, slots=True)
 class AlarmCondition:
-    """What is wrong now. `subject`: the peer that it is about; `advice` None: that of the alarm."""
+    """A condition that holds now. `subject`: its peer; `advice` None: that of the alarm."""
 
     level: Level
     text: str
@@ -62,8 +62,8 @@ class AlarmCondition:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What an alarm looks at, each up to now and never empty: the reports of `HISTORY_S`, and the
-    first of each of the last rounds, which may be older."""
+    """Reports that alarms look at: those of the last `HISTORY_S`, and the first of each of the last
+    rounds, which may be older. Neither is empty."""
 
     recent: History
     rounds: History
@@ -130,7 +130,7 @@ def alarms_of(history: History) -> tuple[AlarmReport, ...]:
 
 
 def identity_of(alarms: Sequence[AlarmReport]) -> frozenset[tuple[Alarm, str, Level]]:
-    """What stands, whatever figures are in its words: two looks at the same are equal."""
+    """The alarms that stand, without their texts, whose figures change with each report."""
     return frozenset((each.kind, each.subject, each.level) for each in alarms)
 
 
@@ -297,8 +297,8 @@ def _low(name: str, what: str, warn: int, critical: int) -> Callable[[Past], Ala
 
 
 def _clock_skew(past: Past) -> AlarmCondition | None:
-    """What most peers date is in our future: ours is slow. Of one or two it says nothing, however
-    many records they are: their clocks are fast, and this node's alarm would blame its own."""
+    """Records of most peers are dated in the future: this clock is slow. With one or two such peers
+    it is their clocks that are fast, however many records they send."""
     history = past.since(ROUNDS_MIN, HISTORY_S) or past.recent
     before = {row.peer_id: row for row in history[0].peers}
     rises = []  # of each peer that was heard from: records dated in the future

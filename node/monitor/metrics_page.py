@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from node.system.bounded_server import CLIENTS_MAX, serve_answers
 from swarm.errors import ConfigError
-from swarm.telemetry.metrics import METRICS
+from swarm.telemetry.metrics import METRICS, PEER_METRICS, measured
 from swarm.telemetry.reports import (
     NodeReport,
 )
@@ -28,13 +28,6 @@ PREFIX: Final = "swarm_"
 ANSWER_TIMEOUT_S: Final = 5.0
 REQUEST_BYTES_MAX: Final = 16_384
 READ_BYTES: Final = 4_096
-PEER_METRICS: Final = {
-    "peer_bytes_in_total": ("bytes_in", "bytes from a peer"),
-    "peer_bytes_out_total": ("bytes_out", "bytes to a peer"),
-    "peer_accepted_total": ("groups_accepted", "groups of a peer that passed every check"),
-    "peer_trained_total": ("groups_trained", "groups of a peer that were trained on"),
-    "peer_rejected_total": ("rejected", "what a peer sent and was refused"),
-}
 
 NO_HTTP: Final = "no_http"  # why a client got no answer, besides those of `serve_answers`
 OUR_FAULT: Final = "our_fault"
@@ -70,10 +63,11 @@ class _Report(Collector):
                 family.add_metric([value], amount)
             if family.samples:
                 yield family
-        for name, (field, text) in PEER_METRICS.items():
-            family = _family(name, True, text, ["peer"])
-            for peer in report.peers:
-                family.add_metric([peer.peer_id], float(getattr(peer, field)))
+        peers = [(peer.peer_id, measured(peer)) for peer in report.peers]
+        for name, metric in PEER_METRICS.items():
+            family = _family(name, True, metric.help, ["peer"])
+            for peer_id, found in peers:
+                family.add_metric([peer_id], found[name])
             yield family
         alarms = _family("alarm", False, "1: the alarm stands", ["kind", "level"])
         for alarm in report.alarms:
@@ -112,9 +106,9 @@ async def serve_metrics(
 ) -> None:
     """Answer at `host:port` until cancelled; reports the port once it listens.
 
-    `unanswered`: as of `serve_answers`. Where an answer of ours breaks HTTP, which is a bug here
-    and must not let who asks end the node, the first time is told of and all are counted. `names`:
-    further ones of the page, as of `WebHosts`.
+    `unanswered`: as of `serve_answers`. An answer of ours that breaks HTTP is a bug here, and does
+    not end the node: the first one is told of, and all are counted. `names`: further ones of the
+    page, as of `WebHosts`.
 
     Raises:
         ConfigError: the address cannot be listened on.

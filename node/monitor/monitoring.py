@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -22,7 +22,6 @@ from node.system.caches import cache_directory
 from node.system.child_channel import end_with_input
 from node.system.child_environment import CACHE_VARIABLE, child_environ
 from swarm.errors import ChildFailed, ConfigError, first_of
-from swarm.storage.files import write_whole
 from swarm.telemetry.broker_address import PORT, Broker
 from swarm.telemetry.dashboard.server import PORT_DEFAULT, serve_broker
 from swarm.telemetry.web_hosts import checked_name
@@ -33,16 +32,12 @@ PAGE_LISTEN: Final = f"127.0.0.1:{PORT_DEFAULT}"
 STARTS_TIMEOUT_S: Final = 30.0
 ENDS_TIMEOUT_S: Final = 3.0
 READ_BYTES: Final = 256
-DROPPED: Final = b"dropped "  # as of `embedded_broker`, which is not imported: it brings asyncio
-REFUSED: Final = b"refused "  # likewise
-BROKER_DROPPED: Final = "broker_topics_dropped"
-BROKER_REFUSED: Final = "broker_clients_refused"
 
 
 @dataclass(frozen=True, slots=True)
 class MonitorOptions:
-    """What `swarm-node monitor` is told. `broker`: a URL, or `embedded` for one of its own at
-    `broker_listen`. `run_id` None: all runs that the broker knows of."""
+    """Options of `swarm-node monitor`. `broker`: a URL, or `embedded` for one of its own at
+    `broker_listen`. `run_id` None: all runs on the broker."""
 
     broker: str = EMBEDDED
     broker_listen: str = BROKER_LISTEN
@@ -62,6 +57,11 @@ def monitor(options: MonitorOptions, say: Callable[[str], None]) -> int:
     """
     if options.broker != EMBEDDED and options.broker_listen != BROKER_LISTEN:
         raise ConfigError("--broker-listen: of use with --broker embedded alone")
+    if options.broker == EMBEDDED and not _is_loopback(options.broker_listen):
+        raise ConfigError(
+            f"--broker-listen {options.broker_listen}: the embedded broker listens on loopback "
+            "alone; for other machines run mosquitto, and name it with --broker mqtt://HOST"
+        )
     try:
         trio.run(_monitor, options, say)
     except* (ConfigError, ChildFailed) as group:
@@ -69,11 +69,18 @@ def monitor(options: MonitorOptions, say: Callable[[str], None]) -> int:
     return 0
 
 
+def _is_loopback(listen: str) -> bool:
+    host = Broker.parse(f"mqtt://{listen}").host
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_leave_when_asked, nursery.cancel_scope)
-        counters: Counter[str] = Counter()
-        async with _broker(options, say, counters) as broker:
+        async with _broker(options) as broker:
             page = partial(
                 serve_broker,
                 broker,
@@ -82,8 +89,7 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
                 rng=Random(secrets.randbits(64)),
                 run_id=options.run_id,
                 names=[checked_name(name) for name in options.names],
-                counters=counters,
-                keep=_KeptFile(broker, options.run_id),
+                keep=_kept_file(broker, options.run_id),
             )
             async with trio.open_nursery() as services:
                 url = await services.start(page)
@@ -91,27 +97,11 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
                 say(f"the page is at {url}")
 
 
-class _KeptFile:
-    """See `Keep`: what the page of a broker and a run has seen, in the user's cache."""
-
-    def __init__(self, broker: Broker, run_id: str | None) -> None:
-        name = hashlib.sha256(f"{broker} {run_id or ''}".encode()).hexdigest()[:16]
-        named = os.environ.get(CACHE_VARIABLE)
-        cache = cache_directory(Path(named) if named else None)
-        self._path = cache / "monitor" / f"{name}.json"
-
-    def read(self) -> bytes | None:
-        """See `Keep.read`."""
-        try:
-            return self._path.read_bytes()
-        except OSError:
-            return None
-
-    def write(self, content: bytes) -> None:
-        """See `Keep.write`."""
-        with suppress(OSError):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self._path, content)
+def _kept_file(broker: Broker, run_id: str | None) -> Path:
+    """The file in the user's cache for the page of a broker and a run."""
+    name = hashlib.sha256(f"{broker} {run_id or ''}".encode()).hexdigest()[:16]
+    named = os.environ.get(CACHE_VARIABLE)
+    return cache_directory(Path(named) if named else None) / "monitor" / f"{name}.json"
 
 
 async def _leave_when_asked(scope: trio.CancelScope) -> None:
@@ -121,15 +111,11 @@ async def _leave_when_asked(scope: trio.CancelScope) -> None:
 
 
 @asynccontextmanager
-async def _broker(
-    options: MonitorOptions, say: Callable[[str], None], counters: Counter[str]
-) -> AsyncIterator[Broker]:
+async def _broker(options: MonitorOptions) -> AsyncIterator[Broker]:
     if options.broker != EMBEDDED:
         yield Broker.parse(options.broker, password=options.password, ca_file=options.broker_ca)
         return
-    async with embedded_broker(options.broker_listen, counters) as broker:
-        if broker.host not in ("127.0.0.1", "::1", "localhost"):
-            say("the embedded broker lets in whoever reaches it: mosquitto can ask for passwords")
+    async with embedded_broker(options.broker_listen) as broker:
         yield broker
 
 
@@ -141,24 +127,9 @@ async def _end_with(process: trio.Process) -> None:
     )
 
 
-async def _count_dropped(stdout: trio.abc.ReceiveStream, counters: Counter[str]) -> None:
-    """What the broker says after it listens: how many topics it gave up, and clients."""
-    names = {DROPPED: BROKER_DROPPED, REFUSED: BROKER_REFUSED}
-    line = b""
-    while part := await stdout.receive_some(READ_BYTES):
-        *whole, line = (line + part).split(b"\n")
-        for each in whole:
-            what, blank, number = each.partition(b" ")
-            if (name := names.get(what + blank)) is not None and number.isdigit():
-                counters[name] = int(number)
-
-
 @asynccontextmanager
-async def embedded_broker(
-    listen: str, counters: Counter[str] | None = None
-) -> AsyncIterator[Broker]:
-    """A broker in a child process, listening at `host:port`, for the block. `counters`: where it is
-    counted what it did not retain, and whom it refused.
+async def embedded_broker(listen: str) -> AsyncIterator[Broker]:
+    """A broker in a child process, listening at `host:port`, for the block.
 
     Raises:
         ConfigError: it is no address, or it is taken.
@@ -187,8 +158,6 @@ async def embedded_broker(
             )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_with, process)
-            told = Counter() if counters is None else counters
-            nursery.start_soon(_count_dropped, process.stdout, told)
             yield broker
             nursery.cancel_scope.cancel()
     finally:

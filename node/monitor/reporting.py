@@ -1,6 +1,6 @@
-"""A node's telemetry: from its status, its last records and its traffic to one report.
+"""Makes a node's report from its status, its last records and its traffic.
 
-What there is no figure for yet is left out of a report; zero means that it was measured.
+A metric without a value is left out of a report; zero means that it was measured.
 """
 
 from collections import Counter
@@ -10,7 +10,6 @@ from typing import Final
 
 from node.records.event_log import Record
 from node.records.records import (
-    AnswerCounts,
     HeldOut,
     RoundDone,
     Started,
@@ -49,7 +48,7 @@ OTHERS: Final = "others"  # the label of values that have no place of their own
 
 @dataclass(frozen=True, slots=True)
 class MachineResources:
-    """What is left of the machine."""
+    """Free memory and disk of the machine."""
 
     memory_available_bytes: int
     disk_free_bytes: int | None  # None: where the data directory is cannot be asked
@@ -57,7 +56,7 @@ class MachineResources:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the transport counted, and who is connected."""
+    """The transport's counters, and the connected peers."""
 
     counters: TransportCounters
     connected: Sequence[PeerId]
@@ -65,7 +64,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What only some kinds of node have."""
+    """Parts of a report that only some roles have."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     labelled: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -75,110 +74,13 @@ class Extras:
 
 def status_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
     """Metrics that `status` has as well."""
-    known = {
-        m.POOL_AGE_S: snapshot.pool_age_s,
-        m.OWN_REWARD: snapshot.own_reward,
-        m.HELD_OUT_RATIO: snapshot.held_out_passed,
-        m.VALIDATION_RATIO: snapshot.validation_passed,
-        m.VALIDATION_BEST_RATIO: snapshot.validation_best,
-        m.RATE_SHARE_RATIO: None if snapshot.validation_passed is None else snapshot.rate_share,
-    }
-    return {
-        m.UPTIME_S: snapshot.uptime_s,
-        m.BYTES_IN_TOTAL: float(snapshot.bytes_in),
-        m.BYTES_OUT_TOTAL: float(snapshot.bytes_out),
-        m.ACCEPTED_TOTAL: float(snapshot.accepted),
-        m.POOL_GROUPS: float(snapshot.pool_groups),
-        m.POOL_FOREIGN_GROUPS: float(snapshot.pool_foreign),
-        m.POOL_BYTES: float(snapshot.pool_bytes),
-        m.ROUND: float(snapshot.round),
-        m.MEMORY_BYTES: float(snapshot.memory_bytes + snapshot.trainer_memory_bytes),
-        **{name: value for name, value in known.items() if value is not None},
-        **m.figure_metrics(snapshot),
-    }
-
-
-def door_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
-    """Metrics of the places for connections."""
-    door = snapshot.door
-    if door is None:
-        return {}
-    return {
-        m.CONNECTIONS: float(door.connections),
-        m.CONNECTIONS_MAX: float(door.connections_max),
-        m.LARGEST_ORIGIN_CONNECTIONS: float(door.of_largest),
-    }
+    return m.measured(snapshot) | m.figure_metrics(snapshot)
 
 
 def turned_away(snapshot: StatusSnapshot) -> dict[str, float]:
     """Newcomers that were refused, by reason."""
     door = snapshot.door
     return {} if door is None else {why: float(count) for why, count in door.turned_away.items()}
-
-
-def round_metrics(record: RoundDone, snapshot: StatusSnapshot) -> dict[str, float]:
-    """Metrics of a round of SAPO."""
-    known = {
-        m.FOREIGN_GRADIENT_RATIO: snapshot.foreign_gradient,
-        m.SHARING_PER_TOKEN_RATIO: snapshot.sharing_per_token,
-    }
-    return {
-        **{name: value for name, value in known.items() if value is not None},
-        m.ROUND_S: record.generate_s + record.score_s + record.train_s,
-        m.POLICY_VERSION: float(record.policy_version),
-        m.LOCAL_GROUPS: float(record.own_taught),
-        m.EXTERNAL_GROUPS: float(record.external_groups),
-        m.EXTERNAL_GROUPS_WANTED: float(snapshot.external_groups_wanted),
-        m.TOKENS_PER_S: snapshot.tokens_per_s,
-        m.GENERATED_TOKENS_TOTAL: float(record.generated_tokens_total),
-        m.TRAINED_TOKENS_TOTAL: float(record.trained_tokens_total),
-    }
-
-
-def step_metrics(record: StepDone) -> dict[str, float]:
-    """Metrics of a learner's step."""
-    return {
-        m.ROUND: float(record.step),
-        m.ROUND_S: record.idle_s + record.train_s,
-        m.POLICY_VERSION: float(record.version),
-        m.PUBLISHED_VERSION: float(record.published_version),
-        m.OWN_REWARD: record.reward,
-        m.LOCAL_GROUPS: float(record.groups - record.shared_groups),
-        m.EXTERNAL_GROUPS: float(record.shared_groups),
-        m.TRAINED_TOKENS_TOTAL: float(record.trained_tokens_total),
-        m.IDLE_RATIO: _ratio(record.idle_s, record.train_s),
-        m.STALENESS_MEAN_STEPS: record.staleness_mean,
-        m.STALENESS_MAX_STEPS: float(record.staleness_max),
-    }
-
-
-def work_metrics(record: WorkDone) -> dict[str, float]:
-    """Metrics of a worker's batch."""
-    rate = record.generated_tokens / record.generate_s if record.generate_s > 0 else 0.0
-    return {
-        m.ROUND: float(record.batch),
-        m.ROUND_S: record.wait_s + record.generate_s,
-        m.POLICY_VERSION: float(record.policy_version),
-        m.PUBLISHED_VERSION: float(record.learner_version),
-        m.LOCAL_GROUPS: float(record.groups),
-        m.TOKENS_PER_S: rate,
-        m.GENERATED_TOKENS_TOTAL: float(record.generated_tokens_total),
-        m.IDLE_RATIO: _ratio(record.wait_s, record.generate_s),
-    }
-
-
-def _ratio(waited_s: float, worked_s: float) -> float:
-    whole_s = waited_s + worked_s
-    return waited_s / whole_s if whole_s > 0 else 0.0
-
-
-def outcome_metrics(outcome: Outcome) -> dict[str, float]:
-    """Metrics of a version that was fetched and serves."""
-    applied = outcome.applied
-    metrics = {m.BROADCAST_S: applied.fetch_s + applied.patch_s, m.PAUSED_S: applied.paused_s}
-    if outcome.bound_s:
-        metrics[m.BROADCAST_BOUND_RATIO] = applied.fetch_s / outcome.bound_s
-    return metrics
 
 
 def bounded(values: Mapping[str, float]) -> dict[str, float]:
@@ -274,25 +176,6 @@ def bitfield(have: int, chunks: int) -> str:
     return field.hex()[: -(-bits // 4)]
 
 
-def learning_counts(record: RoundDone | StepDone) -> Counter[str]:
-    """What a round or a step adds to the counters of what there was to learn."""
-    if isinstance(record, StepDone):
-        groups = record.groups
-    else:
-        groups = record.local_groups + record.external_groups
-    answers = record.answers or AnswerCounts(0, 0, 0, 0)
-    return Counter(
-        {
-            m.GROUPS_TOTAL: groups,
-            m.INFORMATIVE_GROUPS_TOTAL: record.informative_groups,
-            m.COMPLETIONS_TOTAL: answers.completions,
-            m.UNREAD_COMPLETIONS_TOTAL: answers.unread,
-            m.RIGHT_COMPLETIONS_TOTAL: answers.right,
-            m.CUT_COMPLETIONS_TOTAL: answers.cut,
-        }
-    )
-
-
 class Reporter:
     """Makes the reports of one process. It keeps what records said last."""
 
@@ -316,26 +199,20 @@ class Reporter:
         self._sequence = 0
         self._errors = 0
         self._returns = 0
-        self._round: RoundDone | None = None
-        self._step: StepDone | None = None
-        self._work: WorkDone | None = None
+        self._last: dict[type[Record], Record] = {}  # a round, a step, a batch
         self._outcome: Outcome | None = None
         self._saved_bytes = 0
-        self._learning: Counter[str] = Counter()
+        self._sums: Counter[str] = Counter()
 
     def note(self, record: Record) -> None:
         """Something has happened."""
         match record:
             case Started():  # from a checkpoint, perhaps of before what was noted
-                self._round, self._step = None, None
-            case RoundDone():
-                self._round = record
-                self._learning.update(learning_counts(record))
-            case StepDone():
-                self._step = record
-                self._learning.update(learning_counts(record))
-            case WorkDone():
-                self._work = record
+                self._last.pop(RoundDone, None)
+                self._last.pop(StepDone, None)
+            case RoundDone() | StepDone() | WorkDone():
+                self._last[type(record)] = record
+                self._sums.update(m.measured(record, f"{type(record).__name__}_sums"))
             case WentBack():
                 self._returns += 1
             case Trouble():
@@ -353,21 +230,13 @@ class Reporter:
             case HeldOut(round=number):
                 found = {name: known[name] for name in evaluated if name in known}
                 # What the record says, whenever the status comes to say it
-                found[m.HELD_OUT_RATIO] = record.passed
-                if record.validation is not None:
-                    found[m.VALIDATION_RATIO] = record.validation
-                return number, finite(found)
-            case RoundDone(round=number):
-                of_record = round_metrics(record, snapshot)
-            case StepDone(step=number):
-                of_record = step_metrics(record)
-            case WorkDone(batch=number):
-                of_record = work_metrics(record)
+                return number, finite(found | m.measured(record))
+            case RoundDone(round=number) | StepDone(step=number) | WorkDone(batch=number):
+                of_record = m.measured(record)
             case _:
                 return None
         rest = {name: value for name, value in known.items() if name not in evaluated}
-        learning = {name: float(count) for name, count in self._learning.items()}
-        return number, finite(rest | learning | of_record)
+        return number, finite(rest | dict(self._sums) | of_record)
 
     def note_outcome(self, outcome: Outcome) -> None:
         """A version was fetched, or not."""
@@ -422,26 +291,19 @@ class Reporter:
         counters = traffic.counters
         metrics = (
             status_metrics(snapshot)
-            | door_metrics(snapshot)
+            | m.measured(machine)
             | {
                 m.PEERS: float(len(traffic.connected)),
                 m.ADVERTS_IN_TOTAL: float(counters.messages_in[adverts_topic(self._run_id)]),
                 m.FETCHES_TOTAL: float(counters.messages_out[ROLLOUTS_PROTOCOL]),
                 m.ERRORS_TOTAL: float(self._errors),
                 m.RETURNS_TOTAL: float(self._returns),
-                m.MEMORY_AVAILABLE_BYTES: float(machine.memory_available_bytes),
             }
         )
-        if machine.disk_free_bytes is not None:
-            metrics[m.DISK_FREE_BYTES] = float(machine.disk_free_bytes)
-        metrics |= {name: float(count) for name, count in self._learning.items()}
-        if self._round is not None:
-            metrics |= round_metrics(self._round, snapshot)
-        if self._step is not None:
-            metrics |= step_metrics(self._step)
-        if self._work is not None:
-            metrics |= work_metrics(self._work)
+        metrics |= self._sums
+        for record in self._last.values():
+            metrics |= m.measured(record)
         if self._outcome is not None:
-            metrics |= outcome_metrics(self._outcome)
+            metrics |= m.measured(self._outcome)
             metrics[m.SAVED_BYTES_TOTAL] = float(self._saved_bytes)
         return metrics

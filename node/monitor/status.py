@@ -1,8 +1,8 @@
 """`swarm-node status`: a running node answers on a socket that only its own user can open.
 
 Whoever connects gets one JSON object and the end of the stream; nothing is read from the client.
-A path of a Unix socket is limited to about 100 bytes, so a node with a deep data directory listens
-in the user's runtime directory instead and leaves a pointer file, `status.path`, behind.
+A path of a Unix socket has at most about 100 bytes. A node with a longer data directory listens in
+the user's runtime directory, and leaves a pointer file, `status.path`, in the data directory.
 """
 
 import hashlib
@@ -24,17 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from node.records.event_log import plain_json
-from node.records.figures import (
-    answer_lines,
-    mismatch_lines,
-    now_line,
-    own_groups,
-    quantised,
-    role_lines,
-    sharing_lines,
-    validation_lines,
-)
-from node.records.format import amount, duration, percent, printable, short_id
+from node.records.figures import done_lines, now_line, pool_lines
+from node.records.format import amount, duration, printable, short_id
 from node.records.records import BanStatus, PeerStatus, StatusSnapshot
 from node.system.bounded_server import CLIENTS_MAX, serve_answers
 from swarm.errors import ConfigError, RequestTimeout
@@ -87,7 +78,7 @@ async def serve_status(
 
 
 def socket_path(data_dir: Path) -> Path:
-    """Where the node of this data directory listens: in it, or, where that path is too long for a
+    """The socket of this data directory's node: in it, or, where that path is too long for a
     socket, under a name made of its hash in a directory of the user's own."""
     path = data_dir.absolute() / SOCKET_NAME
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
@@ -237,8 +228,8 @@ def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
         ("run", f"{s.run_id}, up {duration(s.uptime_s)}, {s.agent}"),
         ("policy", f"{s.model}, {sizes}{_engine(s)}"),
         ("now", now_line(s)),
-        *_done_lines(s),
-        *_pool_lines(s),
+        *done_lines(s),
+        *pool_lines(s),
         *_door_lines(s),
         ("traffic", f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out"),
     ]
@@ -254,48 +245,8 @@ def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     return lines
 
 
-def _done_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    if s.role == "worker":
-        return role_lines(s)
-    reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}"
-    if s.role == "learner":
-        told = [("held-out", _held_out(s)), ("reward", f"{reward} (last step)")]
-        return [*told, *answer_lines(s), *role_lines(s)]
-    wanted = f"{s.external_groups} of {s.external_groups_wanted} wanted"
-    return [
-        ("held-out", _held_out(s)),
-        *validation_lines(s),
-        ("own reward", f"{reward} (last round, own completions only)"),
-        *answer_lines(s),
-        (
-            "trained on",
-            f"{own_groups(s)} own groups, {wanted} from others"
-            f"{quantised(s.groups_quantised)} (last round)",
-        ),
-        *sharing_lines(s),
-        *mismatch_lines(s),
-        ("generating", f"{s.tokens_per_s:,.0f} tokens/s"),
-    ]
-
-
-def _pool_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """Lines on shared rollouts, in which learners may and workers do not take part."""
-    if s.role != "node" and not (s.pool_groups or s.accepted or s.rejected):
-        return []
-    return [
-        (
-            "pool",
-            f"{s.pool_groups} groups, {s.pool_foreign} of others, {amount(s.pool_bytes, 'B')}",
-        ),
-        (
-            "from peers",
-            f"{s.accepted} groups accepted, {sum(s.rejected.values())} rejected",
-        ),
-    ]
-
-
 def _door_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """Who has the places for connections, where that is worth a look."""
+    """Connection slots in use, and the origin that has most if they are scarce."""
     door = s.door
     if door is None:
         return []
@@ -309,16 +260,6 @@ def _door_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
         most = max(door.turned_away, key=lambda why: (door.turned_away[why], why))
         text += f"; {away} newcomers refused, most as {printable(most, 40)}"
     return [("connections", text)]
-
-
-def _held_out(s: StatusSnapshot) -> str:
-    if s.held_out_passed is None:
-        return "not evaluated yet"
-    if s.held_out_first is None:
-        return f"{percent(s.held_out_passed)} passed"
-    rise = 100 * (s.held_out_passed - s.held_out_first)
-    first = percent(s.held_out_first)
-    return f"{percent(s.held_out_passed)} passed, {first} at the start ({rise:+.1f} points)"
 
 
 def _rejected_table(rejected: dict[str, int]) -> Table:
@@ -368,7 +309,7 @@ def _peers_table(peers: tuple[PeerStatus, ...]) -> RenderableType:
 
 
 def _address(peer: PeerStatus) -> str:
-    """Where the peer is, without the id that the first column shows already."""
+    """The peer's address without its id, which the first column shows."""
     if not peer.addresses:
         return printable(peer.agent, 36)
     return printable(peer.addresses[0].partition("/p2p/")[0], 64)

@@ -1,7 +1,7 @@
-"""What a running node tells of itself: a report each interval, alarms, and where they go.
+"""Telemetry of a running node: a report per interval with its alarms.
 
-Reports are made whether anybody listens or not: their alarms are notes of `swarm-node status`, and
-the metrics endpoint shows the last one. A broker gets them as well, if one is named.
+Reports are made even if nobody listens: `swarm-node status` shows their alarms as notes, and the
+metrics endpoint shows the last report. A broker gets them too, if one is named.
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ ALARMS_AGAIN_S: Final = 300.0  # an alarm that stands is told again, with its fi
 
 
 def broker_of(config: NodeConfig, password: str | None) -> Broker | None:
-    """Where reports go; None: nowhere.
+    """The broker that reports go to; None: there is none.
 
     Raises:
         ConfigError: what is said of it does not fit together.
@@ -56,13 +56,13 @@ def broker_of(config: NodeConfig, password: str | None) -> Broker | None:
 
 
 def machine_of(data_dir: Path) -> MachineResources:
-    """What is left of this machine. Blocking."""
+    """Free memory and disk of this machine. Blocking."""
     return MachineResources(psutil.virtual_memory().available, disk_free_bytes(data_dir))
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where a report's figures come from; each is asked once a report, and is quick."""
+    """The sources of a report's figures. Each is called once per report, and is quick."""
 
     snapshot: Callable[[], StatusSnapshot]
     traffic: Callable[[], Traffic]

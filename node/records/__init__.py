@@ -1,1 +1,1 @@
-"""What a node writes down of its work, and how figures are worded."""
+"""Records of a node's work, and the wording of figures."""

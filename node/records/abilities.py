@@ -1,10 +1,10 @@
-"""What a policy can do on held-out tasks, and what it can do that another could not. Pure.
+"""A policy's results on held-out tasks, and its gains over another policy. Pure.
 
-A sampled pass rate rises by sharpening alone: a policy that always says what it said most often
-before has learned nothing new. So three figures stand side by side: the share of tasks that the
-likeliest completion solves (greedy), the mean share of sampled completions that pass, and the
-share of tasks that at least one of k samples solves (pass@k), which sharpening lowers. And of two
-policies on the same tasks: how many one solves that the other did not solve once (unlocked).
+A sampled pass rate can rise by sharpening alone: the policy says its most frequent answer more
+often, and has learned nothing new. So there are three figures. Greedy is the share of tasks that
+the likeliest completion solves. Sampled is the mean share of completions that pass. pass@k is the
+share of tasks that at least one of k samples solves; sharpening lowers it. Of two policies on the
+same tasks, "unlocked" counts tasks that one solves and the other did not solve once.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Figure = tuple[float, float, float]  # mean, and the ends of its 95 % interval, 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a policy made of one task."""
+    """A policy's results on one task."""
 
     environment: str
     greedy: bool  # the likeliest completion passes
@@ -26,7 +26,7 @@ class TaskResult:
 
     @property
     def is_solved_ever(self) -> bool:
-        """Whether any completion passed."""
+        """True if any completion passed."""
         return self.greedy or self.passed > 0
 
 

@@ -1,6 +1,8 @@
-"""What a node has done, by its role: lines that `status`, `top` and the live panel share. Pure."""
+"""Lines of (name, value) on a node that `status`, `top` and the live panel share. Pure."""
 
-from node.records.format import percent, printable
+from collections.abc import Sequence
+
+from node.records.format import amount, bar_chart, percent, printable
 from node.records.records import RoundDone, StatusSnapshot, StepDone, WorkDone
 from node.records.usefulness import times_text
 from swarm.telemetry.metrics import figure_texts
@@ -9,7 +11,7 @@ REASONS_SHOWN = 3  # for which groups were refused, the most frequent ones
 
 
 def now_line(s: StatusSnapshot) -> str:
-    """What it is doing, how often it has done so, and by which version of the policy."""
+    """The node's phase, its round, step or batch, and its policy version."""
     version = f"policy version {s.policy_version}"
     if s.role == "learner":
         offered = f" ({s.step.published_version} on offer)" if s.step else ""
@@ -22,7 +24,7 @@ def now_line(s: StatusSnapshot) -> str:
 
 
 def guard_note(record: RoundDone | StepDone) -> str | None:
-    """What the guard over the trainer's steps did, for as long as it is cautious; None: nothing."""
+    """The step guard's last action, while it lowers the learning rate; None: there is none."""
     if not record.steps_taken_back and record.rate_scale >= 1.0:
         return None
     rate = f"it learns at {percent(record.rate_scale)} of its rate for a while"
@@ -32,13 +34,62 @@ def guard_note(record: RoundDone | StepDone) -> str | None:
     return f"an update moved the policy too far{moved} and was taken back; {rate}"
 
 
-def role_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """(name, value) of what a learner's last step or a worker's last batch came to, each value
-    about 66 characters at most; none for a node that is neither."""
+def done_lines(s: StatusSnapshot, rewards: Sequence[float] = ()) -> list[tuple[str, str]]:
+    """The node's results by its role; a value has about 66 characters. `rewards`: those of the
+    last rounds, drawn as bars."""
+    if s.role == "worker":
+        return _work_lines(s.work, s.tokens_per_s)
+    reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}"
+    held_out = [("held-out", _held_out(s)), *_validation_lines(s)]
     if s.role == "learner":
         bound = "" if s.staleness_bound is None else f", {s.staleness_bound} allowed"
-        return _step_lines(s.step, bound) + mismatch_lines(s)
-    return _work_lines(s.work, s.tokens_per_s) if s.role == "worker" else []
+        told = [*_step_lines(s.step, bound), *mismatch_lines(s)]
+        return [
+            *held_out,
+            ("reward", f"{reward}  {bar_chart(rewards)}".rstrip()),
+            *_answer_lines(s),
+            *told,
+        ]
+    return [
+        *held_out,
+        ("own reward", f"{reward}  {bar_chart(rewards)}".rstrip()),
+        *_answer_lines(s),
+        *_trained_lines(s),
+        *_sharing_lines(s),
+        *mismatch_lines(s),
+        ("generating", f"{s.tokens_per_s:,.0f} tokens/s"),
+    ]
+
+
+def _held_out(s: StatusSnapshot) -> str:
+    if s.held_out_passed is None:
+        return "not evaluated yet"
+    if s.held_out_first is None:
+        return f"{percent(s.held_out_passed)} passed"
+    rise = 100 * (s.held_out_passed - s.held_out_first)
+    first = percent(s.held_out_first)
+    return f"{percent(s.held_out_passed)} passed, {first} at the start ({rise:+.1f} points)"
+
+
+def _trained_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """Groups of the last round, and of them those that taught something."""
+    made = s.local_groups if s.local_groups_made is None else s.local_groups_made
+    own = str(made) if made == s.local_groups else f"{s.local_groups} of {made}"
+    if s.engine == "openai":
+        return [("made", f"{own} groups")]
+    wanted = f"{s.external_groups} of {s.external_groups_wanted} wanted from others"
+    return [("trained on", f"{own} own groups, {wanted}{_quantised(s.groups_quantised)}")]
+
+
+def pool_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """Lines on shared rollouts, in which learners may and workers do not take part."""
+    if s.role != "node" and not (s.pool_groups or s.accepted or s.rejected):
+        return []
+    size = amount(s.pool_bytes, "B")
+    return [
+        ("pool", f"{s.pool_groups} groups, {s.pool_foreign} of others, {size}"),
+        ("from peers", f"{s.accepted} groups accepted, {sum(s.rejected.values())} rejected"),
+    ]
 
 
 def _step_lines(step: StepDone | None, bound: str) -> list[tuple[str, str]]:
@@ -50,7 +101,7 @@ def _step_lines(step: StepDone | None, bound: str) -> list[tuple[str, str]]:
         (
             "trained on",
             f"{_count(step.groups - step.shared_groups, 'group')} of {workers}{shared},"
-            f" {step.informative_groups} informative{quantised(step.groups_quantised)}",
+            f" {step.informative_groups} informative{_quantised(step.groups_quantised)}",
         ),
         (
             "staleness",
@@ -90,19 +141,13 @@ def _work_lines(work: WorkDone | None, tokens_per_s: float) -> list[tuple[str, s
 
 
 def mismatch_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """How far what generates is from what is trained; none where nothing was measured."""
+    """The mismatch between the engine's and the trainer's policy; none if not measured."""
     parts = figure_texts(s)
     return [("mismatch", ", ".join(parts))] if parts else []
 
 
-def own_groups(s: StatusSnapshot) -> str:
-    """How many own groups taught something, of those that were made for it."""
-    made = s.local_groups if s.local_groups_made is None else s.local_groups_made
-    return str(made) if made == s.local_groups else f"{s.local_groups} of {made}"
-
-
-def answer_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """What the last completions came to; none where none were made."""
+def _answer_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """Shares of the last completions by outcome; none without completions."""
     found = s.answers
     if found is None or not found.completions:
         return []
@@ -114,8 +159,8 @@ def answer_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     return [("answers", ", ".join(parts))]
 
 
-def validation_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """What decides, and what it decided; none where nothing was validated."""
+def _validation_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """Validation pass rates and rollbacks; none before a validation."""
     if s.validation_passed is None:
         return []
     parts = [f"{percent(s.validation_passed)} passed"]
@@ -128,8 +173,8 @@ def validation_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     return [("validation", ", ".join(parts))]
 
 
-def sharing_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """What others' groups bring; none where nothing can be said yet."""
+def _sharing_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """The gain from foreign groups; none before it can be estimated."""
     parts = []
     if s.sharing_per_token is not None:
         parts.append(f"{times_text(s.sharing_per_token)} times the groups that teach for a token")
@@ -138,7 +183,7 @@ def sharing_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     return [("sharing", ", ".join(parts))] if parts else []
 
 
-def quantised(groups: int) -> str:
+def _quantised(groups: int) -> str:
     """Said after what was trained on, where engines with quantised weights made some of it."""
     return f", {groups} by quantised engines" if groups else ""
 

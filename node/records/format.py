@@ -1,8 +1,11 @@
-"""How numbers, times and strangers' texts are written for people, in every view alike."""
+"""Formats of numbers, times and strangers' texts, the same in every view."""
+
+from collections.abc import Sequence
 
 from swarm.texts import printable as printable  # here for all views
 
 SHORT_ID_CHARS = 8
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def short_id(peer_id: str) -> str:
@@ -27,7 +30,7 @@ def amount(count: float, unit: str = "") -> str:
 
 
 def often(count: float) -> str:
-    """How many times, in words."""
+    """A number of times, in words."""
     return "once" if count == 1 else f"{count:.0f} times"
 
 
@@ -39,3 +42,9 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def bar_chart(values: Sequence[float]) -> str:
+    """One character for each value in [0, 1]; values outside are cut to it."""
+    top = len(_BARS) - 1
+    return "".join(_BARS[round(top * min(1.0, max(0.0, value)))] for value in values)

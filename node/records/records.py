@@ -1,4 +1,4 @@
-"""What a node says about itself: the event log's lines and the answer to `swarm-node status`.
+"""Records of a node: the event log's lines and the answer to `swarm-node status`.
 
 The event log is `events.jsonl` in the data directory: one JSON object a line, each with `event`
 (the name below), `time_s` (unix time) and the fields of its record. Reports are made from it alone.
@@ -31,7 +31,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCounts:
-    """What became of some completions."""
+    """Counts of completions by the outcome of their answers."""
 
     completions: int
     unread: int  # without an answer of the run's format
@@ -74,9 +74,9 @@ class RoundDone(RoundFigures):
     step_kl: float | None = None  # how far the update moved the policy on its own batch: k3
     steps_taken_back: int = 0  # updates that moved it too far, and were undone
     rate_scale: float = 1.0  # the share of the rate that the next update takes, for caution
-    rate_signal: float = 1.0  # what this one took for how much of its batch teaches something
-    unlikely_tokens: int = 0  # foreign ones that a floor of likelihood left out of the update
-    weighed_tokens: int = 0  # foreign ones that counted by the log-probs that came along
+    rate_signal: float = 1.0  # learning-rate factor: sqrt(share of groups with unequal rewards)
+    unlikely_tokens: int = 0  # foreign tokens below the log-prob floor, left out of the update
+    weighed_tokens: int = 0  # foreign tokens weighted by the log-probs that came with them
     rate_share: float = 1.0  # of the learning rate, by what evaluations showed (`loops.validation`)
     own_informative: int | None = None  # of `local_groups`; None: an older log does not say
     answers: AnswerCounts | None = None  # of all own completions of the round
@@ -85,8 +85,8 @@ class RoundDone(RoundFigures):
     hinted_taught: int = 0  # of these the informative ones that were trained on
     drafted_tokens: int = 0  # of earlier completions that this round's began with
     external_wanted: int | None = None  # what J was in this round; None: an older log
-    foreign_gradient: float | None = None  # others' share of what pulls at log-probs, 0 to 1
-    kept_tokens: int = 0  # of these, what the policy still says: not among `generated_tokens`
+    foreign_gradient: float | None = None  # foreign share of the total |d loss / d log p|, 0 to 1
+    kept_tokens: int = 0  # of `drafted_tokens`, those kept; not among `generated_tokens`
 
     @property
     def own_taught(self) -> int:
@@ -119,7 +119,7 @@ class StepDone:
     grad_norm: float
     clip_fraction: float
     effective_share: float | None  # effective sample size of behaviour weights, over their number
-    mismatch_k3: float | None  # KL from what generated the tokens to the policy before the step
+    mismatch_k3: float | None  # KL from the policy that generated to the one before the step
     peers: int
     bytes_in_total: int
     bytes_out_total: int

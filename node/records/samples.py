@@ -49,7 +49,7 @@ def shortened(text: str) -> str:
 
 
 def bounded(groups: Iterable[SampledGroup]) -> list[SampledGroup]:
-    """What is kept of a round."""
+    """The groups of a round that are kept."""
     return list(groups)[:GROUPS_MAX]
 
 

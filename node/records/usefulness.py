@@ -1,10 +1,9 @@
-"""What sharing brings a node: as its rounds tell, and as pass rates and costs let expect. Pure.
+"""The gain of a node from sharing: measured from its rounds, and expected from pass rates. Pure.
 
-What a node learns from is groups that teach: those whose rewards differ. Sharing brings more of
-them for each token that the node generates itself. For each second it brings less the more of it
-training takes, which own groups and others' alike have to go through, but never fewer. A group of
-others is taken to teach as much as an own one, which is so where it is likely enough under the own
-policy; where it is not, this says too much.
+A group teaches if its rewards differ. Sharing brings more such groups per token that the node
+generates. Per second the gain is smaller the more of a second training takes, because foreign
+groups are trained on too; it is never a loss. A foreign group counts as much as an own one. That
+holds if it is likely enough under the own policy; otherwise the figure is too high.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ WANTED_SHARE: Final = 0.9  # of the groups of others that a node wants, which it
 
 @dataclass(frozen=True, slots=True)
 class GroupCost:
-    """What a group costs a node."""
+    """The cost of a group to a node."""
 
     generate_tokens: float  # of its completions
     generate_s: float  # with scoring
@@ -36,7 +35,7 @@ class GroupCost:
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """What a node gets of a round, and what it gives for it."""
+    """Groups that teach in a round, and the tokens and seconds spent on them."""
 
     own: float  # own groups that teach
     foreign: float  # others' groups that teach
@@ -110,7 +109,7 @@ def informative_share(passes: Sequence[float], group_size: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Usefulness:
-    """What sharing brought a node: means of its rounds, and ratios to what it had been alone."""
+    """The measured gain from sharing: means of rounds, and ratios to a node without sharing."""
 
     rounds: int
     found: Yield
@@ -185,7 +184,7 @@ def advice(useful: Usefulness) -> str:
 
 
 def times_text(ratio: float) -> str:
-    """How many times as many, for people."""
+    """A ratio as text, for people."""
     return f"{ratio:.1f}" if ratio < TIMES_MAX else f"more than {TIMES_MAX}"
 
 

@@ -1,1 +1,1 @@
-"""What nodes tell those who watch, by MQTT and on a page."""
+"""Telemetry of nodes: metrics, signed reports over MQTT, and the web page."""

@@ -1,4 +1,4 @@
-"""Where an MQTT broker is, and how to log on there: as text that people type, read and checked."""
+"""The address of an MQTT broker and its login, parsed from the text that people type."""
 
 import re
 from dataclasses import dataclass, field
@@ -67,8 +67,8 @@ class Broker:
 
 
 def without_password(text: str) -> str:
-    """What may be shown of a broker that was typed with a password: nothing before the last `@`,
-    as a password may hold any character."""
+    """A typed broker without its password. Everything before the last `@` is left out, because a
+    password may hold any character."""
     scheme, mark, rest = text.rpartition("@")
     if not mark:
         return text

@@ -1,8 +1,8 @@
-"""What is known of nodes by those who watch: their last reports, who is gone, what was lost.
+"""The nodes that a watcher knows of: last reports, nodes that are gone, reports that were lost.
 
-Fed with whatever a broker delivers. Reports are signed, so that nobody speaks for another node; all
-the same a broker may carry anything, so each collection is bounded and each refusal counted. Pure:
-time is an argument, always unix time in seconds.
+It takes whatever a broker delivers. Reports are signed, so no node can speak for another. A broker
+may still carry anything, so each collection is bounded and each refusal is counted. Pure: time is
+an argument, in unix seconds.
 """
 
 from collections import Counter, OrderedDict
@@ -90,7 +90,7 @@ class _Entry:
 
 
 def gone_after_s(report: NodeReport) -> float:
-    """How long after a report its node counts as gone, if no other comes."""
+    """Seconds after a node's last report from which the node counts as gone."""
     return min(GONE_S_MAX, max(GONE_S_MIN, GONE_INTERVALS * report.interval_s))
 
 
@@ -271,7 +271,7 @@ class Watch:
         entry.offline = before.offline and retained
 
     def _make_room(self, key: _Key, before: _Entry | None, size_bytes: int, now_s: float) -> bool:
-        """Whether a report fits; gone nodes are forgotten for it, those heard longest ago first."""
+        """Forget gone nodes, oldest first, until a report fits; False: it does not fit."""
         nodes = len(self._entries) + (before is None)
         held = self._held_bytes + size_bytes - (before.size_bytes if before else 0)
         if nodes <= self._nodes_max and held <= REPORTS_BYTES_MAX:

@@ -255,7 +255,7 @@ class _Connecting:
             await asyncio.gather(using, lost, return_exceptions=True)
 
     async def _use(self, client: Client) -> None:
-        """What the connection is for; returns when it is not wanted any more."""
+        """Use the connection until it is not wanted any more."""
         while self._wanted:
             self._news.clear()
             await self._news.wait()

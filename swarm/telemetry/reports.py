@@ -1,4 +1,4 @@
-"""What a node tells those who watch: one signed report an interval.
+"""Reports of a node: one signed report per interval, with a bound on each field.
 
 A report is JSON, so that any MQTT client can show it, and it comes from strangers: it is bounded
 before it is parsed, signed by the node that it speaks of, and refused whole where a field breaks a
@@ -40,7 +40,7 @@ Level = Literal["warning", "critical"]
 
 
 class Alarm(StrEnum):
-    """What may be wrong with a node or a swarm. Each has one sentence on what to do: `ADVICE`."""
+    """A fault of a node or a swarm. `ADVICE` has one sentence on what to do for each."""
 
     NOT_SHARING = "not_sharing"  # peers are connected, and no foreign group is accepted
     NO_FOREIGN = "no_foreign"  # J is wanted, and rounds train on none
@@ -104,13 +104,13 @@ ADVICE: Final[Mapping[Alarm, str]] = {
         "draw fewer foreign groups with --external."
     ),
 }
-"""What to do, by alarm: one sentence each."""
+"""Advice by alarm, one sentence each."""
 
 ALONE_ADVICE: Final = (
     "Name a node of the run with --peer or --invite, see with `swarm-node doctor` whether it can "
     "be reached, or train alone with --external 0."
 )
-"""What to do about `Alarm.NO_FOREIGN` where no peer is connected."""
+"""Advice on `Alarm.NO_FOREIGN` if no peer is connected."""
 
 
 _Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
@@ -201,8 +201,8 @@ class NodeReport(_Part):
 
 
 class Status(_Part):
-    """Whether a process is connected to the broker. Its offline is left there when it connects,
-    as its last will: so it is of one connection, and says nothing of a later one."""
+    """Connection state of a process at the broker. The offline status is the connection's last
+    will, so it is about that connection and not about a later one."""
 
     run_id: _Name
     instance: Annotated[str, Field(max_length=32)]
@@ -330,7 +330,7 @@ _TOPIC = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Where a node publishes: `swarm/<run id>/<peer id>/<kind>`."""
+    """A topic of a node: `swarm/<run id>/<peer id>/<kind>`."""
 
     run_id: str
     peer_id: PeerId

@@ -1,13 +1,13 @@
-"""The names by which a web server of ours may be called. Pure.
+"""The host names that our web servers answer to. Pure.
 
-A page of any host on the internet can have its own name lead to this machine (DNS rebinding), and
-a browser then lets it read what is answered under that name. The browser says in `Host` which name
-it was, and in `Origin` whose page asks. So a server answers to names that no stranger can lead
-elsewhere: those of loopback, IP addresses, this machine's own name, and those that a person gave.
+Any web page can point its own host name at this machine (DNS rebinding). A browser then lets that
+page read the answers. The browser sends the name in `Host`, and the asking page in `Origin`. So a
+server answers only to names that a stranger cannot redirect: loopback's names, IP addresses, this
+machine's own name, and names that a person gave.
 
-A server on loopback is called by no other address than loopback's, and one elsewhere by any: behind
-a router or in a container it does not know its own. Ports are not compared, for a tunnel has its
-own (`ssh -L 9000:127.0.0.1:8080`), and a port is nothing that a stranger could choose.
+A server on loopback accepts loopback's addresses alone. A server elsewhere accepts any IP address:
+behind a router or in a container it does not know its own. Ports are not compared, because a
+tunnel has its own port (`ssh -L 9000:127.0.0.1:8080`), and a stranger cannot choose a port.
 """
 
 import ipaddress
@@ -39,7 +39,7 @@ def checked_name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a request is answered with instead, for a person to read."""
+    """The answer to a refused request, for a person to read."""
 
     status: int
     text: str

@@ -3,14 +3,19 @@
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from node.monitor.report.report import write_report
+from node.records.event_log import FILE_NAME, EventLog
+from node.records.records import Trouble, VersionPublished
 from swarm.identity import Identity
 from swarm.telemetry.dashboard.state import DashboardState
 from swarm.telemetry.reports import Alarm, AlarmReport, BroadcastReport, PeerTraffic, WorkerRow
 from tests.browser.live_page import LivePage, blank_page, figures
+from tests.unit.monitor_records import held_out, round_done, started
 
 pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
@@ -161,6 +166,20 @@ def test_what_is_shown_is_what_was_reported(live: LivePage, open_page: Callable[
         assert f"{int(1.2e6 * (1 + 0.1 * place)):,} bytes" in told
         assert node.peer_id in told
         page.get_by_role("button", name=node.peer_id[-8:]).click()
+
+
+def test_every_metric_that_is_reported_is_among_all_figures(
+    live: LivePage, open_page: Callable[..., Any]
+) -> None:
+    page = open_page(live.url)
+    report_four(live, 10)
+    reads(page, "#verdict-text", "All is well")
+    page.get_by_text("All figures").click()
+    rows = [row.split("\t") for row in page.inner_text("#figure-table tbody").split("\n")]
+    assert {row[0].replace(" ", "_") for row in rows} == set(figures(10))
+    shown = {row[0]: row[1:6] for row in rows}
+    assert shown["own reward"] == ["share", "0.34", "0.37", "0.40", "4"]
+    assert shown["memory bytes"] == ["bytes", "600 MB", "600 MB", "600 MB", "4"]
 
 
 def test_the_page_follows_without_being_loaded_again(
@@ -349,6 +368,32 @@ def test_a_script_that_got_in_would_not_run(live: LivePage, open_page: Callable[
     )
     in_state(page, "empty")
     assert page.evaluate("window.ran") is None
+
+
+def test_a_saved_report_is_the_page_and_asks_for_nothing(
+    tmp_path: Path, open_page: Callable[..., Any], shoot: Callable[..., None]
+) -> None:
+    peers = [node.peer_id for node in FOUR[:2]]
+    lives = [
+        [started(peer), held_out(0, 0.4), round_done(1, foreign_by_producer={HOSTILE: 2}),
+         round_done(2), held_out(2, 0.6), Trouble(HOSTILE)]
+        for peer in peers
+    ]  # fmt: skip
+    for peer, life in zip(peers, lives, strict=True):
+        ticks = iter(range(1_800_000_000, 1_800_000_100, 5))
+        with EventLog(tmp_path / peer / FILE_NAME, lambda ticks=ticks: float(next(ticks))) as log:
+            for record in (*life, VersionPublished(2, 9, 9, 9, 0.5, 0.1, "swarm")):
+                log.write(record)
+    summary = write_report([tmp_path / peer for peer in peers], tmp_path / "out")
+    page = open_page(summary.html.as_uri())
+    in_state(page, "saved")
+    assert "2 nodes in 4 rounds" in page.inner_text("#verdict-detail")
+    assert figure(page, "Held-out") == "60.0%"
+    assert cells(page, peers[0])[2] == "2"
+    assert page.locator(".saved .line").count() == 10  # two nodes in five charts
+    assert page.locator(".waterfall .bar").count() == 2
+    assert page.locator("main img, main script").count() == 0
+    shoot(page, "saved-1280-light")
 
 
 # --- learners, and many nodes ------------------------------------------------------------------

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import trio
 
-from node.monitor.broker_limits import CLIENTS_MAX as BROKER_CLIENTS_MAX
-from node.monitor.broker_limits import clients_of
 from node.system.bounded_server import CLIENTS_MAX
 from swarm.errors import Reject
 from swarm.exchange.advert_cache import AdvertCache
@@ -173,12 +171,6 @@ def circuits() -> User:
     )
 
 
-def clients_of_broker() -> User:
-    return plain(
-        BoundedTable(BROKER_CLIENTS_MAX, limit_of=clients_of, newest_first=True), BROKER_CLIENTS_MAX
-    )
-
-
 def watchers() -> User:
     table = Board().watchers
     return User(
@@ -202,8 +194,6 @@ USERS: dict[str, Callable[[], User]] = {
     "accounts": accounts,
     "reservations at a relay": reservations,
     "circuits of a relay": circuits,
-    "clients of the broker": clients_of_broker,
-    "topics of the broker": lambda: plain(BoundedTable(8_192), 8_192),
     "clients of the page": lambda: plain(BoundedTable(CONNECTIONS_MAX), CONNECTIONS_MAX),
     "streams of the page": watchers,
     "clients of a node's figures": lambda: plain(

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,13 +16,7 @@ import psutil
 import pytest
 import trio
 
-from node.monitor import monitoring
-from node.monitor.embedded_broker import (
-    DROPPED,
-    RETAINED_MESSAGE_BYTES_MAX,
-    RETAINED_TOPICS_MAX,
-)
-from node.monitor.monitoring import BROKER_DROPPED, embedded_broker
+from node.monitor.monitoring import embedded_broker
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.telemetry.broker_address import Broker
@@ -36,7 +29,6 @@ from tests.support import run
 
 NODE = Identity(b"n" * 32)
 RUN = "demo-0123456789abcdef0123456789abcdef"
-END = "the/end"
 
 pytestmark = pytest.mark.integration
 
@@ -162,6 +154,9 @@ def test_the_page_shows_who_reports_to_another_broker_and_that_it_died(tmp_path:
     [
         (("--broker", "host"), "mqtt://"),
         (("--broker", "mqtt://127.0.0.1:1", "--broker-listen", "127.0.0.1:2"), "--broker-listen"),
+        (("--broker-listen", "0.0.0.0:1883"), "mosquitto"),
+        (("--broker-listen", "[::]:1883"), "mosquitto"),
+        (("--broker-listen", "broker.example:1883"), "mosquitto"),
         (("--broker", "mqtt://127.0.0.1:1", "--listen", "nowhere"), "nowhere"),
         (("--broker", "mqtt://127.0.0.1:1", "--broker-ca", "/x"), "mqtts"),
     ],
@@ -212,100 +207,6 @@ def test_a_monitor_whose_own_broker_dies_says_so_and_ends(tmp_path: Path) -> Non
     assert monitor.returncode == 1
     assert said.startswith("swarm-node: the embedded broker has ended (status -9)")
     assert len(said.splitlines()) == 1
-
-
-def test_a_flood_of_retained_topics_is_bounded_and_counted() -> None:
-    """Who publishes to more topics than a broker keeps displaces what is oldest; a node that goes
-    on reporting is there again, and what the broker gave up is on the page."""
-    port, strangers = free_port(), RETAINED_TOPICS_MAX + 2_000
-    with monitor("--broker-listen", f"127.0.0.1:{port}") as (_, url):
-        broker = Broker.parse(f"mqtt://127.0.0.1:{port}")
-        publish(broker)
-
-        async def flood() -> None:
-            stream = await trio.open_tcp_stream("127.0.0.1", port)
-            async with stream:
-                await stream.send_all(b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01f")
-                assert (await stream.receive_some(4))[:1] == b"\x20"  # let in
-                for first in range(0, strangers, 500):
-                    lines = b"".join(
-                        bytes((0x31, 2 + len(topic) + 1, 0, len(topic))) + topic + b"x"
-                        for topic in (b"swarm/flood/%d" % n for n in range(first, first + 500))
-                    )
-                    await stream.send_all(lines)
-                await stream.send_all(b"\xc0\x00")  # are all of them taken?
-                while not (await stream.receive_some(100)).endswith(b"\xd0\x00"):
-                    pass
-
-        run(flood, timeout_s=2 * WAIT_S)
-        until(lambda: dropped(url) >= strangers - RETAINED_TOPICS_MAX)
-        topics = retained(broker)
-        assert len(topics) <= RETAINED_TOPICS_MAX
-        assert f"swarm/flood/{strangers - 1}" in topics  # the newest are there
-        assert "swarm/flood/0" not in topics
-        publish(broker)
-        assert str(Topic(RUN, NODE.peer_id, "report")) in retained(broker)
-        until(lambda: state(url)["headline"]["nodes"] == 1)
-
-
-def dropped(url: str) -> int:
-    return int(state(url)["telemetry"].get(BROKER_DROPPED, 0))
-
-
-def retained(broker: Broker) -> set[str]:
-    """The topics that whoever comes now is told of. The end of them is a message of our own, which
-    comes after all that was retained."""
-    topics: set[str] = set()
-
-    async def body() -> None:
-        ended = trio.Event()
-
-        def take(message: Incoming) -> None:
-            if message.retained:
-                topics.add(message.topic)
-            elif message.topic == END:
-                ended.set()
-
-        sending = publisher_of(broker, NODE, RUN, "end", Random(3))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Subscriber(broker, ("swarm/#", END), Random(4)).listen, take)
-            nursery.start_soon(sending.run)
-            with trio.fail_after(WAIT_S):
-                while not ended.is_set():
-                    sending.put(Outgoing(END, b"x", retain=False))
-                    with trio.move_on_after(1.0):
-                        await ended.wait()
-            nursery.cancel_scope.cancel()
-
-    run(body, timeout_s=2 * WAIT_S)
-    return topics
-
-
-def test_a_report_that_is_too_long_is_passed_on_and_not_retained() -> None:
-    assert DROPPED == monitoring.DROPPED  # one says it in a process of its own, the other hears it
-
-    async def body() -> None:
-        counters: Counter[str] = Counter()
-        heard: list[Incoming] = []
-        async with embedded_broker(f"127.0.0.1:{free_port()}", counters) as broker:
-            sending = publisher_of(broker, NODE, RUN, "i", Random(1))
-            hearing = Subscriber(broker, ("long",), Random(2))
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(hearing.listen, heard.append)
-                nursery.start_soon(sending.run)
-                with trio.fail_after(WAIT_S):
-                    while not hearing.connected:  # noqa: ASYNC110  its thread announces nothing
-                        await trio.sleep(0.02)
-                    while counters[BROKER_DROPPED] < 1:
-                        sending.put(Outgoing("long", b"x" * RETAINED_MESSAGE_BYTES_MAX))
-                        await trio.sleep(0.5)
-                nursery.cancel_scope.cancel()
-            later: list[Incoming] = []
-            with trio.move_on_after(2.0):
-                await Subscriber(broker, ("long",), Random(3)).listen(later.append)
-            assert not any(message.retained for message in later)
-
-    run(body, timeout_s=3 * WAIT_S)
 
 
 def test_a_broker_of_mqtt_3_carries_reports_and_wills() -> None:

@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models import prometheus, timeseries
 from node.cli import main
 from node.monitor.metrics_page import page
 from swarm.telemetry.metrics import METRICS
-from tests.grafana import DASHBOARD, dashboard, plain, queries
+from tests.grafana import dashboard, plain, queries
 from tests.unit.test_metrics_page import full_report, samples
 
 OWN_LABELS = {"instance", "job"}  # Prometheus adds them
@@ -152,7 +152,11 @@ def test_panels_do_not_overlap_and_fit_the_grid() -> None:
         assert not cells & taken, panel["title"]
         assert max(x for x, _ in cells) < 24
         taken |= cells
-    assert DASHBOARD.is_file()
+
+
+def test_every_metric_has_a_line() -> None:
+    asked = " ".join(queries())
+    assert [name for name in METRICS if f"swarm_{name}{{" not in asked] == []
 
 
 def test_the_command_prints_the_dashboard(capsys) -> None:

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from node.monitor.console.details import LINES_PER_S_MAX, Details, detailed
 from node.monitor.console.json_lines import JsonView
-from node.monitor.console.live import NOTED_AGAIN_S, REDRAW_INTERVAL_S, LiveView, bar_chart
+from node.monitor.console.live import NOTED_AGAIN_S, REDRAW_INTERVAL_S, LiveView
 from node.monitor.status import render_status
 from node.records.event_log import EventLog, read_events
+from node.records.format import bar_chart
 from node.records.records import AnswerCounts, Slowed, Trouble, WentBack
 from tests.unit.monitor_records import held_out, round_done, snapshot, started
 
@@ -228,7 +229,7 @@ def test_groups_that_taught_nothing_are_not_told_as_trained_on() -> None:
         view.update(snapshot(**told))
     shown = render_status(snapshot(**told))
     answers = "50.0 % of 32 right, 25.0 % without an answer, 12.5 % cut by the token limit"
-    assert "1 of 4 own + " in out.getvalue()
+    assert "1 of 4 own groups" in out.getvalue()
     assert "1 of 4 own groups" in shown
     assert answers in out.getvalue()
     assert answers in " ".join(shown.split())

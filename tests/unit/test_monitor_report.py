@@ -1,15 +1,16 @@
+import json
 import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from node.monitor.report.learner_report import STEPS_COLUMNS, WORK_COLUMNS
-from node.monitor.report.plots import POINTS_MAX, colour, line_style, smooth, thin
-from node.monitor.report.report import summarise, write_report
+from node.monitor.report.replay import curves
+from node.monitor.report.report import ReportSummary, summarise, write_report
 from node.records.confidence import NODES_MIN, band_of, interval
 from node.records.event_log import FILE_NAME, EventLog, Record, history
 from node.records.records import Trouble
@@ -24,7 +25,6 @@ from tests.unit.monitor_records import (
     work_done,
 )
 
-PNG_START = b"\x89PNG\r\n\x1a\n"
 EVIL = "<script>alert(1)</script>"
 
 
@@ -42,13 +42,13 @@ def a_life(peer_id: str, other: str, rise: float) -> list[Record]:
 
 
 class Page(HTMLParser):
-    """Collects what a page would fetch or run, and its text."""
+    """Collects what a page would fetch, and its scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.links: list[str] = []
-        self.texts: list[str] = []
+        self.scripts: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -56,7 +56,27 @@ class Page(HTMLParser):
         self.links += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href", "srcset")]
 
     def handle_data(self, data: str) -> None:
-        self.texts.append(data)
+        if self.tags[-1:] == ["script"] and data.strip():
+            self.scripts.append(data)
+
+
+def state_of(summary: ReportSummary) -> dict[str, Any]:
+    """The data that a saved page shows."""
+    data, _ = Page(summary.html.read_text()).scripts
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def sentences(summary: ReportSummary) -> str:
+    return " ".join(state_of(summary)["saved"]["sentences"])
+
+
+def charts(summary: ReportSummary) -> dict[str, Any]:
+    return {each["title"]: each for each in state_of(summary)["saved"]["charts"]}
+
+
+def tables(summary: ReportSummary) -> dict[str, Any]:
+    return {each["title"]: each for each in state_of(summary)["saved"]["tables"]}
 
 
 def test_two_nodes_make_one_page_with_curves(tmp_path: Path) -> None:
@@ -69,34 +89,43 @@ def test_two_nodes_make_one_page_with_curves(tmp_path: Path) -> None:
     assert summary.rise_points_mean == pytest.approx(25.0)
     assert summary.nodes[0].external_groups_mean == 2.0
     assert summary.nodes[0].foreign_groups == 40
-    assert {path.stem for path in summary.pictures} == {
-        "held_out_rounds",
-        "held_out_tokens",
-        "own_reward",
-        "traffic",
-        "sharing",
+    drawn = charts(summary)
+    assert set(drawn) == {
+        "Held-out pass rate over rounds",
+        "Held-out pass rate over generated tokens",
+        "Own training reward, mean over the last 15 rounds",
+        "Bytes received",
+        "Bytes sent",
     }
-    assert all(path.read_bytes().startswith(PNG_START) for path in summary.pictures)
-    text = " ".join(Page(summary.html.read_text()).texts)
+    held_out = drawn["Held-out pass rate over rounds"]
+    assert (held_out["x"], [line["y"] for line in held_out["lines"]]) == (
+        [0, 20],
+        [[0.4, 0.6], [0.4, 0.7]],
+    )
+    assert tables(summary)["Groups trained on"]["rows"][0] == [PEER_A[-8:], "80", "40"]
+    text = sentences(summary)
     assert "changed by +25.0 points in the mean over 2 nodes" in text
     assert "Groups of others were trained on 80 times." in text
     assert "nothing rejected" in text
     assert "+20.0 points" in str(summary)
 
 
-def test_the_page_stands_alone_and_its_drawings_are_well_formed(tmp_path: Path) -> None:
+def test_the_page_is_the_dashboard_and_stands_alone(tmp_path: Path) -> None:
     run = log(tmp_path / "a", a_life(PEER_A, PEER_B, 0.2))
-    text = write_report([run], tmp_path / "out").html.read_text()
-    page = Page(text)
-    assert "script" not in page.tags
+    summary = write_report([run], tmp_path / "out")
+    page = Page(summary.html.read_text())
     assert "link" not in page.tags
     assert all(link.startswith(("#", "data:")) for link in page.links)
-    assert re.search(r"url\((?!#)", text) is None
-    drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
-    assert len(drawings) == 5
-    for drawing in drawings:
-        ElementTree.fromstring(drawing)
-        assert "currentColor" in drawing
+    assert re.search(r"url\((?!#)", summary.html.read_text()) is None
+    assert not re.search(r"^\s*(import|export) ", page.scripts[1], re.MULTILINE)
+    state = state_of(summary)
+    assert state["headline"]["round"] == 20
+    assert state["headline"]["held_out"] == 0.6
+    assert state["headline"]["reward"] == 0.5
+    assert state["feeding"]["edges"][0][2] == 40
+    history = state["history"]["all"]
+    assert next(each for each in history["held_out"] if each is not None) == 0.4
+    assert max(each or 0.0 for each in history["in_bytes_per_s"]) == 2_500.0
 
 
 def test_everything_from_a_log_is_escaped(tmp_path: Path) -> None:
@@ -110,27 +139,27 @@ def test_everything_from_a_log_is_escaped(tmp_path: Path) -> None:
         ),
         Trouble(EVIL),
     ]
-    text = write_report([log(tmp_path / "a", life)], tmp_path / "out").html.read_text()
-    assert EVIL not in text
-    assert "script" not in Page(text).tags
-    assert "&lt;script&gt;" in text
+    summary = write_report([log(tmp_path / "a", life)], tmp_path / "out")
+    assert EVIL not in summary.html.read_text()
+    assert Page(summary.html.read_text()).tags.count("script") == 2
+    assert EVIL in tables(summary)["Rejected records by reason"]["columns"]
 
 
-def test_rejected_records_get_a_picture_and_a_sentence(tmp_path: Path) -> None:
+def test_rejected_records_get_a_table_and_a_sentence(tmp_path: Path) -> None:
     life = [started(), round_done(1, rejected_total={"expired": 2, "malformed": 5})]
     summary = write_report([log(tmp_path / "a", life)], tmp_path / "out")
-    assert "rejected" in {path.stem for path in summary.pictures}
-    text = " ".join(Page(summary.html.read_text()).texts)
+    assert tables(summary)["Rejected records by reason"]["rows"] == [[PEER_A[-8:], "5", "2"]]
+    text = sentences(summary)
     assert "7 records rejected: malformed 5, expired 2." in text
     assert "No node was evaluated twice" in text
 
 
 def test_a_node_that_did_nothing_yet_is_reported_so(tmp_path: Path) -> None:
     summary = write_report([log(tmp_path / "a", [])], tmp_path / "out")
-    assert summary.pictures == ()
+    assert charts(summary) == {}
     assert summary.rise_points_mean is None
     assert summary.nodes[0].name == "a"
-    assert "Nothing was logged" in summary.html.read_text()
+    assert "1 node in 0 rounds" in sentences(summary)
 
 
 def test_many_nodes_and_many_producers_still_draw(tmp_path: Path) -> None:
@@ -144,7 +173,10 @@ def test_many_nodes_and_many_producers_still_draw(tmp_path: Path) -> None:
     ]
     summary = write_report(lives, tmp_path / "out")
     assert len(summary.nodes) == 20
-    assert (tmp_path / "out" / "sharing.png").exists()
+    shared = tables(summary)["Groups trained on"]
+    assert len(shared["columns"]) == 1 + 24 + 1
+    assert shared["columns"][-1] == "others"
+    assert len(charts(summary)["Held-out pass rate over rounds"]["lines"]) == 20
 
 
 def test_a_directory_without_a_log_is_a_clear_error(tmp_path: Path) -> None:
@@ -154,7 +186,6 @@ def test_a_directory_without_a_log_is_a_clear_error(tmp_path: Path) -> None:
         write_report([], tmp_path / "out")
 
 
-@pytest.mark.slow
 def test_the_same_logs_make_the_same_page(tmp_path: Path) -> None:
     run = log(tmp_path / "a", a_life(PEER_A, PEER_B, 0.2))
     first = write_report([run], tmp_path / "out1").html.read_bytes()
@@ -175,22 +206,21 @@ def test_one_evaluation_is_no_rise() -> None:
     assert node.rise_points is None
 
 
-def test_smoothing_is_a_mean_over_the_last_values() -> None:
-    assert smooth([1.0, 3.0, 5.0, 7.0], window=2) == [1.0, 2.0, 4.0, 6.0]
+def test_a_curve_is_bounded_and_keeps_its_ends() -> None:
+    line = [(float(n), float(n)) for n in range(100_000)]
+    drawn = curves([("a", line), ("b", line[:10])], 400)
+    assert len(drawn["x"]) <= 400
+    assert (drawn["x"][0], drawn["x"][-1]) == (0.0, pytest.approx(99_999))
+    assert drawn["x"] == sorted(drawn["x"])
+    assert drawn["lines"][1]["y"].count(None) == len(drawn["x"]) - 1
+    few = curves([("a", [(1.0, 3.0), (2.0, 4.0)]), ("b", [(2.0, 5.0)])], 400)
+    assert [each["y"] for each in few["lines"]] == [[3.0, 4.0], [None, 5.0]]
 
 
-def test_thinning_bounds_a_curve_and_keeps_its_end() -> None:
-    x = [float(n) for n in range(100_000)]
-    xs, ys = thin(x, x)
-    assert len(xs) == len(ys) <= POINTS_MAX
-    assert xs[-1] == x[-1]
-    assert xs == sorted(xs)
-    assert thin([1.0, 2.0], [3.0, 4.0]) == ([1.0, 2.0], [3.0, 4.0])
-
-
-def test_nodes_look_different_from_each_other() -> None:
-    looks = [(colour(place), line_style(place)) for place in range(32)]
-    assert len(set(looks)) == 32
+def test_a_figure_of_a_round_has_a_chart(tmp_path: Path) -> None:
+    life = [started(), *(round_done(n, mismatch_k3=0.01 * n) for n in (1, 2, 3))]
+    drawn = charts(write_report([log(tmp_path / "a", life)], tmp_path / "out"))["Mismatch"]
+    assert (drawn["unit"], drawn["lines"][0]["y"]) == ("nats", [0.01, 0.02, 0.03])
 
 
 def test_a_learner_and_its_worker_show_staleness(tmp_path: Path) -> None:
@@ -198,23 +228,25 @@ def test_a_learner_and_its_worker_show_staleness(tmp_path: Path) -> None:
     learner = log(tmp_path / "l", [started(PEER_A), *steps])
     worker = log(tmp_path / "w", [started(PEER_B), *(work_done(n) for n in range(1, 9))])
     summary = write_report([learner, worker], tmp_path / "out")
-    assert {path.stem for path in summary.pictures} == {
-        "own_reward",
-        "traffic",
-        "staleness",
-        "behind",
+    assert set(charts(summary)) == {
+        "Own training reward, mean over the last 15 rounds",
+        "Bytes received",
+        "Bytes sent",
+        "Staleness of what the learner trained on",
+        "How far workers are behind the learner",
     }
+    assert state_of(summary)["headline"]["roles"] == {"learner": 1, "worker": 1}
+    assert state_of(summary)["capacity"]["staleness_max_steps"] == 0
+    assert state_of(summary)["workers"]["rows"][0][7] == 96
     assert [node.starts for node in summary.nodes] == [1, 1]
     assert "32 of 32 groups accepted in 8 batches" in str(summary)
     assert "in 12 steps" in str(summary)
-    text = summary.html.read_text()
-    words = " ".join(Page(text).texts)
+    words = sentences(summary)
     assert "2 nodes in 12 steps and 8 batches over" in words
     assert "8,000 tokens generated." in words
     assert "Workers handed in 32 groups: accepted 32." in words
     assert "96 groups from peers accepted" in words
     assert "quantised" not in words
-    assert "Versions between the policy that a worker generates with" in text
 
 
 def test_a_learner_s_summary_is_of_its_steps() -> None:
@@ -263,7 +295,7 @@ def test_a_worker_s_totals_go_on_over_its_starts() -> None:
 
 def test_groups_of_quantised_engines_are_said_where_there_are_any(tmp_path: Path) -> None:
     life = [started(), round_done(1, groups_quantised=3), round_done(2)]
-    text = write_report([log(tmp_path / "a", life)], tmp_path / "out").html.read_text()
+    text = sentences(write_report([log(tmp_path / "a", life)], tmp_path / "out"))
     assert "3 groups trained on came from engines with quantised weights." in text
 
 
@@ -275,15 +307,14 @@ def test_steps_that_a_restart_undid_do_not_count() -> None:
     assert history([(0.0, step_done(5)), (1.0, started(round_=4))]).steps == ()
 
 
-@pytest.mark.slow
 def test_the_mean_of_three_nodes_has_an_interval(tmp_path: Path) -> None:
     runs = [
         log(tmp_path / str(n), a_life(f"{PEER_A[:-1]}{n}", PEER_B, 0.1 * n)) for n in range(1, 4)
     ]
     two = write_report(runs[:2], tmp_path / "two")
     three = write_report(runs, tmp_path / "three")
-    assert "held_out_band" not in {path.stem for path in two.pictures}
-    assert "held_out_band" in {path.stem for path in three.pictures}
+    assert not any("95 % interval" in title for title in charts(two))
+    assert any("95 % interval" in title for title in charts(three))
 
 
 def test_intervals_are_those_of_students_t() -> None:

@@ -1,16 +1,36 @@
-"""A figure of a round is declared once, and so is in the log, the status, its lines and reports."""
+"""A figure of a round is declared once, and so the log, the status, its lines, reports, Prometheus,
+trackers, Grafana, the page and the saved report have it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from node.monitor.reporting import status_metrics
+from coordinator.model.capacity import Capacity
+from node.monitor import metrics_page
+from node.monitor.report.report import write_report
+from node.monitor.reporting import (
+    Extras,
+    MachineResources,
+    Reporter,
+    Traffic,
+    status_metrics,
+)
 from node.monitor.status import snapshot_json
 from node.records.event_log import FILE_NAME, EventLog, read_events
 from node.records.figures import mismatch_lines
+from node.records.records import HeldOut, RoundDone, StatusSnapshot, StepDone, WorkDone
+from swarm.identity import PeerId
+from swarm.telemetry.dashboard.grafana import grafana_dashboard
+from swarm.telemetry.dashboard.state import DashboardState, ReportSource
+from swarm.telemetry.fleet_view import NodeView
 from swarm.telemetry.metrics import FIGURES, METRIC, METRICS, SHOWN, figures_of
+from swarm.transport.base import TransportCounters
+from swarm.weights.service import Outcome
+from swarm.wire.steering import LearnerReport
 from tests.unit.monitor_records import round_done, snapshot
 
 LOGGED_LAST = ["mismatch_mean", "mismatch_max", "mismatch_k3", "effective_share", "paused_s"]
@@ -29,7 +49,29 @@ def test_a_figure_goes_from_the_round_to_all_who_are_told(name: str, tmp_path: P
     metric, shown = FIGURES[name][METRIC], FIGURES[name][SHOWN]
     assert not metric or (metric in METRICS and status_metrics(told)[metric] == 0.25)
     assert len(status_metrics(told)) == len(status_metrics(unmeasured)) + bool(metric)
+    assert not metric or metric in shown_everywhere(told, record, tmp_path)
     assert [text for _, text in mismatch_lines(told)] == ([shown(0.25)] if shown else [])
+
+
+def shown_everywhere(status: StatusSnapshot, record: RoundDone, directory: Path) -> set[str]:
+    """The metrics that all who show figures have of a status and a round, none of them by name."""
+    made = Reporter(PeerId("p"), "run", "node", "agent", instance="i", interval_s=1.0)
+    made.note(record)
+    traffic, machine = Traffic(TransportCounters(), ()), MachineResources(1, 1)
+    report = made.make(status, traffic, machine, Extras(), now_s=1.0, dropped=0)
+    page = DashboardState().look([NodeView(report, 0.0, None, 0)], {}, ReportSource("s"), 1.0)
+    tracked = made.tracked(record, status)
+    assert tracked is not None
+    saved = write_report([directory], directory).html.read_text()
+    charts = {name for name in METRICS if f'"caption":"{METRICS[name].help}."' in saved}
+    prometheus = metrics_page.page(lambda: report, {}).decode()
+    return (
+        {row[0].replace(" ", "_") for row in page["figures"]["rows"]}
+        & set(tracked[1])
+        & set(re.findall(r"^swarm_(\w+) ", prometheus, re.MULTILINE))
+        & set(re.findall(r"swarm_(\w+)\{", str(grafana_dashboard())))
+        & charts
+    )
 
 
 def test_lines_of_the_log_keep_their_order(tmp_path: Path) -> None:
@@ -42,3 +84,49 @@ def test_lines_of_the_log_keep_their_order(tmp_path: Path) -> None:
 
 def test_nothing_measured_leaves_a_status_as_it_was() -> None:
     assert snapshot().with_figures(None) == snapshot()
+
+
+RECORDS: dict[str, tuple[type, ...]] = {
+    "StatusSnapshot": (StatusSnapshot,),
+    "RoundDone": (RoundDone,),
+    "RoundDone_sums": (RoundDone,),
+    "StepDone": (StepDone,),
+    "StepDone_sums": (StepDone,),
+    "WorkDone": (WorkDone,),
+    "HeldOut": (HeldOut,),
+    "logged": (RoundDone, StepDone, WorkDone),
+    "Outcome": (Outcome,),
+    "MachineResources": (MachineResources,),
+    "LearnerReport": (LearnerReport,),
+    "Capacity": (Capacity,),
+}
+PATHS = [
+    (name, source, reading)
+    for name, metric in METRICS.items()
+    for source, reading in metric.set_by.items()
+    if isinstance(reading, str)
+]
+
+
+@pytest.mark.parametrize(("name", "source", "path"), PATHS)
+def test_what_sets_a_metric_has_the_attribute(name: str, source: str, path: str) -> None:
+    assert any(has(record, path) for record in RECORDS[source]), (name, source, path)
+
+
+def has(record: Any, path: str) -> bool:
+    """Whether a class has an attribute, and the class of that the next one."""
+    first, _, rest = path.partition(".")
+    if not rest:
+        return first in get_type_hints(record) or hasattr(record, first)
+    inner = get_type_hints(record)[first]
+    classes = [each for each in (get_args(inner) or (inner,)) if each is not type(None)]
+    return has(classes[0], rest)
+
+
+def test_every_metric_says_who_sets_it_its_unit_and_its_group() -> None:
+    code = {"traffic", "coordinator", "learner", "node", "figures"}
+    for name, metric in METRICS.items():
+        assert metric.set_by.keys() <= code | RECORDS.keys(), name
+        assert metric.set_by, name
+        assert metric.group, name
+        assert metric.help, name

@@ -85,8 +85,9 @@ def test_a_node_says_how_it_is() -> None:
     assert "training, round 7, policy version 7" in text
     assert "0.625  ▅" in text  # its height is a share of one
     assert "▅█  100 B/s in, 7 B/s out" in text
-    assert "4 own and 3 of 4 foreign groups" in text
-    assert "2; 31 groups accepted, 2 refused, 0 banned" in text
+    assert "4 own groups, 3 of 4 wanted from others" in text
+    assert "31 groups accepted, 2 rejected" in text
+    assert "2, 0 banned" in text
     assert "swarm-node/0.1.0 × 3" in text
     rows = [line.split() for line in lines if line.endswith("0.1.0") and "×" not in line]
     assert [row[2] for row in rows] == ["9", "1"]  # who feeds most comes first

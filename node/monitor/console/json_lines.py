@@ -1,4 +1,4 @@
-"""What `swarm-node join --log-json` prints: one JSON object a line, for what collects logs."""
+"""The output of `swarm-node join --log-json`: one JSON object a line, for log collectors."""
 
 from collections.abc import Iterable
 from typing import Any, Final, TextIO
@@ -22,22 +22,19 @@ class JsonView(LiveView):
         self._file = file
 
     def say(self, line: str) -> None:
-        """See `LiveView`."""
         self._write(json_line(SAID, self._unix_s(), {"text": line}))
 
     def works(self, works: Iterable[Work]) -> None:
         """No bars: what has begun and ended is told."""
 
     def event(self, record: Record) -> None:
-        """See `LiveView`. Nothing is left out."""
+        """Print the record, of whatever kind."""
         self._write(record_line(record, self._unix_s()))
 
     def note(self, text: str) -> None:
-        """See `LiveView`."""
         self._write(json_line(NOTE, self._unix_s(), {"text": text}))
 
     def detail(self, text: str) -> None:
-        """See `LiveView`."""
         self._write(json_line(DETAIL, self._unix_s(), {"text": text}))
 
     def _unix_s(self) -> float:
@@ -49,7 +46,7 @@ class JsonView(LiveView):
 
 
 def view_of(log: str, file: TextIO) -> LiveView:
-    """What shows a node, by its setting `log`."""
+    """The view of a node for its setting `log`."""
     if log == "json":
         return JsonView(file)
     console = Console(file=file)

@@ -1,4 +1,4 @@
-"""What `swarm-node join` shows while it runs.
+"""The output of `swarm-node join` while it runs.
 
 In a terminal: a few lines that redraw in place, with evaluations and troubles kept above them.
 Elsewhere: one plain line for each round, evaluation and trouble, with its time and level, fit for a
@@ -20,14 +20,7 @@ from rich.text import Text
 
 from node.monitor.console.progress import Bars, Work, on_stderr
 from node.records.event_log import Record, TurnEvent, VersionEvent
-from node.records.figures import (
-    answer_lines,
-    now_line,
-    own_groups,
-    role_lines,
-    sharing_lines,
-    validation_lines,
-)
+from node.records.figures import done_lines, now_line
 from node.records.format import amount, duration, percent, printable, short_id
 from node.records.records import (
     Banned,
@@ -55,7 +48,6 @@ NOTES_SHOWN_MAX: Final = 3
 NOTED_AGAIN_S: Final = 600.0  # what goes on for hours is found at the end of a log, too
 WARNS: Final = "! "  # how a line begins that wants attention; in a log file it has a level
 _FIGURES: Final = re.compile(r"\d+(?:[.,]\d+)*")
-_BARS: Final = "▁▂▃▄▅▆▇█"
 
 
 class LiveView:
@@ -317,29 +309,9 @@ def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True, width=10)
     table.add_column(no_wrap=True, overflow="ellipsis")
-    if s.role == "node":
-        table.add_row("now", f"round {s.round}, {s.phase}, up {duration(s.uptime_s)}")
-    else:
-        table.add_row("now", f"{now_line(s)}, up {duration(s.uptime_s)}")
-    if s.role != "worker":
-        table.add_row("held-out", _held_out(s))
-        for name, value in validation_lines(s):
-            table.add_row(name, value)
-        reward = "–" if s.own_reward is None else f"{s.own_reward:.3f}"
-        name = "reward" if s.role == "learner" else "own reward"
-        table.add_row(name, Text.assemble(reward, "  ", (bar_chart(rewards), "cyan")))
-    for name, value in (*answer_lines(s), *role_lines(s)):
+    table.add_row("now", f"{now_line(s)}, up {duration(s.uptime_s)}")
+    for name, value in done_lines(s, rewards):
         table.add_row(name, Text(value))
-    if s.role == "node" and s.engine == "openai":
-        table.add_row("made", f"{own_groups(s)} groups, {s.tokens_per_s:,.0f} tokens/s")
-    elif s.role == "node":
-        table.add_row(
-            "trained on",
-            f"{own_groups(s)} own + {s.external_groups} foreign groups"
-            f" ({s.external_groups_wanted} wanted), {s.tokens_per_s:,.0f} tokens/s",
-        )
-        for name, value in sharing_lines(s):
-            table.add_row(name, value)
     pool = f"{s.accepted} groups in, {sum(s.rejected.values())} rejected, "
     table.add_row(
         "swarm",
@@ -349,18 +321,3 @@ def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
     notes = [Text(f"{WARNS}{printable(n, 200)}", style="yellow") for n in s.notes[:NOTES_SHOWN_MAX]]
     title = Text(f"swarm-node {short_id(s.peer_id)}", style="bold")
     return Group(title, table, *notes)
-
-
-def _held_out(s: StatusSnapshot) -> str:
-    if s.held_out_passed is None:
-        return "not evaluated yet"
-    if s.held_out_first is None:
-        return percent(s.held_out_passed)
-    rise = 100 * (s.held_out_passed - s.held_out_first)
-    return f"{percent(s.held_out_first)} → {percent(s.held_out_passed)} ({rise:+.1f} points)"
-
-
-def bar_chart(values: tuple[float, ...]) -> str:
-    """One character for each value in [0, 1]; values outside are cut to it."""
-    top = len(_BARS) - 1
-    return "".join(_BARS[round(top * min(1.0, max(0.0, value)))] for value in values)

@@ -46,7 +46,7 @@ class Work:
 
 
 class _Time(TimeElapsedColumn):
-    """How long it may still take, and where nobody knows, how long it has taken."""
+    """The time left, or, if it is unknown, the time elapsed."""
 
     def render(self, task: Task) -> Text:
         if task.finished or task.time_remaining is None:
@@ -65,7 +65,7 @@ class _Bars(rich_progress.Progress):
 
 
 class Bars:
-    """What is under way. One thread at a time may call; a thread of rich's own redraws."""
+    """Progress bars. One thread at a time may call; a thread of rich's own redraws."""
 
     def __init__(self, console: Console, *, drawn_by_caller: bool = False) -> None:
         """`console`: where bars are drawn if it is a terminal; see `on_stderr`. With
@@ -88,12 +88,12 @@ class Bars:
 
     @property
     def renderable(self) -> RenderableType | None:
-        """What to draw; None: nothing takes long."""
+        """The bars to draw; None: nothing takes long."""
         late = [task for task in self._progress.tasks if (task.elapsed or 0.0) >= SHOWN_AFTER_S]
         return self._progress.get_renderable() if late else None
 
     def set(self, works: Iterable[Work]) -> None:
-        """What is under way now; the bars of all else are gone."""
+        """Show these works, and remove the bars of all others."""
         if not self._enabled:
             return
         now = {work.name: work for work in list(works)[:WORKS_MAX]}

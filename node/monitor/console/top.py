@@ -44,13 +44,13 @@ REWARDS_MAX: Final = SPARK_POINTS
 
 
 class Looks(Protocol):
-    """What `top` looks at."""
+    """A source of screens for `top`."""
 
     async def run(self) -> None:
-        """What has to go on meanwhile, until cancelled."""
+        """Background work, until cancelled."""
 
     async def look(self) -> Screen:
-        """How it is now."""
+        """The screen at this moment."""
 
 
 class LocalNode:

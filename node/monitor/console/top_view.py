@@ -1,4 +1,4 @@
-"""What `swarm-node top` draws: one node, or a whole swarm, in 80 columns. Pure."""
+"""The screen of `swarm-node top`: one node or a whole swarm, in 80 columns. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,9 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from node.monitor.console.live import bar_chart
-from node.records.figures import mismatch_lines, now_line, own_groups, role_lines, sharing_lines
-from node.records.format import amount, duration, percent, printable, short_id
+from node.records.figures import done_lines, now_line, pool_lines
+from node.records.format import amount, bar_chart, duration, percent, printable, short_id
 from node.records.records import StatusSnapshot
 
 WIDTH_COLUMNS: Final = 80
@@ -109,7 +108,7 @@ def traffic(taken: Sequence[float], given: Sequence[float]) -> str:
 
 
 def versions(agents: Iterable[str]) -> str:
-    """How many run which program, the most frequent first."""
+    """Programs and the number of nodes that run each, the most frequent first."""
     counted = Counter(agent or "unknown" for agent in agents).most_common()
     shown = [f"{printable(agent, 32)} × {count}" for agent, count in counted[:VERSIONS_SHOWN]]
     return ", ".join(shown) + (f" and {len(counted) - VERSIONS_SHOWN} others" if
@@ -128,20 +127,12 @@ def node_screen(
 ) -> Screen:
     """A node and its peers. `taken` and `given`: bytes a second of late; `rewards`: of the last
     rounds."""
-    pool, groups = [], ""
-    if s.role == "node":
-        size = amount(s.pool_bytes, "B")
-        pool = [("pool", f"{s.pool_groups} groups, {s.pool_foreign} foreign, {size}")]
-        groups = f"{s.accepted} groups accepted, {sum(s.rejected.values())} refused, "
     facts = (
         ("now", now_line(s)),
-        *_done(s, rewards),
+        *done_lines(s, rewards[-SPARK_POINTS:]),
         ("traffic", traffic(taken, given)),
-        *pool,
-        (
-            "peers",
-            f"{len(s.peers)}; {groups}{len(s.bans)} banned",
-        ),
+        *pool_lines(s),
+        ("peers", f"{len(s.peers)}, {len(s.bans)} banned"),
         ("versions", versions([s.agent, *(peer.agent for peer in s.peers)])),
     )
     rows = tuple(
@@ -168,20 +159,6 @@ def node_screen(
         ),
         rows=rows,
     )
-
-
-def _done(s: StatusSnapshot, rewards: Sequence[float]) -> list[tuple[str, str]]:
-    if s.role == "worker":
-        return role_lines(s)
-    reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}  {_bars(rewards)}"
-    lines = [("reward", reward), ("held-out", percent(s.held_out_passed))]
-    if s.role == "learner":
-        return lines + role_lines(s)
-    trained = (
-        f"{own_groups(s)} own and {s.external_groups} of {s.external_groups_wanted} foreign"
-        f" groups, {s.tokens_per_s:,.0f} tokens/s"
-    )
-    return [*lines, ("trained on", trained), *sharing_lines(s), *mismatch_lines(s)]
 
 
 def _bars(rewards: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""What a learner's steps and a worker's batches came to, for reports. Pure."""
+"""Summaries of a learner's steps and a worker's batches, for reports. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,14 +10,14 @@ from typing import Final
 from node.records.format import amount, percent, printable
 from node.records.records import StepDone, WorkDone
 
-STEPS_COLUMNS: Final = (  # HTML
-    "learner", "steps", "groups<br>trained on", "of the<br>pool", "workers", "tokens<br>trained on",
-    "waited", "staleness<br>mean", "staleness<br>most", "k3", "effective<br>sample",
-    "groups<br>discarded",
+STEPS_COLUMNS: Final = (
+    "learner", "steps", "groups trained on", "of the pool", "workers", "tokens trained on",
+    "waited", "staleness mean", "staleness most", "k3", "effective sample",
+    "groups discarded",
 )  # fmt: skip
-WORK_COLUMNS: Final = (  # HTML
-    "worker", "batches", "generated<br>tokens", "tokens<br>a second", "waited",
-    "groups<br>handed in", "of these<br>accepted",
+WORK_COLUMNS: Final = (
+    "worker", "batches", "generated tokens", "tokens a second", "waited",
+    "groups handed in", "of these accepted",
 )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ class WorkSummary:
 
     @property
     def accepted(self) -> int:
-        """How many of these the learner took."""
+        """Groups of these that the learner accepted."""
         return self.verdicts.get("accepted", 0)
 
     def cells(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def _last_of_each_start(work: Sequence[WorkDone]) -> list[WorkDone]:
 
 
 def work_sentence(works: Sequence[WorkSummary]) -> list[str]:
-    """What became of all workers' groups; nothing without workers."""
+    """One sentence on the verdicts on all workers' groups; none without workers."""
     if not works:
         return []
     refused: Counter[str] = Counter()
@@ -141,7 +141,7 @@ def work_sentence(works: Sequence[WorkSummary]) -> list[str]:
 
 
 def grown(totals: Iterable[int]) -> int:
-    """How much a total came to that begins anew at each start of a process."""
+    """The sum of a total over all starts of a process, at each of which it begins at zero."""
     before, done = 0, 0
     for total in totals:
         if total < before:

@@ -1,12 +1,11 @@
-"""Broadcasts of versions as rows of bars: who was in which phase when, as far as logs tell. Pure.
+"""Broadcasts of versions as rows of bars: the phases of each receiver over time. Pure.
 
-A worker's own log says it best. Of one whose log is not there, its learner's says what it heard.
-Each machine has its own clock, and bars of several logs are only as good as these agree.
+A worker's own log is the best source. Without it, the learner's log tells what the learner heard.
+Each log has its machine's clock, so bars of several logs are as exact as these clocks agree.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from node.records.event_log import History, VersionEvent
@@ -58,7 +57,7 @@ class WaterfallRow:
 
     @property
     def end_s(self) -> float:
-        """Where it ends."""
+        """The time of the row's last bar or mark."""
         marks = (self.bound_s, self.had_s, self.used_s)
         return max(
             [bar.end_s for bar in self.bars] + [mark for mark in marks if mark is not None],
@@ -68,7 +67,7 @@ class WaterfallRow:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """What is drawn, by version and within one the publisher first; versions before are counted."""
+    """Rows by version, the publisher's first in each; older versions are counted."""
 
     rows: tuple[WaterfallRow, ...]
     versions_left_out: int
@@ -79,18 +78,19 @@ def waterfall(lives: Iterable[tuple[str, History]]) -> Waterfall | None:
     logs = _logs(lives)
     if not logs:
         return None
+    zero_s = _zero_s(logs)
     rows: _Rows = {}
     for log in logs:
-        _Reading(log, rows).read(log.events)
-    _hear(logs, rows)
-    by_version: dict[tuple[int, int], list[WaterfallRow]] = {}
-    for (origin, version, _), row in rows.items():
+        _Reading(log, rows, zero_s).read()
+    _hear(logs, rows, zero_s)
+    by_version: dict[tuple[int, str], list[WaterfallRow]] = {}
+    for (run, version, _), row in rows.items():
         if row.bars or row.end_s > 0.0 or row.note:
-            by_version.setdefault((version, origin), []).append(row)
+            by_version.setdefault((version, run), []).append(row)
     drawn: list[WaterfallRow] = []
     versions = sorted(by_version, reverse=True)
-    for place, (version, origin) in enumerate(versions):
-        its = sorted(by_version[version, origin], key=lambda row: (row.peer != PUBLISHER, row.name))
+    for place, key in enumerate(versions):
+        its = sorted(by_version[key], key=lambda row: (row.peer != PUBLISHER, row.name))
         if drawn and len(drawn) + len(its) > ROWS_MAX:
             return Waterfall(tuple(drawn), len(versions) - place)
         drawn[:0] = its[:ROWS_MAX]
@@ -99,17 +99,15 @@ def waterfall(lives: Iterable[tuple[str, History]]) -> Waterfall | None:
 
 @dataclass(slots=True)
 class _Log:
-    """One log, and of each version in it whose broadcast it tells of: numbers are those of each
-    learner, and several may be among the logs."""
+    """The broadcasts in one log. Versions of one run are counted together."""
 
     name: str
-    run: str  # empty: it does not say
+    run: str  # empty: the log does not say, and there are several runs
     events: Sequence[tuple[float, VersionEvent]]
-    zero_s: dict[int, float] = field(default_factory=dict)  # unix time of the publication
-    origin: dict[int, int] = field(default_factory=dict)  # the place of its learner's log, or < 0
 
 
-_Rows = dict[tuple[int, int, str], WaterfallRow]  # by origin, version and peer
+_Rows = dict[tuple[str, int, str], WaterfallRow]  # by run, version and peer
+_Zeros = Mapping[tuple[str, int], float]  # unix time of the publication, by run and version
 
 
 def _logs(lives: Iterable[tuple[str, History]]) -> list[_Log]:
@@ -118,67 +116,41 @@ def _logs(lives: Iterable[tuple[str, History]]) -> list[_Log]:
         for name, life in lives
         if life.versions
     ]
-    runs = sorted({log.run for log in logs} - {""})
-    for log in logs:
-        if len(runs) == 1:
-            log.run = runs[0]
-    offers = _offers(logs)
+    runs = {log.run for log in logs} - {""}
+    if len(runs) == 1:
+        for log in logs:
+            log.run = min(runs)
+    return logs
+
+
+def _zero_s(logs: Sequence[_Log]) -> _Zeros:
+    """The first publication of each version, or, where no log tells of it, its first event."""
     first: dict[tuple[str, int], float] = {}
+    offered: dict[tuple[str, int], float] = {}
     for log in logs:
         for time_s, event in log.events:
             key = log.run, event.version
             first[key] = min(time_s, first.get(key, time_s))
-    for place, log in enumerate(logs):
-        for time_s, event in log.events:
-            if event.version in log.origin:
-                continue
-            fitting = [
-                (zero_s, at)
-                for zero_s, at in offers.get(event.version, ())
-                if not log.run or logs[at].run in ("", log.run)
-            ]
-            own = [offer for offer in fitting if offer[1] == place]
-            zero_s, origin = min(
-                own or fitting,
-                key=partial(_apart_s, time_s),
-                # where no learner's log tells, the first that is known of it
-                default=(first[log.run, event.version], -1 - [*runs, ""].index(log.run)),
-            )
-            log.zero_s[event.version], log.origin[event.version] = zero_s, origin
-    return logs
-
-
-def _apart_s(time_s: float, offer: tuple[float, int]) -> float:
-    return abs(offer[0] - time_s)
-
-
-def _offers(logs: Sequence[_Log]) -> dict[int, list[tuple[float, int]]]:
-    """(unix time, place of the log) of each version's publications; a log's first counts."""
-    offers: dict[int, list[tuple[float, int]]] = {}
-    for place, log in enumerate(logs):
-        for time_s, event in log.events:
-            if not isinstance(event, VersionPublished):
-                continue
-            known = offers.setdefault(event.version, [])
-            if all(at != place for _, at in known):
-                known.append((time_s - event.announced_ago_s, place))
-    return offers
+            if isinstance(event, VersionPublished):
+                at_s = time_s - event.announced_ago_s
+                offered[key] = min(at_s, offered.get(key, at_s))
+    return first | offered
 
 
 class _Reading:
     """One log, from its first event to its last."""
 
-    def __init__(self, log: _Log, rows: _Rows) -> None:
+    def __init__(self, log: _Log, rows: _Rows, zero_s: _Zeros) -> None:
         self._log = log
         self._name = log.name
-        self._zero_s = log.zero_s
+        self._zero_s = zero_s
         self._rows = rows
         self._open: tuple[VersionComing, float] | None = None  # and when it began
         self._fetching_s: float | None = None  # when the try began to
 
-    def read(self, events: Sequence[tuple[float, VersionEvent]]) -> None:
-        for time_s, event in events:
-            at_s = time_s - self._zero_s[event.version]
+    def read(self) -> None:
+        for time_s, event in self._log.events:
+            at_s = time_s - self._zero_s[self._log.run, event.version]
             match event:
                 case VersionPublished():
                     row = self._row(event.version, PUBLISHER, self._name)
@@ -244,20 +216,20 @@ class _Reading:
 
 
 def _row_of(rows: _Rows, log: _Log, version: int, peer: str, name: str) -> WaterfallRow:
-    return rows.setdefault((log.origin[version], version, peer), WaterfallRow(version, peer, name))
+    return rows.setdefault((log.run, version, peer), WaterfallRow(version, peer, name))
 
 
-def _hear(logs: Sequence[_Log], rows: _Rows) -> None:
-    """What learners heard of their workers."""
+def _hear(logs: Sequence[_Log], rows: _Rows, zero_s: _Zeros) -> None:
+    """Add the news that learners had of their workers."""
     told = {key for key, row in rows.items() if row.bars}
     for log in logs:
         for time_s, event in log.events:
             if not isinstance(event, VersionSpreading):
                 continue
-            at_s = time_s - log.zero_s[event.version]
+            at_s = time_s - zero_s[log.run, event.version]
             for peer, share in event.shares.items():
                 row = _row_of(rows, log, event.version, peer, short_id(peer))
-                if (log.origin[event.version], event.version, peer) not in told:
+                if (log.run, event.version, peer) not in told:
                     row.bars = [Bar("heard", 0.0, max(0.0, at_s))]
                     row.note = "" if share >= 1.0 else f"{share:.0%}, as far as was heard"
                 if share >= 1.0 and row.had_s is None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 
 class Log(Protocol):
-    """Where rounds go."""
+    """A tracker's run, to which rounds are written."""
 
     where: str  # to look at them
 
@@ -38,13 +38,11 @@ class TensorBoard:
         self.where = f"tensorboard --logdir {tracked['directory']}"
 
     def add(self, step: int, time_s: float, figures: Mapping[str, float]) -> None:
-        """See `Log.add`."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step, wall_time=time_s)
         self._writer.flush()
 
     def close(self) -> None:
-        """See `Log.close`."""
         self._writer.close()
 
 
@@ -67,11 +65,9 @@ class WeightsAndBiases:
         self.where = self._run.url or f"offline, in {tracked['directory']}"
 
     def add(self, step: int, time_s: float, figures: Mapping[str, float]) -> None:
-        """See `Log.add`."""
         self._run.log({**figures, "round": step})
 
     def close(self) -> None:
-        """See `Log.close`."""
         self._run.finish()
 
 
@@ -94,11 +90,9 @@ class Trackio:
         self.where = f"trackio show --project {tracked['project']}"
 
     def add(self, step: int, time_s: float, figures: Mapping[str, float]) -> None:
-        """See `Log.add`."""
         self._trackio.log(dict(figures), step=step)
 
     def close(self) -> None:
-        """See `Log.close`."""
         self._trackio.finish()
 
 

@@ -1,4 +1,4 @@
-"""What rounds came to, told to TensorBoard, Weights & Biases or trackio.
+"""Sends the metrics of rounds to TensorBoard, Weights & Biases or trackio.
 
 Their packages block, start threads and ask the network, so that they run in a child process
 (`child.py`). A node never waits for it: what it cannot take is dropped and counted, and a node

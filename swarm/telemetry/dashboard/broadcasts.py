@@ -61,7 +61,7 @@ def _took(present: Sequence[NodeView]) -> dict[str, float | None]:
 
 
 def cells_of(chunks: int) -> int:
-    """How many cells a row has."""
+    """The number of cells in a row."""
     return min(max(chunks, 1), CELLS_MAX)
 
 

@@ -1,4 +1,4 @@
-"""Who feeds whom: the swarm as a graph that stays legible, however many nodes there are. Pure.
+"""The graph of groups given: it stays legible however many nodes there are. Pure.
 
 The busiest nodes are drawn one by one, all others together by role. An edge goes from whoever made
 groups to whoever trained on them, and carries their number since the receiver's start.
@@ -22,7 +22,7 @@ Edge = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """Which dot stands for each peer id."""
+    """The dot that stands for each peer id."""
 
     of: Mapping[str, str]
 

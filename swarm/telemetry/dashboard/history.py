@@ -1,6 +1,6 @@
-"""What the page draws over time: the last minutes in full, and the whole run folded into a bound.
+"""Curves of the page: the last minutes in full, and the whole run in a bounded number of points.
 
-Both are kept by the server, so that whoever opens the page sees what was before. Pure.
+The server keeps both, so a page opened late shows the past as well. Pure.
 """
 
 from collections import deque
@@ -90,7 +90,7 @@ class Series:
         self._all = Fold(len(self._names))
 
     def add(self, unix_s: float, values: Mapping[str, float | None]) -> None:
-        """What all of them are now."""
+        """Add a point: the value of each name at a time."""
         row = (unix_s, *(values[name] for name in self._names[1:]))
         self._recent.append(row)
         self._all.add(row)

@@ -1,11 +1,12 @@
-"""What a page has seen, as the content of a file, so that another start goes on with it: its curves
-and the last report of each node. Pure.
+"""The file from which a page resumes: its curves and the last report of each node.
 
-The file is this user's own. All the same nothing in it is believed to have the right form.
+The file belongs to this user. Its form is checked all the same.
 """
 
 import json
-from typing import Any, Final, Protocol
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -18,16 +19,21 @@ NODES_KEPT_MAX: Final = 1_024
 FILE_BYTES_MAX: Final = 32 << 20
 
 
-class Keep(Protocol):
-    """Where it is kept. Blocking, and never raises: a page without history is better than none."""
+def read_kept(path: Path) -> bytes | None:
+    """The content that was written last; None: there is none. Blocking."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
-    def read(self) -> bytes | None:
-        """What was written last; None: nothing."""
-        ...
 
-    def write(self, content: bytes) -> None:
-        """In place of what was written before."""
-        ...
+def write_kept(path: Path, content: bytes) -> None:
+    """Replace the file. Blocking; an error is ignored, because a page works without history."""
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_bytes(content)
+        partial.replace(path)
 
 
 def kept(watch: Watch, state: DashboardState, now_s: float) -> bytes:

@@ -15,7 +15,7 @@ class Outages:
         self._is_away = False
 
     def note(self, now_s: float, *, connected: bool, away_s: float | None) -> None:
-        """How it is with the broker now."""
+        """Note the broker's state at a time."""
         if not connected:
             if not self._is_away:
                 self._began_s = now_s - (away_s or 0.0)

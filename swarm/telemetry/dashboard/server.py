@@ -11,7 +11,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path, PurePath
 from random import Random
 from typing import Any, Final
 
@@ -30,8 +30,9 @@ from swarm.errors import ConfigError
 from swarm.limits.address_blocks import path_of
 from swarm.limits.bounded_table import BoundedTable
 from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.dashboard.keeping import Keep, kept, restore
+from swarm.telemetry.dashboard.keeping import kept, read_kept, restore, write_kept
 from swarm.telemetry.dashboard.listening import Listening
+from swarm.telemetry.dashboard.saved import TYPES, page_files
 from swarm.telemetry.dashboard.state import DashboardState, ReportSource
 from swarm.telemetry.fleet_view import NodeView, Watch
 from swarm.telemetry.web_hosts import WebHosts
@@ -61,13 +62,6 @@ HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
-TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-
 Action = Callable[[Mapping[str, Any]], str]
 """Does what was asked and says so in one sentence; raises ConfigError where it cannot. It is called
 in a thread of its own."""
@@ -75,7 +69,7 @@ in a thread of its own."""
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What whoever has the token may do, by name."""
+    """Actions by name, for whoever has the token."""
 
     token: str
     actions: Mapping[str, Action]
@@ -102,7 +96,7 @@ class Board:
 
     @property
     def streams(self) -> int:
-        """How many watch."""
+        """The number of open streams."""
         return len(self.watchers)
 
     @property
@@ -150,18 +144,8 @@ def application(board: Board, *, hosts: WebHosts, guarded: Guarded | None = None
     return Starlette(routes=routes, middleware=middleware)
 
 
-def page_files() -> dict[str, bytes]:
-    """The page's files by name. Read once: they are part of the package."""
-    folder = files("swarm.telemetry.dashboard") / "static"
-    return {each.name: each.read_bytes() for each in folder.iterdir() if _suffix(each.name)}
-
-
-def _suffix(name: str) -> str | None:
-    return TYPES.get(f".{name.rpartition('.')[2]}")
-
-
 async def _file(name: str, content: bytes, _: Request) -> Response:
-    return Response(content, headers={"content-type": _suffix(name) or ""})
+    return Response(content, headers={"content-type": TYPES[PurePath(name).suffix]})
 
 
 async def _stream(board: Board, request: Request) -> Response:
@@ -265,7 +249,7 @@ class _Client(H11Protocol):
 
     @property
     def is_answered(self) -> bool:
-        """Whether a request is there, and an answer to it under way."""
+        """True while a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: Any) -> None:
@@ -353,7 +337,7 @@ def listen_on(address: str) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where a browser on this machine finds it."""
+    """The address for a browser on this machine."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
@@ -372,15 +356,15 @@ async def serve(
     counters: Callable[[], Mapping[str, int]] = dict,
     guarded: Guarded | None = None,
     names: Sequence[str] = (),
-    keep: Keep | None = None,
+    keep: Path | None = None,
     interval_s: float = INTERVAL_S,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Show what is watched until cancelled; reports the page's address once it answers.
 
     `watch` is read on the caller's loop; `counters` are further ones to show, by name; `names`:
-    further ones of the page, as of `WebHosts`; `keep`: where what the page has seen is
-    kept, with which the next start goes on.
+    further ones of the page, as of `WebHosts`; `keep`: the file in which the page's curves and
+    reports survive a restart.
 
     Raises:
         ConfigError: it cannot listen there, as itself or in a group.
@@ -412,13 +396,13 @@ class _Keeper:
     """Has what the page has seen kept, every now and then and at the end."""
 
     def __init__(
-        self, keep: Keep, watch: Watch, state: DashboardState, unix_s: Callable[[], float]
+        self, keep: Path, watch: Watch, state: DashboardState, unix_s: Callable[[], float]
     ) -> None:
         self._keep, self._watch, self._state, self._unix_s = keep, watch, state, unix_s
 
     async def begin(self) -> None:
         """With what the start before has left."""
-        content = await trio.to_thread.run_sync(self._keep.read)
+        content = await trio.to_thread.run_sync(read_kept, self._keep)
         if content is not None:
             restore(content, self._watch, self._state, self._unix_s())
 
@@ -433,7 +417,7 @@ class _Keeper:
 
     async def _write(self) -> None:
         content = kept(self._watch, self._state, self._unix_s())
-        await trio.to_thread.run_sync(self._keep.write, content)
+        await trio.to_thread.run_sync(write_kept, self._keep, content)
 
 
 async def serve_broker(
@@ -443,26 +427,25 @@ async def serve_broker(
     unix_s: Callable[[], float],
     rng: Random,
     run_id: str | None = None,
-    counters: Mapping[str, int] | None = None,
     guarded: Guarded | None = None,
     names: Sequence[str] = (),
-    keep: Keep | None = None,
+    keep: Path | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """As `serve`, of what nodes report to a broker. `run_id` None: all runs that it knows of.
-    `counters`: further ones to show.
 
     Raises:
         ConfigError: as of `serve`; or the broker's certificates cannot be read.
     """
     watch = Watch(run_id)
     listening = Listening(broker, watch, unix_s=unix_s, rng=rng)
-
-    def counted() -> dict[str, int]:
-        return {**listening.counters(), **(counters or {})}
-
     page = functools.partial(
-        serve, unix_s=unix_s, counters=counted, guarded=guarded, names=names, keep=keep
+        serve,
+        unix_s=unix_s,
+        counters=listening.counters,
+        guarded=guarded,
+        names=names,
+        keep=keep,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listening.run)
@@ -470,7 +453,7 @@ async def serve_broker(
 
 
 def telemetry_of(watch: Watch) -> dict[str, int]:
-    """What was taken, and what was not and why."""
+    """Counts of reports taken, and of reports dropped by reason."""
     dropped = {f"dropped_{reason}": count for reason, count in sorted(watch.dropped.items())}
     return {
         "reports_taken": watch.taken,

@@ -1,7 +1,7 @@
-"""What the page shows, as one JSON object: made once a look, and the same for all who watch. Pure.
+"""The state that the page shows, as one JSON object, the same for all who watch. Pure.
 
-Every list has a bound; what does not fit is counted beside it. All text in it came from strangers,
-and the page shows it as text.
+Every list has a bound, and a count of the entries left out. Its texts come from strangers; the
+page shows them as text.
 """
 
 import math
@@ -47,6 +47,7 @@ WORKER_COLUMNS: Final = (
     "name", "id", "phase", "version", "behind", "groups_per_s", "price_per_h", "admitted",
     "refused", "leased", "heard_s",
 )  # fmt: skip
+FIGURE_COLUMNS: Final = ("name", "unit", "low", "middle", "high", "nodes", "help")
 
 CAPACITY: Final = (
     m.IDLE_RATIO,
@@ -65,8 +66,8 @@ CAPACITY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ReportSource:
-    """Where reports come from: its name, whether it answers, for how many seconds it has not, and
-    what nodes are started with so that they report there."""
+    """The source of reports: its name, `connected`, the seconds since it last answered, and the
+    flag with which nodes report there."""
 
     name: str
     connected: bool = True
@@ -87,7 +88,7 @@ class DashboardState:
         self._sampled_s = -math.inf
 
     def curves(self) -> dict[str, Any]:
-        """What is drawn over time, for `go_on`."""
+        """The curves, for `go_on`."""
         return self._series.as_kept()
 
     def go_on(self, curves: Mapping[str, Any], until_s: float, now_s: float) -> None:
@@ -146,6 +147,7 @@ class DashboardState:
             "workers": _workers(present),
             "broadcast": broadcast_rows(present),
             "nodes": _nodes(nodes, rates),
+            "figures": _figures(present),
             "rejected": _by_label(present, REJECTED),
             "protocols_in": _by_label(present, m.PROTOCOL_BYTES_IN_TOTAL),
             "protocols_out": _by_label(present, m.PROTOCOL_BYTES_OUT_TOTAL),
@@ -278,7 +280,7 @@ def _alarm(kind: str, alarms: Sequence[tuple[str, AlarmReport]]) -> dict[str, An
 
 
 def _notes(present: Sequence[NodeView]) -> list[list[str]]:
-    """What nodes say beside their alarms: who, and what."""
+    """Notes of nodes beside their alarms: peer id and text."""
     found = [
         [node.report.peer_id, note]
         for node in present
@@ -302,6 +304,17 @@ def _nodes(nodes: Sequence[NodeView], rates: Mapping[str, Mapping[str, float]]) 
         "rows": [_node_row(n, rates[n.report.peer_id]) for n in ordered[:NODES_SHOWN_MAX]],
         "left_out": max(0, len(nodes) - NODES_SHOWN_MAX),
     }
+
+
+def _figures(present: Sequence[NodeView]) -> dict[str, Any]:
+    """Every metric without a label that a node reports: its lowest, middle and highest value."""
+    rows: list[list[Any]] = []
+    for name, metric in m.METRICS.items():
+        if values := metrics(present, name):
+            ends = (min(values), median(values), max(values))
+            text = name.replace("_", " ")
+            rows.append([text, metric.unit, *map(short, ends), len(values), metric.help])
+    return {"columns": FIGURE_COLUMNS, "rows": rows}
 
 
 def _node_row(node: NodeView, rates: Mapping[str, float]) -> list[Any]:

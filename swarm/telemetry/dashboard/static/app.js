@@ -3,16 +3,12 @@
 import { Chart } from "./charts.js";
 import { DASH, amount, clock, duration, fixed, h, missing, number, percent, plural, printable, s, say, scaled, short } from "./format.js";
 import { Map_ } from "./map.js";
+import { showSaved } from "./saved.js";
 import { Stream } from "./stream.js";
 import { ROWS_SHOWN, Table, bars, pairs } from "./tables.js";
 
 const $ = (id) => document.getElementById(id);
-const ALARM_NAMES = {
-  not_sharing: "Not sharing", no_foreign: "No foreign groups", learner_starving: "Learner starves",
-  staleness_near_bound: "Staleness near its bound", one_producer: "One producer dominates", reject_storm: "Many refused",
-  disk_low: "Disk almost full", memory_low: "Memory almost full", clock_skew: "Clock is off", version_split: "Versions split",
-  nothing_to_learn: "Nothing to learn", went_back: "Went back",
-};
+const alarmName = (kind) => printable(kind[0].toUpperCase() + kind.slice(1)).replaceAll("_", " ");
 let frame = null, lastUnix = null, skewS = 0, showAll = false, span = "recent";
 
 // --- parts ---
@@ -56,7 +52,7 @@ const nodes = new Table($("node-table"), [
     ["peer id", printable(row.id)], ["program", printable(row.agent)], ["up", seconds(row.uptime_s)],
     ["received in all", `${number(row.in_bytes)} bytes`], ["sent in all", `${number(row.out_bytes)} bytes`],
     ["memory", amount(row.memory_bytes, "B")], ["groups of peers trained on", number(row.trained_groups)],
-    ["alarms", row.alarms.map((kind) => ALARM_NAMES[kind] ?? printable(kind)).join(", ") || "none"], ["reports lost", number(row.lost)],
+    ["alarms", row.alarms.map(alarmName).join(", ") || "none"], ["reports lost", number(row.lost)],
   ],
 });
 const workers = new Table($("worker-table"), [
@@ -72,6 +68,17 @@ const workers = new Table($("worker-table"), [
   { name: "leased", key: "leased", write: whole },
   { name: "heard", key: "heard_s", write: (v) => (missing(v) ? "never" : `${duration(v)} ago`) },
 ], { identity: (row) => row.id || row.name });
+
+const valued = (v, row) => amount(v, row.unit === "bytes" ? "B" : "");
+const allFigures = new Table($("figure-table"), [
+  { name: "figure", key: "name", text: true, write: (name) => name },
+  { name: "unit", key: "unit", text: true, write: (unit) => unit },
+  { name: "lowest", key: "low", write: valued },
+  { name: "middle", key: "middle", write: valued },
+  { name: "highest", key: "high", write: valued },
+  { name: "nodes", key: "nodes", write: whole },
+  { name: "what it is", key: "help", text: true, write: (help) => help },
+], { identity: (row) => row.name });
 
 function records({ columns, rows }) {
   return rows.map((row) => Object.fromEntries(columns.map((name, place) => [name, row[place]])));
@@ -114,7 +121,8 @@ function show(state) {
   skewS = Date.now() / 1000 - state.unix_s;
   say($("runs"), state.runs.map(printable).join(", "));
   document.title = `${state.alarms.shown.length ? `(${state.alarms.kinds}) ` : ""}swarm`;
-  verdict(state);
+  if (state.saved) saved(state);
+  else verdict(state);
   telemetry(state);
   if (!state.headline.nodes) return;
   alarms(state.alarms);
@@ -126,8 +134,17 @@ function show(state) {
   capacity(state.capacity);
   showWorkers(state.workers, state.can_act);
   showNodes();
+  allFigures.show(records(state.figures));
   refused(state);
   notes(state.notes);
+}
+
+function saved({ saved: report, unix_s }) {
+  enter("saved", `saved, up to ${new Date(1000 * unix_s).toLocaleString("en-GB")}`);
+  document.title = printable(report.title);
+  say($("verdict-text"), printable(report.title));
+  say($("verdict-detail"), report.sentences.map(printable).join(" "));
+  showSaved(document.querySelector("main"), report);
 }
 
 function verdict(state) {
@@ -172,7 +189,7 @@ function alarms({ shown, kinds }) {
   if (wanted === alarms.drawn) return;
   alarms.drawn = wanted;
   $("alarm-list").replaceChildren(...shown.map((alarm) => h("li", { class: alarm.level },
-    h("strong", {}, `${ALARM_NAMES[alarm.kind] ?? printable(alarm.kind)}: ${printable(alarm.text)}`),
+    h("strong", {}, `${alarmName(alarm.kind)}: ${printable(alarm.text)}`),
     h("p", {}, printable(alarm.advice)),
     h("p", { class: "who" }, `${plural(alarm.count, "node")}: `, h("span", { class: "id" }, alarm.nodes.map(short).join(" ")), alarm.count > alarm.nodes.length ? ` and ${number(alarm.count - alarm.nodes.length)} more` : ""))));
 }
@@ -375,4 +392,6 @@ $("act").addEventListener("submit", async (event) => {
   }
 });
 $("node-filter").addEventListener("input", () => frame && showNodes());
-new Stream({ onFrame, onLost });
+const kept = $("saved-state");
+if (kept) onFrame(JSON.parse(kept.textContent));
+else new Stream({ onFrame, onLost });

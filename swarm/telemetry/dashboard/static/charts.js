@@ -5,9 +5,10 @@ import { clock, h, missing, s, say } from "./format.js";
 const LEFT = 52, BOTTOM = 18, TOP = 6;
 
 export class Chart {
-  // lines: [{name, key, style}]; band: [low, high] keys; write: a value as text; top: fixed maximum
-  constructor(place, { label, lines, band = null, area = null, write, top = null }) {
-    Object.assign(this, { place, label, lines, band, area, write, top, data: null, at: null });
+  // lines: [{name, key, style}]; band: [low, high] keys; write: a value as text; top: fixed maximum;
+  // at: a place on the axis as text; bridge: a line goes on over places without a value
+  constructor(place, { label, lines, band = null, area = null, write, top = null, at = clock, bridge = false }) {
+    Object.assign(this, { place, label, lines, band, area, write, top, where: at, bridge, data: null, at: null });
     this.readout = h("span", { class: "readout", hidden: true });
     this.none = h("p", { class: "none" }, "Nothing to draw yet.");
     this.svg = s("svg", { role: "img", tabindex: 0 });
@@ -74,11 +75,11 @@ export class Chart {
       parts.push(s("line", { class: "grid", x1: LEFT, x2: width, y1: y(tick), y2: y(tick) }));
       parts.push(s("text", { x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, this.write(tick)));
     }
-    parts.push(s("text", { x: LEFT, y: height - 2 }, clock(t[0])));
-    parts.push(s("text", { x: width, y: height - 2, "text-anchor": "end" }, clock(t[t.length - 1])));
+    parts.push(s("text", { x: LEFT, y: height - 2 }, this.where(t[0])));
+    parts.push(s("text", { x: width, y: height - 2, "text-anchor": "end" }, this.where(t[t.length - 1])));
     if (this.band) parts.push(s("path", { class: "band", d: this.between(x, y) }));
     for (const line of this.lines) {
-      const d = path(t, this.data[line.key], x, y);
+      const d = path(t, this.data[line.key], x, y, this.bridge);
       if (line.key === this.area) parts.push(s("path", { class: "area", d: closed(t, this.data[line.key], x, y, y(low)) }));
       parts.push(s("path", { class: `line ${line.style}`, d }));
     }
@@ -91,9 +92,9 @@ export class Chart {
   tell() {
     const at = this.at === null ? this.count - 1 : Math.min(this.at, this.count - 1);
     const text = this.lines.map((line) => `${line.name} ${this.write(this.data[line.key][at])}`).join(", ");
-    this.svg.setAttribute("aria-label", `${this.label}, ${clock(this.data.t[at])}: ${text}`);
+    this.svg.setAttribute("aria-label", `${this.label}, ${this.where(this.data.t[at])}: ${text}`);
     this.readout.hidden = this.at === null;
-    say(this.readout, `${clock(this.data.t[at])}  ${text}`);
+    say(this.readout, `${this.where(this.data.t[at])}  ${text}`);
   }
 
   between(x, y) {
@@ -105,11 +106,11 @@ export class Chart {
   }
 }
 
-// A gap in the values is a gap in the line.
-function path(times, values, x, y) {
+// A gap in the values is a gap in the line, unless it is bridged.
+function path(times, values, x, y, bridge) {
   let d = "", open = false;
   values.forEach((value, place) => {
-    if (missing(value)) { open = false; return; }
+    if (missing(value)) { open &&= bridge; return; }
     d += `${open ? "L" : "M"}${x(times[place]).toFixed(1)} ${y(value).toFixed(1)}`;
     open = true;
   });
