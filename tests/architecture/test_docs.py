@@ -41,7 +41,7 @@ RUN = ("NodeConfig", "run")  # the rest of a run file, which has tables of its o
 SCRIPT = re.compile(
     r"(?<![\w/])((?:scripts|tests)/[\w/]+\.(?:py|sh))(?:[^`\n]*  # at commit ([0-9a-f]{7})\b)?"
 )
-SCRIPTS_AT = {"3e9842f"}  # commits that have the scripts of finished experiments and benchmarks
+SCRIPTS_AT = {"3e9842f", "405f7f4"}  # commits that have the scripts of finished work
 LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]*\bsrc=\"([^\"]+)|<link[^>]*href=\"([^\"]+)")
 
 markdown = script("markdown_links")

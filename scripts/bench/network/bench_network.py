@@ -30,10 +30,13 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-import p2pd
 import psutil
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(ROOT))
+from tests import p2pd  # noqa: E402  the daemon of the interoperability tests
+
 MB, GB = 1e6, 1e9
 TRANSFER_BYTES = {"ours": 192 << 20, "tls": 192 << 20, "p2pd": 192 << 20, "stock": 64 << 20}
 QUICK_SHARE = 4  # of a transfer's bytes with --quick: one in so many

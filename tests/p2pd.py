@@ -1,6 +1,6 @@
 """go-libp2p's daemon p2pd, out of the wheel of `hivemind`: for benchmarks and tests alone.
 
-    python p2pd.py            fetch it where it is not there yet, and print where it is
+    python -m tests.p2pd            fetch it where it is not there yet, and print where it is
 
 The binary is taken out of the wheel; nothing of hivemind is installed. SWARM_P2PD names another
 binary. The daemon's control protocol is a handful of protobuf messages over a Unix socket, written

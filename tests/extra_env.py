@@ -1,8 +1,8 @@
 """Extras in an environment of their own, beside the project's: for tests alone.
 
-    python scripts/extra_env.py sky          make it where it is not there yet, and print its Python
-    python scripts/extra_env.py verifiers
-    python scripts/extra_env.py trackers     TensorBoard, Weights & Biases, trackio
+    python -m tests.extra_env sky          make it where it is not there yet, and print its Python
+    python -m tests.extra_env verifiers
+    python -m tests.extra_env trackers     TensorBoard, Weights & Biases, trackio
 
 SkyPilot takes 460 MB, and an older click than the project's; verifiers brings some forty packages;
 trackio wants an older pillow. What an extra does not bring itself is the project's. SWARM_SKY,
@@ -108,7 +108,7 @@ def _run(command: list[str]) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in EXTRAS:
-        sys.exit(f"usage: python scripts/extra_env.py {'|'.join(EXTRAS)}")
+        sys.exit(f"usage: python -m tests.extra_env {'|'.join(EXTRAS)}")
     there = fetch(sys.argv[1])
     if there is None:
         sys.exit(f"extra_env: {sys.argv[1]} could not be installed; see above")
