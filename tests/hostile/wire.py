@@ -1,7 +1,7 @@
-"""The attackers' own end of a connection: sockets, multistream-select, Noise and Yamux, by hand.
+"""The raw client: sockets, multistream-select, Noise and Yamux by hand, for attacks and for tests.
 
-It shares no code with the node's transport, so that it can leave out or overdo any step, and so
-that a mistake over there is not repeated here. Every byte that leaves is counted.
+It shares no code with the node's transport. So it can leave out or overdo any step, and a mistake
+of the transport is not repeated here. Every byte that leaves is counted.
 """
 
 import socket
@@ -37,12 +37,12 @@ FAILURES = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.To
 
 
 class Ended(OSError):
-    """The other end closed, or said what it should not."""
+    """The other end closed, or sent something that it should not have."""
 
 
 @dataclass(slots=True)
 class Spent:
-    """What an attack has cost the attacker, its processor time apart."""
+    """The cost of an attack for the attacker, without processor time."""
 
     bytes_out: int = 0
     bytes_in: int = 0
@@ -50,13 +50,12 @@ class Spent:
     counts: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str, number: int = 1) -> None:
-        """Count what was done, or what came of it."""
         self.counts[what] = self.counts.get(what, 0) + number
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where a node listens, and who it is."""
+    """The address and the peer id of a node."""
 
     host: str
     port: int
@@ -64,13 +63,13 @@ class Door:
 
     @classmethod
     def of(cls, address: str) -> "Door":
-        """Of a multiaddr such as `/ip4/127.0.0.1/tcp/4001/p2p/12D3…`."""
+        """Parse a multiaddr such as `/ip4/127.0.0.1/tcp/4001/p2p/12D3…`."""
         _, _, host, _, port, _, peer = address.split("/")
         return cls(host, int(port), peer)
 
 
 def varint(number: int) -> bytes:
-    """As protobuf and multistream-select write lengths."""
+    """A length as protobuf and multistream-select write it."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -88,50 +87,71 @@ def frame(kind: int, flags: int, stream: int, length: int, data: bytes = b"") ->
     return HEADER.pack(0, kind, flags, stream, length) + data
 
 
+def framed(payload: bytes) -> bytes:
+    """A request as the node reads it: four bytes of length, then the payload."""
+    return len(payload).to_bytes(4, "big") + payload
+
+
 def delimited(*fields: tuple[int, bytes]) -> bytes:
     """A protobuf message of length-delimited fields."""
     return b"".join(varint(n << 3 | 2) + varint(len(data)) + data for n, data in fields)
 
 
-class Wire:
-    """One TCP connection of an attacker."""
+class Reader:
+    """Reads by count from anything that delivers bytes by `_more`."""
 
-    def __init__(self, stream: trio.SocketStream, spent: Spent) -> None:
-        self.stream = stream
-        self.spent = spent
+    def __init__(self) -> None:
         self._rest = bytearray()
-        spent.connections += 1
 
-    async def send(self, data: bytes) -> None:
-        """Send all of it."""
-        with memoryview(data) as view:
-            for at in range(0, len(view), READ_BYTES):  # so that what was not taken is not counted
-                await self.stream.send_all(view[at : at + READ_BYTES])
-                self.spent.bytes_out += len(view[at : at + READ_BYTES])
-
-    async def some(self) -> bytes:
-        """What there is.
-
-        Raises:
-            Ended: it is over.
-        """
-        if self._rest:
-            data = bytes(self._rest)
-            self._rest.clear()
-            return data
-        data = bytes(await self.stream.receive_some(READ_BYTES))
-        self.spent.bytes_in += len(data)
-        if not data:
-            raise Ended("closed by the other end")
-        return data
+    async def _more(self) -> bytes:
+        raise NotImplementedError
 
     async def exactly(self, count: int) -> bytes:
-        """So many bytes, and no more."""
+        """Read so many bytes.
+
+        Raises:
+            Ended: the other end closed before.
+        """
         while len(self._rest) < count:
             self._rest += await self._more()
         data = bytes(self._rest[:count])
         del self._rest[:count]
         return data
+
+    async def some(self) -> bytes:
+        """Read at least one byte."""
+        data = bytes(self._rest) or await self._more()
+        self._rest.clear()
+        return data
+
+    async def line(self) -> bytes:
+        """Read one message of multistream-select, without its newline."""
+        length = shift = 0
+        while True:
+            (byte,) = await self.exactly(1)
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                break
+        if not 0 < length <= LINE_BYTES_MAX:
+            raise Ended("a line of odd length")
+        return (await self.exactly(length)).removesuffix(b"\n")
+
+
+class Wire(Reader):
+    """One TCP connection of an attacker."""
+
+    def __init__(self, stream: trio.SocketStream, spent: Spent) -> None:
+        super().__init__()
+        self.stream = stream
+        self.spent = spent
+        spent.connections += 1
+
+    async def send(self, data: bytes) -> None:
+        with memoryview(data) as view:
+            for at in range(0, len(view), READ_BYTES):  # so that what was not taken is not counted
+                await self.stream.send_all(view[at : at + READ_BYTES])
+                self.spent.bytes_out += len(view[at : at + READ_BYTES])
 
     async def _more(self) -> bytes:
         data = bytes(await self.stream.receive_some(READ_BYTES))
@@ -147,24 +167,10 @@ class Wire:
                 await self.some()
 
     def reset(self) -> None:
-        """End it with a RST."""
+        """End the connection with a RST."""
         with suppress(OSError):
             self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.stream.socket.close()
-
-
-async def read_line(read: Any) -> bytes:
-    """One message of multistream-select, without its newline."""
-    length = shift = 0
-    while True:
-        (byte,) = await read.exactly(1)
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        if not byte & 0x80:
-            break
-    if not 0 < length <= LINE_BYTES_MAX:
-        raise Ended("a line of odd length")
-    return bytes(await read.exactly(length)).removesuffix(b"\n")
 
 
 async def choose(end: Any, protocol: bytes) -> None:
@@ -174,18 +180,17 @@ async def choose(end: Any, protocol: bytes) -> None:
         Ended: the other end does not.
     """
     await end.send(line(MULTISTREAM) + line(protocol))
-    if await read_line(end) != MULTISTREAM or await read_line(end) != protocol:
+    if await end.line() != MULTISTREAM or await end.line() != protocol:
         raise Ended("no agreement")
 
 
 @asynccontextmanager
 async def dialled(door: Door, source: str | None, spent: Spent) -> AsyncIterator[Wire]:
-    """A TCP connection from an address of ours; closed at the end."""
+    """A TCP connection from a local address; closed at the end."""
     with trio.fail_after(DIAL_TIMEOUT_S):
         stream = await trio.open_tcp_stream(door.host, door.port, local_address=source)
-    wire = Wire(stream, spent)
     try:
-        yield wire
+        yield Wire(stream, spent)
     finally:
         await trio.aclose_forcefully(stream)
 
@@ -193,18 +198,17 @@ async def dialled(door: Door, source: str | None, spent: Spent) -> AsyncIterator
 # --- Noise ---------------------------------------------------------------------------------
 
 
-class Session:
+class Session(Reader):
     """Records after a Noise handshake."""
 
-    def __init__(self, wire: Wire, sealer: bytes, opener: bytes, peer_id: str) -> None:
+    def __init__(self, wire: Wire, sealer: bytes, opener: bytes) -> None:
+        super().__init__()
         self.wire = wire
-        self.peer_id = peer_id  # that the other end proved
         self._sealer, self._opener = ChaCha20Poly1305(sealer), ChaCha20Poly1305(opener)
         self._sent = self._received = 0
-        self._rest = bytearray()
 
     def seal(self, data: bytes) -> bytes:
-        """One record; also an empty one."""
+        """Encrypt one record; it may be empty."""
         nonce = b"\0\0\0\0" + self._sent.to_bytes(8, "little")
         self._sent += 1
         sealed = self._sealer.encrypt(nonce, data, None)
@@ -217,33 +221,15 @@ class Session:
             b"".join(self.seal(data[at : at + step]) for at in range(0, len(data), step))
         )
 
-    async def record(self) -> bytes:
-        """What is in the next record."""
-        length = int.from_bytes(await self.wire.exactly(2), "big")
-        sealed = await self.wire.exactly(length)
+    async def _more(self) -> bytes:
+        sealed = await self.wire.exactly(int.from_bytes(await self.wire.exactly(2), "big"))
         nonce = b"\0\0\0\0" + self._received.to_bytes(8, "little")
         self._received += 1
         return self._opener.decrypt(nonce, sealed, None)
 
-    async def exactly(self, count: int) -> bytes:
-        """So many bytes of what was decrypted."""
-        while len(self._rest) < count:
-            self._rest += await self.record()
-        data = bytes(self._rest[:count])
-        del self._rest[:count]
-        return data
-
-    async def some(self) -> bytes:
-        """What there is."""
-        if self._rest:
-            data = bytes(self._rest)
-            self._rest.clear()
-            return data
-        return await self.record()
-
 
 class Handshake:
-    """A Noise handshake of ours, message by message."""
+    """A Noise handshake of the side that dials, message by message."""
 
     def __init__(self, wire: Wire, identity: Identity) -> None:
         self.wire = wire
@@ -257,7 +243,7 @@ class Handshake:
         self.noise.start_handshake()
 
     def message(self, payload: bytes = b"") -> bytes:
-        """Our next message, with its length."""
+        """The next message, with its length."""
         data = bytes(self.noise.write_message(payload))
         return len(data).to_bytes(2, "big") + data
 
@@ -267,19 +253,19 @@ class Handshake:
         return bytes(self.noise.read_message(data))
 
     async def run(self) -> Session:
-        """All of it, as an honest peer would."""
+        """All messages, as an honest peer sends them."""
         await self.wire.send(self.message())
         await self.answer()
         await self.wire.send(self.message(self.payload))
         protocol = self.noise.noise_protocol
-        sealer, opener = protocol.cipher_state_encrypt, protocol.cipher_state_decrypt
-        return Session(self.wire, sealer.k, opener.k, "")
+        return Session(self.wire, protocol.cipher_state_encrypt.k, protocol.cipher_state_decrypt.k)
 
 
 async def secured(wire: Wire, identity: Identity) -> Session:
-    """Up to the end of the Noise handshake."""
-    await choose(wire, NOISE)
-    return await Handshake(wire, identity).run()
+    """Agree on Noise and shake hands."""
+    with trio.fail_after(DIAL_TIMEOUT_S):
+        await choose(wire, NOISE)
+        return await Handshake(wire, identity).run()
 
 
 # --- Yamux ---------------------------------------------------------------------------------
@@ -288,51 +274,47 @@ Serve = Callable[[bytes], bytes]
 Handle = Callable[["Stream"], Awaitable[None]]
 
 
-@dataclass(eq=False, slots=True)
-class Stream:
-    """A stream of ours, or of theirs."""
+class Stream(Reader):
+    """A stream that either end opened."""
 
-    mux: "Mux"
-    number: int
-    buffer: bytearray = field(default_factory=bytearray)
-    changed: trio.Event = field(default_factory=trio.Event)
-    ended: bool = False
-    window: int = WINDOW_BYTES
+    def __init__(self, mux: "Mux", number: int) -> None:
+        super().__init__()
+        self.mux = mux
+        self.number = number
+        self.buffer = bytearray()
+        self.changed = trio.Event()
+        self.ended = False
+        self.window = WINDOW_BYTES
 
     def wake(self) -> None:
-        """Something is new."""
+        """Let those that wait look again."""
         self.changed.set()
         self.changed = trio.Event()
+
+    async def _until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            if self.ended:
+                raise Ended("the stream is over")
+            await self.changed.wait()
 
     async def send(self, data: bytes) -> None:
         """Send as the window allows."""
         at = 0
         while at < len(data):
-            while self.window <= 0 and not self.ended:
-                await self.changed.wait()
-            if self.ended:
-                raise Ended("the stream is over")
+            await self._until(lambda: self.window > 0 and not self.ended)
             piece = data[at : at + min(self.window, 65_536)]
             self.window -= len(piece)
             at += len(piece)
             await self.mux.send(frame(DATA, 0, self.number, len(piece), piece))
 
-    async def exactly(self, count: int) -> bytes:
-        """So many bytes.
-
-        Raises:
-            Ended: it is over before.
-        """
-        while len(self.buffer) < count:
-            if self.ended:
-                raise Ended("the stream is over")
-            await self.changed.wait()
-        data = bytes(self.buffer[:count])
-        del self.buffer[:count]
+    async def _more(self) -> bytes:
+        await self._until(lambda: self.buffer)
+        data = bytes(self.buffer)
+        self.buffer.clear()
         return data
 
     async def reset(self) -> None:
-        """End it at once."""
+        """End the stream at once."""
         self.mux.streams.pop(self.number, None)
         await self.mux.send(frame(UPDATE, RST, self.number, 0))
 
@@ -340,25 +322,20 @@ class Stream:
 class Mux:
     """A Yamux connection; `run` reads it.
 
-    It answers pings and credits what it reads, unless `deaf`; streams that the other end opens are
+    It answers pings and credits what it reads, unless `deaf`. Streams that the other end opens are
     served by `serving`, a request and an answer each, or by `handling`; others are reset.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, key: Identity) -> None:
         self.session = session
+        self.key = key  # of our end
         self.streams: dict[int, Stream] = {}
         self.serving: dict[str, Serve] = {}
         self.handling: dict[str, Handle] = {}
-        self.opened_by_them = 0
         self.over = trio.Event()
         self._pong = trio.Event()
         self._next = 1
         self._lock = trio.Lock()
-
-    @property
-    def spent(self) -> Spent:
-        """The account of the attack."""
-        return self.session.wire.spent
 
     async def send(self, data: bytes) -> None:
         """Send frames."""
@@ -366,7 +343,7 @@ class Mux:
             await self.session.send(data)
 
     async def answers(self, timeout_s: float = PING_TIMEOUT_S) -> bool:
-        """Whether a ping is answered: only then are we known to be let in."""
+        """Whether a ping is answered: only then has the node let us in."""
         with trio.move_on_after(timeout_s), suppress(*FAILURES):
             await self.send(frame(PING, SYN, 0, PING_VALUE))
             async with trio.open_nursery() as nursery:
@@ -380,7 +357,7 @@ class Mux:
             await self.session.wire.send(b"".join([self.session.seal(data) for _ in range(count)]))
 
     def number(self) -> int:
-        """Of a new stream of ours."""
+        """The number of a new stream of ours."""
         self._next += 2
         return self._next - 2
 
@@ -398,17 +375,17 @@ class Mux:
         return stream
 
     async def request(self, protocol: str, payload: bytes, timeout_s: float = 10.0) -> bytes | None:
-        """One request as the node's peers make it; None where it was refused.
+        """One request as the node's peers make it; None: it was refused.
 
         Raises:
             Ended, trio.TooSlowError: no answer.
         """
-        stream = await self.open(protocol, len(payload).to_bytes(4, "big") + payload)
+        stream = await self.open(protocol, framed(payload))
         try:
             with trio.fail_after(timeout_s):
-                if await read_line(stream) != MULTISTREAM:
+                if await stream.line() != MULTISTREAM:
                     raise Ended("no multistream-select")
-                if await read_line(stream) != protocol.encode():
+                if await stream.line() != protocol.encode():
                     return None
                 status = await stream.exactly(1)
                 answer = await stream.exactly(int.from_bytes(await stream.exactly(4), "big"))
@@ -423,12 +400,10 @@ class Mux:
     async def run(self, deaf: bool = False) -> None:
         """Read until the connection ends."""
         async with trio.open_nursery() as nursery:
-            try:
+            with suppress(*FAILURES):
                 while not deaf:
                     await self._take(nursery)
                 await trio.sleep_forever()
-            except FAILURES:
-                pass
             nursery.cancel_scope.cancel()
         self.over.set()
         for stream in list(self.streams.values()):
@@ -452,17 +427,15 @@ class Mux:
         if kind not in (DATA, UPDATE):
             return
         if flags & SYN:
-            self.opened_by_them += 1
             self.streams[number] = Stream(self, number)
             await self.send(frame(UPDATE, ACK, number, 0))
             nursery.start_soon(self._serve, self.streams[number])
-        await self._on_stream(self.streams.get(number), kind, flags, length, data)
+        if number in self.streams:
+            await self._on_stream(self.streams[number], kind, flags, length, data)
 
     async def _on_stream(
-        self, stream: Stream | None, kind: int, flags: int, length: int, data: bytes
+        self, stream: Stream, kind: int, flags: int, length: int, data: bytes
     ) -> None:
-        if stream is None:
-            return
         if kind == UPDATE:
             stream.window += length
         elif data:
@@ -475,24 +448,20 @@ class Mux:
 
     async def _serve(self, stream: Stream) -> None:
         with suppress(*FAILURES):
-            if await read_line(stream) != MULTISTREAM:
+            if await stream.line() != MULTISTREAM:
                 return
-            protocol = (await read_line(stream)).decode(errors="replace")
-            handle = self.handling.get(protocol)
-            if handle is not None:
-                await stream.send(line(MULTISTREAM) + line(protocol.encode()))
-                await handle(stream)
-                return
-            serve = self.serving.get(protocol)
-            if serve is None:
+            protocol = (await stream.line()).decode(errors="replace")
+            agreed = line(MULTISTREAM) + line(protocol.encode())
+            if protocol in self.handling:
+                await stream.send(agreed)
+                await self.handling[protocol](stream)
+            elif protocol in self.serving:
+                request = await stream.exactly(int.from_bytes(await stream.exactly(4), "big"))
+                await stream.send(agreed + b"\0" + framed(self.serving[protocol](request)))
+                await self.send(frame(DATA, FIN, stream.number, 0))
+            else:
                 await stream.send(line(MULTISTREAM) + line(b"na"))
                 await stream.reset()
-                return
-            request = await stream.exactly(int.from_bytes(await stream.exactly(4), "big"))
-            answer = serve(request)
-            head = line(MULTISTREAM) + line(protocol.encode())
-            await stream.send(head + b"\0" + len(answer).to_bytes(4, "big") + answer)
-            await self.send(frame(DATA, FIN, stream.number, 0))
 
 
 async def _cancel_with(event: trio.Event, scope: trio.CancelScope) -> None:
@@ -504,10 +473,10 @@ async def _cancel_with(event: trio.Event, scope: trio.CancelScope) -> None:
 async def admitted(
     door: Door, identity: Identity, source: str | None, spent: Spent, *, deaf: bool = False
 ) -> AsyncIterator[Mux]:
-    """A connection as an honest peer has it, up to Yamux, and its reading.
+    """A connection up to Yamux, as an honest peer has it, which is read meanwhile.
 
     Raises:
-        OSError, trio.TooSlowError: there was none.
+        OSError, trio.TooSlowError: the node did not take it.
     """
     async with dialled(door, source, spent) as wire:
         with trio.fail_after(DIAL_TIMEOUT_S):
@@ -518,7 +487,7 @@ async def admitted(
                 raise
             except Exception as error:  # boundary: what the cipher raises on a cut connection
                 raise Ended(str(error)) from error
-        mux = Mux(session)
+        mux = Mux(session, identity)
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(mux.run, deaf)

@@ -1,12 +1,25 @@
-"""What reaches a node or a monitor beside the swarm: its broker, its page and its metrics."""
+"""Attacks on what listens beside the swarm: a monitor's broker and page, a node's metrics page."""
 
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
 
 import trio
-from siege_wire import FAILURES, Door, Wire
 
-from siege_attacks import Assault, attack, crowd, held, over_and_over, paced, side_by_side, tried
 from swarm.identity import Identity
+from tests.hostile.attack import (
+    Assault,
+    Run,
+    attack,
+    crowd,
+    drip,
+    held,
+    over_and_over,
+    paced,
+    side_by_side,
+    tried,
+)
+from tests.hostile.wire import FAILURES, Door, Wire
 
 EVIL = "evil.example"
 ANSWER_S = 8.0
@@ -14,10 +27,11 @@ CONNECT = b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c\x00\x04"  # and a client id of 
 HONEST_EVERY_S = 0.5
 HONEST_WAIT_S_MAX = 1.0  # of an honest client, in the median
 PUBLISH_BYTES = 250_000_000
+on_the_page = partial(attack, target="page")
 
 
 def remaining(length: int) -> bytes:
-    """As MQTT writes lengths."""
+    """A length as MQTT writes it."""
     out = bytearray()
     while True:
         length, byte = divmod(length, 128)
@@ -26,89 +40,90 @@ def remaining(length: int) -> bytes:
             return bytes(out)
 
 
-async def connected(assault: Assault, wire: Wire) -> None:
-    """A client of the broker, let in."""
-    name = f"{assault.rng.getrandbits(16):04x}{Identity.generate().peer_id[-4:]}"[-4:]
-    await wire.send(CONNECT + name.encode())
+async def connected(wire: Wire) -> None:
+    """Connect to the broker as a client, and be let in."""
+    await wire.send(CONNECT + Identity.generate().peer_id[-4:].encode())
     with trio.fail_after(ANSWER_S):
         await wire.exactly(4)
 
 
 async def honest_clients(assault: Assault) -> None:
-    """One after the other connects and leaves, from another block than the attackers; how long the
-    broker takes to let them in."""
+    """One client after the other connects and leaves, from another block than the attackers. The
+    time until the broker lets them in is claimed."""
     waits_s: list[float] = []
     failed = 0
     try:
-        async for _ in paced(assault, 1 / HONEST_EVERY_S, 10_000):
+        async for _ in paced(assault, 1 / HONEST_EVERY_S):
             began_s = time.monotonic()
             try:
                 async with assault.dialled(block=100) as wire:
-                    await connected(assault, wire)
+                    await connected(wire)
             except FAILURES:
                 failed += 1
             waits_s.append(time.monotonic() - began_s)
     finally:
         middle = sorted(waits_s)[len(waits_s) // 2] if waits_s else ANSWER_S
-        assault.claim("s until the broker lets an honest client in", round(middle, 2), 1.0)
+        what = "s until the broker lets an honest client in"
+        assault.claim(what, round(middle, 2), HONEST_WAIT_S_MAX)
         assault.claim("honest clients kept out by the broker", failed, 0)
 
 
-async def _beside_honest(assault: Assault, attack_it: object) -> None:
-    assert callable(attack_it)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(honest_clients, assault)
-        await attack_it()
+def on_the_broker(rate: str, bound: str, *, alone: bool = False) -> Callable[[Run], Run]:
+    """Enter an attack on a broker into the catalogue; honest clients come beside it."""
+
+    def enter(attack_it: Run) -> Run:
+        @wraps(attack_it)
+        async def run(assault: Assault) -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(honest_clients, assault)
+                await attack_it(assault)
+
+        return attack(rate, bound, target="broker", alone=alone)(run)
+
+    return enter
 
 
-@attack("telemetry", "up to 60 MB/s", "one message of 250 MB", target="broker", alone=True)
+@on_the_broker("up to 60 MB/s", "one message of 250 MB", alone=True)
 async def huge_publish(assault: Assault) -> None:
     """One message, as large as MQTT allows."""
 
     async def once(_: int) -> None:
         async with assault.dialled() as wire:
-            await connected(assault, wire)
+            await connected(wire)
             topic = b"\x00\x05siege"
             await wire.send(b"\x30" + remaining(len(topic) + PUBLISH_BYTES) + topic)
             async for _number in paced(assault, 900.0, PUBLISH_BYTES // 65_000):
                 await wire.send(bytes(65_000))
             await held(wire, 5.0)
 
-    await _beside_honest(assault, lambda: over_and_over(assault, once, 0.5, 3))
+    await over_and_over(assault, once, 0.5, 3)
 
 
-@attack("telemetry", "200 a second", "1,000 clients at a time", target="broker", alone=True)
+@on_the_broker("200 a second", "1,000 clients at a time", alone=True)
 async def many_clients(assault: Assault) -> None:
     """Clients that connect and stay."""
 
     async def once(number: int) -> None:
         async with assault.dialled(number) as wire:
-            await connected(assault, wire)
+            await connected(wire)
             await held(wire, assault.seconds)
 
-    await _beside_honest(assault, lambda: crowd(assault, once, 200.0, 2_000, 1_000))
+    await crowd(assault, once, 200.0, 2_000, 1_000)
 
 
-@attack("telemetry", "a byte a second each", "300 clients", target="broker")
+@on_the_broker("a byte a second each", "300 clients")
 async def slow_clients(assault: Assault) -> None:
     """Clients that never come to the end of their first word."""
-
-    async def once(number: int) -> None:
-        async with assault.dialled(number) as wire:
-            for byte in CONNECT:
-                await wire.send(bytes([byte]))
-                await trio.sleep(1.0)
-
-    await _beside_honest(assault, lambda: crowd(assault, once, 50.0, 3_000, 300))
+    await _dripping(assault, CONNECT, 50.0, 300)
 
 
-@attack("telemetry", "2,000 a second", "20,000 topics of 1 KB", target="broker")
+@on_the_broker("2,000 a second", "20,000 topics of 1 KB")
 async def topic_flood(assault: Assault) -> None:
     """Retained messages of ever new topics."""
 
     async def once(place: int) -> None:
         async with assault.dialled() as wire:
-            await connected(assault, wire)
+            await connected(wire)
             async for number in paced(assault, 100.0, 1_000):
                 parts = []
                 for each in range(20):
@@ -117,7 +132,7 @@ async def topic_flood(assault: Assault) -> None:
                     parts.append(b"\x31" + remaining(len(body)) + body)
                 await wire.send(b"".join(parts))
 
-    await _beside_honest(assault, lambda: over_and_over(assault, once, 1.0, 10))
+    await over_and_over(assault, once, 1.0, 10)
 
 
 # --- pages -----------------------------------------------------------------------------------
@@ -147,65 +162,41 @@ async def _foreign(assault: Assault, paths: tuple[str, ...]) -> None:
     assault.claim("pages given to a foreign Host", foreign, 0)
 
 
-def to_metrics(assault: Assault) -> None:
-    """Go to the node's metrics page."""
-    assault.door = Door(assault.door.host, int(assault.extra["metrics_port"]), "")
+async def _dripping(assault: Assault, word: bytes, per_s: float, together: int) -> None:
+    """Connections that say a word byte by byte."""
 
+    async def once(number: int) -> None:
+        async with assault.dialled(number) as wire:
+            await drip(wire, word, 1.0)
 
-@attack("telemetry", "a few", "four requests", alone=True)
-async def metrics_by_a_foreign_name(assault: Assault) -> None:
-    """The metrics page, by a name that an attacker's resolver gave it."""
-    to_metrics(assault)
-    await _foreign(assault, ("/metrics",))
-
-
-@attack("telemetry", "a few", "12 requests", target="page", alone=True)
-async def page_by_a_foreign_name(assault: Assault) -> None:
-    """The monitor's page, by such a name."""
-    await _foreign(assault, ("/", "/api/state", "/metrics"))
+    await crowd(assault, once, per_s, 3_000, together)
 
 
 async def _slow_http(assault: Assault, path: str) -> None:
-    async def once(number: int) -> None:
-        async with assault.dialled(number) as wire:
-            for byte in b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 10_000:
-                await wire.send(bytes([byte]))
-                await trio.sleep(1.0)
+    asked = answered = 0
 
     async def ask() -> None:
-        answered = asked = 0
-        try:
-            async for _ in paced(assault, 1.0, 10_000):
-                asked += 1
-                with trio.move_on_after(ANSWER_S):
-                    answered += await _tried_get(assault, path)
-        finally:
-            assault.spent.count("asked meanwhile", asked)
-            assault.spent.count("answered meanwhile", answered)
+        nonlocal asked, answered
+        async for _ in paced(assault, 1.0):
+            asked += 1
+            with trio.move_on_after(ANSWER_S):
+                answered += await _answers(assault, path)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask)
-        await crowd(assault, once, 20.0, 2_000, 200)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            word = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 10_000
+            await _dripping(assault, word, 20.0, 200)
+    finally:
+        assault.spent.count("asked meanwhile", asked)
+        assault.spent.count("answered meanwhile", answered)
 
 
-async def _tried_get(assault: Assault, path: str) -> bool:
+async def _answers(assault: Assault, path: str) -> bool:
     try:
         return await get(assault, path, f"127.0.0.1:{assault.door.port}") == 200
     except FAILURES:
         return False
-
-
-@attack("telemetry", "a byte a second each", "200 connections", target="node")
-async def slow_metrics(assault: Assault) -> None:
-    """Requests to the metrics page that never end."""
-    to_metrics(assault)
-    await _slow_http(assault, "/metrics")
-
-
-@attack("telemetry", "a byte a second each", "200 connections", target="page")
-async def slow_page(assault: Assault) -> None:
-    """Requests to the monitor's page that never end."""
-    await _slow_http(assault, "/")
 
 
 async def _headers(assault: Assault) -> None:
@@ -219,20 +210,57 @@ async def _headers(assault: Assault) -> None:
     await side_by_side(4, lambda _: over_and_over(assault, once, 2.0))
 
 
-@attack("telemetry", "as fast as they are taken", "24 MB a request, 4 at a time", target="node")
+def on_metrics(rate: str, bound: str, *, alone: bool = False) -> Callable[[Run], Run]:
+    """Enter an attack on a node's metrics page into the catalogue."""
+
+    def enter(attack_it: Callable[[Assault], Awaitable[None]]) -> Run:
+        @wraps(attack_it)
+        async def run(assault: Assault) -> None:
+            assault.door = Door(assault.door.host, int(assault.extra["metrics_port"]), "")
+            await attack_it(assault)
+
+        return attack(rate, bound, alone=alone)(run)
+
+    return enter
+
+
+@on_metrics("a few", "four requests", alone=True)
+async def metrics_by_a_foreign_name(assault: Assault) -> None:
+    """The metrics page, by a name that an attacker's resolver gave it."""
+    await _foreign(assault, ("/metrics",))
+
+
+@on_the_page("a few", "12 requests", alone=True)
+async def page_by_a_foreign_name(assault: Assault) -> None:
+    """The monitor's page, by such a name."""
+    await _foreign(assault, ("/", "/api/state", "/metrics"))
+
+
+@on_metrics("a byte a second each", "200 connections")
+async def slow_metrics(assault: Assault) -> None:
+    """Requests to the metrics page that never end."""
+    await _slow_http(assault, "/metrics")
+
+
+@on_the_page("a byte a second each", "200 connections")
+async def slow_page(assault: Assault) -> None:
+    """Requests to the monitor's page that never end."""
+    await _slow_http(assault, "/")
+
+
+@on_metrics("as fast as they are taken", "24 MB a request, 4 at a time")
 async def metrics_headers(assault: Assault) -> None:
     """Headers without end, to the metrics page."""
-    to_metrics(assault)
     await _headers(assault)
 
 
-@attack("telemetry", "as fast as they are taken", "24 MB a request, 4 at a time", target="page")
+@on_the_page("as fast as they are taken", "24 MB a request, 4 at a time")
 async def page_headers(assault: Assault) -> None:
     """Headers without end, to the monitor's page."""
     await _headers(assault)
 
 
-@attack("telemetry", "50 a second", "300 at a time", target="page")
+@on_the_page("50 a second", "300 at a time")
 async def many_viewers(assault: Assault) -> None:
     """Viewers of the live page who read nothing."""
 
@@ -244,12 +272,9 @@ async def many_viewers(assault: Assault) -> None:
     await crowd(assault, once, 50.0, 3_000, 300)
 
 
-@attack("telemetry", "100 a second", "5,000 requests", target="node")
+@on_metrics("100 a second", "5,000 requests")
 async def metrics_flood(assault: Assault) -> None:
     """The metrics page, over and over."""
-    to_metrics(assault)
-
-    async def once(_: int) -> None:
-        await tried(assault, get, assault, "/metrics", "127.0.0.1")
-
-    await crowd(assault, once, 100.0, 5_000, 16)
+    await crowd(
+        assault, lambda _: tried(assault, get, assault, "/metrics", "127.0.0.1"), 100.0, 5_000, 16
+    )

@@ -1,6 +1,6 @@
 """A soak: a swarm of real processes for an hour and a half, everybody killed at random by a seed.
 
-    python soak.py [--minutes 90] [--seed 1] [--out out/soak]
+    python -m tests.hostile soak [--minutes 90] [--seed 1] [--out out/soak]
 
 Four nodes that share rollouts, a learner with two workers, and a hostile peer that takes leases,
 hands in nonsense and floods a little; all in one run, on loopback, with the tiny model, one thread
@@ -13,12 +13,9 @@ five per cent; 1 when something did, or nothing was trained; 2 for bad arguments
 
 import argparse
 import json
-import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -30,12 +27,11 @@ from typing import Any
 
 import psutil
 import trio
-from siege_target import ENVIRON, ROOT, ask_status, leading
-from soak_figures import Groups, sizes_of, table
 
 from swarm.identity import Identity
+from tests.hostile.soak_figures import Groups, sizes_of, table
+from tests.hostile.targets import ask_status, free_port, prepare, start
 
-HERE = Path(__file__).parent
 NODES, WORKERS = ("node-1", "node-2", "node-3", "node-4"), ("worker-1", "worker-2")
 LEARNER, HOSTILE = "learner", "hostile"
 NICENESS = 12
@@ -71,7 +67,7 @@ loss = "decoupled"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line says."""
+    """The command line."""
 
     minutes: float
     seed: int
@@ -80,7 +76,7 @@ class Settings:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One of the swarm: a program that is started again whenever it ends."""
+    """A process of the swarm, which is started again whenever it ends."""
 
     name: str
     command: list[str]
@@ -92,27 +88,16 @@ class Member:
 
     @property
     def role(self) -> str:
-        """What it is, without its number."""
+        """The name without its number."""
         return self.name.partition("-")[0]
 
     @property
     def running(self) -> bool:
-        """Whether its process lives."""
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
         """Start it, again or for the first time."""
-        self.data_dir.mkdir(parents=True, exist_ok=True)
-        with (self.data_dir / "console.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*leading(NICENESS), *self.command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=ENVIRON | {"PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"},
-                cwd=ROOT,
-                start_new_session=True,
-            )
+        self.process = start(self.command, self.data_dir, NICENESS)
         self.started_s = time.monotonic()
         self.starts += 1
 
@@ -139,16 +124,6 @@ class Member:
 # --- the swarm -----------------------------------------------------------------------------
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now: a process comes back at the address that others know."""
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in taken]
-    finally:
-        for each in taken:
-            each.close()
-
-
 def key_of(data_dir: Path) -> Identity:
     """The key in a data directory, made if there is none."""
     path = data_dir / "identity.pem"
@@ -158,10 +133,12 @@ def key_of(data_dir: Path) -> Identity:
 
 
 def swarm(settings: Settings) -> list[Member]:
-    """All members, none of them started."""
+    """All members, none of them started. Each keeps the address that others know."""
     names = [LEARNER, *NODES, *WORKERS]
     keys = {name: key_of(settings.out / name) for name in names}
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    ports: dict[str, int] = {}
+    while len(set(ports.values())) < len(names):
+        ports = {name: free_port("127.0.0.1") for name in names}
     addresses = {
         name: f"/ip4/127.0.0.1/tcp/{ports[name]}/p2p/{keys[name].peer_id}" for name in names
     }
@@ -174,20 +151,13 @@ def swarm(settings: Settings) -> list[Member]:
         known = [names[(place + step) % len(names)] for step in (1, 3)]
         for other in {*known, LEARNER} - {name}:
             common += ["--peer", addresses[other]]
-        members.append(
-            Member(name, ["-m", "node.cli", *words_of(name), *common], settings.out / name)
-        )
-    hostile = [
-        str(HERE / "soak_hostile.py"),
-        str(run_file),
-        addresses[LEARNER],
-        addresses["node-1"],
-    ]
+        members.append(Member(name, ["node.cli", *words_of(name), *common], settings.out / name))
+    hostile = ["tests.hostile.soak_peer", str(run_file), addresses[LEARNER], addresses["node-1"]]
     return [*members, Member(HOSTILE, hostile, settings.out / HOSTILE)]
 
 
 def words_of(name: str) -> list[str]:
-    """What kind of node it is."""
+    """The subcommand and flags of a member."""
     if name == LEARNER:
         return ["learn", "--evaluate-every", "0"]
     if name in WORKERS:
@@ -196,17 +166,11 @@ def words_of(name: str) -> list[str]:
     return [*flags, "--evaluate-every", "0"]
 
 
-def prepare(settings: Settings) -> None:
-    """Make the tiny policy before its makers compete for two cores."""
-    words = [sys.executable, "-m", "node.cli", "prepare", "--run", str(settings.out / "soak.toml")]
-    subprocess.run([*words, "--model", "tiny"], check=True, env=ENVIRON, cwd=ROOT)
-
-
 # --- killing -------------------------------------------------------------------------------
 
 
 async def keep_alive(member: Member) -> None:
-    """Start whoever has ended by itself again; that it did is counted."""
+    """Start a member that has ended by itself again, and count that."""
     while True:
         await trio.sleep(1.0)
         if member.process is not None and not member.running and not member.ends["being killed"]:
@@ -216,8 +180,10 @@ async def keep_alive(member: Member) -> None:
                 member.start()
 
 
-async def kill_at_random(member: Member, rng: Random, until_s: float) -> None:
-    """End it now and then, by SIGKILL or SIGTERM, until it is time to calm down."""
+async def kill_at_random(member: Member, rng: Random, calm_s: float, until_s: float) -> None:
+    """Once all are up, end it now and then, by SIGKILL or SIGTERM, until it is time to calm
+    down."""
+    await trio.sleep(calm_s)
     while True:
         await trio.sleep(max(30.0, rng.expovariate(1 / LIFE_S)))
         if trio.current_time() > until_s:
@@ -284,11 +250,11 @@ def program_of(process: psutil.Process) -> str:
 def sample_of(member: Member, at_s: float) -> dict[str, Any]:
     """All that is measured of a member now."""
     record: dict[str, Any] = {"at_s": round(at_s, 1), "name": member.name, "role": member.role}
-    record["life"] = member.starts
-    record["age_s"] = round(time.monotonic() - member.started_s, 1)
+    record |= {"life": member.starts, "age_s": round(time.monotonic() - member.started_s, 1)}
+    record |= sizes_of(member.data_dir)
     tree = member.tree()
     if not tree:
-        return record | {"down": True} | sizes_of(member.data_dir)
+        return record | {"down": True}
     with suppress(psutil.Error):
         with tree[0].oneshot():
             record["rss"] = tree[0].memory_info().rss
@@ -298,12 +264,11 @@ def sample_of(member: Member, at_s: float) -> dict[str, Any]:
         record["children_pss"] = sum(each.memory_full_info().pss for each in tree[1:])
         record["children"] = len(tree) - 1
     status = ask_status(member.data_dir) if member.name != HOSTILE else None
-    for name in ("round", "tasks", "pool_groups", "accepted", "phase"):
-        if status and name in status:
-            record[name] = status[name]
     if status:
+        names = ("round", "tasks", "pool_groups", "accepted", "phase")
+        record |= {name: status[name] for name in names if name in status}
         record["bans"] = len(status.get("bans", ()))
-    return record | sizes_of(member.data_dir)
+    return record
 
 
 async def sample(members: Sequence[Member], samples: list[dict[str, Any]], file: Path) -> None:
@@ -328,7 +293,7 @@ async def look_into_pools(members: Sequence[Member], groups: Groups) -> None:
         await trio.sleep(GROUPS_S)
 
 
-# --- the course ----------------------------------------------------------------------------
+# --- from start to end -----------------------------------------------------------------------
 
 
 async def begin(members: Sequence[Member]) -> None:
@@ -363,8 +328,8 @@ async def leave_all(members: Sequence[Member]) -> None:
 
 
 @dataclass(slots=True)
-class Course:
-    """What a soak has to show."""
+class Soak:
+    """The swarm and what was measured of it."""
 
     members: list[Member]
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -372,7 +337,7 @@ class Course:
     whole: bool = False  # it came to its end
 
 
-async def soak(settings: Settings, course: Course) -> None:
+async def run(settings: Settings, soak: Soak) -> None:
     """All of it. Whatever happens, no process outlives it."""
 
     async def leave(scope: trio.CancelScope) -> None:
@@ -380,7 +345,7 @@ async def soak(settings: Settings, course: Course) -> None:
             async for _ in signals:
                 scope.cancel()
 
-    members = course.members
+    members = soak.members
     rng = Random(settings.seed)
     try:
         async with trio.open_nursery() as nursery:
@@ -388,36 +353,30 @@ async def soak(settings: Settings, course: Course) -> None:
             await begin(members)
             ends_s = trio.current_time() + 60 * settings.minutes
             calm_s = min(CALM_S, 6 * settings.minutes)
-            nursery.start_soon(sample, members, course.samples, settings.out / "samples.jsonl")
-            nursery.start_soon(look_into_pools, members, course.groups)
+            nursery.start_soon(sample, members, soak.samples, settings.out / "samples.jsonl")
+            nursery.start_soon(look_into_pools, members, soak.groups)
             for member in members:
                 own = Random(rng.getrandbits(64))
                 nursery.start_soon(keep_alive, member)
-                nursery.start_soon(kill_later, member, own, calm_s, ends_s - calm_s)
+                nursery.start_soon(kill_at_random, member, own, calm_s, ends_s - calm_s)
             await trio.sleep_until(ends_s)
-            course.whole = True
+            soak.whole = True
             nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
             await leave_all(members)
             for member in members:
                 if member.name in NODES:
-                    course.groups.look(member.data_dir, member.name)
+                    soak.groups.look(member.data_dir, member.name)
 
 
-async def kill_later(member: Member, rng: Random, calm_s: float, until_s: float) -> None:
-    """As `kill_at_random`, once all are up."""
-    await trio.sleep(calm_s)
-    await kill_at_random(member, rng, until_s)
-
-
-def parsed() -> Settings:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+def parsed(words: Sequence[str]) -> Settings:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser("soak", description="A swarm, killed at random.")
     parser.add_argument("--minutes", type=float, default=90.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("out/soak"))
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     if not 0.5 <= given.minutes <= MINUTES_MAX:
         parser.error(f"--minutes {given.minutes:g}: must be from 0.5 to {MINUTES_MAX:g}")
     return Settings(given.minutes, given.seed, given.out.absolute())
@@ -438,21 +397,17 @@ def clear(out: Path) -> None:
             (out / name).unlink(missing_ok=True)
 
 
-def main() -> int:
-    """The command."""
-    settings = parsed()
+def main(words: Sequence[str]) -> int:
+    """Run the command."""
+    settings = parsed(words)
     settings.out.mkdir(parents=True, exist_ok=True)
     clear(settings.out)
-    course = Course(swarm(settings))
-    prepare(settings)
-    trio.run(soak, settings, course)
-    text, grew = table(course, settings)
+    soak = Soak(swarm(settings))
+    prepare(str(settings.out / "soak.toml"))
+    trio.run(run, settings, soak)
+    text, grew = table(soak, settings)
     (settings.out / "table.txt").write_text(text + "\n")
     print(text)
-    if not course.whole:
+    if not soak.whole:
         return ENDED
     return 1 if grew else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What others on the same machine can read, and what a local client can do to the status socket."""
+"""Attacks from the same machine: on a node's files, and on its status socket."""
 
 import os
 import socket
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import trio
 
-from siege_attacks import Assault, attack, paced
+from tests.hostile.attack import Assault, attack, paced
+from tests.hostile.targets import status_socket
 
 NOBODY = 65_534
 OTHERS = 0o077
@@ -26,7 +27,7 @@ def open_to_others(folder: Path) -> list[str]:
     return found
 
 
-@attack("local_files", "once", "looks at modes alone")
+@attack("once", "looks at modes alone")
 async def modes(assault: Assault) -> None:
     """The modes of all that a node keeps."""
     found = await trio.to_thread.run_sync(open_to_others, assault.data_dir)
@@ -36,16 +37,15 @@ async def modes(assault: Assault) -> None:
     assault.claim("files that others may reach", inside, 0)
 
 
-@attack("local_files", "once", "three processes of another user, if we may start them")
+@attack("once", "three processes of another user, if we may start them")
 async def another_user(assault: Assault) -> None:
-    """Another user opens the key, the event log and the status socket."""
+    """Another user opens the key, the event log and the pool."""
     if os.geteuid() != 0:
         assault.spent.count("not tried: needs root")
         return
     reached = 0
     for name in ("identity.pem", "events.jsonl", "pool.sqlite"):
         reached += await trio.to_thread.run_sync(can_read, assault.data_dir / name)
-    assault.spent.count("files that another user read", reached)
     assault.claim("files that another user read", reached, 0)
 
 
@@ -58,17 +58,15 @@ def can_read(path: Path) -> bool:
     return path.exists() and done.returncode == 0
 
 
-@attack("local_files", "20 a second", "64 clients at a time that read nothing")
+@attack("20 a second", "64 clients at a time that read nothing")
 async def status_unread(assault: Assault) -> None:
     """Clients of the status socket that ask and do not read."""
-    path = assault.data_dir / "status.sock"
-    with suppress(OSError):
-        path = Path((assault.data_dir / "status.path").read_text().strip())
+    path = status_socket(assault.data_dir)
     mode = stat.S_IMODE(path.stat().st_mode)
     assault.claim("mode of the status socket for others", mode & OTHERS, 0)
     clients: list[socket.socket] = []
     try:
-        async for _ in paced(assault, 20.0, 10_000):
+        async for _ in paced(assault, 20.0):
             client = socket.socket(socket.AF_UNIX)
             client.setblocking(False)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)

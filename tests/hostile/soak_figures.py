@@ -1,11 +1,8 @@
-"""What a soak's samples say: what grew, what was shared and what was lost. Pure, but for files."""
+"""The table of a soak: what grew, what was shared and what was lost."""
 
 import math
 import os
-import platform
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -13,10 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from siege_target import MIB, ROOT
-
 from node.records.event_log import read_events
 from node.records.records import RoundDone, StepDone, WorkDone
+from tests.hostile.targets import MIB, aligned, heading
 
 WARM_S = 90.0  # of each life, in which a process grows into its work
 BINS = 24  # of the time after the first third
@@ -45,7 +41,7 @@ def sizes_of(data_dir: Path) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Groups:
-    """Where groups were seen: by id, when they were made, who made them and who else had them."""
+    """Groups by id: when they were made, by whom, and who else had them."""
 
     made: dict[bytes, tuple[int, str]] = field(default_factory=dict)
     seen_at: dict[bytes, set[str]] = field(default_factory=dict)
@@ -111,7 +107,7 @@ class Growth:
     step: float  # the change in its own unit
 
     def verdict(self, least: float) -> str:
-        """Whether it is flat; what is smaller than `least` in all is no growth."""
+        """Judge it: a change of less than `least` in all is no growth."""
         if math.isnan(self.change):
             return "too few samples"
         if abs(self.step) < least or self.change <= 0:
@@ -186,13 +182,12 @@ FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
 )
 
 
-def table(course: Any, settings: Any) -> tuple[str, bool]:
+def table(soak: Any, settings: Any) -> tuple[str, bool]:
     """The end of a soak for a person, and whether it is to count as failed."""
-    samples = course.samples
+    samples = soak.samples
     total_s = max((each["at_s"] for each in samples), default=0.0)
-    lines = [f"command: python scripts/siege/soak.py {' '.join(sys.argv[1:])}".rstrip()]
-    lines += [f"commit: {commit()}", f"machine: {machine()}"]
-    whole = "" if course.whole else " (ended before its time: what follows is partial)"
+    lines = heading("soak")
+    whole = "" if soak.whole else " (ended before its time: what follows is partial)"
     lines.append(f"{total_s / 60:.1f} minutes of {settings.minutes:g}{whole}, seed {settings.seed}")
     lines.append(
         f"flat: at most {GROWTH_MAX:.0%} of its mean over the last two thirds; by role, without "
@@ -214,8 +209,8 @@ def table(course: Any, settings: Any) -> tuple[str, bool]:
                 )
             )  # fmt: skip
     lines += aligned(rows)
-    lines += ["", *happened(course)]
-    trained = bool(steps_of(course)) or bool(course.groups.trained)
+    lines += ["", *happened(soak)]
+    trained = bool(steps_of(soak)) or bool(soak.groups.trained)
     if not trained:
         lines.append("nothing was trained: this soak shows nothing")
     return "\n".join(lines), grew or not trained
@@ -231,9 +226,9 @@ def points_of(samples: Sequence[dict[str, Any]], role: str, key: str) -> list[tu
     ]
 
 
-def happened(course: Any) -> list[str]:
-    """What the swarm did meanwhile."""
-    groups = course.groups
+def happened(soak: Any) -> list[str]:
+    """The groups, the steps and the ends of each member."""
+    groups = soak.groups
     due = len(groups.due)
     lost = f"{groups.lost} ({groups.lost / due:.1%})" if due else "–"
     lines = [
@@ -241,7 +236,7 @@ def happened(course: Any) -> list[str]:
         f"{len(groups.trained)} drawn by others; of {due} older than {ARRIVES_S:.0f} s "
         f"nobody else ever had {lost}"
     ]
-    steps = steps_of(course)
+    steps = steps_of(soak)
     if steps:
         last = steps[-1]
         lines.append(
@@ -249,22 +244,22 @@ def happened(course: Any) -> list[str]:
             f"{last.discarded_total or 'nothing'}; staleness at most "
             f"{max(step.staleness_max for step in steps)}"
         )
-    for member in course.members:
+    for member in soak.members:
         ends = {what: n for what, n in member.ends.items() if n}
         lines.append(f"{member.name}: {member.starts} starts, {work_of(member)}; ends {ends}")
     return lines
 
 
-def steps_of(course: Any) -> list[StepDone]:
+def steps_of(soak: Any) -> list[StepDone]:
     """All steps that the learner logged."""
-    for member in course.members:
+    for member in soak.members:
         if member.role == "learner":
             return [r for r in records_of(member) if isinstance(r, StepDone)]
     return []
 
 
 def work_of(member: Any) -> str:
-    """What a member did, from its own log."""
+    """The work of a member, from its own log."""
     records = records_of(member)
     rounds = [each for each in records if isinstance(each, RoundDone)]
     batches = [each for each in records if isinstance(each, WorkDone)]
@@ -281,26 +276,3 @@ def records_of(member: Any) -> list[Any]:
         return [record for _, record in read_events(member.data_dir / "events.jsonl")]
     except (OSError, ValueError):
         return []
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
-
-
-def commit() -> str:
-    """Of the code that ran, and whether it has changes."""
-    with suppress(OSError, subprocess.CalledProcessError):
-        words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
-        return subprocess.check_output(words, text=True).strip()
-    return "unknown"
-
-
-def machine() -> str:
-    """Where this ran, and how busy it was at the end."""
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    return (
-        f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python "
-        f"{platform.python_version()}, load {load}"
-    )

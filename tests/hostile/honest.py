@@ -1,23 +1,21 @@
-"""What honest peers notice: how long an ordinary request takes, and whether newcomers get in.
+"""Honest peers: how long an ordinary request takes, and whether newcomers get in.
 
-As a program, `python siege_measure.py ADDRESS RUN_ID NETWORK`, it is two honest peers on
-the project's own transport, each of which asks for a group seven times a second, and a newcomer
-every two seconds from a block that nobody has come from yet. It prints a JSON object for each
-answer, and ends with its input.
+As a program, `python -m tests.hostile.honest ADDRESS RUN_ID NETWORK`, it is two honest peers on the
+project's own transport, each of which asks for a group seven times a second, and a newcomer every
+two seconds from a block that nobody has come from yet. It prints a JSON object for each answer, and
+ends with its input.
 
 A request that is late because the one before it was slow counts from when it was due, so that a
 node that stalls is not asked less often for it.
 """
 
 import json
+import secrets
 import sys
 import time
 from contextlib import suppress
-from typing import Any
 
 import trio
-from siege_messages import hello, hello_reply, want, want_chunk
-from siege_wire import FAILURES, Door, Spent, admitted
 
 from swarm.errors import SwarmError
 from swarm.identity import Identity, PeerId
@@ -33,6 +31,8 @@ from swarm.wire.messages import (
     HELLO_REPLY_BYTES_MAX,
     ROLLOUTS_PROTOCOL,
 )
+from tests.hostile.messages import hello, hello_reply, want, want_chunk
+from tests.hostile.wire import FAILURES, Door, Spent, admitted
 
 NOT_SERVED = "does not serve"
 NOT_HERE = "that artifact is not here"
@@ -45,15 +45,16 @@ HEARTBEAT_S = 5.0
 BLOCKS = 240  # that newcomers come from, one after the other
 
 
-def say(who: str, began_s: float, ok: bool, why: str = "") -> None:
-    """Tell one answer, or that there was none; times are of the machine's monotonic clock."""
+def say(who: str, began_s: float, why: str) -> None:
+    """Print one answer, or why there was none; times are of the machine's monotonic clock."""
     now_s = time.monotonic()
-    record = {"who": who, "at_s": now_s, "ms": round(1_000 * (now_s - began_s), 2), "ok": ok}
-    print(json.dumps(record | ({"why": why} if why else {})), flush=True)
+    record = {"who": who, "at_s": now_s, "ms": round(1_000 * (now_s - began_s), 2), "ok": not why}
+    sys.stdout.write(json.dumps(record | {"why": why}) + "\n")
+    sys.stdout.flush()
 
 
 class HonestPeer:
-    """One that asks, on the project's own transport."""
+    """A peer that asks, on the project's own transport."""
 
     def __init__(
         self, transport: Libp2pTransport, identity: Identity, address: str, run_id: str
@@ -76,26 +77,26 @@ class HonestPeer:
         due_s = time.monotonic()
         while True:
             await trio.sleep(max(0.0, due_s - time.monotonic()))
-            why = await self._ask()
-            say("honest", due_s, not why, why)
+            say("honest", due_s, await self._ask())
             due_s += 1 / ASKS_PER_S
             if time.monotonic() - due_s > TIMEOUT_S:  # do not hunt a node that is gone
                 due_s = time.monotonic()
 
     async def _ask(self) -> str:
-        """For a group that nobody has. A learner that draws none serves no groups: it is asked for
-        a chunk that nobody has, and to say so is its answer."""
+        """Ask for a group that nobody has. A learner that draws none serves no groups: it is asked
+        for a chunk that nobody has, and to say so is its answer."""
         if self._serves_rollouts:
             payload = want(self._run_id)
             why = await self._request(ROLLOUTS_PROTOCOL, payload, GROUPS_REPLY_BYTES_MAX)
             self._serves_rollouts = NOT_SERVED not in why
             if self._serves_rollouts:
                 return why
-        why = await self._request(CHUNKS_PROTOCOL, want_chunk(), CHUNK_BYTES_MAX)
+        payload = want_chunk(secrets.token_bytes(32))
+        why = await self._request(CHUNKS_PROTOCOL, payload, CHUNK_BYTES_MAX)
         return "" if NOT_HERE in why else why
 
     async def _request(self, protocol: str, payload: bytes, most: int) -> str:
-        """What went wrong; empty where nothing did."""
+        """Make a request; what went wrong, or nothing."""
         try:
             if self._node not in self._transport.peers():
                 await self._transport.connect(self._address, timeout_s=TIMEOUT_S)
@@ -109,18 +110,17 @@ class HonestPeer:
     async def beat_on(self) -> None:
         """Greet now and then, as peers do."""
         while True:
-            await self._request(
-                HELLO_PROTOCOL, hello(self._run_id, self._identity), HELLO_REPLY_BYTES_MAX
-            )
+            payload = hello(self._run_id, self._identity)
+            await self._request(HELLO_PROTOCOL, payload, HELLO_REPLY_BYTES_MAX)
             await trio.sleep(HEARTBEAT_S)
 
 
-async def greet(door: Door, run_id: str, source: str, spent: Spent) -> str:
+async def greet(door: Door, run_id: str, source: str) -> str:
     """Come as a newcomer, from an address: why it was not let in and answered, or nothing."""
     identity = Identity.generate()
     try:
         with trio.fail_after(NEWCOMER_TIMEOUT_S):
-            async with admitted(door, identity, source, spent) as mux:
+            async with admitted(door, identity, source, Spent()) as mux:
                 answer = await mux.request(HELLO_PROTOCOL, hello(run_id, identity))
                 return "" if answer is not None else "refused"
     except FAILURES as error:
@@ -131,31 +131,22 @@ async def greet(door: Door, run_id: str, source: str, spent: Spent) -> str:
 
 async def newcomers(door: Door, run_id: str, network: str) -> None:
     """One after the other, each of another block."""
-    number = 0
-    due_s = time.monotonic()
+
+    async def come(source: str) -> None:
+        began_s = time.monotonic()
+        say("newcomer", began_s, await greet(door, run_id, source))
+
+    number, due_s = 0, time.monotonic()
     async with trio.open_nursery() as nursery:
         while True:
-            source = f"{network}.{number % BLOCKS + 1}.7"
-            nursery.start_soon(_newcomer, door, run_id, source)
+            nursery.start_soon(come, f"{network}.{number % BLOCKS + 1}.7")
             number += 1
             due_s += NEWCOMER_EVERY_S
             await trio.sleep(max(0.0, due_s - time.monotonic()))
 
 
-async def _newcomer(door: Door, run_id: str, source: str) -> None:
-    began_s = time.monotonic()
-    why = await greet(door, run_id, source, Spent())
-    say("newcomer", began_s, not why, why)
-
-
-async def until_input_ends(scope: trio.CancelScope) -> None:
-    """Whoever started us is gone, or has heard enough."""
-    await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
-    scope.cancel()
-
-
 async def honest_peer(address: str, run_id: str, listen: str) -> None:
-    """One of them, until cancelled."""
+    """One honest peer, until cancelled."""
     identity = Identity.generate()
     async with (
         open_libp2p(identity, [listen], reach=ReachRules()) as transport,
@@ -167,28 +158,15 @@ async def honest_peer(address: str, run_id: str, listen: str) -> None:
 
 
 async def main(address: str, run_id: str, network: str) -> None:
-    """All of them."""
+    """All of them, until the input ends."""
     host = address.split("/")[2]
     with suppress(BrokenPipeError):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(until_input_ends, nursery.cancel_scope)
             for _ in range(PEERS):
                 nursery.start_soon(honest_peer, address, run_id, f"/ip4/{host}/tcp/0")
             nursery.start_soon(newcomers, Door.of(address), run_id, network)
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value that so large a share of them does not exceed; NaN where there are none."""
-    ordered = sorted(values)
-    if not ordered:
-        return float("nan")
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def medians(records: list[dict[str, Any]]) -> tuple[float, float]:
-    """Median and 99th percentile of latencies, in ms."""
-    values = [float(record["ms"]) for record in records]
-    return percentile(values, 0.5), percentile(values, 0.99)
+            await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+            nursery.cancel_scope.cancel()
 
 
 if __name__ == "__main__":
