@@ -1,6 +1,6 @@
 """Bulk streams and gossip between loopback hosts, beside other ways to do the same.
 
-    python bench_network.py [--quick] [--only streams|gossip] [--core N] [--json]
+    python bench_network.py [--quick] [--only streams|gossip] [--core N]
 
 All processes share one core, so that figures of different stacks compare. Stacks take turns within
 each repetition: what else the machine does hits all of them. Figures are medians, with the least
@@ -81,11 +81,7 @@ def main() -> None:
     if arguments.only != "streams":
         cases = QUICK_GOSSIP if arguments.quick else GOSSIP
         results["gossip"] = [_gossip(case) for case in cases]
-    results["load_after"] = os.getloadavg()[0]
-    if arguments.json:
-        json.dump(results, sys.stdout)
-    else:
-        _print(results)
+    _print(results)
 
 
 def _arguments() -> argparse.Namespace:
@@ -93,7 +89,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a minute instead of several")
     parser.add_argument("--only", choices=("streams", "gossip"))
     parser.add_argument("--core", type=int, help="the core that all share (default: the first)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 
 
@@ -245,7 +240,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 
 def _print(results: dict[str, Any]) -> None:
-    print(f"load {results['load_before']:.1f} before, {results['load_after']:.1f} after; one core")
+    print(f"load {results['load_before']:.1f} before, {os.getloadavg()[0]:.1f} after; one core")
     if "streams" in results:
         _print_streams(results["streams"])
     if "gossip" in results:
