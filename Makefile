@@ -57,7 +57,7 @@ fuzz: $(STAMP) ## Fuzz with coverage as the guide (TARGET=codec RUNS=1000000 SEE
 		$(BIN)/python -m tests.fuzz $$target --runs $(or $(RUNS),100000) --seed $(or $(SEED),1); done
 
 chaos: $(STAMP) ## Simulated swarms with faults of each seed's own (SEEDS=1000 FIRST_SEED=0)
-	@$(BIN)/python scripts/lab/chaos.py --seeds $(or $(SEEDS),200) --first-seed $(or $(FIRST_SEED),0) \
+	@$(BIN)/python -m tests.simulation.chaos --seeds $(or $(SEEDS),200) --first-seed $(or $(FIRST_SEED),0) \
 		--processes $(or $(PROCESSES),$(shell nproc))
 
 check: $(STAMP) ## Lint, format, types and import contracts

@@ -20,8 +20,8 @@ from node.policies.presets import PRESETS
 from node.system.caches import cache_directory
 from swarm.errors import ChildFailed, ConfigError
 from swarm.simulation.sockets.lab import Lab, missing, missing_for_homes, open_lab
+from tests import extra_env, p2pd
 from tests.brokers import no_mosquitto
-from tests.support import script
 
 # A busy machine is no failure, and one commit gives one result. `--hypothesis-profile=explore`
 # looks at other examples each time.
@@ -45,23 +45,23 @@ def _no_vllm() -> str | None:
 
 
 def _no_go_daemon() -> str | None:
-    there = script("p2pd").fetch() is not None
-    return None if there else "no go-libp2p daemon: python scripts/bench/network/p2pd.py says why"
+    there = p2pd.fetch() is not None
+    return None if there else "no go-libp2p daemon: python -m tests.p2pd says why"
 
 
 def _no_sky() -> str | None:
-    there = script("extra_env").fetch("sky") is not None
-    return None if there else "no SkyPilot: python scripts/extra_env.py sky says why"
+    there = extra_env.fetch("sky") is not None
+    return None if there else "no SkyPilot: python -m tests.extra_env sky says why"
 
 
 def _no_verifiers() -> str | None:
-    there = script("extra_env").fetch("verifiers") is not None
-    return None if there else "no verifiers: python scripts/extra_env.py verifiers says why"
+    there = extra_env.fetch("verifiers") is not None
+    return None if there else "no verifiers: python -m tests.extra_env verifiers says why"
 
 
 def _no_trackers() -> str | None:
-    there = script("extra_env").fetch("trackers") is not None
-    return None if there else "no trackers: python scripts/extra_env.py trackers says why"
+    there = extra_env.fetch("trackers") is not None
+    return None if there else "no trackers: python -m tests.extra_env trackers says why"
 
 
 def _no_systemd() -> str | None:

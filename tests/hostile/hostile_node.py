@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,13 +30,16 @@ from swarm.errors import SwarmError
 from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
 from swarm.simulation.hostile.liar import LIFE_S, Liar
-from swarm.simulation.hostile.lies import CATALOGUE, hello
+from swarm.simulation.hostile.lies import CATALOGUE, Lie, hello
 from swarm.transport.libp2p.host import open_libp2p
 from swarm.wire import codec
 from swarm.wire.messages import HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX, HelloReply
-from tests.hostile.socket_lies import SOCKET_LIES
+from tests.hostile.attack import Assault, attacked, load_all
+from tests.hostile.attacks import ON_SOCKETS
+from tests.hostile.wire import Door
 
 LIE_S = 8.0  # at most for one lie
+ON_SOCKETS_S = 3.0  # of an attack below messages
 PAUSE_S = 0.3
 DIAL_TIMEOUT_S = 5.0
 WRONG = ("1", "no", "")
@@ -56,9 +60,10 @@ def maker(run: RunConfig) -> Callable[[PeerId, int], RolloutGroup]:
         texts = (*WRONG, pose(task, run.limits.prompt_chars_max).answer)
         now_s = int(time.time())
         completions = tuple(
-            Completion(text, tuple(text.encode()), (-0.1,) * len(text.encode()), reason, 1)
+            Completion(
+                text, tuple(text.encode()), (-0.1,) * len(text.encode()), FinishReason.STOP, 1
+            )
             for text in texts
-            for reason in (FinishReason.STOP,)
         )
         return RolloutGroup(
             run_id=run.run_id,
@@ -110,7 +115,8 @@ class Attacker:
 
     async def attack(self, started: float) -> None:
         """The whole catalogue, in an order of its own, again and again."""
-        lies = [*CATALOGUE, *SOCKET_LIES]
+        below = [Lie(name, partial(self.below, name), why) for name, why in ON_SOCKETS.items()]
+        lies = [*CATALOGUE, *below]
         while True:
             self.liar.rng.shuffle(lies)
             for lie in lies:
@@ -124,6 +130,17 @@ class Attacker:
                 self.say({**record, "at_s": round(trio.current_time() - started, 2)})
                 await trio.sleep(PAUSE_S)
 
+    async def below(self, name: str, liar: Liar) -> None:
+        """Attack everybody known below messages, with the raw client."""
+        async with trio.open_nursery() as nursery:
+            for address in self.addresses:
+                with suppress(ValueError):  # not by IP and TCP
+                    door = Door.of(address)
+                    assault = Assault(
+                        name, door, liar.run_id, ON_SOCKETS_S, network="", identity=liar.identity
+                    )
+                    nursery.start_soon(attacked, assault)
+
     async def until_cut_off(self) -> None:
         """Come back when nobody has been connected for a while."""
         empty = 0
@@ -133,6 +150,7 @@ class Attacker:
 
 
 async def main(arguments: argparse.Namespace) -> None:
+    load_all()
     run = load_config({}, {}, arguments.run).run
     started = trio.current_time()
     addresses, told, reached = set(arguments.peer), 0, 0
@@ -162,7 +180,7 @@ async def main(arguments: argparse.Namespace) -> None:
                     await one_identity(attacker, started, number + 1 == arguments.identities)
                 finally:
                     told, reached = told + attacker.told, reached + attacker.reached
-    say({"told": told, "reached": reached, "catalogue": len(CATALOGUE) + len(SOCKET_LIES)})
+    say({"told": told, "reached": reached, "catalogue": len(CATALOGUE) + len(ON_SOCKETS)})
 
 
 async def one_identity(attacker: Attacker, started: float, is_last: bool) -> None:

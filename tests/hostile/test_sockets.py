@@ -22,11 +22,13 @@ from swarm.peers.discovery import AddressBook, Discovery, NodeInfo
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.simulation.hostile.liar import LIFE_S, Liar
-from swarm.simulation.hostile.lies import CATALOGUE, Lie, hello
+from swarm.simulation.hostile.lies import CATALOGUE, hello
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from swarm.wire import codec
 from swarm.wire.messages import HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX, HelloReply
-from tests.hostile.socket_lies import SOCKET_LIES
+from tests.hostile.attack import Assault, attacked, load_all
+from tests.hostile.attacks import ON_SOCKETS
+from tests.hostile.wire import Door
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -35,6 +37,7 @@ LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 RUN_ID = "run"
 WAIT_S = 60.0
 ASKED_MEANWHILE = 10
+PAUSE_S = 0.2
 IDENTITIES = 30
 
 
@@ -118,7 +121,7 @@ async def peer(name: bytes) -> AsyncIterator[Liar]:
 
 
 @asynccontextmanager
-async def attacked(limits: OriginLimits = CONNECTION_LIMITS) -> AsyncIterator[Target]:
+async def node(limits: OriginLimits = CONNECTION_LIMITS) -> AsyncIterator[Target]:
     identity = Identity(b"t" * 32)
     async with (
         open_libp2p(identity, LOOPBACK) as transport,
@@ -154,26 +157,31 @@ async def until(condition: object) -> None:
             await trio.sleep(0.05)
 
 
-@pytest.mark.parametrize("lie", SOCKET_LIES, ids=lambda lie: lie.name)
-def test_others_are_served_during_it_and_nothing_stays_behind(lie: Lie) -> None:
+@pytest.mark.parametrize(("name", "reason"), ON_SOCKETS.items(), ids=ON_SOCKETS)
+def test_others_are_served_during_it_and_nothing_stays_behind(
+    name: str, reason: Reject | None
+) -> None:
+    load_all()
+    liar = Identity(b"l" * 32)
+
     async def main() -> None:
-        async with attacked() as target, peer(b"liar") as liar:
-            await liar.transport.connect(target.address)
-            assert await target.serves(liar)
+        async with node() as target:
+            door = Door.of(target.address)
+            assault = Assault(name, door, RUN_ID, WAIT_S, network="127.9", identity=liar)
+            counted = target.gater.ledger.of(liar.peer_id).rejected
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(lie.tell, liar)
+                nursery.start_soon(attacked, assault)
+                await until(lambda: assault.spent.connections)
                 for _ in range(ASKED_MEANWHILE):
                     assert await target.serves(target.friend)
-                    await trio.sleep(0.05)
-            await until(lambda: target.streams_of(liar.identity.peer_id) <= 4)
+                    await trio.sleep(PAUSE_S)
+                await until(lambda: reason is None or counted[reason])
+                nursery.cancel_scope.cancel()
+            await until(lambda: not target.streams_of(liar.peer_id))
             assert await target.serves(target.friend)
-            counted = target.gater.ledger.of(liar.identity.peer_id).rejected
-            if lie.reason is None:
-                assert not counted
-            else:
-                assert counted[lie.reason]
-            guilty = {liar.identity.peer_id} if lie.reason else set()
-            assert target.gater.banned_peers() == guilty
+            assert reason is not None or not counted
+            if reason is not Reject.FLOOD:
+                assert target.gater.banned_peers() == ({liar.peer_id} if reason else set())
 
     run(main, timeout_s=3 * WAIT_S)
 
@@ -183,7 +191,7 @@ def test_lies_over_real_sockets_end_in_a_closed_connection() -> None:
     assert len(told) == 3
 
     async def main() -> None:
-        async with attacked() as target, peer(b"liar") as liar:
+        async with node() as target, peer(b"liar") as liar:
             await liar.transport.connect(target.address)
             await target.friend.transport.connect(liar.transport.addresses()[0])
             while not target.gater.is_banned(liar.identity.peer_id):
@@ -208,7 +216,7 @@ def test_many_identities_from_one_address_get_one_share(monkeypatch: pytest.Monk
     burst = RATES[Kind.HELLO].burst * BLOCK_SHARE
 
     async def main() -> None:
-        async with attacked(limits) as target, AsyncExitStack() as stack:
+        async with node(limits) as target, AsyncExitStack() as stack:
             served = 0
             for number in range(IDENTITIES):
                 liar = await stack.enter_async_context(peer(f"sybil {number}".encode()))

@@ -2,7 +2,7 @@
 
     python -m tests.integration.sky_child DIRECTORY      writes DIRECTORY/outcome.json
 
-Runs in the environment of `scripts/extra_env.py`, with a home directory of its own: HOME is in
+Runs in the environment of `tests/extra_env.py`, with a home directory of its own: HOME is in
 DIRECTORY, and so are SkyPilot's database, its catalogue and the log of its API server.
 """
 

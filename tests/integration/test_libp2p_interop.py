@@ -1,6 +1,6 @@
 """Ours and go-libp2p: handshake, identify, ping, streams and gossip, whoever dialled.
 
-The other side is go-libp2p's daemon p2pd, which `scripts/bench/network/p2pd.py` fetches.
+The other side is go-libp2p's daemon p2pd, which `tests/p2pd.py` fetches.
 """
 
 import random
@@ -20,7 +20,8 @@ from swarm.transport.base import ServeLimits
 from swarm.transport.libp2p.connection.streams import LENGTH, STATUS
 from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
-from tests.support import run, script
+from tests import p2pd
+from tests.support import run
 
 pytestmark = [pytest.mark.integration, pytest.mark.interop]
 
@@ -34,7 +35,6 @@ MIB = 1_048_576
 @asynccontextmanager
 async def met(we_dial: bool, *flags: str) -> AsyncIterator[tuple[Libp2pTransport, Any, ID]]:
     """Our transport, the daemon, and the daemon's peer id."""
-    p2pd = script("p2pd")
     async with (
         p2pd.Daemon.running(p2pd.find(), *flags) as daemon,
         open_libp2p(Identity(b"a" * 32), ["/ip4/127.0.0.1/tcp/0"]) as ours,
@@ -165,7 +165,6 @@ def test_gossip_goes_both_ways(we_dial: bool) -> None:
 
 def test_a_go_peer_does_not_get_into_a_private_swarm() -> None:
     async def main() -> None:
-        p2pd = script("p2pd")
         async with (
             p2pd.Daemon.running(p2pd.find()) as daemon,
             open_libp2p(

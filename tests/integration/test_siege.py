@@ -1,5 +1,6 @@
 """The siege's own measuring: what is planted in a target is told as a miss, and nothing else is."""
 
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -11,7 +12,11 @@ import psutil
 import pytest
 import trio
 
-from tests.support import run, script
+from tests.hostile import siege as module
+from tests.hostile.attack import load_all
+from tests.hostile.targets import Target
+from tests.hostile.wire import Door
+from tests.support import run
 
 pytestmark = pytest.mark.integration
 
@@ -23,10 +28,8 @@ WAIT_S = 90.0
 
 @pytest.fixture
 def siege(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module, with short times of rest."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "siege"))
-    module = script("siege")
-    module.load_all()
+    """The siege, with short times of rest."""
+    load_all()
     for name, value in {"QUIET_S": 0.1, "BACK_S": 1.0, "CENSUS_TRIES": 1, "CENSUS_MAX": 96}.items():
         monkeypatch.setattr(module, name, value)
     return module
@@ -40,7 +43,7 @@ async def besieged(siege: Any, kind: str, folder: Path, seconds: float) -> Async
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=siege.child_environ(),
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -48,9 +51,9 @@ async def besieged(siege: Any, kind: str, folder: Path, seconds: float) -> Async
         address = b""
         while not address.endswith(b"\n"):
             address += await process.stdout.receive_some()
-        target = siege.Target("child", folder, process._proc, psutil.Process(process.pid))
-        target.extra |= {"door": siege.Door.of(address.decode().strip()), "run_id": "run"}
-        settings = siege.Settings(seconds, False, (), False, False, folder)
+        target = Target("child", folder, process._proc, psutil.Process(process.pid))
+        target.extra |= {"door": Door.of(address.decode().strip()), "run_id": "run"}
+        settings = siege.Settings(seconds, False, (), False, folder)
         made = siege.Siege(settings, target, None)
         if kind != "hoarding":
             made.places = await siege.count_places(made.door, settings.networks[1])

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support import script
+from tests import extra_env
 
 pytestmark = [pytest.mark.sky, pytest.mark.long, pytest.mark.integration]
 
@@ -41,7 +41,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-    python = script("extra_env").find("sky")
+    python = extra_env.find("sky")
     assert python is not None
     # a file and no pipe: the server that it starts keeps what it inherits open
     log = directory / "child.log"

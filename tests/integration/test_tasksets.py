@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests import extra_env
 from tests.integration.nodes import ENVIRON, MakeNode, NodeProcess, swarm_node
 from tests.integration.test_join import peer_id
-from tests.support import script
 
 pytestmark = [pytest.mark.integration, pytest.mark.verifiers]
 
@@ -48,7 +48,7 @@ def answer():
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    return str(script("extra_env").find("verifiers"))
+    return str(extra_env.find("verifiers"))
 
 
 def printed(python: str, folder: Path, code: str, *arguments: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import extra_env
 from tests.integration.nodes import ENVIRON, MakeNode, NodeProcess
-from tests.support import script
 
 pytestmark = [pytest.mark.integration, pytest.mark.trackers, pytest.mark.slow]
 
@@ -67,7 +67,7 @@ def test_rounds_and_evaluations_are_there_by_their_metrics_names(
     kind: str, reader: str, make_node: MakeNode, tmp_path: Path
 ) -> None:
     node: NodeProcess = make_node("alone", "--report-to", kind, "--evaluate-every", "2")
-    python = str(script("extra_env").find("trackers"))
+    python = str(extra_env.find("trackers"))
     node.python = python
     home = {"WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio")}
     node.environ = home

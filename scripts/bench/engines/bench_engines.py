@@ -21,7 +21,6 @@ they share counts once), that of a GPU not counted.
 """
 
 import argparse
-import json
 import multiprocessing
 import shutil
 import sys
@@ -89,8 +88,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     copies = {device: in_child(copy_rate, device, arguments) for device in {*devices.values()}}
-    if not arguments.json:
-        _print_head(arguments, copies)
+    _print_head(arguments, copies)
     with tempfile.TemporaryDirectory() as scratch:
         for size in arguments.sizes:
             refusal = _refusal(size, devices, arguments, Path(scratch))
@@ -100,12 +98,7 @@ def main() -> int:
             base = Path(scratch) / size
             changed = make_models(base, size)
             found = trio.run(_measure, base, devices, changed, arguments)
-            parameters = SHAPES[size].parameters
-            rows = [{"size": size, "parameters": parameters, **row} for row in found]
-            for row in rows if arguments.json else ():
-                print(json.dumps(row | {"copy_bytes_per_s": copies[row["device"]]}), flush=True)
-            if not arguments.json:
-                _print(rows, copies, arguments)
+            _print([{"size": size, **row} for row in found], copies, arguments)
             shutil.rmtree(base)
     return 0
 
@@ -122,7 +115,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="of torch and generate"
     )
-    parser.add_argument("--json", action="store_true", help="an object a line")
     return parser.parse_args()
 
 
@@ -273,7 +265,6 @@ def _generate_child(
     pipe: Connection, model: str, device: Device, threads: int, tokens: int
 ) -> None:
     """Sample as the engines do with what transformers has, until told to end."""
-    import rival_generate
     import torch
     from transformers.utils import logging
 
@@ -286,7 +277,36 @@ def _generate_child(
     while (asked := pipe.recv()) is not None:
         prompts, seed = asked
         torch.manual_seed(seed)
-        pipe.send(rival_generate.generate(policy, prompts, GROUP_SIZE, tokens))
+        pipe.send(generate(policy, prompts, GROUP_SIZE, tokens))
+
+
+def generate(policy: Any, prompts: Sequence[str], group_size: int, tokens_max: int) -> int:
+    """Sample completions with transformers' own `generate`, as the engines do.
+
+    Returns how many tokens that made: each completion's up to and with its end, without the pads.
+    """
+    import torch
+
+    rows = [policy.encode_prompt(prompt) for prompt in prompts for _ in range(group_size)]
+    width = max(len(row) for row in rows)
+    pads = [[policy.eos_id] * (width - len(row)) for row in rows]
+    ids = torch.tensor([pad + row for pad, row in zip(pads, rows, strict=True)])
+    mask = torch.tensor([[0] * len(p) + [1] * len(r) for p, r in zip(pads, rows, strict=True)])
+    with torch.inference_mode(), policy.autocast():
+        out = policy.model.generate(
+            input_ids=ids.to(policy.device),
+            attention_mask=mask.to(policy.device),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=tokens_max,
+            eos_token_id=sorted(policy.eos_ids),
+            pad_token_id=policy.eos_id,
+        )
+    made = 0
+    for row in out[:, width:].tolist():
+        ended = [place for place, token in enumerate(row) if token in policy.eos_ids]
+        made += ended[0] + 1 if ended else len(row)
+    return made
 
 
 def _sampler(engine: RolloutEngine, arguments: argparse.Namespace) -> Any:

@@ -2,15 +2,13 @@
 
     python bench_training_memory.py --model DIRECTORY [--lengths 512,2048] [--ways whole,chunks]
         [--lora-rank 16 --lora-base bfloat16]
-    python bench_training_memory.py --model DIRECTORY --micro-batches 512,4096,8192
 
 Each line is a process of its own: it loads the model, makes a first small update, so that Adam's
 moments are there, and then one on a single row of so many tokens. `whole`: all logits at once;
 `chunks`: a part of them at a time, computed again for the gradient; `layers`: in chunks, and layers
 keep their input alone. With `--lora-rank` an adapter is trained over a frozen base. Peaks are
 resident memory (Linux), the planner's figures those of `node.training.memory`; `whole` has none,
-for no trainer works so any more. `--micro-batches`: a whole batch of ten groups of eight
-completions of 64 tokens, so many tokens at a time.
+for no trainer works so any more.
 """
 
 import argparse
@@ -43,16 +41,6 @@ def row(tokens: int, vocabulary: int) -> TrainingGroup:
     return TrainingGroup("What is 2 + 3?", (completion,), (1.0,), own_tokens=True)
 
 
-def batch(vocabulary: int) -> list[TrainingGroup]:
-    """Ten groups of eight, with prompts of their own."""
-    found = []
-    for number in range(10):
-        rows = [row(64 + each % 2, vocabulary).completions[0] for each in range(8)]
-        prompt = f"What is {number} + 3?"
-        found.append(TrainingGroup(prompt, tuple(rows), (1.0, -1.0) * 4, own_tokens=True))
-    return found
-
-
 def measure(spec: TrainerSpec, tokens: int, way: str) -> dict[str, float]:
     """One step in this process."""
     torch.set_num_threads(spec.threads)
@@ -61,13 +49,6 @@ def measure(spec: TrainerSpec, tokens: int, way: str) -> dict[str, float]:
     if way == "whole":
         trainer.logits_max = MANY
     trainer.train([row(FIRST_TOKENS, policy.vocabulary)])
-    if way == "micro":
-        trainer.micro_batch_tokens = tokens
-        started = time.perf_counter()
-        trainer.train(batch(policy.vocabulary))
-        taken_s = time.perf_counter() - started
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"peak": peak, "seconds": taken_s}
     prompt = len(policy.encode_prompt("What is 2 + 3?"))
     started = time.perf_counter()
     trainer.train([row(tokens - prompt, policy.vocabulary)])
@@ -98,7 +79,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--lora-rank", type=int, default=0, help="of the adapter; 0: whole model")
     parser.add_argument("--lora-base", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--micro-batches", metavar="TOKENS", help="a whole batch, so cut up")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -111,18 +91,6 @@ def main() -> None:
             lora_base=options.lora_base,
         )
         print(json.dumps(measure(spec, int(tokens), way)))
-        return
-    if options.micro_batches:
-        print("| tokens at a time | peak, MiB | step, s |")
-        print("|---|---|---|")
-        for tokens in map(int, options.micro_batches.split(",")):
-            found = child(options, tokens, "micro")
-            told = (
-                "failed | –"
-                if found is None
-                else f"{found['peak'] / 2**20:,.0f} | {found['seconds']:.1f}"
-            )
-            print(f"| {tokens:,} | {told} |", flush=True)
         return
     print("| tokens | way | peak, MiB | planned, MiB | off by | step, s |")
     print("|---|---|---|---|---|---|")

@@ -1,6 +1,6 @@
 """How many fetched groups a node accepts in a second, on one core.
 
-    python bench_accept.py [--groups N] [--repeats N] [--json]
+    python bench_accept.py [--groups N] [--repeats N]
 
 Signed groups of 16 kB (eight completions) lie at simulated peers in this process. The production
 exchange hears their adverts, chooses, fetches over a transport without latency, decodes, checks
@@ -20,15 +20,13 @@ lowers.
 """
 
 import argparse
-import json
 import os
 import sqlite3
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -83,7 +81,6 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=1024, help="in each repeat")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--way", choices=WAYS, action="append", help="only this one")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     cores = sorted(os.sched_getaffinity(0))
@@ -100,10 +97,6 @@ def main() -> None:
         for name, values in rates.items()
     }
     size_bytes = len(next(iter(records[0].values())))
-    if arguments.json:
-        facts = {"size_bytes": size_bytes, "load_before": load}
-        json.dump(facts | {name: asdict(rate) for name, rate in medians.items()}, sys.stdout)
-        return
     print(f"groups of {size_bytes / 1e3:.1f} kB, {GROUP_SIZE} completions of {TOKENS} tokens;")
     print(f"medians of {arguments.repeats} times {arguments.groups}; load before {load:.1f}")
     print(f"{'':36} {'/s of CPU':>10} {'ratio':>7} {'/s':>8}   ratio to {BASELINE}")

@@ -1,6 +1,6 @@
 """Bulk streams and gossip between loopback hosts, beside other ways to do the same.
 
-    python bench_network.py [--quick] [--only streams|gossip] [--core N] [--json]
+    python bench_network.py [--quick] [--only streams|gossip] [--core N]
 
 All processes share one core, so that figures of different stacks compare. Stacks take turns within
 each repetition: what else the machine does hits all of them. Figures are medians, with the least
@@ -30,10 +30,13 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-import p2pd
 import psutil
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(ROOT))
+from tests import p2pd  # noqa: E402  the daemon of the interoperability tests
+
 MB, GB = 1e6, 1e9
 TRANSFER_BYTES = {"ours": 192 << 20, "tls": 192 << 20, "p2pd": 192 << 20, "stock": 64 << 20}
 QUICK_SHARE = 4  # of a transfer's bytes with --quick: one in so many
@@ -78,11 +81,7 @@ def main() -> None:
     if arguments.only != "streams":
         cases = QUICK_GOSSIP if arguments.quick else GOSSIP
         results["gossip"] = [_gossip(case) for case in cases]
-    results["load_after"] = os.getloadavg()[0]
-    if arguments.json:
-        json.dump(results, sys.stdout)
-    else:
-        _print(results)
+    _print(results)
 
 
 def _arguments() -> argparse.Namespace:
@@ -90,7 +89,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a minute instead of several")
     parser.add_argument("--only", choices=("streams", "gossip"))
     parser.add_argument("--core", type=int, help="the core that all share (default: the first)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 
 
@@ -242,7 +240,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 
 def _print(results: dict[str, Any]) -> None:
-    print(f"load {results['load_before']:.1f} before, {results['load_after']:.1f} after; one core")
+    print(f"load {results['load_before']:.1f} before, {os.getloadavg()[0]:.1f} after; one core")
     if "streams" in results:
         _print_streams(results["streams"])
     if "gossip" in results:

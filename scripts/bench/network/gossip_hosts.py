@@ -12,12 +12,12 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 from libp2p.custom_types import TProtocol
@@ -30,7 +30,7 @@ from stream_peers import LOOPBACK, stock_host
 
 from swarm.identity import Identity
 from swarm.transport.base import GOSSIP_BYTES_MAX
-from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.host import open_libp2p
 
 TOPIC = "/bench/gossip/1.0.0"
 DIALS, PUBLISHERS_MAX = 4, 8
@@ -39,16 +39,14 @@ BURSTS = ((40, 4_096), (20, GOSSIP_BYTES_MAX))
 MESH_TIMEOUT_S, SETTLE_S, DRAIN_S, POLL_S = 60.0, 3.0, 10.0, 0.02
 
 
-class Host(Protocol):
+@dataclass(frozen=True, slots=True)
+class Host:
     """One host, subscribed to the topic."""
 
-    def address(self) -> str: ...
-
-    async def connect(self, address: str) -> None: ...
-
-    async def publish(self, payload: bytes) -> None: ...
-
-    def mesh_size(self) -> int: ...
+    address: str
+    connect: Callable[[str], Awaitable[object]]
+    publish: Callable[[bytes], Awaitable[object]]
+    mesh: Callable[[], Collection[object]]  # those that it gossips with
 
 
 @dataclass(slots=True)
@@ -74,23 +72,6 @@ class Tally:
 # --- ours ------------------------------------------------------------------------------------
 
 
-class OurHost:
-    def __init__(self, transport: Libp2pTransport) -> None:
-        self._transport = transport
-
-    def address(self) -> str:
-        return self._transport.addresses()[0]
-
-    async def connect(self, address: str) -> None:
-        await self._transport.connect(address)
-
-    async def publish(self, payload: bytes) -> None:
-        await self._transport.publish(TOPIC, payload)
-
-    def mesh_size(self) -> int:
-        return len(self._transport._router.mesh[TOPIC])
-
-
 @asynccontextmanager
 async def open_ours(tally: Tally, nursery: trio.Nursery) -> AsyncIterator[Host]:
     async with open_libp2p(Identity.generate(), [LOOPBACK]) as transport:
@@ -102,27 +83,15 @@ async def open_ours(tally: Tally, nursery: trio.Nursery) -> AsyncIterator[Host]:
                 tally.deliver(message.payload)
 
         nursery.start_soon(receive)
-        yield OurHost(transport)
+        yield Host(
+            transport.addresses()[0],
+            transport.connect,
+            partial(transport.publish, TOPIC),
+            lambda: transport._router.mesh[TOPIC],
+        )
 
 
 # --- libp2p as it comes ----------------------------------------------------------------------
-
-
-class StockHost:
-    def __init__(self, host: Any, pubsub: Pubsub, router: GossipSub) -> None:
-        self._host, self._pubsub, self._router = host, pubsub, router
-
-    def address(self) -> str:
-        return str(self._host.get_addrs()[0])
-
-    async def connect(self, address: str) -> None:
-        await self._host.connect(info_from_p2p_addr(Multiaddr(address)))
-
-    async def publish(self, payload: bytes) -> None:
-        await self._pubsub.publish(TOPIC, payload)
-
-    def mesh_size(self) -> int:
-        return len(self._router.mesh.get(TOPIC, ()))
 
 
 @asynccontextmanager
@@ -146,7 +115,12 @@ async def open_stock(tally: Tally, nursery: trio.Nursery) -> AsyncIterator[Host]
                     tally.deliver(message.data)
 
         nursery.start_soon(receive)
-        yield StockHost(host, pubsub, router)
+        yield Host(
+            str(host.get_addrs()[0]),
+            lambda address: host.connect(info_from_p2p_addr(Multiaddr(address))),
+            partial(pubsub.publish, TOPIC),
+            lambda: router.mesh.get(TOPIC, ()),
+        )
 
 
 def _count_copies(pubsub: Pubsub, tally: Tally, entrance: str) -> None:
@@ -188,9 +162,9 @@ async def _join(swarm: list[Host]) -> None:
     draw = Random(0)
     for i, host in enumerate(swarm[1:], start=1):
         for other in draw.sample(swarm[:i], min(i, DIALS)):
-            await host.connect(other.address())
+            await host.connect(other.address)
     with trio.fail_after(MESH_TIMEOUT_S):
-        while not all(host.mesh_size() >= min(len(swarm) - 1, 2) for host in swarm):  # noqa: ASYNC110  nobody announces it
+        while not all(len(host.mesh()) >= min(len(swarm) - 1, 2) for host in swarm):  # noqa: ASYNC110  nobody announces it
             await trio.sleep(POLL_S)
     await trio.sleep(SETTLE_S)
 

@@ -33,10 +33,12 @@ from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
-from p2pd import Daemon
 
 from swarm.identity import Identity
 from swarm.transport.libp2p.host import open_libp2p
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.p2pd import Daemon
 
 PROTOCOL = TProtocol("/bench/bulk/1.0.0")
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"

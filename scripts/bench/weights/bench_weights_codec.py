@@ -3,7 +3,7 @@
     python bench_weights_codec.py            # some three minutes on two cores
     FULL=1 python bench_weights_codec.py     # a longer warm-up, and 16 steps at each rate
 
-Trains a small transformer (23 million parameters, bf16 weights with fp32 masters, Adam) on
+Trains a small transformer (some 23 million parameters, bf16 weights with fp32 masters, Adam) on
 synthetic text: a warm-up at 1e-3, and from there some steps at each learning rate. After every step
 the weights are saved as a safetensors directory; each is encoded against the one before.
 
@@ -22,7 +22,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ import zstandard
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from swarm.weights.format.artifacts import (
     Patcher,
@@ -57,48 +58,14 @@ Units = NDArray[np.uint16]
 T = TypeVar("T")
 
 
-class Block(nn.Module):
-    """One layer of the transformer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm_in, self.norm_out = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
-        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
-        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(rows, length, width) both ways."""
-        rows, length, _ = x.shape
-        split = self.qkv(self.norm_in(x)).view(rows, length, 3, HEADS, -1)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, WIDTH))
-        hidden: torch.Tensor = x + self.down(F.silu(self.up(self.norm_out(x))))
-        return hidden
-
-
-class Policy(nn.Module):
+def new_policy() -> nn.Module:
     """A decoder; weights begin as N(0, 0.02), as those of large models do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.RMSNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-        for weight in self.parameters():
-            if weight.dim() > 1:
-                nn.init.normal_(weight, std=0.02)
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        """(rows, length) words to (rows, length, words) logits."""
-        x = self.embedding(words)
-        for block in self.blocks:
-            x = block(x)
-        logits: torch.Tensor = self.head(self.norm(x))
-        return logits
+    config = Qwen3Config(
+        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=4 * WIDTH * 2 // 3,
+        num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=HEADS,
+        head_dim=WIDTH // HEADS, tie_word_embeddings=False,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def text(rng: np.random.Generator) -> torch.Tensor:
@@ -116,7 +83,7 @@ class Training:
     def __init__(self) -> None:
         torch.manual_seed(0)
         self._rng = np.random.default_rng(0)
-        self._policy = Policy()
+        self._policy = new_policy()
         self._masters = [weight.detach().clone() for weight in self._policy.parameters()]
         self._adam = torch.optim.Adam(self._masters)
 
@@ -128,7 +95,7 @@ class Training:
             for weight, master in zip(weights, self._masters, strict=True):
                 weight.copy_(master.bfloat16())
         words = text(self._rng)
-        logits = self._policy(words[:, :-1]).flatten(0, 1)
+        logits = self._policy(input_ids=words[:, :-1]).logits.flatten(0, 1)
         self._policy.zero_grad()
         F.cross_entropy(logits, words[:, 1:].flatten()).backward()
         for weight, master in zip(weights, self._masters, strict=True):
@@ -292,50 +259,69 @@ def main() -> int:
     return 0
 
 
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    print("| " + " | ".join(heads) + " |")
+    print("|---" + "|---:" * (len(heads) - 1) + "|")
+    for cells in rows:
+        print("| " + " | ".join(cells) + " |")
+
+
 def print_sizes(rows: dict[float, list[Sizes]]) -> None:
     """One step each, medians; factors are of raw bytes over that way's."""
     raw = next(iter(rows.values()))[0].raw
     print(f"\n{raw:,} raw bytes, {STEPS} consecutive steps; times smaller than raw, medians\n")
     names = list(next(iter(rows.values()))[0].others)
-    head = ["rate", "changed", "delta B", "delta", "bound", "delta/bound", *names, "index 1/delta"]
-    print("| " + " | ".join(head) + " |")
-    print("|---" + "|---:" * (len(head) - 1) + "|")
-    for rate, found in rows.items():
-        cells = [
+    heads = ["rate", "changed", "delta B", "delta", "bound", "delta/bound", *names, "index 1/delta"]
+
+    def cells(rate: float, found: list[Sizes]) -> list[str]:
+        def middle(of: Callable[[Sizes], float]) -> float:
+            return median(of(each) for each in found)
+
+        return [
             f"{rate:g}",
-            f"{100 * median(each.changed for each in found):.2f} %",
-            f"{median(each.ours for each in found):,.0f}",
-            f"{median(each.raw / each.ours for each in found):.1f}",
-            f"{median(each.raw / each.bound for each in found):.1f}",
-            f"{median(each.ours / each.bound for each in found):.3f}",
-            *(f"{median(each.raw / each.others[name] for each in found):.1f}" for name in names),
-            f"{median(each.others['index 1'] / each.ours for each in found):.2f}",
+            f"{100 * middle(lambda s: s.changed):.2f} %",
+            f"{middle(lambda s: s.ours):,.0f}",
+            f"{middle(lambda s: s.raw / s.ours):.1f}",
+            f"{middle(lambda s: s.raw / s.bound):.1f}",
+            f"{middle(lambda s: s.ours / s.bound):.3f}",
+            *(f"{middle(lambda s, name=name: s.raw / s.others[name]):.1f}" for name in names),
+            f"{middle(lambda s: s.others['index 1'] / s.ours):.2f}",
         ]
-        print("| " + " | ".join(cells) + " |")
+
+    print_table(heads, (cells(rate, found) for rate, found in rows.items()))
 
 
 def print_skips(skips: dict[float, dict[int, Sizes]], rows: dict[float, list[Sizes]]) -> None:
     """Deltas against older versions, beside all single steps between."""
-    print("\n| rate | against | changed | bytes | delta/bound | steps replayed / delta |")
-    print("|---|---|---:|---:|---:|---:|")
-    for rate, found in skips.items():
-        for back, each in found.items():
-            replayed = sum(step.ours for step in rows[rate][-back:])
-            print(
-                f"| {rate:g} | v-{back} | {100 * each.changed:.2f} % | {each.ours:,} "
-                f"| {each.ours / each.bound:.3f} | {replayed / each.ours:.2f} |"
+    print()
+    print_table(
+        ("rate", "against", "changed", "bytes", "delta/bound", "steps replayed / delta"),
+        (
+            (
+                f"{rate:g}",
+                f"v-{back}",
+                f"{100 * each.changed:.2f} %",
+                f"{each.ours:,}",
+                f"{each.ours / each.bound:.3f}",
+                f"{sum(step.ours for step in rows[rate][-back:]) / each.ours:.2f}",
             )
+            for rate, found in skips.items()
+            for back, each in found.items()
+        ),
+    )
 
 
 def print_speeds(rates: dict[float, list[tuple[float, ...]]]) -> None:
     """Medians."""
     names = ("codec encode", "codec apply", "files encode", "files apply", "verify, sync")
     print("\nGB/s of raw model bytes per core, medians\n")
-    print("| rate | " + " | ".join(names) + " |")
-    print("|---" + "|---:" * len(names) + "|")
-    for rate, found in rates.items():
-        middle = [median(each[column] for each in found) for column in range(len(names))]
-        print(f"| {rate:g} | " + " | ".join(f"{each:.2f}" for each in middle) + " |")
+    print_table(
+        ("rate", *names),
+        (
+            (f"{rate:g}", *(f"{median(column):.2f}" for column in zip(*found, strict=True)))
+            for rate, found in rates.items()
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -116,8 +116,6 @@ def measure(
     times = sorted(done_s - arrived.announced_s for done_s in arrived.done_s)
     elapsed_s, first = after.at_s - before.at_s, setting.hosts[0]
     origin = after.counters[first]["bytes"] - before.counters[first]["bytes"]
-    for note in arrived.notes if setting.verbose else ():
-        print("   ", note)
     return Row(
         name,
         times[-1],
@@ -186,10 +184,7 @@ def settings(options: argparse.Namespace, scratch: Path) -> Iterator[Callable[[s
         work = scratch / name
         work.mkdir()
         timeout_s = TIMEOUT_BOUNDS * published.stat().st_size / rate + TIMEOUT_S
-        weights_bytes = options.mib * MIB
-        return Setting(
-            lab, hosts, published, weights_bytes, sha256, work, python, timeout_s, options.verbose
-        )
+        return Setting(lab, hosts, published, options.mib * MIB, sha256, work, python, timeout_s)
 
     try:
         yield fresh
@@ -214,7 +209,6 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--piece-kib", type=int, default=PIECE_BYTES >> 10, help="libtorrent's")
     parser.add_argument("--python", type=Path, help="an interpreter with the others installed")
-    parser.add_argument("--verbose", action="store_true", help="what ours says of each receiver")
     options = parser.parse_args()
     options.mib = options.mib or (SMALL_MIB if options.small else FULL_MIB)
     return options

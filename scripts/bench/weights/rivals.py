@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,6 @@ READY_TIMEOUT_S = 240.0
 MESH_TIMEOUT_S = 90.0
 LISTEN_PORT = 4001
 LINES_KEPT = 50
-ANNOUNCED = "announced"
 ESTABLISHED = "01"  # in /proc/net/tcp
 
 
@@ -57,25 +56,14 @@ def install(directory: Path) -> Path | None:
 class Child:
     """A process on a host, and the lines that it prints, with the time of each."""
 
-    def __init__(
-        self,
-        lab: Lab,
-        host: str,
-        command: Sequence[str],
-        variables: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, lab: Lab, host: str, command: Sequence[str], **variables: str) -> None:
         self.host = host
+        own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
+        pipe = subprocess.PIPE
         self.process: subprocess.Popen[str] = lab.start(
-            host,
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ
-            | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-            | dict(variables or {}),
-        )
+            host, command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True,
+            env=os.environ | own,
+        )  # fmt: skip
         self._lines: queue.SimpleQueue[tuple[float, str | None]] = queue.SimpleQueue()
         self._last: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
@@ -129,10 +117,6 @@ class Child:
         self.process.wait()
 
 
-def is_line(word: str) -> Callable[[str], bool]:
-    return lambda line: line == word
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
     """Where and what: the first host publishes `file`, which is in a directory of its own."""
@@ -145,7 +129,6 @@ class Setting:
     work: Path  # an empty directory
     python: Path | None  # of the others' environment
     timeout_s: float
-    verbose: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -158,7 +141,6 @@ class Arrived:
 
     announced_s: float
     done_s: list[float] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -181,8 +163,6 @@ class Ours:
     versions that are timed have nothing in common with it or with each other.
     """
 
-    name = "ours"
-
     def __init__(self, setting: Setting, make: Callable[[Path, int], None]) -> None:
         self._setting = setting
         self._make = make
@@ -200,22 +180,16 @@ class Ours:
         home = setting.lab.address(first)
 
         def home_of(name: str) -> list[str]:
-            return ["--data-dir", str(setting.work / f"host-{name}")]
+            return [*listen, "--follow", "--data-dir", str(setting.work / f"host-{name}")]
 
-        self.children.append(
-            Child(
-                setting.lab,
-                first,
-                [*node, "publish", str(directory), "--follow", *listen, *home_of("publisher")],
-            )
-        )
+        command = [*node, "publish", str(directory), *home_of("publisher")]
+        self.children.append(Child(setting.lab, first, command))
         _, line = self.children[0].until(lambda line: f"/ip4/{home}/" in line, READY_TIMEOUT_S)
         words = line.split()
         publisher = words[words.index("--publisher") + 1]
         address = words[words.index("--peer") + 1]
         for host in others:
-            command = [*node, "fetch", "--publisher", publisher, "--peer", address, "--follow"]
-            command += [*listen, *home_of(host)]
+            command = [*node, "fetch", "--publisher", publisher, "--peer", address, *home_of(host)]
             self.children.append(Child(setting.lab, host, command))
         for child in self.children[1:]:
             child.until(lambda line: line.startswith("version 1 from"), READY_TIMEOUT_S)
@@ -225,11 +199,9 @@ class Ours:
         """Until each is connected to all others, as far as it gets."""
         limit_s = time.monotonic() + MESH_TIMEOUT_S
         while time.monotonic() < limit_s:
-            counts = [len(_remotes(child.process.pid)) for child in self.children]
-            if min(counts) >= len(self.children) - 1:
+            if all(len(_remotes(c.process.pid)) >= len(self.children) - 1 for c in self.children):
                 break
             time.sleep(1.0)
-        self.mesh = sorted(counts)
 
     def send(self, file: Path) -> Arrived:
         """Publish a file as the next version; it is moved."""
@@ -237,10 +209,10 @@ class Ours:
         file.replace(self._directory / "model.safetensors")
         start = f"version {self._version}"
         limit_s = self._setting.timeout_s
-        announced_s, made = self.children[0].until(
+        announced_s, _ = self.children[0].until(
             lambda line: line.startswith(f"{start} of "), READY_TIMEOUT_S
         )
-        arrived = Arrived(announced_s, notes=[made])
+        arrived = Arrived(announced_s)
         for child in self.children[1:]:
             at_s, line = child.until(
                 lambda line: line.startswith((f"{start} from", f"{start} failed")), limit_s
@@ -248,7 +220,6 @@ class Ours:
             if "failed" in line:
                 raise RivalFailed(f"host {child.host}: {line}")
             arrived.done_s.append(at_s)
-            arrived.notes.append(line)
         return arrived
 
 
@@ -276,14 +247,19 @@ class Rival:
         self.children: list[Child] = []
         self.receivers: list[Child] = []
 
-    def run(self, host: str, script: str, *arguments: str, python: Path | None = None,
-            variables: Mapping[str, str] | None = None) -> Child:  # fmt: skip
-        """Start one of our scripts on a host, and wait until it is ready."""
-        command = [str(python or sys.executable), str(HERE / script), *arguments]
-        child = Child(self.setting.lab, host, command, variables)
+    def run(self, host: str, *words: object, **variables: str) -> Child:
+        """Start a role of `rival_host.py` on a host, and wait until it is ready."""
+        python = self.setting.python or sys.executable
+        command = [str(python), str(HERE / "rival_host.py"), *map(str, words)]
+        child = Child(self.setting.lab, host, command, **variables)
         self.children.append(child)
-        child.until(is_line("ready"), READY_TIMEOUT_S)
+        child.until("ready".__eq__, READY_TIMEOUT_S)
         return child
+
+    def directory(self, name: str) -> Path:
+        made = self.setting.work / name
+        made.mkdir()
+        return made
 
     def start(self) -> None:
         raise NotImplementedError
@@ -293,11 +269,11 @@ class Rival:
         arrived = Arrived(time.monotonic())
         if self.announces:
             self.children[0].go()
-            arrived.announced_s, _ = self.children[0].until(is_line(ANNOUNCED), READY_TIMEOUT_S)
+            arrived.announced_s, _ = self.children[0].until("announced".__eq__, READY_TIMEOUT_S)
         for child in self.receivers:
             child.go()
         for child in self.receivers:
-            arrived.done_s.append(child.until(is_line("done"), self.setting.timeout_s)[0])
+            arrived.done_s.append(child.until("done".__eq__, self.setting.timeout_s)[0])
         return arrived
 
 
@@ -310,89 +286,60 @@ class Torrent(Rival):
         self._protocol, self._piece_bytes = protocol, piece_bytes
 
     def start(self) -> None:
-        setting = self.setting
+        setting, protocol = self.setting, self._protocol
         addresses = {host: setting.lab.address(host) for host in setting.hosts}
         first, *others = setting.hosts
-        torrent = str(setting.work / "file.torrent")
-        script, python = "rival_torrent.py", setting.python
+        torrent = setting.work / "file.torrent"
         self.run(
-            first, script, "seed", self._protocol, str(setting.file), str(self._piece_bytes),
-            torrent, addresses[first], python=python,
-        )  # fmt: skip
+            first, "seed", protocol, setting.file, self._piece_bytes, torrent, addresses[first]
+        )
         for host in others:
-            directory = setting.work / f"host-{host}"
-            directory.mkdir()
+            where = self.directory(f"host-{host}")
             peers = [address for other, address in addresses.items() if other != host]
-            self.receivers.append(
-                self.run(
-                    host,
-                    script,
-                    "leech",
-                    self._protocol,
-                    str(directory),
-                    torrent,
-                    addresses[host],
-                    *peers,
-                    python=python,
-                )
-            )
+            child = self.run(host, "leech", protocol, where, torrent, addresses[host], *peers)
+            self.receivers.append(child)
 
 
 class Shardcast(Rival):
     """shardcast: an origin; some of the receivers are middle nodes, from which all others take."""
 
+    name = "shardcast"
     announces = True
 
     def __init__(self, setting: Setting, middles: int, shard_bytes: int) -> None:
         super().__init__(setting)
-        self.name = "shardcast"
         self._middles, self._shard_bytes = middles, shard_bytes
 
     def start(self) -> None:
-        setting = self.setting
+        setting, python = self.setting, self.setting.python
         first, *others = setting.hosts
-        script, python = "rival_shardcast.py", setting.python
         assert python is not None
-
-        def directory(name: str) -> Path:
-            made = setting.work / name
-            made.mkdir()
-            return made
-
-        self.run(
-            first, script, "origin", str(setting.file), str(directory("origin")),
-            str(self._shard_bytes), python=python,
-        )  # fmt: skip
+        self.run(first, "origin", setting.file, self.directory("origin"), self._shard_bytes)
         package = next(python.parent.parent.glob("lib/python*/site-packages/shardcast"))
         middles = others[: self._middles]
         for host in middles:
             upstream = f"http://{setting.lab.address(first)}:8000"
-            where = directory(f"middle-{host}")
-            self.run(host, script, "middle", upstream, str(where), python=python)
+            self.run(host, "middle", upstream, self.directory(f"middle-{host}"))
         for host in others:
             # it keeps a file of its own beside the package, which is one on one machine
-            where = directory(f"client-{host}")
+            where = self.directory(f"client-{host}")
             shutil.copytree(package, where / "lib" / "shardcast")
             from_hosts = [host] if host in middles else middles
             urls = [f"http://{setting.lab.address(each)}:8000" for each in from_hosts]
             variables = {"PYTHONPATH": str(where / "lib"), "SHARDCAST_LOG_LEVEL": "WARNING"}
-            self.receivers.append(
-                self.run(
-                    host, script, "client", str(where), *urls, python=python, variables=variables
-                )
-            )
+            self.receivers.append(self.run(host, "client", where, *urls, **variables))
 
 
 class Http(Rival):
-    """Everybody takes the file from the origin."""
+    """HTTP: everybody takes the file from the origin."""
 
     name = "HTTP"
 
     def start(self) -> None:
         setting = self.setting
         first, *others = setting.hosts
-        self.run(first, "rival_http.py", "serve", str(setting.file.parent))
+        self.run(first, "serve", setting.file.parent)
         url = f"http://{setting.lab.address(first)}:8080/{setting.file.name}"
         for host in others:
-            path = str(setting.work / f"host-{host}.safetensors")
-            self.receivers.append(self.run(host, "rival_http.py", "get", url, setting.sha256, path))
+            path = setting.work / f"host-{host}.safetensors"
+            self.receivers.append(self.run(host, "get", url, setting.sha256, path))
