@@ -154,8 +154,6 @@ class NodeConfig(Frozen):
     engine_update: Literal["keep", "drain", "abort"] = "keep"
     """What vLLM does with unfinished completions when new weights come: `keep` goes on with
     them under the new weights, `drain` finishes them first, `abort` begins them again."""
-    engine_lora: Literal["merged", "native"] = "merged"
-    """How vLLM gets an adapter: `merged` into the model, or `native`, by vLLM's own LoRA."""
     engine_sleep: bool = True
     """Whether vLLM gives its memory back while the trainer works on the same GPU."""
     engine_gpu_share: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -183,8 +181,6 @@ class NodeConfig(Frozen):
     what the policy would still say of the last ones and needs the engine `torch`; `hints` gives
     away the beginnings of others' right ones where the node mostly fails. Neither has turns. None:
     with nothing. `swarm-node methods` lists them."""
-    filter_own: bool = False
-    """Generate more than I groups, and drop those whose rewards are all equal."""
 
     # training
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -195,9 +191,6 @@ class NodeConfig(Frozen):
     none for a model up to 10 million parameters."""
     updates_per_batch: Annotated[int, Field(ge=1, le=64)] = 1
     """How many optimizer steps the trainer takes on one batch."""
-    rate_follows_signal: bool = False
-    """Multiply the learning rate of each update by the square root of the share of its groups that
-    teach something."""
     clips_to_median: bool = True
     """Cut a gradient to three times the running median of the norms before it."""
     step_guard: bool = True
@@ -276,14 +269,11 @@ class NodeConfig(Frozen):
     """How many rounds there are between evaluations on the held-out tasks. 0: there are none."""
     validation_tasks: Annotated[int, Field(ge=0, le=2_000)] = 64
     """How many validation tasks each evaluation of a node that learns by itself has besides, by
-    which the next two settings decide. The node never trains on them by itself. 0: none, and it
+    which `returns_to_best` decides. The node never trains on them by itself. 0: none, and it
     decides nothing."""
     returns_to_best: bool = True
     """Go back to the policy that did best on the validation tasks where two evaluations in a row
     are far below it, and halve the learning rate."""
-    plateau_decay: bool = False
-    """Halve the learning rate, down to a sixteenth, at every fifth evaluation in a row without a
-    gain on the validation tasks."""
     checkpoint_every_rounds: Count | None = None
     """How many rounds there are between checkpoints. None: as many as leave 2 % of the time to
     writing them; a model of 135 million parameters has 1.6 GB to write."""
@@ -306,17 +296,10 @@ class NodeConfig(Frozen):
     passphrase_env: Annotated[str, Field(min_length=1)] = PASSPHRASE_VARIABLE
     """The variable that holds the passphrase of an encrypted key."""
 
-    # limits
-    pool_groups_max: Count = 4096
-    """How many groups the pool holds."""
     pool_bytes_max: Annotated[int, Field(ge=1_048_576)] = 268_435_456
     """How many bytes the pool holds."""
-    pool_groups_per_peer_max: Count = 512
-    """How many groups of one producer the pool holds."""
     fetch_bytes_per_s_max: Count = 4_194_304
     """How many bytes of groups the node fetches in a second."""
-    fetch_concurrent_max: Annotated[int, Field(ge=1, le=64)] = 4
-    """From how many peers the node fetches groups at a time."""
     serve_bytes_per_s_max: Count = 8_388_608
     """How many bytes of groups the node serves in a second."""
     # Of CPU time, for one foreign group; more is an offence. Of the packaged environments the
@@ -325,8 +308,6 @@ class NodeConfig(Frozen):
     verify_cpu_s: PositiveSeconds = 2.0
     """The seconds of CPU time that scoring one foreign group may take. What takes longer
     counts against its sender."""
-    verify_memory_bytes_max: Annotated[int, Field(ge=67_108_864)] = 536_870_912
-    """The memory that scoring may take, beyond what the verifier's imports take."""
     verify_sandbox: Literal["auto", "landlock", "off"] = "auto"
     """`auto`: what scores is confined as far as this machine allows, and a run whose environments
     are plug-ins or run code is left where that is no sandbox. `landlock`: such a run is taken where
@@ -358,14 +339,6 @@ class NodeConfig(Frozen):
 
     foreign_share_max: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The share of J that one producer's groups may have, where others offer groups too."""
-
-    foreign_shuffle: bool = False
-    """For experiments only: give foreign completions to other tasks than their own."""
-
-    @property
-    def merges_adapters(self) -> bool:
-        """Whether the engine gets an adapter merged into its model, and not as it is."""
-        return self.engine == "vllm" and self.engine_lora == "merged"
 
     @property
     def validated_by(self) -> int:
@@ -523,15 +496,8 @@ class NodeConfig(Frozen):
     def _quantises_what_it_can(self) -> Self:
         if self.engine_gpus > 1 and self.engine != "vllm":
             raise Conflict("engine_gpus", "needs the engine vllm", "1")
-        if self.engine_quantization != "none":
-            if self.engine != "vllm":
-                raise Conflict("engine_quantization", "needs the engine vllm", "none")
-            if self.engine_lora == "native":
-                raise Conflict(
-                    "engine_lora", "puts adapters on weights that are not quantised", "merged"
-                )
-        if self.lora_base == "4bit" and self.engine == "vllm" and self.engine_lora == "native":
-            raise Conflict("engine_lora", "knows nothing of a base in 4 bits", "merged")
+        if self.engine_quantization != "none" and self.engine != "vllm":
+            raise Conflict("engine_quantization", "needs the engine vllm", "none")
         return self
 
 

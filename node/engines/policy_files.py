@@ -33,15 +33,11 @@ _LOCK = "lock"
 class PolicyFiles:
     """The directories of one node. Made by `policy_files`."""
 
-    def __init__(
-        self, parent: Path, data_directory: Path, policy_bytes: int, *, merged: bool = True
-    ) -> None:
-        """With `merged` an adapter is written as a whole model. `parent` other than the data
-        directory is in shared memory, which others fill as well: an export that finds no room there
-        goes to the data directory."""
+    def __init__(self, parent: Path, data_directory: Path, policy_bytes: int) -> None:
+        """`parent` other than the data directory is in shared memory, which others fill as well: an
+        export that finds no room there goes to the data directory."""
         self.parent = parent.absolute()
         self._data = data_directory.absolute()
-        self._merged = merged
         self._export_bytes = COPIES / 2 * policy_bytes
         self._remove_but(None)
 
@@ -66,7 +62,7 @@ class PolicyFiles:
     async def _export(self, trainer: Trainer, final: Path) -> Path:
         partial = final.with_name(final.name + _PARTIAL)
         await trio.to_thread.run_sync(_make_empty, partial)
-        await (trainer.export_whole if self._merged else trainer.export)(partial)
+        await trainer.export_whole(partial)
         await trio.to_thread.run_sync(_replace, partial, final)
         return final
 
@@ -89,14 +85,11 @@ def policy_files(
     data_directory: Path,
     policy_bytes: int,
     memory: Path = SHARED_MEMORY,
-    *,
-    merged: bool = True,
 ) -> Iterator[PolicyFiles]:
-    """Room for a policy of about that size, which is given back at the end of the block. `merged`:
-    see `PolicyFiles`."""
+    """Room for a policy of about that size, which is given back at the end of the block."""
     remove_abandoned(memory)
     if not _has_room(memory, COPIES * policy_bytes):
-        files = PolicyFiles(data_directory, data_directory, policy_bytes, merged=merged)
+        files = PolicyFiles(data_directory, data_directory, policy_bytes)
         try:
             yield files
         finally:
@@ -106,7 +99,7 @@ def policy_files(
     with (new / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         parent = new.rename(new.with_name(new.name.replace("swarm-new-", _mark())))
-        files = PolicyFiles(parent, data_directory, policy_bytes, merged=merged)
+        files = PolicyFiles(parent, data_directory, policy_bytes)
         try:
             yield files
         finally:

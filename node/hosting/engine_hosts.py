@@ -114,22 +114,13 @@ class VllmHost:
     """A vLLM engine and what it is checked against. Made by `open_vllm_host`.
 
     A load interrupts by itself, once all that can be done before is done; so a swap's pause, which
-    would come before that, is none. An adapter is merged into its base before, unless vLLM takes it
-    as it is.
+    would come before that, is none. An adapter is merged into its base before.
     """
 
-    def __init__(
-        self,
-        engine: VllmEngine,
-        reference: "ReferencePolicy",
-        tokenizer: str,
-        *,
-        merges: bool,
-    ) -> None:
+    def __init__(self, engine: VllmEngine, reference: "ReferencePolicy", tokenizer: str) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self._reference = reference
-        self._merges = merges
 
     @property
     def alive(self) -> bool:
@@ -149,8 +140,7 @@ class VllmHost:
         """See `Engine`."""
         version = await trio.to_thread.run_sync(version_of, directory)
         try:
-            if self._merges:
-                directory = await self._reference.whole(directory, version)
+            directory = await self._reference.whole(directory, version)
             await self.engine.load(directory, version)
         finally:
             await self._reference.keep_only(self.engine.directory)
@@ -261,15 +251,14 @@ async def open_vllm_host(
     weights: Path,
     update_mode: UpdateMode,
     *,
-    merges: bool,
     quantization: Quantisation = "none",
     gpu_memory_share: float | None = None,
     gpus: int = 1,
     tell: Tell | None = None,
 ) -> VllmHost:
-    """As `open_torch_host`. Unless it `merges` adapters, vLLM gets them as they are. The reference
-    is on the CPU: of a GPU's memory vLLM takes nearly all, unless it is given a share. For `tell`
-    see `VllmEngine`.
+    """As `open_torch_host`. vLLM gets an adapter merged into its base. The reference is on the CPU:
+    of a GPU's memory vLLM takes nearly all, unless it is given a share. For `tell` see
+    `VllmEngine`.
 
     Raises:
         ConfigError, ChildFailed: it does not start.
@@ -278,11 +267,7 @@ async def open_vllm_host(
     engine: VllmEngine | None = None
     try:
         tokenizer, context_tokens = await reference.start()
-        adapter = weights if is_adapter(weights) and not merges else None
-        if adapter is None:
-            model = await reference.whole(weights, version_of(weights))
-        else:
-            model = base_directory(spec.model)
+        model = await reference.whole(weights, version_of(weights))
         engine = await make_vllm(
             model,
             data_directory,
@@ -291,7 +276,6 @@ async def open_vllm_host(
             policy_version=version_of(weights),
             update_mode=update_mode,
             reference=reference.logprobs,
-            adapter=adapter,
             quantization=quantization,
             gpu_memory_share=gpu_memory_share or GPU_MEMORY_SHARE_ALONE,
             gpus=gpus,
@@ -303,18 +287,4 @@ async def open_vllm_host(
             await engine.close()
         await reference.stop()
         raise
-    return VllmHost(engine, reference, tokenizer, merges=merges)
-
-
-def base_directory(model: str) -> Path:
-    """Where the model lies that vLLM puts adapters on.
-
-    Raises:
-        ConfigError: nowhere here.
-    """
-    if not Path(model).is_dir():
-        raise ConfigError(
-            f"engine_lora = native: it needs a model directory, and {model} is none: name one, or "
-            "take merged"
-        )
-    return Path(model)
+    return VllmHost(engine, reference, tokenizer)

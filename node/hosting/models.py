@@ -22,7 +22,6 @@ from typing import Final
 from node.config import NodeConfig, RunConfig
 from node.engines.openai.engine import ServedModel, open_served_model
 from node.engines.openai.tokenizer import fingerprint_of
-from node.engines.vllm.server import is_cpu_build
 from node.hosting.fetched_models import (
     DONE_FILE,
     GGUF_SUFFIX,
@@ -93,7 +92,6 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         warm_up_updates=config.warm_up_updates,
         clips_to_median=config.clips_to_median,
         step_guard=config.step_guard,
-        rate_follows_signal=config.rate_follows_signal,
         updates_per_batch=config.updates_per_batch,
         micro_batch_tokens=config.micro_batch_tokens,
         activation_checkpointing=config.activation_checkpointing,
@@ -107,7 +105,7 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         lora_targets=config.lora_targets,
         lora_base=_lora_base(config),
         context_tokens_max=config.context_tokens_max,
-        writes_merged=config.merges_adapters,
+        writes_merged=config.engine == "vllm",
         gpu_share_left=share_left(config),
         correction="" if config.correction is None else str(config.correction),
         loss=str(config.loss or config.run.training.settings(default)),
@@ -160,12 +158,8 @@ def _refuse_node_data(model: Path) -> None:
 
 
 def _lora_base(config: NodeConfig) -> Held | None:
-    """What weights under an adapter are to be in; None: nobody says. vLLM's own LoRA is put on
-    weights as they are in the model's files, which vLLM for CPUs computes with in fp32."""
-    if "lora_base" in config.model_fields_set:
-        return config.lora_base
-    native = config.engine == "vllm" and not config.merges_adapters
-    return "float32" if native and is_cpu_build() else None
+    """The precision of the weights under an adapter. None: it is not set."""
+    return config.lora_base if "lora_base" in config.model_fields_set else None
 
 
 def vllm_context_tokens(config: NodeConfig) -> int:

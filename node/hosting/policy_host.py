@@ -133,7 +133,6 @@ class PolicyHost:
                 with first_answer_counts(has_served=self.serving is not None):
                     host: EngineHost = await open_vllm_host(
                         *(spec, config.data_dir, directory, config.engine_update),
-                        merges=config.merges_adapters,
                         quantization=config.engine_quantization,
                         gpu_memory_share=config.engine_gpu_share,
                         gpus=config.engine_gpus,

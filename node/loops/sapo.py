@@ -70,10 +70,6 @@ from swarm.rollouts import (
 from swarm.telemetry.metrics import figures_of
 from swarm.wire.messages import TOKENS_MAX
 
-OVER_GENERATION_MAX = (
-    4  # with `filter_own`: times I groups generated at most, to find I useful ones
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -274,7 +270,7 @@ class Sapo:
             if self._on_samples is not None:
                 await self._on_samples(self._samples(own, foreign, number))
             self._on_phase("training")
-            chosen = self._chosen(own)
+            chosen = own
             if self._hand_over is not None:
                 await self._hand_over.before_training()
             rescued = self._rescued(chosen, number)
@@ -308,14 +304,8 @@ class Sapo:
     # --- tasks, completions, rewards -------------------------------------------------------
 
     async def _generate(self, number: int, clock: "_Stopwatch") -> tuple[list[OwnGroup], int]:
-        """The round's own groups and the next data position.
-
-        With `filter_own`, goes on generating until I groups have an advantage or the limit of
-        over-generation is reached, and fills up with groups that have none.
-        """
-        wanted = self._config.local_groups
+        """The round's own groups and the next data position."""
         index = self.progress.next_index
-        groups: list[OwnGroup] = []
         self._choice.expire()
         choose = partial(self._choice.choose, rng=Random(self._seed("tasks", number)))
 
@@ -326,12 +316,9 @@ class Sapo:
             )
             return [self._with_hint(each, number) for each in assigned]
 
-        for attempt in range(OVER_GENERATION_MAX if self._config.filter_own else 1):
-            if wanted == 0:
-                break
-            groups += await self._attempt(assign, self._seed("generate", number, attempt), clock)
-            if sum(informative(group.rewards) for group in groups) >= wanted:
-                break
+        if self._config.local_groups == 0:
+            return [], index
+        groups = await self._attempt(assign, self._seed("generate", number, 0), clock)
         return groups, index
 
     async def _attempt(self, assign: Assign, seed: int, clock: "_Stopwatch") -> list[OwnGroup]:
@@ -465,13 +452,6 @@ class Sapo:
         passes = [self._choice.own_pass_rate(tasks[each.group_id]) for each in found]
         return draw_needed(found, passes, wanted, rng, draw, each_max)
 
-    def _chosen(self, own: Sequence[OwnGroup]) -> Sequence[OwnGroup]:
-        """The I own groups to train on; with `filter_own` those with an advantage come first."""
-        if not self._config.filter_own:
-            return own
-        useful_first = sorted(own, key=lambda group: not informative(group.rewards))
-        return useful_first[: self._config.local_groups]
-
     def _rescued(self, own: Sequence[OwnGroup], number: int) -> dict[int, tuple[Success, ...]]:
         """By the place of an own group that is all wrong, right completions of others."""
         if self._config.replay is None:
@@ -491,12 +471,6 @@ class Sapo:
         rescued: Mapping[int, Sequence[Success]],
         number: int,
     ) -> list[TrainingGroup]:
-        prompts = [verified.prompt for verified in foreign]
-        shuffled = self._config.foreign_shuffle and len(prompts) > 1
-        if shuffled:
-            # A control for experiments: the foreign groups keep their rewards and lose their tasks
-            shift = Random(self._seed("shuffle", number)).randrange(1, len(prompts))
-            prompts = prompts[shift:] + prompts[:shift]
         views = [self._view(group, rescued.get(place, ())) for place, group in enumerate(own)]
         views += map(view_of_foreign, foreign)
         worth = advantages(views, self._config.advantage)
@@ -504,12 +478,9 @@ class Sapo:
             self._own_group(group, rescued.get(place, ()), values)
             for place, (group, values) in enumerate(zip(own, worth, strict=False))
         ]
-        for prompt, verified, values in zip(prompts, foreign, worth[len(own) :], strict=True):
+        for verified, values in zip(foreign, worth[len(own) :], strict=True):
             rng = Random(self._seed(f"keep/{verified.group_id.hex()}", number))
-            group = foreign_group(verified, values, self._config.group_size, rng)
-            # what came along of its tokens was said of them behind their own prompt
-            tokenizer = "" if shuffled else group.tokenizer
-            batch.append(replace(group, prompt=prompt, tokenizer=tokenizer))
+            batch.append(foreign_group(verified, values, self._config.group_size, rng))
         return batch
 
     @staticmethod
@@ -629,7 +600,6 @@ class Sapo:
             step_kl=_known(report.step_kl),
             steps_taken_back=report.steps_taken_back,
             rate_scale=report.rate_scale,
-            rate_signal=report.rate_signal,
             rate_share=self.progress.validated.rate_share,
             unlikely_tokens=report.unlikely_tokens,
             own_informative=sum(informative(group.rewards) for group in chosen),

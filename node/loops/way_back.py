@@ -1,5 +1,5 @@
-"""Does what evaluations on validation tasks decide (`validation`): keeps the best policy, has the
-trainer go back to it, and slows it down."""
+"""Does what evaluations on validation tasks decide (`validation`): keeps the best policy, and
+has the trainer go back to it at half of the learning rate."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +12,7 @@ from node.interfaces.trainer import Trainer
 from node.loops.checkpoints import Checkpoints
 from node.loops.sapo import HandOver, Progress
 from node.loops.validation import Validated, decide
-from node.records.event_log import TurnEvent
-from node.records.records import HeldOut, Slowed, WentBack
+from node.records.records import HeldOut, WentBack
 from swarm.errors import ChildFailed, ConfigError
 
 
@@ -48,7 +47,7 @@ class WayBack:
             await self._trainer.slow_down(validated.rate_share)
         return replace(progress, validated=validated)
 
-    async def heed(self, progress: Progress, record: HeldOut) -> tuple[Progress, TurnEvent | None]:
+    async def heed(self, progress: Progress, record: HeldOut) -> tuple[Progress, WentBack | None]:
         """Decide on an evaluation and do it, but for keeping the best (`keep`), which comes after
         the round's checkpoint. The progress with the decision, and what there is to tell.
 
@@ -63,16 +62,12 @@ class WayBack:
             record.validation_tasks,
             record.round,
             returns=self._config.returns_to_best and self._checkpoints is not None,
-            decays=self._config.plateau_decay,
         )
         progress = replace(progress, validated=validated)
         if act == "keep":
             self._keeps = self._checkpoints is not None
         if act == "return":
             return progress, await self._go_back(record.round, validated)
-        if act == "slow":
-            await self._trainer.slow_down(validated.rate_share)
-            return progress, Slowed(record.round, validated.rate_share)
         return progress, None
 
     async def _go_back(self, round_: int, validated: Validated) -> WentBack:

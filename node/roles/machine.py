@@ -22,7 +22,7 @@ from node.config.joined import recall
 from node.engines.openai.engine import ServedModel
 from node.engines.policy_files import policy_files
 from node.engines.vllm.engine import open_vllm
-from node.hosting.engine_hosts import PARAMETER_BYTES, base_directory, first_answer_counts
+from node.hosting.engine_hosts import PARAMETER_BYTES, first_answer_counts
 from node.hosting.hand_over import EngineHandOver, device_plan
 from node.hosting.membership import Membership
 from node.hosting.models import served_model, trainer_spec, vllm_context_tokens
@@ -216,19 +216,17 @@ class RealWorld(RealNetwork):
         self, config: NodeConfig, trainer: TrainerProcess, listener: Listener
     ) -> AsyncIterator[tuple[RolloutEngine, HandOver | None]]:
         info = await trainer.info()
-        merged = config.lora_rank == 0 or config.merges_adapters
         size_bytes = info.parameters * PARAMETER_BYTES
         plan = device_plan(config, info)
         tell = _trouble_to(listener)
         with (
-            policy_files(config.data_dir, size_bytes, merged=merged) as files,
+            policy_files(config.data_dir, size_bytes) as files,
             self._under_way("starting vLLM") as started,
         ):
             policy = await files.export(trainer, info.policy_version)
             opened = open_vllm(
-                policy if merged else base_directory(self._model),
+                policy,
                 config.data_dir,
-                adapter=None if merged else policy,
                 threads=await self.threads(config),
                 context_tokens=min(info.context_tokens, vllm_context_tokens(config)),
                 policy_version=info.policy_version,

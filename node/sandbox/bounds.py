@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+SCORING_BYTES: Final = 2**29  # of address space, to score one group, beyond what is imported
 IMPORTS_BYTES: Final = 2**30  # of address space, for the libraries that the first problem imports
 PROBLEM_CPU_S: Final = 20.0  # of one problem, its libraries' imports among it
 _AGAIN_S: Final = 0.1  # where a library caught the first

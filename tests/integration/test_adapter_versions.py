@@ -12,8 +12,6 @@ import pytest
 import trio
 
 from node.config import NodeConfig, RunConfig
-from node.engines.vllm.engine import VllmEngine
-from node.engines.vllm.server import VllmServer
 from node.hosting.engine_hosts import ReferencePolicy, VllmHost
 from node.hosting.policy_host import PolicyHost
 from node.interfaces.adapter_files import BASE_FILE, WEIGHTS_FILE
@@ -39,10 +37,6 @@ SWAPS_MAX = 20  # until one is in the middle of a completion
 PROMPT = "1+1=" * 40  # over a block of vLLM's cache, which must not outlive a version
 BY_VLLM = [pytest.mark.vllm, pytest.mark.long]  # which takes a minute or two to start on two cores
 ENGINES = pytest.mark.parametrize("engine", ["torch", pytest.param("vllm", marks=BY_VLLM)])
-WAYS = [
-    pytest.param({"engine": "vllm", "engine_lora": way}, marks=BY_VLLM, id=f"vllm-{way}")
-    for way in ("merged", "native")
-]
 
 
 def policy_of(model: Path, version: Path) -> Policy:
@@ -99,9 +93,9 @@ async def sampled_through(host: PolicyHost, version: Path, wait_s: float) -> lis
     return made
 
 
-@pytest.mark.parametrize("engine", [pytest.param({"engine": "torch"}, id="torch"), *WAYS])
+@ENGINES
 def test_a_worker_takes_adapters_in_the_middle_and_refuses_what_does_not_fit(
-    engine: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_holding_worker(monkeypatch)
     model = model_directory(tmp_path / "base", 1, stops=False, context_tokens=512)
@@ -115,7 +109,8 @@ def test_a_worker_takes_adapters_in_the_middle_and_refuses_what_does_not_fit(
 
     async def body() -> None:
         config = NodeConfig.model_validate(
-            {"run": RUN, "data_dir": tmp_path / "data", "threads": 1, "model": str(model)} | engine
+            {"run": RUN, "data_dir": tmp_path / "data", "threads": 1, "model": str(model)}
+            | {"engine": engine}
         )
         host = PolicyHost(config)
         try:
@@ -124,7 +119,7 @@ def test_a_worker_takes_adapters_in_the_middle_and_refuses_what_does_not_fit(
                 made = await sampled_through(host, versions[1], 0.05 * attempt)
                 if any(len(version_spans(each)) == 2 for each in made):
                     break
-                assert engine["engine"] == "torch"  # what vLLM samples is held
+                assert engine == "torch"  # what vLLM samples is held
                 await swap(host, versions[0])
             else:
                 pytest.fail("no swap was in the middle of a completion")
@@ -145,9 +140,10 @@ def test_a_worker_takes_adapters_in_the_middle_and_refuses_what_does_not_fit(
     assert not list((tmp_path / "data").glob("policy-*"))
 
 
-@pytest.mark.parametrize("engine", WAYS)
+@pytest.mark.vllm
+@pytest.mark.long
 def test_an_adapter_that_vllm_got_wrong_is_taken_back(
-    engine: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "node.engines.vllm.server.WORKER_EXTENSION",
@@ -156,9 +152,7 @@ def test_an_adapter_that_vllm_got_wrong_is_taken_back(
     model = model_directory(tmp_path / "base", 1, context_tokens=512)
     versions = [adapter_directory(model, tmp_path / f"v0000000{n}", n) for n in (1, 2)]
     policies = {n: policy_of(model, path) for n, path in enumerate(versions, start=1)}
-    wrong = adapter_directory(model, tmp_path / "wrong", 7)
     merge: Callable[..., Any] = ReferencePolicy._merge
-    put: Callable[..., Any] = VllmEngine._put_adapter
     spoils = [False]
 
     async def merge_spoilt(self: ReferencePolicy, weights: Path, version: int) -> Path:
@@ -167,15 +161,12 @@ def test_an_adapter_that_vllm_got_wrong_is_taken_back(
             (made / CORRUPT).touch()
         return made
 
-    async def put_another(self: VllmEngine, weights: Path) -> None:
-        await put(self, wrong if spoils[0] and weights == versions[1] else weights)
-
     monkeypatch.setattr(ReferencePolicy, "_merge", merge_spoilt)
-    monkeypatch.setattr(VllmEngine, "_put_adapter", put_another)
 
     async def body() -> None:
         config = NodeConfig.model_validate(
-            {"run": RUN, "data_dir": tmp_path / "data", "threads": 1, "model": str(model)} | engine
+            {"run": RUN, "data_dir": tmp_path / "data", "threads": 1, "model": str(model)}
+            | {"engine": "vllm"}
         )
         host = PolicyHost(config)
         try:
@@ -193,54 +184,6 @@ def test_an_adapter_that_vllm_got_wrong_is_taken_back(
             assert check(await sampled(host), policies, SHORT) == {1}
             await host.load(versions[1])
             assert check(await sampled(host), policies, SHORT) == {2}
-        finally:
-            await host.stop()
-
-    run(body, timeout_s=VLLM_TIMEOUT_S)
-
-
-@pytest.mark.vllm
-@pytest.mark.long
-def test_an_adapter_that_vllm_refuses_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = model_directory(tmp_path / "base", 1, context_tokens=512)
-    versions = [adapter_directory(model, tmp_path / f"v0000000{n}", n) for n in (1, 2)]
-    policies = {n: policy_of(model, path) for n, path in enumerate(versions, start=1)}
-    order: Callable[..., Any] = VllmServer.order
-    refused: list[str] = []
-
-    async def misdirected(
-        self: VllmServer, route: str, body: dict[str, Any] | None = None
-    ) -> bytes:
-        """vLLM is sent where the second version is not, twice."""
-        if body and body.get("lora_path") == str(versions[1]) and len(refused) < 2:
-            refused.append(body["lora_name"])
-            body = body | {"lora_path": str(tmp_path / "nowhere")}
-        answer: bytes = await order(self, route, body)
-        return answer
-
-    monkeypatch.setattr(VllmServer, "order", misdirected)
-
-    async def body() -> None:
-        config = NodeConfig.model_validate(
-            {"run": RUN, "data_dir": tmp_path / "data", "threads": 1, "model": str(model)}
-            | {"engine": "vllm", "engine_lora": "native"}
-        )
-        host = PolicyHost(config)
-        try:
-            await host.load(versions[0])
-            assert isinstance(host._host, VllmHost)
-            process = host._host.engine.pid
-            for times in (1, 2):
-                with pytest.raises(ChildFailed, match="load_lora_adapter"):
-                    await host.load(versions[1])
-                assert len(refused) == times
-                assert check(await sampled(host), policies, SHORT) == {1}
-            await host.load(versions[1])
-            assert check(await sampled(host), policies, SHORT) == {2}
-            assert host._host.engine.pid == process  # it could go on each time
-            assert host._host.engine.restarts == 0
         finally:
             await host.stop()
 
@@ -285,15 +228,9 @@ def test_a_learner_ships_adapters_and_a_worker_feeds_it(
 
 @pytest.mark.vllm
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["merged", "native"])
-def test_a_node_trains_an_adapter_and_samples_with_vllm(
-    way: str, make_node: MakeNode, tmp_path: Path, prepared: tuple[Path, Path]
-) -> None:
+def test_a_node_trains_an_adapter_and_samples_with_vllm(make_node: MakeNode) -> None:
     flags = ("--engine", "vllm", "--external", "0", "--evaluate-every", "0", "--lora-rank", "4")
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(prepared[0].read_text() + f'\n[node]\nengine_lora = "{way}"\n')
     node = make_node("a", *flags)
-    node.run_file = run_file
     node.start()
     node.until(lambda: node.last_round() >= 3)
     assert node.troubles() == []

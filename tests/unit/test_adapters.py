@@ -432,7 +432,6 @@ def test_what_vllm_gets_merged_is_counted():
 
     assert merges(engine="vllm")
     assert not merges(engine="torch")
-    assert not merges(engine="vllm", engine_lora="native")
 
 
 def test_a_trainer_is_built_with_its_adapter(tmp_path):

@@ -219,8 +219,8 @@ def told(
         ({"learning_rate": "0"}, "--learning-rate 0: must be above 0.0"),
         ({"warm_up_updates": "-1"}, "--warm-up-updates -1: must be at least 0; "
          "try --warm-up-updates 0"),
-        ({"filter_own": "maybe"}, "--filter-own maybe: must be true or false; "
-         "try --filter-own false"),
+        ({"private": "maybe"}, "--private maybe: must be true or false; "
+         "try --private false"),
         ({"local_groups": 0, "external_groups": 0},
          "--local 0: no groups to train on; try --local 4"),
         ({"peers": ("/ip4/1.2.3.4/tcp/1",)},

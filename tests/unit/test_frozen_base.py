@@ -417,7 +417,7 @@ def _version(directory: Path) -> Path:
     return exported(adapted(model, "float32"), directory / "version")
 
 
-def test_the_setting_reaches_the_trainer(monkeypatch):
+def test_the_setting_reaches_the_trainer():
     def base(**settings: str) -> str | None:
         config = load_config({"lora_rank": "4", **settings}, {})
         return models.trainer_spec(config, "model").lora_base
@@ -425,14 +425,6 @@ def test_the_setting_reaches_the_trainer(monkeypatch):
     assert load_config({}, {}).lora_base == "bfloat16"
     assert base() is None  # bf16 where an adapter is trained, as its learner had it where loaded
     assert base(lora_base="float32") == "float32"
-    native = {"engine": "vllm", "engine_lora": "native"}
-    for is_cpu, wanted in ((True, "float32"), (False, None)):
-        monkeypatch.setattr(models, "is_cpu_build", lambda is_cpu=is_cpu: is_cpu)
-        assert base(**native) == wanted  # vLLM for CPUs computes with the files' own numbers
-        assert base(**native, lora_base="bfloat16") == "bfloat16"
-    with pytest.raises(ConfigError, match=r"engine-lora merged|engine_lora") as caught:
-        base(**native, lora_base="4bit")
-    assert "\n" not in str(caught.value)
     for wrong in ({"lora_base": "8bit"}, {"lora_base": "int8"}):
         with pytest.raises(ConfigError, match="lora_base"):
             TrainerSpec("model", **wrong)

@@ -46,7 +46,6 @@ from node.engines.vllm.text import ModelText
 from node.engines.vllm.turns import Between, between, works_of
 from node.engines.vllm.unfinished import Ask, Unfinished
 from node.engines.vllm.work import Harvest, Update, VllmWork, check, prompt_seeds
-from node.interfaces.adapter_files import card_of, is_adapter
 from node.interfaces.engine import NO_TURN, Context, Maker, Sampling, Tell
 from node.interfaces.quantisation import Quantisation, begins_empty
 from node.policies.weight_diff import all_tensors, changed_tensors, check_alike, tensors_of
@@ -89,12 +88,11 @@ class VllmEngine:
         *,
         update_mode: UpdateMode = "keep",
         reference: probe.Reference | None = None,
-        adapter: Path | None = None,
         tell: Tell | None = None,
     ) -> None:
         """Made by `open_vllm`. `reference` says what log-probs should be after each load; None:
-        nobody checks. `adapter`: `directory` is its base, and loads are of adapters. `tell` gets a
-        sentence for each server that ended by itself or had to be ended."""
+        nobody checks. `tell` gets a sentence for each server that ended by itself or had to be
+        ended."""
         self._text = ModelText(directory)
         kind = settings.quantization
         self.maker = Maker("vllm", kind if kind != "none" else self._text.quantised or dtype())
@@ -112,13 +110,10 @@ class VllmEngine:
         self._connections = trio.CapacityLimiter(CONNECTIONS_MAX)
         self.flow = Flow(settings.sequences_max)
         self._server: VllmServer | None = None
-        self._base = directory  # of adapters
-        self._model = MODEL_NAME  # what its requests are for
-        self._directory = adapter or directory  # of the policy that serves
+        self._directory = directory  # of the policy that serves
         self._version = policy_version
         self._line = 0  # of versions; those of one line only grow
         self._loads = 0
-        self._adapters = 0  # that were asked for, so that no name comes twice
         self._sound = False  # the server's weights are those of the directory
         self._asleep = False  # the server has neither weights nor cache
         self._not_lent: str | None = None  # why the last load that was to borrow read files
@@ -275,7 +270,7 @@ class VllmEngine:
             if not self._sound:
                 raise ChildFailed("the vLLM server has lost its weights")
             version, label = self._version, self._label
-            request = self._text.generate_request(ask, work.sampling, self._model)
+            request = self._text.generate_request(ask, work.sampling, MODEL_NAME)
             answer = await self._running().post("/inference/v1/generate", request)
             pieces = await trio.to_thread.run_sync(self._text.pieces, answer, label)
             work.rows.take(ask, pieces, version)
@@ -351,12 +346,9 @@ class VllmEngine:
             server = self._server
             if server is None or not server.usable or not self._sound:
                 return
-            # Weights that are put in as a whole are not kept for the time of sleep. The base of an
-            # adapter is, in the machine's memory.
-            level = 1 if is_adapter(self._directory) else 2
             async with self._still("sleep", drain=False):
                 self._sound = False
-                await server.order(f"/sleep?level={level}&mode=abort")
+                await server.order("/sleep?level=2&mode=abort")
                 self._asleep = True
 
     async def _wakes(self) -> bool:
@@ -429,10 +421,7 @@ class VllmEngine:
             await server.order("/wake_up?tags=weights")
         else:
             await server.order("/pause?mode=abort&clear_cache=true")
-        if is_adapter(weights):
-            await self._put_adapter(weights)
-        else:
-            await self._reload(weights, names, lent)
+        await self._reload(weights, names, lent)
         if self._asleep:
             await server.order("/wake_up?tags=kv_cache")
             self._asleep = False
@@ -453,17 +442,6 @@ class VllmEngine:
                 f"vLLM reads weights from files, not from the trainer's memory: {said}"
             )
         self._not_lent = said
-
-    async def _put_adapter(self, weights: Path) -> None:
-        """Have the server serve an adapter on its base. Each has a name of its own: under the name
-        of another one, vLLM would go on with that one's keys and values."""
-        self._adapters += 1
-        name = f"{MODEL_NAME}-{self._adapters}"
-        names = {"lora_name": name, "lora_path": str(weights)}
-        await self._running().order("/v1/load_lora_adapter", names)
-        before, self._model = self._model, name
-        if before != MODEL_NAME:
-            await self._running().order("/v1/unload_lora_adapter", {"lora_name": before})
 
     async def _relabel(self) -> None:
         """Name the weights that the server has now; each token comes back with the name."""
@@ -520,7 +498,7 @@ class VllmEngine:
             raise ChildFailed("vLLM still samples with the weights before")
 
     async def _logprobs(self, row: Sequence[int]) -> list[float]:
-        request = self._text.probe_request(row, self._model)
+        request = self._text.probe_request(row, MODEL_NAME)
         answer = await self._running().post("/inference/v1/generate", request)
         return self._text.probe_answer(row, answer)
 
@@ -565,13 +543,11 @@ class VllmEngine:
                 return
 
     async def _open_server(self) -> None:
-        base = self._base if is_adapter(self._directory) else self._directory
-        self._server = await VllmServer.start(base, self._settings, self._log, self._tell)
-        self._model = MODEL_NAME
+        self._server = await VllmServer.start(
+            self._directory, self._settings, self._log, self._tell
+        )
         if begins_empty(self._settings.quantization):
-            await self._reload(base, None, lent=False)
-        if base != self._directory:
-            await self._put_adapter(self._directory)
+            await self._reload(self._directory, None, lent=False)
 
     def _running(self) -> VllmServer:
         """
@@ -626,15 +602,13 @@ async def make_vllm(
     start_timeout_s: float = START_TIMEOUT_S,
     update_mode: UpdateMode = "keep",
     reference: probe.Reference | None = None,
-    adapter: Path | None = None,
     gpu_memory_share: float = GPU_MEMORY_SHARE,
     sleeps: bool = False,
     quantization: Quantisation = "none",
     gpus: int = 1,
     tell: Tell | None = None,
 ) -> VllmEngine:
-    """An engine on a complete model directory, to be started and closed. With an adapter it serves
-    this one, and then others of its shape, by vLLM's own LoRA.
+    """An engine on a complete model directory, to be started and closed.
 
     `threads` 0 takes one less than the cores; how much memory see `ModelText.cache_bytes`. The
     context is at most the model's own. For `update_mode`, `reference` and `tell` see `VllmEngine`.
@@ -661,7 +635,6 @@ async def make_vllm(
         sequences_max=SEQUENCES_MAX if is_cpu_build() else GPU_SEQUENCES_MAX,
         gpu_memory_share=gpu_memory_share,
         sleeps=sleeps,
-        adapter=None if adapter is None else card_of(adapter).shape,
         quantization=quantization,
         gpus=gpus,
     )
@@ -672,7 +645,6 @@ async def make_vllm(
         data_directory / LOG_NAME,
         update_mode=update_mode,
         reference=reference,
-        adapter=adapter,
         tell=tell,
     )
 

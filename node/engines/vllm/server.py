@@ -24,7 +24,6 @@ import httpx
 import trio
 
 from node.engines.vllm.concurrency import EngineLoad
-from node.interfaces.adapter_files import AdapterShape
 from node.interfaces.engine import Tell
 from node.interfaces.quantisation import Quantisation, server_flags
 from node.system.child_environment import child_environ
@@ -51,7 +50,6 @@ SEQUENCES_MAX: Final = 128  # sampled at a time, on CPUs
 GPU_SEQUENCES_MAX: Final = 1024
 CONNECTIONS_MAX: Final = 256  # of requests for completions
 CONTROL_CONNECTIONS_MAX: Final = 8  # besides these: what interrupts must not wait for them
-LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM may make room
 REQUEST_TIMEOUT_S: Final = 900.0
 STOP_TIMEOUT_S: Final = 15.0
 STARTING_TOLD_S: Final = 120.0  # between words on a server that is not up yet
@@ -107,7 +105,6 @@ class ServerSettings:
     start_timeout_s: float
     sequences_max: int = SEQUENCES_MAX  # sampled at a time
     gpu_memory_share: float = GPU_MEMORY_SHARE
-    adapter: AdapterShape | None = None  # of those that it serves on the model; None: none
     sleeps: bool = False  # can give its GPU memory back for a time
     quantization: Quantisation = "none"  # of the weights, as they go in
     gpus: int = 1  # that the weights are cut over, layer by layer (tensor parallel)
@@ -372,11 +369,6 @@ def _command(directory: Path, settings: ServerSettings, scratch: Path) -> list[s
         flags[name] = value if isinstance(value, str) else json.dumps(value)
     # tokens in and out are what vLLM counts among its routes for scaling out
     switches = ["--disable-uvicorn-access-log", "--enable-scale-out"]
-    if settings.adapter is not None:
-        ranks = (rank for rank in LORA_RANKS if rank >= settings.adapter.rank)
-        flags |= {"max-loras": "1", "max-cpu-loras": "1", "max-lora-rank": str(next(ranks))}
-        # Without names the head is wrapped as well, which on CPUs fails for log-probs of prompts
-        switches += ["--enable-lora", "--lora-target-modules", *settings.adapter.targets]
     if is_cpu_build():
         flags |= {
             "kv-cache-memory-bytes": str(settings.cache_bytes),
@@ -401,8 +393,6 @@ def _environment(settings: ServerSettings, scratch: Path) -> dict[str, str]:
     extra = {"TMPDIR": str(scratch), "OMP_NUM_THREADS": str(settings.threads)}
     if is_cpu_build():
         extra["TORCHDYNAMO_DISABLE"] = "1"
-    if settings.adapter is not None:
-        extra["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return {**child_environ(), **_ENVIRONMENT, **extra}
 
 
