@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from node.config.errors import Source, config_error
+from node.config.errors import ENVIRON, FLAGS, Source, config_error
 from node.config.node import Conflict, NodeConfig
 from node.config.run import RUN_HASH_CHARS, RunConfig
 from node.system.child_environment import ENVIRON_PREFIX, PASSPHRASE_VARIABLE
@@ -211,8 +211,8 @@ def load_with_sources(
     layers: list[tuple[Source, Mapping[str, Any]]] = [
         (Source.in_file(label, "learner."), of_learner),
         (Source.in_file(label, "node."), node_table),
-        (Source.in_environ(ENVIRON_PREFIX), _from_environ(environ)),
-        (Source.in_flags(), {name: value for name, value in flags.items() if value is not None}),
+        (ENVIRON, _from_environ(environ)),
+        (FLAGS, {name: value for name, value in flags.items() if value is not None}),
     ]
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
@@ -226,7 +226,7 @@ def load_with_sources(
 
 def _validated(values: Mapping[str, Any], sources: Mapping[str, Source]) -> NodeConfig:
     def source_of(field: str) -> Source:
-        return sources.get(field, Source.in_flags()) if field != "run" else Source.in_flags()
+        return sources.get(field, FLAGS) if field != "run" else FLAGS
 
     try:
         return NodeConfig.model_validate(values)

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from node.config.texts import publisher_id
+from node.config.texts import PublisherId
 from node.environments.answers import FORMAT_REWARD_MAX, AnswerFormat, AnswerRule, answer_in
 from node.environments.base import Settles
 from node.environments.groups import expanded
@@ -263,7 +263,7 @@ class CommonRules(Frozen):
 class LearnerRules(Frozen):
     """A central learner, and what it and its workers must agree on."""
 
-    peer: Annotated[str, AfterValidator(publisher_id)]
+    peer: PublisherId
     """The learner's peer id. Its workers generate with the weights that it publishes."""
     model: Annotated[str, Field(min_length=1)] = "tiny"
     """The model that learner and workers start from."""
@@ -379,7 +379,7 @@ class RunConfig(Frozen):
     reward: Literal["exact", "partial"] = "exact"
     """`exact`: a full score is worth 1, anything else 0. `partial`: the environment's own score."""
     publishers: Annotated[
-        tuple[Annotated[str, AfterValidator(publisher_id)], ...],
+        tuple[PublisherId, ...],
         Field(max_length=PUBLISHERS_MAX),
         AfterValidator(lambda ids: tuple(sorted(set(ids)))),
     ] = ()

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from node.config import NodeConfig, RunConfig, load_config, packaged_runs
-from node.config.errors import flag_of
+from node.config.described import settings_of
 from node.hosting.models import trainer_spec, vllm_context_tokens
 from node.interfaces.engine import Sampling
 from node.verification.assignment import assigned_task
@@ -356,7 +356,7 @@ def test_values_in_a_message_are_short_and_printable() -> None:
 
 
 def test_every_field_has_a_flag_of_its_own() -> None:
-    flags = [flag_of(field) for field in NodeConfig.model_fields]
+    flags = [setting.option for setting in settings_of(NodeConfig).values()]
     assert len(set(flags)) == len(flags)
     assert {"--peer", "--local", "--external", "--group-size", "--data-dir"} <= set(flags)
 

@@ -1,4 +1,4 @@
-"""What `swarm-node join --log-json` prints: one JSON object a line, for what collects logs."""
+"""What `swarm-node join --log json` prints: one JSON object a line, for what collects logs."""
 
 from collections.abc import Iterable
 from typing import Any, Final, TextIO
