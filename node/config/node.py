@@ -414,83 +414,92 @@ class NodeConfig(
             return {**values, "external_groups": 0, "evaluate_every_rounds": 0}
         return values
 
-    @model_validator(mode="after")
-    def _is_served(self) -> Self:
-        if self.engine != "openai":
-            if self.engine_url is not None:
-                raise Conflict("engine", "asks no server of engine_url", "openai")
-            return self
-        if self.engine_url is None:
-            raise ConfigError(
-                "--engine openai: it needs the address of a server: --engine-url "
-                "http://127.0.0.1:8080/v1"
-            )
-        if self.local_groups == 0:
-            raise Conflict("local_groups", "makes nothing to share", "4")
-        if self.run.has_turns:
-            raise Conflict("engine", "samples no tasks of several turns", "torch")
-        if self.generate is not None:
-            raise ConfigError(f"generate {self.generate}: the engine openai begins nothing for it")
-        if self.run.learner is not None and self.role == "worker":
-            raise Conflict("role", "takes the learner's weights, which openai cannot", "node")
-        return self
+    @property
+    def hears_solutions(self) -> bool:
+        """Whether the node keeps others' right completions of tasks in common."""
+        return self.replay is not None or isinstance(self.generate, Hints)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.invitation is not None and self.invitation.run_id != self.run.run_id:
+        self._check_run()
+        self._check_engine()
+        self._check_server()
+        self._check_groups()
+        self._check_methods()
+        self._check_generate()
+        return self
+
+    def _check_engine(self) -> None:
+        if self.engine != "vllm":
+            if self.engine_gpus > 1:
+                raise Conflict("engine_gpus", "needs the engine vllm", "1")
+            if self.engine_quantization != "none":
+                raise Conflict("engine_quantization", "needs the engine vllm", "none")
+        if self.run.has_turns and self.engine in ("openai", "scripted"):
+            raise Conflict("engine", "samples no tasks of several turns", "torch")
+
+    def _check_server(self) -> None:
+        if self.engine != "openai":
+            if self.engine_url is not None:
+                raise Conflict("engine", "asks no server of engine_url", "openai")
+            return
+        if self.engine_url is None:
+            url = "http://127.0.0.1:8080/v1"
+            raise Conflict("engine", f"needs the address of a server: --engine-url {url}")
+        if self.local_groups == 0:
+            raise Conflict("local_groups", "makes nothing to share", "4")
+        if self.generate is not None:
+            raise Conflict("generate", "the engine openai begins nothing for it")
+        if self.run.learner is not None and self.role == "worker":
+            raise Conflict("role", "takes the learner's weights, which openai cannot", "node")
+
+    def _check_run(self) -> None:
+        run = self.run
+        if self.invitation is not None and self.invitation.run_id != run.run_id:
             raise ConfigError(
                 f"the invitation is to run {self.invitation.run_id}, but this is run "
-                f"{self.run.run_id}: give the other's file with --run"
+                f"{run.run_id}: give the other's file with --run"
             )
+        if self.group_size > run.limits.group_size_max:
+            most = run.limits.group_size_max
+            raise Conflict("group_size", f"run {run.name} allows at most {most}", str(most))
+        if run.models and self.model not in run.models:
+            allowed = ", ".join(run.models)
+            raise Conflict("model", f"run {run.name} allows only {allowed}", run.models[0])
+
+    def _check_groups(self) -> None:
         if self.local_groups == 0 and self.external_groups == 0:
             raise Conflict("local_groups", "no groups to train on", "4")
-        if self.over_provision > 1.0 and self.engine != "vllm" and not self.run.has_turns:
-            raise Conflict("over_provision", "needs the engine vllm, or a run with turns", "1")
-        if self.over_provision > 1.0 and self.engine_update == "abort":
-            raise Conflict(
-                "engine_update",
-                "begins completions anew that --over-provision leaves for later rounds, and long "
-                "ones would never end",
-                "keep",
-            )
+        if self.over_provision > 1.0:
+            if self.engine != "vllm" and not self.run.has_turns:
+                raise Conflict("over_provision", "needs the engine vllm, or a run with turns", "1")
+            if self.engine_update == "abort":
+                raise Conflict(
+                    "engine_update",
+                    "begins completions anew that --over-provision leaves for later rounds, and "
+                    "long ones would never end",
+                    "keep",
+                )
         for name in ("lora_alpha", "lora_targets"):
             if getattr(self, name) and not self.lora_rank:
                 raise Conflict("lora_rank", f"{name} is of an adapter, and none is trained", "16")
         least = 2 if self.local_groups > 0 else 1
         if self.group_size < least:
             raise Conflict("group_size", f"must be at least {least}", "8")
-        if self.group_size > self.run.limits.group_size_max:
-            most = self.run.limits.group_size_max
-            raise Conflict("group_size", f"run {self.run.name} allows at most {most}", str(most))
-        if self.run.models and self.model not in self.run.models:
-            allowed = ", ".join(self.run.models)
-            raise Conflict(
-                "model", f"run {self.run.name} allows only {allowed}", self.run.models[0]
-            )
-        return self
 
-    @model_validator(mode="after")
-    def _has_a_choice(self) -> Self:
+    def _check_methods(self) -> None:
         run = self.run
         kinds = {(spec.name, spec.parameters) for spec in run.environments}
         if self.control is not None and len(kinds) == 1 and not run.common.share:
-            raise ConfigError(
-                f"control {self.control}: nothing tells the tasks of run {run.name} apart: it has "
-                "one environment, and none in common: give it common.share"
+            raise Conflict(
+                "control",
+                f"nothing tells the tasks of run {run.name} apart: it has one environment, and "
+                "none in common: give it common.share",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _meets_others(self) -> Self:
         methods = (self.control, self.generate, self.draw, self.replay)
-        if self.local_groups == 0 and any(each is not None for each in methods):
-            which = next(each for each in methods if each is not None)
-            raise Conflict("local_groups", f"makes no groups for {which}", "4")
-        if self.replay is not None and self.run.has_turns:
-            raise ConfigError(
-                f"replay {self.replay}: run {self.run.name} has tasks of several turns, of which "
-                "nothing is replayed"
-            )
+        used = next((each for each in methods if each is not None), None)
+        if self.local_groups == 0 and used is not None:
+            raise Conflict("local_groups", f"makes no groups for {used}", "4")
         hinting = self.generate if self.hears_solutions and self.replay is None else None
         fetching = self.replay or hinting or self.draw or self.external_rule
         if fetching is not None and self.external_groups == 0:
@@ -499,55 +508,32 @@ class NodeConfig(
             for name, usual in (("evaluate_every_rounds", "10"), ("validation_tasks", "64")):
                 if not getattr(self, name):
                     raise Conflict(name, f"tells nothing to {self.external_rule}", usual)
-        if self.replay is not None and not self.run.common.share:
-            raise ConfigError(
-                f"replay {self.replay}: nodes of run {self.run.name} never meet on one task: give "
-                "it common.share"
-            )
-        return self
+        if self.replay is not None and run.has_turns:
+            raise Conflict("replay", f"tasks of run {run.name} have turns, which are not replayed")
+        if self.replay is not None and not run.common.share:
+            told = f"nodes of run {run.name} never meet on one task: give it common.share"
+            raise Conflict("replay", told)
 
-    @property
-    def hears_solutions(self) -> bool:
-        """Whether the node keeps others' right completions of tasks in common."""
-        return self.replay is not None or isinstance(self.generate, Hints)
-
-    @model_validator(mode="after")
-    def _has_beginnings(self) -> Self:
+    def _check_generate(self) -> None:
+        run, drafts = self.run, isinstance(self.generate, Speculative)
         if self.generate is None:
-            return self
-        drafts = isinstance(self.generate, Speculative)
+            return
         if drafts and self.engine != "torch":
             raise Conflict("engine", f"generates nothing from drafts for {self.generate}", "torch")
-        why_not = None
-        if self.run.has_turns:
-            why_not = "has tasks of several turns"
-        elif not self.run.common.share:
-            why_not = "has no tasks that come again: give it common.share"
-        elif drafts and self.run.sampling.top_p < 1.0:
-            why_not = "does not sample by the whole distribution: top_p must be 1"
-        if why_not is not None:
-            raise ConfigError(f"generate {self.generate}: run {self.run.name} {why_not}")
-        return self
-
-    @model_validator(mode="after")
-    def _samples_turns(self) -> Self:
-        if self.run.has_turns and self.engine == "scripted":
-            raise Conflict("engine", "samples no tasks of several turns", "torch")
-        return self
-
-    @model_validator(mode="after")
-    def _quantises_what_it_can(self) -> Self:
-        if self.engine_gpus > 1 and self.engine != "vllm":
-            raise Conflict("engine_gpus", "needs the engine vllm", "1")
-        if self.engine_quantization != "none" and self.engine != "vllm":
-            raise Conflict("engine_quantization", "needs the engine vllm", "none")
-        return self
+        if run.has_turns:
+            raise Conflict("generate", f"run {run.name} has tasks of several turns")
+        if not run.common.share:
+            told = f"run {run.name} has no tasks that come again: give it common.share"
+            raise Conflict("generate", told)
+        if drafts and run.sampling.top_p < 1.0:
+            told = f"run {run.name} does not sample by the whole distribution: top_p must be 1"
+            raise Conflict("generate", told)
 
 
 class Conflict(Exception):
     """Fields that are right alone do not fit together; `fix` is a value that would."""
 
-    def __init__(self, field: str, problem: str, fix: str) -> None:
+    def __init__(self, field: str, problem: str, fix: str | None = None) -> None:
         super().__init__(field, problem, fix)
         self.field = field
         self.problem = problem
