@@ -7,10 +7,11 @@ import ast
 import functools
 import inspect
 import re
-import textwrap
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
@@ -68,13 +69,18 @@ def meanings(model: type[Any]) -> Mapping[str, str]:
     for each in reversed(model.__mro__[:-1]):
         if each.__module__.partition(".")[0] in ("pydantic", "typing"):
             continue
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-        assert isinstance(body, ast.ClassDef)
-        for field, below in zip(body.body, body.body[1:], strict=False):
+        body = _classes_of(each.__module__)[each.__name__].body
+        for field, below in pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                 text = ast.literal_eval(below.value)
                 found[ast.unparse(field.target)] = " ".join(text.split())
     return found
+
+
+@functools.cache
+def _classes_of(module: str) -> Mapping[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from node.config.described import written
+from node.config.described import groups_of, written
 from node.config.errors import Source, shown
 from node.config.node import NodeConfig
 
@@ -16,7 +16,7 @@ SUITED: Final = ("learning_rate", "warm_up_updates")  # None: by the policy, onc
 def explained(config: NodeConfig, sources: Mapping[str, Source]) -> list[str]:
     """A line for each setting: name, value, source. No secrets."""
     lines = []
-    for name in NodeConfig.model_fields:
+    for name in (each.name for _, settings in groups_of(NodeConfig) for each in settings):
         value = getattr(config, name)
         source = sources[name].name if name in sources else "default"
         if name in SUITED and value is None:

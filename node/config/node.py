@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from node.config.described import METHOD, Flag
 from node.config.run import Count, Frozen, LearnerRules, RunConfig
@@ -60,7 +60,13 @@ OFTEN = Flag(often=True)
 BY_NAME = Flag(metavar=METHOD)
 
 
-class PolicySettings(Frozen):
+class Group(Frozen):
+    """Settings that belong together; the docstring is the title of the group."""
+
+    model_config = ConfigDict(defer_build=True)  # `NodeConfig` alone validates
+
+
+class PolicySettings(Group):
     """Run and policy."""
 
     run: Annotated[RunConfig, Flag(metavar="FILE", often=True)]
@@ -93,7 +99,7 @@ class PolicySettings(Frozen):
     """The seed of this node's sampling."""
 
 
-class NetworkSettings(Frozen):
+class NetworkSettings(Group):
     """Network."""
 
     peers: Annotated[
@@ -140,7 +146,7 @@ class NetworkSettings(Frozen):
     """Offer the node's own groups to others: all of them, or none."""
 
 
-class GuestSettings(Frozen):
+class GuestSettings(Group):
     """When and how much the node works."""
 
     busy_share: Annotated[float, Field(ge=0.01, le=1)] = 1.0
@@ -159,7 +165,7 @@ class GuestSettings(Frozen):
     """Stop after so many seconds: evaluate, save and leave. None: go on until interrupted."""
 
 
-class EngineSettings(Frozen):
+class EngineSettings(Group):
     """Engine."""
 
     engine: Annotated[Literal["torch", "vllm", "openai", "scripted"], OFTEN] = "torch"
@@ -197,7 +203,7 @@ class EngineSettings(Frozen):
     completion have unless this is set."""
 
 
-class RoundSettings(Frozen):
+class RoundSettings(Group):
     """Groups of a round."""
 
     local_groups: Annotated[int, Field(ge=0, le=1024), Flag("local", metavar="I", often=True)] = 4
@@ -237,7 +243,7 @@ class RoundSettings(Frozen):
     None: nothing. `swarm-node methods` lists them."""
 
 
-class TrainingSettings(Frozen):
+class TrainingSettings(Group):
     """Training."""
 
     learning_rate: Annotated[float | None, Field(gt=0, le=1), Flag(metavar="LR", often=True)] = None
@@ -280,7 +286,7 @@ class TrainingSettings(Frozen):
     time. `auto`: where memory asks for it."""
 
 
-class SavingSettings(Frozen):
+class SavingSettings(Group):
     """Evaluations and checkpoints."""
 
     evaluate_every_rounds: Annotated[
@@ -307,7 +313,7 @@ class SavingSettings(Frozen):
     adapters go out in fp32."""
 
 
-class FileSettings(Frozen):
+class FileSettings(Group):
     """Files and keys."""
 
     data_dir: Annotated[Path, Flag(metavar="DIR", often=True)] = Path("swarm-data")
@@ -322,7 +328,7 @@ class FileSettings(Frozen):
     """The variable that holds the passphrase of an encrypted key."""
 
 
-class LimitSettings(Frozen):
+class LimitSettings(Group):
     """Limits and the sandbox."""
 
     pool_bytes_max: Annotated[int, Field(ge=1_048_576)] = 268_435_456
@@ -346,7 +352,7 @@ class LimitSettings(Frozen):
     """Files and folders that plug-ins may read where they score, besides Python and packages."""
 
 
-class WatchingSettings(Frozen):
+class WatchingSettings(Group):
     """Output and monitoring."""
 
     log: Annotated[Literal["text", "json"], OFTEN] = "text"
