@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from node.commands.arguments import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
     Parser,
     add_command,
     add_data_dir,
@@ -18,6 +21,7 @@ from node.commands.arguments import (
     add_tools,
     fill_all,
     given,
+    say,
 )
 from node.commands.data import add_data
 from node.commands.methods import add_methods
@@ -26,7 +30,7 @@ from node.service.pausing import add_pausing
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_INTERRUPTED = 130
 BROKER_FORM = "mqtt[s]://[user@]host:port"
 PASSWORD = f"A broker's password comes from {PASSWORD_VARIABLE}."
 CHECKPOINT = ("run", "model", "yes", "data_dir", "lora_rank", "threads")
@@ -94,12 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_policies(commands)
     add_runs(commands, _config)
     add_tools(commands, parser)
-    add_pausing(commands, _say)
-    add_service(commands, lambda words: _config(_parser().parse_args(words), joins=True), _say)
+    add_pausing(commands, say)
+    add_service(commands, lambda words: _config(_parser().parse_args(words), joins=True), say)
     _add_simulate(commands)
     _add_weights(commands)
-    add_data(commands, _say)
-    add_methods(commands, _say)
+    add_data(commands, say)
+    add_methods(commands, say)
     return parser
 
 
@@ -257,16 +261,12 @@ def _config(options: argparse.Namespace, *, joins: bool = False) -> Any:
     if joins:
         from node.hosting.handed_on_runs import fetch_unknown_run
 
-        fetch_unknown_run(*given(options), _say)
+        fetch_unknown_run(*given(options), say)
     config = load_config(*given(options))
     withhold(config.passphrase_env)
     if config.engine_key_env is not None:
         withhold(config.engine_key_env)
     return config
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _join(options: argparse.Namespace) -> int:
@@ -314,20 +314,20 @@ def _invite(options: argparse.Namespace) -> int:
         f"whoever has this line can join, by swarm-node join --invite -; {open_to}",
         file=sys.stderr,
     )
-    _say(invitation.encode())
+    say(invitation.encode())
     return EXIT_OK
 
 
 def _doctor(options: argparse.Namespace) -> int:
     from node.commands.doctor import examine_here
 
-    return examine_here(_config(options, joins=True), _say)
+    return examine_here(_config(options, joins=True), say)
 
 
 def _keygen(options: argparse.Namespace) -> int:
     from node.commands.keygen import make_key
 
-    _say(make_key(options.out, options.passphrase_env))
+    say(make_key(options.out, options.passphrase_env))
     return EXIT_OK
 
 
@@ -336,7 +336,7 @@ def _explain_config(options: argparse.Namespace) -> int:
     from node.config.load import load_with_sources
 
     for line in explained(*load_with_sources(*given(options))):
-        _say(line)
+        say(line)
     return EXIT_OK
 
 
@@ -346,7 +346,7 @@ def _status(options: argparse.Namespace) -> int:
 
     snapshot = fetch_status(options.data_dir)
     private = (options.data_dir / JOIN_KEY_FILE).exists()
-    _say(snapshot_json(snapshot) if options.json else render_status(snapshot, private=private))
+    say(snapshot_json(snapshot) if options.json else render_status(snapshot, private=private))
     return EXIT_OK
 
 
@@ -358,7 +358,7 @@ def _samples(options: argparse.Namespace) -> int:
     found = read_samples(
         options.data_dir, own=not options.foreign, order=options.order, count=options.count
     )
-    _say(render_samples(found))
+    say(render_samples(found))
     return EXIT_OK
 
 
@@ -386,13 +386,13 @@ def _monitor(options: argparse.Namespace) -> int:
     names = ("broker", "broker_listen", "broker_ca", "listen", "run_id", "names")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     password = os.environ.get(PASSWORD_VARIABLE)
-    return monitor(MonitorOptions(**given, password=password), _say)
+    return monitor(MonitorOptions(**given, password=password), say)
 
 
 def _eval(options: argparse.Namespace) -> int:
     from node.commands.policy import examine_node
 
-    examine_node(_config(options), _say, samples=options.samples, against=options.against)
+    examine_node(_config(options), say, samples=options.samples, against=options.against)
     return EXIT_OK
 
 
@@ -400,8 +400,8 @@ def _export(options: argparse.Namespace) -> int:
     from node.commands.policy import export_policy
 
     what = {"adapter": options.adapter, "precision": options.precision, "repository": options.push}
-    round_number = export_policy(_config(options), options.out, _say, **what)
-    _say(f"{options.out}: the policy after round {round_number}")
+    round_number = export_policy(_config(options), options.out, say, **what)
+    say(f"{options.out}: the policy after round {round_number}")
     return EXIT_OK
 
 
@@ -420,14 +420,14 @@ def _report(options: argparse.Namespace) -> int:
             raise ConfigError(f"{directory}: no such directory; name a node's --data-dir")
     with on_stderr().showing("drawing the report"):
         summary = write_report(options.data_dirs, options.out)
-    _say(str(summary))
+    say(str(summary))
     return EXIT_OK
 
 
 def _prepare(options: argparse.Namespace) -> int:
     from node.hosting.models import resolve_model
 
-    _say(resolve_model(_config(options), _say))
+    say(resolve_model(_config(options), say))
     return EXIT_OK
 
 
@@ -439,7 +439,7 @@ def _simulate(options: argparse.Namespace) -> int:
     replay = replay_of(options.scenario, options.seed, nodes=options.nodes, profile=options.profile)
     with on_stderr().showing(f"simulating {options.scenario}"):
         report = simulate(replay)
-    _say(render(report))
+    say(render(report))
     if options.plot is not None:
         plot(report, options.plot)
     return EXIT_FAILED if report.violation_count else EXIT_OK
@@ -449,7 +449,7 @@ def _list_weights(options: argparse.Namespace) -> int:
     from node.hosting.weights import list_weights
 
     for line in list_weights(options.data_dir):
-        _say(line)
+        say(line)
     return EXIT_OK
 
 
@@ -458,7 +458,7 @@ def _verify_weights(options: argparse.Namespace) -> int:
 
     verdict = verify(options.directory, options.manifest, options.against)
     for line in verdict.lines:
-        _say(line)
+        say(line)
     return EXIT_OK if verdict.is_same else EXIT_FAILED
 
 
@@ -480,14 +480,14 @@ def _publish_weights(options: argparse.Namespace) -> int:
     from node.commands.weights_transfer import publish
 
     return publish(
-        _transfer(options), options.directory, _say, once=options.once, follow=options.follow
+        _transfer(options), options.directory, say, once=options.once, follow=options.follow
     )
 
 
 def _fetch_weights(options: argparse.Namespace) -> int:
     from node.commands.weights_transfer import fetch
 
-    return fetch(_transfer(options), options.out, _say, follow=options.follow)
+    return fetch(_transfer(options), options.out, say, follow=options.follow)
 
 
 if __name__ == "__main__":

@@ -184,7 +184,8 @@ def given(
     return flags, os.environ, run_file
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line for whoever reads, at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -217,7 +218,7 @@ def add_runs(commands: Any, config_of: Callable[[argparse.Namespace], Any]) -> N
     def run_command(options: argparse.Namespace) -> int:
         from node.commands.doctor import list_runs
 
-        return list_runs(config_of(options), _say)
+        return list_runs(config_of(options), say)
 
     told = "which runs peers take part in, and what each needs"
     add_command(commands, "runs", run_command, told).take_settings("peers", "invite")
@@ -231,7 +232,7 @@ def add_completion(commands: Any, whole: argparse.ArgumentParser) -> None:
 
         fill_all(whole)
         _complete_paths(whole, {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY})
-        _say(shtab.complete(whole, options.shell))
+        say(shtab.complete(whole, options.shell))
         return EXIT_OK
 
     told = "what a shell needs to complete commands"
@@ -275,14 +276,14 @@ def _clean(options: argparse.Namespace) -> int:
     from node.commands.model import clean
     from node.hosting.fetched_models import ask
 
-    clean(options.cache_dir, ask(options.yes, by_default=False), _say)
+    clean(options.cache_dir, ask(options.yes, by_default=False), say)
     return EXIT_OK
 
 
 def _get_model(options: argparse.Namespace) -> int:
     from node.commands.model import get_model
 
-    _say(str(get_model(options.name, options.cache_dir, _say)))
+    say(str(get_model(options.name, options.cache_dir, say)))
     return EXIT_OK
 
 
@@ -290,7 +291,7 @@ def _list_models(options: argparse.Namespace) -> int:
     from node.commands.model import list_models
 
     for line in list_models(options.cache_dir):
-        _say(line)
+        say(line)
     return EXIT_OK
 
 
@@ -324,14 +325,14 @@ def add_env(commands: Any) -> None:
 def _list_environments(_: argparse.Namespace) -> int:
     from node.commands.environments import list_environments
 
-    list_environments(_say)
+    list_environments(say)
     return EXIT_OK
 
 
 def _show_environment(options: argparse.Namespace) -> int:
     from node.commands.environments import show_environment
 
-    show_environment(options.name, options.parameters, _say)
+    show_environment(options.name, options.parameters, say)
     return EXIT_OK
 
 
@@ -339,28 +340,28 @@ def _try_environment(options: argparse.Namespace) -> int:
     from node.commands.environments import model_that_answers, try_environment
 
     answered = (
-        model_that_answers(options.model, options.max_new_tokens, _say) if options.model else _typed
+        model_that_answers(options.model, options.max_new_tokens, say) if options.model else _typed
     )
-    try_environment(options.name, options.parameters, options.seed, answered, _say)
+    try_environment(options.name, options.parameters, options.seed, answered, say)
     return EXIT_OK
 
 
 def _typed(_said: str, one_line: bool) -> str:
     """All of standard input, or its next line."""
     if sys.stdin.isatty():
-        _say("--- your turn:" if one_line else "--- your answer, then Ctrl-D:")
+        say("--- your turn:" if one_line else "--- your answer, then Ctrl-D:")
     return sys.stdin.readline() if one_line else sys.stdin.read()
 
 
 def _check_environment(options: argparse.Namespace) -> int:
     from node.commands.environment_check import check_environment
 
-    is_fit = check_environment(options.name, options.parameters, _say)
+    is_fit = check_environment(options.name, options.parameters, say)
     return EXIT_OK if is_fit else EXIT_FAILED
 
 
 def _new_environment(options: argparse.Namespace) -> int:
     from node.commands.environments import new_environment
 
-    new_environment(options.directory, _say)
+    new_environment(options.directory, say)
     return EXIT_OK
