@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,50 +26,62 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {version('swarm-node')}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    plan = commands.add_parser(
-        "plan",
-        help="what would be run for given inputs, and why; touches no network",
-        description="Exit status 0: there is a plan; 1: no set of workers suffices; 2: bad input.",
-    )
-    source = plan.add_mutually_exclusive_group(required=True)
-    source.add_argument("--file", type=Path, metavar="FILE", help="a learner and workers, as TOML")
-    source.add_argument("--example", action="store_true", help="print such a file, with comments")
-    plan.add_argument("--json", action="store_true", help="everything as JSON")
-    plan.set_defaults(run_command=_plan)
+    plan = _add(
+        commands, "plan", _plan, "what would be run for given inputs, and why; touches no network",
+        "Exit status 0: there is a plan; 1: no set of workers suffices; 2: bad input.",
+    )  # fmt: skip
+    _add_source(plan, "a learner and workers, as TOML")
     _add_serve(commands)
-    workers = commands.add_parser("workers", help="the workers of the coordinator that runs here")
-    _add_data_dir(workers)
-    workers.add_argument("--json", action="store_true", help="everything as JSON")
-    workers.set_defaults(run_command=_workers)
-    drain = commands.add_parser(
-        "drain", help="have a worker hand in what it has, and give it no more"
-    )
+    workers = _add(commands, "workers", _workers, "the workers of the coordinator that runs here")
+    for command in (plan, workers):
+        command.add_argument("--json", action="store_true", help="everything as JSON")
+    told = "have a worker hand in what it has, and give it no more"
+    drain = _add(commands, "drain", _drain, told)
     drain.add_argument("worker", metavar="PEER|NAME", help="as `workers` lists it")
     drain.add_argument("--undo", action="store_true", help="let it work again")
-    _add_data_dir(drain)
-    drain.set_defaults(run_command=_drain)
-    _add_dashboard(commands)
+    _add_data_dir(workers, drain, _add_dashboard(commands))
     return top
 
 
-def _add_data_dir(parser: argparse.ArgumentParser) -> None:
+def _add(commands: Any, name: str, run: Any, help: str, about: str = "") -> Any:
+    parser = commands.add_parser(name, help=help, description=about or None)
+    parser.set_defaults(run_command=run)
+    return parser
+
+
+def _add_data_dir(*parsers: argparse.ArgumentParser) -> None:
+    for parser in parsers:
+        parser.add_argument(
+            "--data-dir", type=Path, default=Path("coordinator-data"), metavar="DIR",
+            help="default: coordinator-data",
+        )  # fmt: skip
+
+
+def _add_source(parser: argparse.ArgumentParser, what: str) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--file", type=Path, metavar="FILE", help=what)
+    source.add_argument("--example", action="store_true", help="print such a file, with comments")
+
+
+def _add_broker(parser: argparse.ArgumentParser, name: str, told: str, **options: Any) -> None:
     parser.add_argument(
-        "--data-dir", type=Path, default=Path("coordinator-data"), metavar="DIR",
-        help="default: coordinator-data",
+        f"--{name}", dest="broker", metavar="URL", help=f"{told}mqtt[s]://[user@]host:port; its "
+        f"password comes from {PASSWORD_VARIABLE}", **options,
+    )  # fmt: skip
+    parser.add_argument(
+        f"--{name}-ca", dest="broker_ca", type=Path, metavar="FILE",
+        help="certificates that mqtts:// trusts",
     )  # fmt: skip
 
 
 def _add_serve(commands: Any) -> None:
-    serve = commands.add_parser(
-        "serve",
-        help="plan, start and stand by the workers of a learner, until interrupted",
-        description="The learner has to name this coordinator: swarm-node learn --coordinator "
-        "PEER, with the id that is printed at the start. It goes on without one. A broker's "
-        f"password comes from {PASSWORD_VARIABLE}.",
-    )
-    source = serve.add_mutually_exclusive_group(required=True)
-    source.add_argument("--file", type=Path, metavar="FILE", help="learner and machines, as TOML")
-    source.add_argument("--example", action="store_true", help="print such a file, with comments")
+    serve = _add(
+        commands, "serve", _serve,
+        "plan, start and stand by the workers of a learner, until interrupted",
+        "The learner has to name this coordinator: swarm-node learn --coordinator PEER, with the "
+        "id that is printed at the start. It goes on without one.",
+    )  # fmt: skip
+    _add_source(serve, "learner and machines, as TOML")
     serve.add_argument(
         "--peer", dest="peers", action="append", default=[], metavar="ADDR",
         help="where the learner listens; repeatable",
@@ -81,47 +94,28 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument(
         "--keep-workers", action="store_true", help="leave what was started at work when leaving"
     )
-    serve.add_argument(
-        "--telemetry", metavar="URL", help="report to a broker: mqtt[s]://[user@]host:port"
-    )
-    serve.add_argument(
-        "--telemetry-ca", type=Path, metavar="FILE", help="certificates that mqtts:// trusts"
-    )
+    _add_broker(serve, "telemetry", "report to a broker: ")
     _add_data_dir(serve)
-    serve.set_defaults(run_command=_serve)
 
 
-def _add_dashboard(commands: Any) -> None:
-    dashboard = commands.add_parser(
-        "dashboard",
-        help="a web page of all nodes that report to a broker, until interrupted",
-        description="Shows and changes nothing, unless --token-env is given: whoever has the token "
-        "may drain workers and set the planned staleness of the coordinator on --data-dir.",
-    )
-    dashboard.add_argument(
-        "--broker", required=True, metavar="URL", help="mqtt[s]://[user@]host:port; its password "
-        f"comes from {PASSWORD_VARIABLE}",
+def _add_dashboard(commands: Any) -> Any:
+    dashboard = _add(
+        commands, "dashboard", _dashboard,
+        "a web page of all nodes that report to a broker, until interrupted",
+        "Shows and changes nothing, unless --token-env is given: whoever has the token may drain "
+        "workers and set the planned staleness of the coordinator on --data-dir.",
     )  # fmt: skip
-    dashboard.add_argument(
-        "--broker-ca", type=Path, metavar="FILE", help="certificates that mqtts:// trusts"
-    )
+    _add_broker(dashboard, "broker", "", required=True)
     dashboard.add_argument(
         "--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="default: 127.0.0.1:8080"
     )
     dashboard.add_argument(
-        "--web-name",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name to call it by",
+        "--web-name", action="append", default=[], metavar="NAME", help="a name to call it by"
     )
     dashboard.add_argument(
-        "--token-env",
-        metavar="NAME",
-        help="a variable that holds a token of 16 characters or more",
+        "--token-env", metavar="NAME", help="a variable that holds a token of 16 characters or more"
     )
-    _add_data_dir(dashboard)
-    dashboard.set_defaults(run_command=_dashboard)
+    return dashboard
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,7 +146,7 @@ def _serve(options: argparse.Namespace) -> int:
     return serve(
         lambda: load_fleet(options.file, (*options.peers, *invited)),
         options.data_dir,
-        lambda line: print(line, flush=True),
+        partial(print, flush=True),
         key_file=options.key_file,
         invite=invite,
         interval_s=options.interval,
@@ -164,12 +158,12 @@ def _serve(options: argparse.Namespace) -> int:
 def _broker(options: argparse.Namespace) -> Any:
     from swarm.telemetry.broker_address import Broker
 
-    if options.telemetry is None:
-        if options.telemetry_ca is not None:
+    if options.broker is None:
+        if options.broker_ca is not None:
             raise ConfigError("--telemetry-ca: of use with --telemetry mqtts://… alone")
         return None
     password = os.environ.get(PASSWORD_VARIABLE)
-    return Broker.parse(options.telemetry, password=password, ca_file=options.telemetry_ca)
+    return Broker.parse(options.broker, password=password, ca_file=options.broker_ca)
 
 
 def _workers(options: argparse.Namespace) -> int:
@@ -192,11 +186,8 @@ def _drain(options: argparse.Namespace) -> int:
 
 def _dashboard(options: argparse.Namespace) -> int:
     from coordinator.dashboard import dashboard, guarded_by
-    from swarm.telemetry.broker_address import Broker
     from swarm.telemetry.web_hosts import checked_name
 
-    password = os.environ.get(PASSWORD_VARIABLE)
-    broker = Broker.parse(options.broker, password=password, ca_file=options.broker_ca)
     token = None
     if options.token_env is not None:
         token = os.environ.get(options.token_env)
@@ -204,7 +195,9 @@ def _dashboard(options: argparse.Namespace) -> int:
             raise ConfigError(f"--token-env {options.token_env}: no such variable; set it first")
     guarded = None if token is None else guarded_by(token, options.data_dir)
     names = [checked_name(name) for name in options.web_name]
-    dashboard(broker, options.listen, guarded, lambda line: print(line, flush=True), names)
+    dashboard(
+        _broker(options), options.listen, guarded, lambda line: print(line, flush=True), names
+    )
     return EXIT_OK
 
 

@@ -7,53 +7,98 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 from swarm.peers.invite_flags import add_invitation, take_invitation
 
-ANY_ADDRESS = "/ip4/0.0.0.0/tcp/0"
+if TYPE_CHECKING:
+    from node.config.described import Setting
+
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+Command = Callable[[argparse.Namespace], int]
+_METAVARS = {int: "N", float: "X", Path: "FILE"}
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, and what was meant where a word is misspelt."""
+    """A parser whose errors are one line, and whose flags may be settings of a node."""
 
-    shows_settings = False  # whether its flags are a node's settings
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._wanted: tuple[str, ...] | None = None  # settings; empty: all
+        self._as_joined = False
+        self.settings: dict[str, Setting] = {}  # that it takes, by name
+
+    def take_settings(self, *names: str, as_joined: bool = False) -> None:
+        """Have these settings of a node as flags, or all of them where none is named.
+
+        They are added when the parser is used, as they take a quarter of a second to import.
+
+        Args:
+            as_joined: settings that are not given are those with which the node was started.
+        """
+        self._wanted, self._as_joined = names, as_joined
+        self.set_defaults(as_joined=as_joined)
+
+    def fill(self) -> None:
+        """Add the flags of settings to this parser."""
+        names, self._wanted = self._wanted, None
+        if names is None:
+            return
+        from node.config.described import groups_of
+        from node.config.node import NodeConfig
+
+        for title, settings in groups_of(NodeConfig):
+            group = self if names else self.add_argument_group(title)
+            for setting in settings:
+                if not names or setting.name in names:
+                    self.settings[setting.name] = setting
+                    _add_setting(group, setting)
+        if not names:
+            self.usage = "%(prog)s [SETTING ...]"
+            self.add_argument("--help-all", action=_HelpAll, help="show every setting, and exit")
 
     def format_help(self) -> str:
-        """See `ArgumentParser`. What takes a value says its default; settings without a flag are
-        named."""
-        usual: Mapping[str, Any] = {}
-        if self.shows_settings:
-            from node.config import NodeConfig  # half a second, for who asks alone
+        """The help with the settings that are often given."""
+        return self.help_text(whole=False)
 
-            usual = {name: field.default for name, field in NodeConfig.model_fields.items()}
-            others = ", ".join(
-                sorted(usual.keys() - {each.dest for each in self._actions} - {"run"})
-            )
-            self.epilog = (
-                "Settings without a flag, for SWARM_NODE_<NAME> or the [node] table of a run file: "
-                f"{others}. swarm-node config shows all as they hold; docs/settings.md says what "
-                "they are."
-            )
+    def help_text(self, *, whole: bool) -> str:
+        """The help, with one sentence for each setting; `whole`: all of its meaning and bounds."""
+        self.fill()
         for action in self._actions:
-            said = action.help or ""
-            takes = action.option_strings and action.nargs != 0 and not action.required
-            if takes and "default" not in said:
-                default = usual.get(action.dest) if action.default is None else action.default
-                told = [said.replace("%", "%%")] if said else []
-                action.help = "; ".join([*told, f"default: {_shown(default)}"])
+            setting = self.settings.get(action.dest)
+            if setting is not None:
+                action.help = self._help_of(setting, whole=whole)
+            elif action.option_strings and action.nargs != 0 and not action.required:
+                said = (action.help or "").replace("%", "%%")
+                default = "none" if action.default in (None, "") else action.default
+                action.help = said if "default" in said else f"{said}; default: {default}"
         return super().format_help()
 
+    def _help_of(self, setting: "Setting", *, whole: bool) -> str:
+        takes_all = self.usage is not None
+        if takes_all and not whole and not setting.flag.often:
+            return argparse.SUPPRESS
+        default = "demo" if setting.name == "run" else setting.default
+        if self._as_joined and setting.name in ("run", "model", "lora_rank"):
+            default = "that of the node"
+        text = f"{setting.brief}; default: {default}"
+        if whole:
+            is_listed = setting.annotation is bool or get_origin(setting.annotation) is Literal
+            kind = "" if is_listed else f"{setting.kind}; "
+            text = f"{setting.meaning.replace('`', '')} ({kind}default: {default})"
+        return text.replace("%", "%%")
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See `ArgumentParser`. A command's own parser refuses what it does not know."""
+        """As in the base class; a command's own parser refuses what it does not know."""
+        self.fill()
         found, unknown = super().parse_known_args(args, namespace)
         if unknown and self._subparsers is None:
             word = unknown[0].partition("=")[0]
             if word.startswith("-"):
                 flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-                hint = _meant(word, flags) or f"{self.prog} --help lists them"
+                lists = "--help-all" if "--help-all" in flags else "--help"
+                hint = _meant(word, flags) or f"{self.prog} {lists} lists them"
                 self.error(f"there is no {word}; {hint}")
             self.error(f"{word} is one argument too many")
         return found, unknown
@@ -69,10 +114,41 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
 
 
-def _shown(default: Any) -> str:
-    if isinstance(default, tuple):
-        default = ", ".join(default)
-    return "none" if default in (None, "") else str(default)
+class _HelpAll(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, 0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        sys.stdout.write(parser.help_text(whole=True))
+        parser.exit()
+
+
+def _add_setting(group: Any, setting: "Setting") -> None:
+    options, flag, type_ = [setting.option], setting.flag, setting.annotation
+    if flag.alias:
+        options.append(f"--{flag.alias}" if len(flag.alias) > 1 else f"-{flag.alias}")
+    if setting.name == "invite":
+        add_invitation(group, setting.brief)
+        return
+    kinds: dict[str, Any] = {"metavar": flag.metavar or _METAVARS.get(type_, "TEXT")}
+    if type_ is bool:
+        kinds = {"action": argparse.BooleanOptionalAction}
+    elif get_origin(type_) is tuple:
+        kinds |= {"action": "extend", "type": lambda text: text.split(",")}
+        kinds["metavar"] = flag.metavar or _METAVARS.get(get_args(type_)[0], "TEXT")
+    elif get_origin(type_) is Literal:
+        kinds["metavar"] = "{" + ",".join(get_args(type_)) + "}"
+    group.add_argument(*options, dest=setting.name, default=None, help=setting.brief, **kinds)
+
+
+def fill_all(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of settings to a parser and to those of its commands."""
+    if isinstance(parser, Parser):
+        parser.fill()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                fill_all(each)
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
@@ -100,7 +176,7 @@ def given(
         for name, value in vars(options).items()
         if name in NodeConfig.model_fields and name != "run"
     }
-    run_file = Path(options.run) if options.run else None
+    run_file = Path(options.run) if getattr(options, "run", None) else None
     if getattr(options, "as_joined", False):
         from node.config.joined import as_joined
 
@@ -108,60 +184,23 @@ def given(
     return flags, os.environ, run_file
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line for whoever reads, at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def add_switch(parser: argparse.ArgumentParser, *flags: str, help: str) -> None:
-    """A flag that is off where it is not given."""
-    parser.add_argument(*flags, action="store_true", default=None, help=help)
+def add_command(commands: Any, name: str, run: Command, help: str, about: str = "") -> Parser:
+    """The parser of a new command. `about` follows the usage in its help."""
+    parser: Parser = commands.add_parser(name, help=help, description=about or None)
+    parser.set_defaults(run_command=run)
+    return parser
 
 
-def add_policy(parser: argparse.ArgumentParser, *, as_joined: bool = False) -> None:
-    """What a node trains, and where it keeps it. `as_joined`: by default as it was started."""
-    run, model = ("that of the node",) * 2 if as_joined else ("demo", "tiny")
+def add_data_dir(parser: Parser) -> None:
+    """The data directory of a node that was here before."""
     parser.add_argument(
-        "--run", metavar="FILE", help=f"a run file, a packaged run, or a run's id; default: {run}"
-    )
-    parser.add_argument(
-        "--model",
-        help="tiny, smollm2, a model directory, a GGUF file, or a Hugging Face id; "
-        f"default: {model}",
-    )
-    add_switch(parser, "--yes", help="agree to what is fetched or plugged in")
-    parser.set_defaults(as_joined=as_joined)
-    parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
-
-
-def add_lora(parser: argparse.ArgumentParser) -> None:
-    """The adapter, if there is one. After `add_policy`, where there is that."""
-    default = "that of the node" if parser.get_default("as_joined") else "0"
-    parser.add_argument(
-        "--lora-rank",
-        metavar="N",
-        help=f"train an adapter of this rank in place of the model; default: {default}",
-    )
-
-
-def add_threads(parser: argparse.ArgumentParser) -> None:
-    """What torch may use."""
-    parser.add_argument(
-        "--threads", metavar="N", help="torch's; 0, the default: a share of the cores"
-    )
-
-
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """What samples, of `join` and `doctor`."""
-    parser.add_argument(
-        "--engine", help="torch (default), vllm, or openai: a server's model, without training"
-    )
-    parser.add_argument(
-        "--engine-url", metavar="URL", help="of openai, such as http://127.0.0.1:8080/v1"
-    )
-    parser.add_argument("--engine-key-env", metavar="NAME", help="the variable with its key")
-    parser.add_argument(
-        "--engine-quantization", metavar="KIND", help="fp8 or int8: vLLM samples with such weights"
+        "--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR", help="the node's"
     )
 
 
@@ -179,29 +218,26 @@ def add_runs(commands: Any, config_of: Callable[[argparse.Namespace], Any]) -> N
     def run_command(options: argparse.Namespace) -> int:
         from node.commands.doctor import list_runs
 
-        return list_runs(config_of(options), _say)
+        return list_runs(config_of(options), say)
 
-    runs = commands.add_parser("runs", help="which runs peers take part in, and what each needs")
-    runs.add_argument(
-        "--peer", dest="peers", action="append", metavar="ADDR", help="a node to ask; repeatable"
-    )
-    add_invitation(runs, "ask the nodes of an invitation")
-    runs.set_defaults(run_command=run_command, run=None)
+    told = "which runs peers take part in, and what each needs"
+    add_command(commands, "runs", run_command, told).take_settings("peers", "invite")
 
 
 def add_completion(commands: Any, whole: argparse.ArgumentParser) -> None:
     """`swarm-node completion`, of the whole command line."""
-    completion = commands.add_parser("completion", help="what a shell needs to complete commands")
+
+    def run_command(options: argparse.Namespace) -> int:
+        import shtab
+
+        fill_all(whole)
+        _complete_paths(whole, {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY})
+        say(shtab.complete(whole, options.shell))
+        return EXIT_OK
+
+    told = "what a shell needs to complete commands"
+    completion = add_command(commands, "completion", run_command, told)
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="which one")
-    completion.set_defaults(run_command=lambda options: _completion(options.shell, whole))
-
-
-def _completion(shell: str, whole: argparse.ArgumentParser) -> int:
-    import shtab
-
-    _complete_paths(whole, {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY})
-    _say(shtab.complete(whole, shell))
-    return EXIT_OK
 
 
 def _complete_paths(parser: argparse.ArgumentParser, kinds: Mapping[str, Any]) -> None:
@@ -218,37 +254,36 @@ def add_model(commands: Any) -> None:
     """`swarm-node model`."""
     model = commands.add_parser("model", help="models that need no hub: smollm2")
     actions = model.add_subparsers(required=True, metavar="ACTION")
-    get = actions.add_parser("get", help="fetch a model and convert it, once")
+    get = add_command(actions, "get", _get_model, "fetch a model and convert it, once")
     get.add_argument("name", metavar="NAME", help="smollm2")
-    get.set_defaults(run_command=_get_model)
-    ls = actions.add_parser("ls", help="the models that can be fetched, and which are here")
-    ls.set_defaults(run_command=_list_models)
+    ls = add_command(actions, "ls", _list_models, "the models that can be fetched, those here")
     for action in (get, ls):
-        action.add_argument(
-            "--cache-dir", type=Path, metavar="DIR", help="default: the user's cache"
-        )
+        _add_cache_dir(action)
+
+
+def _add_cache_dir(parser: Parser) -> None:
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: the user's cache")
 
 
 def add_clean(commands: Any) -> None:
     """`swarm-node clean`."""
-    clean = commands.add_parser("clean", help="remove models and policies that are kept here")
-    clean.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: the user's cache")
+    clean = add_command(commands, "clean", _clean, "remove models and policies that are kept here")
+    _add_cache_dir(clean)
     clean.add_argument("--yes", action="store_true", help="agree to it")
-    clean.set_defaults(run_command=_clean)
 
 
 def _clean(options: argparse.Namespace) -> int:
     from node.commands.model import clean
     from node.hosting.fetched_models import ask
 
-    clean(options.cache_dir, ask(options.yes, by_default=False), _say)
+    clean(options.cache_dir, ask(options.yes, by_default=False), say)
     return EXIT_OK
 
 
 def _get_model(options: argparse.Namespace) -> int:
     from node.commands.model import get_model
 
-    _say(str(get_model(options.name, options.cache_dir, _say)))
+    say(str(get_model(options.name, options.cache_dir, say)))
     return EXIT_OK
 
 
@@ -256,7 +291,7 @@ def _list_models(options: argparse.Namespace) -> int:
     from node.commands.model import list_models
 
     for line in list_models(options.cache_dir):
-        _say(line)
+        say(line)
     return EXIT_OK
 
 
@@ -264,44 +299,40 @@ def add_env(commands: Any) -> None:
     """`swarm-node env`."""
     env = commands.add_parser("env", help="environments: which there are, and one of your own")
     actions = env.add_subparsers(required=True, metavar="ACTION")
-    ls = actions.add_parser("list", help="all by group, plug-ins, and what is refused and why")
-    ls.set_defaults(run_command=_list_environments)
-    show = actions.add_parser("show", help="parameters, scorer, and a problem with its answer")
-    show.set_defaults(run_command=_show_environment)
-    tried = actions.add_parser("try", help="answer a problem, and see what that is worth")
-    tried.set_defaults(run_command=_try_environment)
-    check = actions.add_parser("check", help="whether strangers' text may be given to it")
-    check.set_defaults(run_command=_check_environment)
+    told = "all by group, plug-ins, and what is refused and why"
+    add_command(actions, "list", _list_environments, told)
+    told = "parameters, scorer, and a problem with its answer"
+    show = add_command(actions, "show", _show_environment, told)
+    told = "answer a problem, and see what that is worth"
+    tried = add_command(actions, "try", _try_environment, told)
+    told = "whether strangers' text may be given to it"
+    check = add_command(actions, "check", _check_environment, told)
     for action in (show, tried, check):
         action.add_argument("name", metavar="NAME", help="an environment, or module:attribute")
         action.add_argument(
             "--parameters", default="{}", metavar="JSON", help="as a run gives them; default: {}"
         )
-    tried.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="another one, another problem"
-    )
+    tried.add_argument("--seed", type=int, default=0, metavar="N", help="which problem")
     tried.add_argument("--model", metavar="NAME", help="who answers: tiny, smollm2 or a directory")
     tried.add_argument(
         "--max-new-tokens", type=int, default=256, metavar="N", help="in a model's answer"
     )
-    new = actions.add_parser("new", help="write a package with an environment to begin with")
-    new.add_argument(
-        "directory", type=Path, metavar="DIR", help="to write; its name is the package's"
-    )
-    new.set_defaults(run_command=_new_environment)
+    told = "write a package with an environment to begin with"
+    new = add_command(actions, "new", _new_environment, told)
+    new.add_argument("directory", type=Path, metavar="DIR", help="to write; names the package")
 
 
 def _list_environments(_: argparse.Namespace) -> int:
     from node.commands.environments import list_environments
 
-    list_environments(_say)
+    list_environments(say)
     return EXIT_OK
 
 
 def _show_environment(options: argparse.Namespace) -> int:
     from node.commands.environments import show_environment
 
-    show_environment(options.name, options.parameters, _say)
+    show_environment(options.name, options.parameters, say)
     return EXIT_OK
 
 
@@ -309,28 +340,28 @@ def _try_environment(options: argparse.Namespace) -> int:
     from node.commands.environments import model_that_answers, try_environment
 
     answered = (
-        model_that_answers(options.model, options.max_new_tokens, _say) if options.model else _typed
+        model_that_answers(options.model, options.max_new_tokens, say) if options.model else _typed
     )
-    try_environment(options.name, options.parameters, options.seed, answered, _say)
+    try_environment(options.name, options.parameters, options.seed, answered, say)
     return EXIT_OK
 
 
 def _typed(_said: str, one_line: bool) -> str:
     """All of standard input, or its next line."""
     if sys.stdin.isatty():
-        _say("--- your turn:" if one_line else "--- your answer, then Ctrl-D:")
+        say("--- your turn:" if one_line else "--- your answer, then Ctrl-D:")
     return sys.stdin.readline() if one_line else sys.stdin.read()
 
 
 def _check_environment(options: argparse.Namespace) -> int:
     from node.commands.environment_check import check_environment
 
-    is_fit = check_environment(options.name, options.parameters, _say)
+    is_fit = check_environment(options.name, options.parameters, say)
     return EXIT_OK if is_fit else EXIT_FAILED
 
 
 def _new_environment(options: argparse.Namespace) -> int:
     from node.commands.environments import new_environment
 
-    new_environment(options.directory, _say)
+    new_environment(options.directory, say)
     return EXIT_OK

@@ -1,20 +1,21 @@
-"""How a wrong setting is told: one line with the setting as it was written, its value, the fix."""
+"""Errors of settings: one line with the setting as it was written, its value, and the fix."""
 
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
+from node.config.described import settings_of, written
+from node.config.node import NodeConfig
+from node.system.child_environment import ENVIRON_PREFIX
 from swarm.errors import ConfigError
 from swarm.telemetry.broker_address import without_password
 from swarm.texts import printable
 
 _VALUE_CHARS_MAX = 80
-_SECRETS = frozenset({"invite"})  # never shown
-_BROKERS = frozenset({"telemetry"})  # shown without what may be a password
 
 _PROBLEMS: Mapping[str, str] = {
     "greater_than_equal": "must be at least {ge}",
@@ -43,68 +44,46 @@ _KINDS: Mapping[str, str] = {
 }
 
 
-_SHORT_FLAGS: Mapping[str, str] = {
-    "dht": "no-dht",
-    "lan": "no-lan",
-    "relay": "no-relay",
-    "upnp": "no-upnp",
-    "peers": "peer",
-    "local_groups": "local",
-    "external_groups": "external",
-}
-
-
-def flag_of(field: str) -> str:
-    """The command-line flag of a field of `NodeConfig`."""
-    return "--" + _SHORT_FLAGS.get(field, field).replace("_", "-")
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a setting came from, and so how it is written."""
+    """The place that a setting came from, and how it is written there."""
 
-    kind: Literal["flag", "environ", "file"]
+    name: str
+    template: str  # of a name and a value
     prefix: str = ""
-    label: str = ""
-
-    @classmethod
-    def in_flags(cls) -> "Source":
-        return cls("flag")
-
-    @classmethod
-    def in_environ(cls, prefix: str) -> "Source":
-        return cls("environ", prefix)
 
     @classmethod
     def in_file(cls, label: str, prefix: str = "") -> "Source":
-        return cls("file", prefix, label)
+        """A table of a file; `prefix` is the table's name with its dot."""
+        return cls(label, "{} = {}", prefix)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether settings have their own names there, and lists entries."""
+        return self not in (FLAGS, ENVIRON)
 
     def written(self, field: str) -> str:
-        """The setting's name in the words of its source."""
-        if self.kind == "flag":
-            return flag_of(field)
-        return self.prefix + (field.upper() if self.kind == "environ" else field)
-
-    def assigned(self, field: str, value: str) -> str:
-        """What to type to give the setting that value."""
-        return {"flag": "{} {}", "environ": "{}={}", "file": "{} = {}"}[self.kind].format(
-            self.written(field), value
-        )
+        """The setting's name there."""
+        if self == FLAGS:
+            setting = settings_of(NodeConfig).get(field)
+            return setting.option if setting else "--" + field.replace("_", "-")
+        return self.prefix + (field.upper() if self == ENVIRON else field)
 
     def message(self, field: str, value: Any, problem: str, fix: str | None) -> str:
         """The whole line. `value` None: there was none."""
-        where = f" in {self.label}" if self.label else ""
-        shown = self.written(field) if value is None else self.assigned(field, _short(value))
-        hint = f"; try {self.assigned(field, fix)}" if fix is not None else ""
+        name = self.written(field)
+        shown = name if value is None else self.template.format(name, _short(value))
+        where = f" in {self.name}" if self.is_file else ""
+        hint = f"; try {self.template.format(name, fix)}" if fix else ""
         return f"{shown}{where}: {problem}{hint}"
 
 
+FLAGS: Final = Source("flag", "{} {}")
+ENVIRON: Final = Source("environment", "{}={}", ENVIRON_PREFIX)
+
+
 def _short(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple | list):
-        return ",".join(_short(entry) for entry in value)[:_VALUE_CHARS_MAX]
-    return printable(str(value), _VALUE_CHARS_MAX)
+    return printable(written(value), _VALUE_CHARS_MAX)
 
 
 def config_error(
@@ -118,19 +97,20 @@ def config_error(
     if detail["type"] == "extra_forbidden":
         line = source.message(field, None, "no such setting", None)
         return ConfigError(f"{line}; {_near(location, model, source)}")
-    if source.kind != "file" and len(location) > 1:
+    if not source.is_file and len(location) > 1:
         field = str(location[0])  # entries of a list are given one by one, or with commas
     if detail["type"] == "missing":
         return ConfigError(source.message(field, None, "is missing; add it", None))
     fix = _default(model, location) or _bound(detail)
-    value = _shown(str(location[0]), detail["input"])
+    value = shown(str(location[0]), detail["input"])
     return ConfigError(source.message(field, value, _problem(detail), fix))
 
 
-def _shown(field: str, value: Any) -> Any:
-    if field in _BROKERS and value is not None:
+def shown(field: str, value: Any) -> Any:
+    """A value as it may be shown; None where it is secret."""
+    if field == "telemetry" and value is not None:
         return without_password(str(value))
-    return None if field in _SECRETS else value
+    return None if field == "invite" else value
 
 
 def _bound(detail: ErrorDetails) -> str | None:
@@ -164,14 +144,13 @@ def _near(location: tuple[int | str, ...], model: type[BaseModel], source: Sourc
     close = difflib.get_close_matches(name, names, 1)
     if not close:
         return f"known: {', '.join(names)}"
-    return f"did you mean {close[0] if source.kind == 'file' else source.written(close[0])}?"
+    return f"did you mean {close[0] if source.is_file else source.written(close[0])}?"
 
 
 def _default(model: type[BaseModel], location: tuple[int | str, ...]) -> str | None:
-    """A value that is right: the default, where the field has one that can be written."""
+    """The default, where the field has one that can be written."""
     names = [part for part in location if isinstance(part, str)]
-    owner = _model_at(model, tuple(names[:-1]))
-    found = owner.model_fields.get(names[-1]) if names else None
-    if found is None or found.default in (PydanticUndefined, None, (), "", "{}"):
+    found = _model_at(model, tuple(names[:-1])).model_fields.get(names[-1]) if names else None
+    if found is None or found.default in (PydanticUndefined, "{}"):
         return None
-    return None if isinstance(found.default, BaseModel) else _short(found.default)
+    return None if isinstance(found.default, BaseModel) else written(found.default)

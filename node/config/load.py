@@ -5,6 +5,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from node.config.errors import Source, config_error
+from node.config.errors import ENVIRON, FLAGS, Source, config_error
 from node.config.node import Conflict, NodeConfig
 from node.config.run import RUN_HASH_CHARS, RunConfig
 from node.system.child_environment import ENVIRON_PREFIX, PASSPHRASE_VARIABLE
@@ -66,45 +67,56 @@ def unknown_run(
     flags: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None
 ) -> str | None:
     """The id of the run that is wanted, where its rules are not on this machine."""
-    run_file = run_file or _invited_run(flags, environ)
-    wanted = str(run_file) if run_file is not None else environ.get(RUN_VARIABLE, DEFAULT_RUN)
-    if not _RUN_ID.fullmatch(wanted) or wanted in packaged_run_ids() or _is_there(wanted):
+    wanted = _wanted(run_file or _invited_run(flags, environ), environ)
+    if not _is_run_id(wanted) or wanted in packaged_run_ids():
         return None
     return None if handed_on_path(data_dir_of(flags, environ), wanted).exists() else wanted
 
 
-def _is_there(path: str) -> bool:
+def _wanted(run_file: Path | None, environ: Mapping[str, str]) -> str:
+    return str(run_file) if run_file is not None else environ.get(RUN_VARIABLE, DEFAULT_RUN)
+
+
+def _is_run_id(wanted: str) -> bool:
+    """Whether a text is a run's id and no file's path."""
     try:
-        return Path(path).exists()
+        return bool(_RUN_ID.fullmatch(wanted)) and not Path(wanted).exists()
     except OSError:  # such as a name that no file can have
-        return False
+        return True
 
 
-def _read_run_file(
-    run_file: Path | None, environ: Mapping[str, str], data_dir: Path | None = None
-) -> tuple[str, str]:
-    """The label and the text of the run file: a path, the name of a packaged run, or an id.
-    `data_dir`: where rules of other ids are looked for."""
-    wanted = str(run_file) if run_file is not None else environ.get(RUN_VARIABLE, DEFAULT_RUN)
-    if _RUN_ID.fullmatch(wanted) and not _is_there(wanted):
+@dataclass(frozen=True, slots=True)
+class _RunFile:
+    label: str
+    text: str
+    folder: Path | None = None  # of a file that the user wrote
+    handed_on: str = ""  # the run's id, where a peer handed the rules on
+
+
+def _read_run_file(wanted: str, data_dir: Path | None) -> _RunFile:
+    """The run file of a path, of a packaged run's name, or of an id. `data_dir`: where the rules
+    of other ids are."""
+    path, run_id = Path(wanted), ""
+    if _is_run_id(wanted):
         wanted = packaged_run_ids().get(wanted, wanted)
         if data_dir is not None and wanted not in packaged_runs():
-            wanted = str(handed_on_path(data_dir, wanted))
-            if not Path(wanted).exists():
+            path, run_id = handed_on_path(data_dir, wanted), wanted
+            if not path.exists():
                 raise ConfigError(
-                    f"--run {Path(wanted).stem}: the rules of this run are not here; join with "
+                    f"--run {wanted}: the rules of this run are not here; join with "
                     "--peer or --invite, and a node of the run hands them on, or give its file"
                 )
     if wanted in packaged_runs():
         label = f"{wanted}.toml"
-        return label, files("node.config").joinpath("runs", label).read_text(encoding="utf-8")
-    path = Path(wanted)
+        text = files("node.config").joinpath("runs", label).read_text(encoding="utf-8")
+        return _RunFile(label, text)
     try:
         with path.open("rb") as file:
             raw = file.read(RUN_FILE_BYTES_MAX + 1)
         if len(raw) > RUN_FILE_BYTES_MAX:
             raise ConfigError(f"--run {wanted}: larger than {RUN_FILE_BYTES_MAX} bytes")
-        return path.name, raw.decode()
+        folder = None if path.suffix == ".json" else path.parent
+        return _RunFile(path.name, raw.decode(), folder, run_id)
     except OSError as error:
         raise ConfigError(
             f"--run {wanted}: {error.strerror}; give a TOML file or one of "
@@ -117,16 +129,11 @@ def _read_run_file(
 def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Settings from `SWARM_NODE_<FIELD>`. Unknown ones are kept, so that a typo is refused."""
     passphrase = environ.get(f"{ENVIRON_PREFIX}PASSPHRASE_ENV", PASSPHRASE_VARIABLE)
-    no_settings = {
-        RUN_VARIABLE,
-        PASSPHRASE_VARIABLE,
-        PASSWORD_VARIABLE,
-        passphrase,
-    }
+    others = {RUN_VARIABLE, PASSPHRASE_VARIABLE, PASSWORD_VARIABLE, passphrase}
     return {
         name.removeprefix(ENVIRON_PREFIX).lower(): value
         for name, value in environ.items()
-        if name.startswith(ENVIRON_PREFIX) and name not in no_settings
+        if name.startswith(ENVIRON_PREFIX) and name not in others
     }
 
 
@@ -139,10 +146,14 @@ def load_run(
     Raises:
         ConfigError: unreadable or wrong.
     """
-    label, text = _read_run_file(run_file, environ, data_dir)
-    kept = run_file is not None and label == f"{run_file}.json"  # rules that a peer handed on
+    return _run_of(_read_run_file(_wanted(run_file, environ), data_dir))
+
+
+def _run_of(file: _RunFile) -> tuple[RunConfig, dict[str, Any]]:
+    label = file.label
     try:
-        table = json.loads(text) if label.endswith(".json") else tomllib.loads(text)
+        is_json = label.endswith(".json")
+        table = json.loads(file.text) if is_json else tomllib.loads(file.text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{label}: not TOML ({error}); correct the file") from None
     except (ValueError, RecursionError):
@@ -153,20 +164,14 @@ def load_run(
     if not isinstance(node_table, dict):
         raise ConfigError(f"node in {label}: must be a table; write [node]")
     try:
-        run = RunConfig.model_validate(table, context=_folder_of(run_file, environ, label))
+        run = RunConfig.model_validate(table, context=file.folder)
     except ValidationError as error:
         raise config_error(error, RunConfig, lambda _: Source.in_file(label)) from None
-    if kept and run.run_id != str(run_file):
+    if file.handed_on not in ("", run.run_id):
         raise ConfigError(
             f"{label}: holds the rules of {run.run_id}; delete it and join again with --peer"
         )
     return run, node_table
-
-
-def _folder_of(run_file: Path | None, environ: Mapping[str, str], label: str) -> Path | None:
-    """The folder of a run file that the user wrote; None: the run is packaged, or handed on."""
-    path = Path(run_file or environ.get(RUN_VARIABLE, DEFAULT_RUN))
-    return path.parent if path.name == label and not label.endswith(".json") else None
 
 
 def _invited_run(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path | None:
@@ -203,16 +208,16 @@ def load_with_sources(
 ) -> tuple[NodeConfig, Mapping[str, Source]]:
     """As `load_config`, with where each setting came from; those that are not in it have their
     defaults."""
-    run_file = run_file or _invited_run(flags, environ)
-    data_dir = data_dir_of(flags, environ)
-    run, node_table = load_run(run_file, environ, data_dir)
-    label = _read_run_file(run_file, environ, data_dir)[0]
+    wanted = _wanted(run_file or _invited_run(flags, environ), environ)
+    file = _read_run_file(wanted, data_dir_of(flags, environ))
+    run, node_table = _run_of(file)
+    label = file.label
     of_learner = {} if run.learner is None else {"model": run.learner.model}
     layers: list[tuple[Source, Mapping[str, Any]]] = [
         (Source.in_file(label, "learner."), of_learner),
         (Source.in_file(label, "node."), node_table),
-        (Source.in_environ(ENVIRON_PREFIX), _from_environ(environ)),
-        (Source.in_flags(), {name: value for name, value in flags.items() if value is not None}),
+        (ENVIRON, _from_environ(environ)),
+        (FLAGS, {name: value for name, value in flags.items() if value is not None}),
     ]
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
@@ -226,7 +231,7 @@ def load_with_sources(
 
 def _validated(values: Mapping[str, Any], sources: Mapping[str, Source]) -> NodeConfig:
     def source_of(field: str) -> Source:
-        return sources.get(field, Source.in_flags()) if field != "run" else Source.in_flags()
+        return sources.get(field, FLAGS) if field != "run" else FLAGS
 
     try:
         return NodeConfig.model_validate(values)

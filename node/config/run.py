@@ -15,19 +15,19 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
 
-from node.config.texts import publisher_id
+from node.config.texts import PublisherId
 from node.environments.answers import FORMAT_REWARD_MAX, AnswerFormat, AnswerRule, answer_in
 from node.environments.base import Settles
 from node.environments.groups import expanded
 from node.environments.registry import environment, how_to_get, interaction
 from node.interfaces.engine import Sampling
-from node.methods.choices import chosen_loss
-from node.methods.losses.settings import DEFAULT_LOSS, LOSSES, Aggregation, LossSettings
+from node.methods.choices import Loss
+from node.methods.losses.settings import SapoLoss
 from swarm.errors import ConfigError
 from swarm.wire.messages import (
     COMPLETIONS_MAX,
@@ -263,7 +263,7 @@ class CommonRules(Frozen):
 class LearnerRules(Frozen):
     """A central learner, and what it and its workers must agree on."""
 
-    peer: Annotated[str, AfterValidator(publisher_id)]
+    peer: PublisherId
     """The learner's peer id. Its workers generate with the weights that it publishes."""
     model: Annotated[str, Field(min_length=1)] = "tiny"
     """The model that learner and workers start from."""
@@ -301,58 +301,11 @@ class LearnerRules(Frozen):
 
 
 class TrainingRules(Frozen):
-    """The loss by name, and its parameters; None: what the loss has by itself
-    (`node.methods.losses.settings.LOSSES`), and of the loss: the default of who trains. A node's
-    own setting `loss` goes before it."""
+    """The training of nodes that do not set their own."""
 
-    loss: str | None = None
-    """The loss: `sapo`, `grpo`, `dapo`, `decoupled`, `tis` or `m2po`. None: `dapo` for a learner,
-    `sapo` for every other node."""
-    aggregation: Aggregation | None = None
-    """Whether each token weighs the same (`token_mean`) or each completion (`sequence_mean`)."""
-    clip_low: float | None = None
-    """The probability ratio is clipped at 1 minus this."""
-    clip_high: float | None = None
-    """The probability ratio is clipped at 1 plus this."""
-    dual_clip: float | None = None
-    """Where the advantage A is negative, a token's loss is at most this times |A|."""
-    behaviour_weight_max: float | None = None
-    """The bound on a token's importance weight. Above it, `tis` cuts the weight, and `decoupled`
-    and `m2po` leave the token out."""
-    second_moment_max: float | None = None
-    """The bound on the mean squared log-ratio of the tokens that the update would push further
-    from the policy that generated them."""
-    unknown_share_max: float | None = None
-    """The share of a batch's completions that may come without log-probs of what generated them."""
-
-    @field_validator("loss")
-    @classmethod
-    def _is_known(cls, name: str | None) -> str | None:
-        if name is not None and name not in LOSSES:
-            raise ValueError(f"no such loss; known: {', '.join(sorted(LOSSES))}")
-        return name
-
-    @model_validator(mode="after")
-    def _suits_the_loss(self) -> Self:
-        loss = self.loss or DEFAULT_LOSS  # that of learners takes all that it takes
-        try:
-            self.settings(loss)
-        except ValueError as error:
-            raise ConfigError(f"training.loss = {loss}: {error}") from None
-        return self
-
-    def settings(self, default: str) -> LossSettings:
-        """The loss and what it is set to. `default`: where none is named.
-
-        Raises:
-            ValueError: it has no such parameter, or not such a value.
-        """
-        given = {name: v for name, v in self.model_dump().items() if v is not None}
-        return chosen_loss({"kind": given.pop("loss", default), **given})
-
-    def named(self, default: str) -> "TrainingRules":
-        """The same, with this loss where none is named."""
-        return self if self.loss else self.model_copy(update={"loss": default})
+    loss: Annotated[Loss | None, PlainSerializer(lambda loss: loss and str(loss))] = None
+    """The loss, and what it is set to, as in `tis, behaviour_weight_max=3`. None: `dapo` for a
+    learner, `sapo` for every other node. `swarm-node methods` lists them."""
 
 
 class RunConfig(Frozen):
@@ -379,7 +332,7 @@ class RunConfig(Frozen):
     reward: Literal["exact", "partial"] = "exact"
     """`exact`: a full score is worth 1, anything else 0. `partial`: the environment's own score."""
     publishers: Annotated[
-        tuple[Annotated[str, AfterValidator(publisher_id)], ...],
+        tuple[PublisherId, ...],
         Field(max_length=PUBLISHERS_MAX),
         AfterValidator(lambda ids: tuple(sorted(set(ids)))),
     ] = ()
@@ -469,7 +422,7 @@ class RunConfig(Frozen):
     def run_id(self) -> str:
         """`<name>-<fingerprint of everything in here>`, 128 bits of SHA-256."""
         rules = self.model_dump(mode="json")
-        rules["training"] = self.training.named(DEFAULT_LOSS).model_dump(mode="json")
+        rules["training"]["loss"] = str(self.training.loss or SapoLoss())  # the default of nodes
         for spec, told in zip(self.environments, rules["environments"], strict=True):
             told["answer"] = self._answers_of(spec).model_dump(mode="json")
         digest = hashlib.sha256(canonical_json(rules).encode()).hexdigest()

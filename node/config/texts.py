@@ -1,9 +1,12 @@
-"""The forms of addresses and names in settings. Each check says what the form is."""
+"""The forms of addresses and names in settings. An error says what the form is."""
 
 import ipaddress
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from node.system.hours import Hours
 from swarm.errors import ConfigError, RemoteProtocolError
@@ -11,23 +14,24 @@ from swarm.identity import public_key_of
 from swarm.peers.invite import Invitation
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.web_hosts import checked_name
-
-
-def listed(value: Any) -> Any:
-    """Lists come as one comma-separated text from flags and environment variables."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return tuple(value) if isinstance(value, list) else value
-
+from swarm.wire.messages import ADDRESS_CHARS_MAX
 
 _ADDRESS = re.compile(
     r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[!-.0-~]{1,128})/tcp/(?P<port>[0-9]{1,5})"
     r"(/p2p/(?P<peer>[!-.0-~]+))?"
 )
-
-
 _DNS_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _DNS_NAME = re.compile(rf"({_DNS_LABEL}\.)*{_DNS_LABEL}")
+
+
+def _listed(value: Any) -> Any:
+    """A list from text with commas, as flags and environment variables have it."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(value) if isinstance(value, list) else value
+
+
+Listed = BeforeValidator(_listed)
 
 
 def _check_address(text: str, *, with_peer: bool) -> str:
@@ -51,7 +55,7 @@ def _check_address(text: str, *, with_peer: bool) -> str:
     return text
 
 
-def peer_address(text: str) -> str:
+def _peer_address(text: str) -> str:
     relay, through, peer = text.partition("/p2p-circuit/p2p/")
     _check_address(relay, with_peer=True)
     if through:  # to the peer through the relay before it
@@ -59,14 +63,18 @@ def peer_address(text: str) -> str:
     return text
 
 
-def listen_address(text: str) -> str:
+def _announce_address(text: str) -> str:
+    return _check_address(text, with_peer=False)
+
+
+def _listen_address(text: str) -> str:
     _check_address(text, with_peer=False)
     if not text.startswith(("/ip4/", "/ip6/")) or "/p2p/" in text:
         raise ValueError("must look like /ip4/0.0.0.0/tcp/0 or /ip6/::/tcp/0")
     return text
 
 
-def publisher_id(text: str) -> str:
+def _publisher_id(text: str) -> str:
     try:
         public_key_of(text)
     except RemoteProtocolError as error:
@@ -76,32 +84,21 @@ def publisher_id(text: str) -> str:
     return text
 
 
-def announce_address(text: str) -> str:
-    return _check_address(text, with_peer=False)
+def _parsed(parse: Callable[[str], object], skipped: str = "") -> AfterValidator:
+    """Text that a parser takes. `skipped`: the parser's message begins with a part that ends so."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except ConfigError as error:
+            said = str(error)
+            raise ValueError(said.partition(skipped)[2] if skipped else said) from None
+        return text
+
+    return AfterValidator(check)
 
 
-def invitation_text(text: str) -> str:
-    try:
-        Invitation.decode(text)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-    return text
-
-
-def broker_url(text: str) -> str:
-    try:
-        Broker.parse(text)
-    except ConfigError as error:
-        raise ValueError(str(error).partition(": ")[2]) from None
-    return text
-
-
-def hours(text: str) -> str:
-    Hours.of(text)
-    return text
-
-
-def server_url(text: str) -> str:
+def _server_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise ValueError("must look like http://127.0.0.1:8080/v1")
@@ -110,15 +107,22 @@ def server_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def host_and_port(text: str) -> str:
+def _host_and_port(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise ValueError("must look like 127.0.0.1:9464")
     return text
 
 
-def web_name(text: str) -> str:
-    try:
-        return checked_name(text)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
+_AddressText = Annotated[str, Field(max_length=ADDRESS_CHARS_MAX)]
+ListenAddress = Annotated[_AddressText, AfterValidator(_listen_address)]
+AnnounceAddress = Annotated[_AddressText, AfterValidator(_announce_address)]
+PeerAddress = Annotated[_AddressText, AfterValidator(_peer_address)]
+PublisherId = Annotated[str, AfterValidator(_publisher_id)]
+InvitationText = Annotated[str, _parsed(Invitation.decode)]
+BrokerUrl = Annotated[str, _parsed(Broker.parse, ": ")]
+HoursText = Annotated[str, _parsed(Hours.of)]
+ServerUrl = Annotated[str, AfterValidator(_server_url)]
+HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
+WebName = Annotated[str, _parsed(checked_name)]
+Name = Annotated[str, Field(min_length=1)]

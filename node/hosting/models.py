@@ -91,7 +91,6 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         warm_up_updates=config.warm_up_updates,
         clips_to_median=config.clips_to_median,
         step_guard=config.step_guard,
-        rate_follows_signal=config.rate_follows_signal,
         updates_per_batch=config.updates_per_batch,
         micro_batch_tokens=config.micro_batch_tokens,
         activation_checkpointing=config.activation_checkpointing,
@@ -108,7 +107,7 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         writes_merged=config.engine == "vllm",
         gpu_share_left=share_left(config),
         correction="" if config.correction is None else str(config.correction),
-        loss=str(config.loss or config.run.training.settings(default)),
+        loss=str(config.loss or config.run.training.loss or default),
         seed=config.seed,
         threads=config.threads,
     )

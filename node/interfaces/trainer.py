@@ -111,7 +111,6 @@ class TrainReport:
     step_kl: float = math.nan  # k3 of the largest step on its own batch; nan: not measured
     steps_taken_back: int = 0  # of the updates, by the guard
     rate_scale: float = 1.0  # the share of the rate that the next update takes, for caution
-    rate_signal: float = 1.0  # and that it took for how much of the batch teaches something
     unlikely_tokens: int = 0  # foreign ones left out, below a floor of likelihood
     left_out_completions: int = 0  # foreign ones, for their advantage below zero (`positives`)
     weighed_tokens: int = 0  # foreign ones that count by the log-probs that came along

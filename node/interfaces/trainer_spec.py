@@ -33,7 +33,6 @@ class TrainerSpec:
     loss: str = DEFAULT_LOSS  # and what it is set to, as `node.methods.choices.chosen` reads it
     grad_norm_max: float = 1.0
     clips_to_median: bool = True  # gradients, to three times the running median of their norms
-    rate_follows_signal: bool = False  # times the root of the batch's informative share
     step_guard: bool = True  # takes a step back that moves the policy far more than others did
     micro_batch_tokens: int | None = None  # padded, in one forward pass; None: by the device
     activation_checkpointing: Recomputing = "auto"  # layers run twice; auto: where it must be

@@ -64,8 +64,6 @@ from swarm.rollouts import (
 from swarm.telemetry.metrics import figures_of
 from swarm.wire.messages import TOKENS_MAX
 
-OVER_GENERATION_MAX = 4  # with `filter_own`: at most so many times I groups are generated
-
 
 def _is_bare(group: VerifiedGroup) -> bool:
     """True if the policy wrote all of each completion, without a hint."""
@@ -168,7 +166,7 @@ class Sapo:
             if self._on_samples is not None:
                 await self._on_samples(self._samples(own, foreign, number))
             self._node.enter("training")
-            chosen = self._chosen(own)
+            chosen = own
             if hand_over is not None:
                 await hand_over.before_training()
             rescued = self._rescued(chosen, number)
@@ -202,14 +200,8 @@ class Sapo:
     # --- tasks, completions, rewards -------------------------------------------------------
 
     async def _generate(self, number: int, clock: "_Stopwatch") -> tuple[list[VerifiedGroup], int]:
-        """The round's own groups and the next data position.
-
-        With `filter_own`, goes on generating until I groups have an advantage or the limit of
-        over-generation is reached, and fills up with groups that have none.
-        """
-        wanted = self._config.local_groups
+        """The round's own groups and the next data position."""
         index = self.progress.next_index
-        groups: list[VerifiedGroup] = []
         self._node.choice.expire()
         choose = partial(self._node.choice.choose, rng=Random(self._seed("tasks", number)))
 
@@ -220,12 +212,9 @@ class Sapo:
             )
             return [self._with_hint(each, number) for each in assigned]
 
-        for attempt in range(OVER_GENERATION_MAX if self._config.filter_own else 1):
-            if wanted == 0:
-                break
-            groups += await self._attempt(assign, self._seed("generate", number, attempt), clock)
-            if sum(informative(group.rewards) for group in groups) >= wanted:
-                break
+        if self._config.local_groups == 0:
+            return [], index
+        groups = await self._attempt(assign, self._seed("generate", number, 0), clock)
         return groups, index
 
     async def _attempt(self, assign: Assign, seed: int, clock: "_Stopwatch") -> list[VerifiedGroup]:
@@ -375,13 +364,6 @@ class Sapo:
         passes = [self._node.choice.own_pass_rate(tasks[each.group_id]) for each in found]
         return draw_needed(found, passes, wanted, rng, draw, each_max)
 
-    def _chosen(self, own: Sequence[VerifiedGroup]) -> Sequence[VerifiedGroup]:
-        """The I own groups to train on; with `filter_own` those with an advantage come first."""
-        if not self._config.filter_own:
-            return own
-        useful_first = sorted(own, key=lambda group: not informative(group.rewards))
-        return useful_first[: self._config.local_groups]
-
     def _rescued(self, own: Sequence[VerifiedGroup], number: int) -> dict[int, tuple[Success, ...]]:
         """By the place of an own group that is all wrong, right completions of others."""
         if self._config.replay is None:
@@ -401,24 +383,15 @@ class Sapo:
         rescued: Mapping[int, Sequence[Success]],
         number: int,
     ) -> list[TrainingGroup]:
-        prompts = [verified.prompt for verified in foreign]
-        shuffled = self._config.foreign_shuffle and len(prompts) > 1
-        if shuffled:
-            # A control for experiments: the foreign groups keep their rewards and lose their tasks
-            shift = Random(self._seed("shuffle", number)).randrange(1, len(prompts))
-            prompts = prompts[shift:] + prompts[:shift]
         joined = [_joined(each, rescued.get(place, ())) for place, each in enumerate(own)]
         worth = advantages([*joined, *foreign], self._config.advantage)
         batch = [
             self._own_group(each, len(rescued.get(place, ())), values)
             for place, (each, values) in enumerate(zip(joined, worth, strict=False))
         ]
-        for prompt, verified, values in zip(prompts, foreign, worth[len(own) :], strict=True):
+        for verified, values in zip(foreign, worth[len(own) :], strict=True):
             rng = Random(self._seed(f"keep/{verified.group_id.hex()}", number))
-            group = foreign_group(verified, values, self._config.group_size, rng)
-            # what came along of its tokens was said of them behind their own prompt
-            tokenizer = "" if shuffled else group.tokenizer
-            batch.append(replace(group, prompt=prompt, tokenizer=tokenizer))
+            batch.append(foreign_group(verified, values, self._config.group_size, rng))
         return batch
 
     def _own_group(
@@ -519,7 +492,6 @@ class Sapo:
             step_kl=finite(report.step_kl),
             steps_taken_back=report.steps_taken_back,
             rate_scale=report.rate_scale,
-            rate_signal=report.rate_signal,
             rate_share=self.progress.validated.rate_share,
             unlikely_tokens=report.unlikely_tokens,
             own_informative=sum(informative(group.rewards) for group in chosen),

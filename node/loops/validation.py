@@ -1,8 +1,7 @@
 """Decisions from evaluations on a node's validation tasks. Pure: an evaluation in, an action out.
 
     keep     the best pass rate so far: keep this policy
-    return   far below the best for the second time in a row: roll back to the best
-    slow     no gain for the fifth time in a row: halve the learning rate
+    return   far below the best for the second time in a row: roll back to the best, at half the rate
     none     go on
 
 The step guard (`training.course`) takes back single steps that ruin a policy. A slow decline over
@@ -21,10 +20,9 @@ from typing import Final, Literal
 FALL_MIN: Final = 0.10  # smallest drop of the pass rate that counts, however many tasks there are
 FALL_ERRORS: Final = 3.0  # standard errors of the difference
 FALLS: Final = 2  # consecutive evaluations far below the best before a rollback
-PATIENCE: Final = 5  # consecutive evaluations without a gain before the rate is halved
 RATE_SHARE_MIN: Final = 1 / 16
 
-Act = Literal["none", "keep", "return", "slow"]
+Act = Literal["none", "keep", "return"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,6 @@ class Validated:
     best_tasks: int = 0  # that this was measured on
     best_round: int = 0
     falls: int = 0  # consecutive evaluations far below the best
-    gainless: int = 0  # evaluations since the last gain, or since the rate was last halved
     rate_share: float = 1.0  # of the learning rate: it is never raised again
     returns: int = 0  # to the best, since the node's first start
     went_back: bool = False  # after the last evaluation: the policy is the best again
@@ -55,29 +52,17 @@ def fall_bound(best: float, best_tasks: int, passed: float, tasks: int) -> float
 
 
 def decide(
-    before: Validated,
-    passed: float,
-    tasks: int,
-    round_: int,
-    *,
-    returns: bool = True,
-    decays: bool = True,
+    before: Validated, passed: float, tasks: int, round_: int, *, returns: bool = True
 ) -> tuple[Act, Validated]:
     """The action after an evaluation of a round: `passed`, in [0, 1], on `tasks` > 0 tasks."""
     now = replace(before, last=passed, went_back=False)
     if now.best is None or passed > now.best:
-        best = replace(now, best=passed, best_tasks=tasks, best_round=round_, falls=0, gainless=0)
+        best = replace(now, best=passed, best_tasks=tasks, best_round=round_, falls=0)
         return "keep", best
     fell = now.best - passed > fall_bound(now.best, now.best_tasks, passed, tasks)
-    now = replace(now, falls=now.falls + 1 if fell else 0, gainless=now.gainless + 1)
+    now = replace(now, falls=now.falls + 1 if fell else 0)
     if returns and now.falls >= FALLS:
-        back = replace(_slower(now), falls=0, returns=now.returns + 1, went_back=True)
+        rate_share = max(RATE_SHARE_MIN, now.rate_share / 2)
+        back = replace(now, falls=0, rate_share=rate_share, returns=now.returns + 1, went_back=True)
         return "return", back
-    if decays and now.gainless >= PATIENCE and now.rate_share > RATE_SHARE_MIN:
-        return "slow", _slower(now)
     return "none", now
-
-
-def _slower(now: Validated) -> Validated:
-    """At half of its rate, with patience anew."""
-    return replace(now, rate_share=max(RATE_SHARE_MIN, now.rate_share / 2), gainless=0)

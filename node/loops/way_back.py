@@ -12,8 +12,7 @@ from node.loops.checkpoints import Checkpoints
 from node.loops.parts import LivePolicy
 from node.loops.progress import Progress
 from node.loops.validation import Validated, decide
-from node.records.event_log import TurnEvent
-from node.records.records import HeldOut, Slowed, WentBack
+from node.records.records import HeldOut, WentBack
 from swarm.errors import ChildFailed, ConfigError
 
 
@@ -48,7 +47,7 @@ class Rollback:
 
     async def decide_on(
         self, progress: Progress, record: HeldOut
-    ) -> tuple[Progress, TurnEvent | None]:
+    ) -> tuple[Progress, WentBack | None]:
         """Decide on an evaluation and act, except that `keep` stores the best policy after the
         round's checkpoint. Returns the progress with the decision, and an event to log.
 
@@ -63,16 +62,12 @@ class Rollback:
             record.validation_tasks,
             record.round,
             returns=self._config.returns_to_best and self._checkpoints is not None,
-            decays=self._config.plateau_decay,
         )
         progress = replace(progress, validated=validated)
         if act == "keep":
             self._keeps = self._checkpoints is not None
         if act == "return":
             return progress, await self._roll_back(record.round, validated)
-        if act == "slow":
-            await self._trainer.slow_down(validated.rate_share)
-            return progress, Slowed(record.round, validated.rate_share)
         return progress, None
 
     async def _roll_back(self, round_: int, validated: Validated) -> WentBack:

@@ -21,7 +21,6 @@ from node.records.records import (
     HeldOut,
     RoundDone,
     SampledGroup,
-    Slowed,
     Started,
     StepDone,
     Trouble,
@@ -36,17 +35,8 @@ from node.records.records import (
 from swarm.telemetry.metrics import FIGURES, RoundFigures
 
 VersionEvent = VersionPublished | VersionSpreading | VersionSpread | VersionComing | VersionCame
-TurnEvent = WentBack | Slowed
 Record = (
-    Started
-    | RoundDone
-    | StepDone
-    | WorkDone
-    | HeldOut
-    | TurnEvent
-    | Trouble
-    | Banned
-    | VersionEvent
+    Started | RoundDone | StepDone | WorkDone | HeldOut | WentBack | Trouble | Banned | VersionEvent
 )
 
 FILE_NAME = "events.jsonl"
@@ -60,7 +50,6 @@ _NAMES: dict[type[Record] | type[SampledGroup], str] = {
     WorkDone: "work",
     HeldOut: "held_out",
     WentBack: "went_back",
-    Slowed: "slowed",
     Trouble: "trouble",
     Banned: "banned",
     VersionPublished: "published",

@@ -74,7 +74,6 @@ class RoundDone(RoundFigures):
     step_kl: float | None = None  # how far the update moved the policy on its own batch: k3
     steps_taken_back: int = 0  # updates that moved it too far, and were undone
     rate_scale: float = 1.0  # the share of the rate that the next update takes, for caution
-    rate_signal: float = 1.0  # learning-rate factor: sqrt(share of groups with unequal rewards)
     unlikely_tokens: int = 0  # foreign tokens below the log-prob floor, left out of the update
     weighed_tokens: int = 0  # foreign tokens weighted by the log-probs that came with them
     rate_share: float = 1.0  # of the learning rate, by what evaluations showed (`loops.validation`)
@@ -252,14 +251,6 @@ class WentBack:
     passed: float  # validation pass rate of the policy that was left, in [0, 1]
     best: float  # and of this one
     best_round: int  # after which it was kept
-    rate_share: float  # of the learning rate, from now on
-
-
-@dataclass(frozen=True, slots=True)
-class Slowed:
-    """Event `slowed`: evaluations brought no gain on the validation tasks."""
-
-    round: int  # after which
     rate_share: float  # of the learning rate, from now on
 
 

@@ -17,9 +17,8 @@ from node.loops.sapo import Sapo
 from node.loops.way_back import Rollback
 from node.monitor.console.progress import Work
 from node.monitor.reporting import Extras
-from node.records.event_log import TurnEvent
 from node.records.format import often
-from node.records.records import HeldOut, RoundDone, StatusSnapshot
+from node.records.records import HeldOut, RoundDone, StatusSnapshot, WentBack
 from node.records.usefulness import ROUNDS_MAX, TIMES_MAX, usefulness
 from node.roles.node import Node
 from node.roles.role import Needs, Training, checkpoints_of
@@ -33,7 +32,7 @@ TOO_FEW_PROBLEMS: Final = (
     "this run has too few problems for validation tasks: the node neither goes back to its best "
     "policy nor slows down; validation_tasks = 0 says that this is meant"
 )
-Record = RoundDone | HeldOut | TurnEvent
+Record = RoundDone | HeldOut | WentBack
 OnRecord = Callable[[Record], Awaitable[None]]
 
 

@@ -15,14 +15,13 @@ from swarm.exchange.service import Exchange, ExchangeRules
 
 STOCK_FACTOR: Final = 3  # foreign groups kept ready, in multiples of what a round or step draws
 POOL_LOOK_S: Final = 2.0  # how old the pool's figures in a snapshot may be
+FETCH_PARALLEL: Final = 4  # peers that groups are fetched from at a time
 POOL_FILE: Final = "pool.sqlite"
 
 
 def pool_limits(config: NodeConfig) -> PoolLimits:
     """The bounds of a node's pool."""
-    return PoolLimits(
-        config.pool_groups_max, config.pool_bytes_max, config.pool_groups_per_peer_max
-    )
+    return PoolLimits(bytes_max=config.pool_bytes_max)
 
 
 def exchange_rules(config: NodeConfig, draws: int) -> ExchangeRules:
@@ -35,7 +34,7 @@ def exchange_rules(config: NodeConfig, draws: int) -> ExchangeRules:
         clock_skew_s=limits.clock_skew_s,
         group_size_max=limits.group_size_max,
         group_bytes_max=config.run.group_bytes_max,
-        fetch_parallel=config.fetch_concurrent_max,
+        fetch_parallel=FETCH_PARALLEL,
         fetch_bytes_per_s=float(config.fetch_bytes_per_s_max),
         serve_bytes_per_s=float(config.serve_bytes_per_s_max),
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+SCORING_BYTES: Final = 2**29  # address space to score one group, beyond the imports
 IMPORTS_BYTES: Final = 2**30  # address space for the libraries of the first problem
 PROBLEM_CPU_S: Final = 20.0  # per problem, imports included
 _AGAIN_S: Final = 0.1  # repeats the signal in case a library caught the first

@@ -35,7 +35,7 @@ from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.loops.checkpoints import Checkpoints
 from node.loops.progress import Progress
 from node.records.records import RoundDone
-from node.roles.sharing import pool_limits
+from node.roles.sharing import FETCH_PARALLEL, pool_limits
 from node.simulation.learner import LearnerCase, SimulatedLearner, run_of
 from node.simulation.nodes import EPOCH_S, SimulatedNode, build, run, run_inline
 from node.simulation.policy import KeptPolicy
@@ -44,7 +44,7 @@ from node.simulation.scenario import CHAOS, NODES_MAX, chaos_scenario, load_scen
 from node.verification.assignment import assigned_task
 from swarm.errors import ConfigError, TransportError
 from swarm.exchange.fetching import ADVERTS_PER_PRODUCER_MAX, OFFER_LIMITS
-from swarm.exchange.pool import AddResult
+from swarm.exchange.pool import AddResult, PoolLimits
 from swarm.exchange.stragglers import BATCHES_FACTOR
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import Block, block_of
@@ -212,8 +212,8 @@ class _Simulation:
         )
         size = Size(
             replay.nodes - 1 + self._scenario.liars + self._scenario_hosts,
-            BATCHES_FACTOR * self._config.fetch_concurrent_max,
-            self._config.pool_groups_max,
+            BATCHES_FACTOR * FETCH_PARALLEL,
+            PoolLimits().groups_max,
             external,
         )
         self._limits = limits_of(size)
@@ -519,7 +519,7 @@ class _Simulation:
     def _watch_bytes(self, host: _Host, config: NodeConfig) -> None:
         slack = float(GROUPS_REPLY_BYTES_MAX)
         host.served = ByteWatch(config.serve_bytes_per_s_max, slack, BUDGET_WINDOW_S)
-        slack *= config.fetch_concurrent_max
+        slack *= FETCH_PARALLEL
         host.fetched = ByteWatch(config.fetch_bytes_per_s_max, slack, BUDGET_WINDOW_S)
 
     async def _look(self) -> None:

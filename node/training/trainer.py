@@ -107,7 +107,6 @@ class GroupTrainer:
         self.policy_version = 0  # optimizer updates so far
         self.course = Course()
         self.rate_share = 1.0  # that updates take, by what evaluations showed
-        self._signal = 1.0  # that they take for how much of the batch teaches something
         self._encoder = Encoder(policy, spec, row_tokens_max, self._objective.uses_behaviour)
         self._recomputes = recomputes and recompute_layers(policy.model)
         if self._recomputes:
@@ -126,8 +125,6 @@ class GroupTrainer:
         """Update on one batch. Without a single trainable token the policy stays as it is."""
         started, version = time.perf_counter(), self.policy_version
         units, made, left_out_groups = self._prepare(groups)
-        if self.spec.rate_follows_signal and made.units:
-            self._signal = math.sqrt(len(units) / len(made.units))
         rows = [row for unit in units for row in unit.rows]
         weigh(rows, self._set_to.aggregation, self.spec.completion_tokens_max)
         try:
@@ -153,7 +150,6 @@ class GroupTrainer:
             step_kl=done.step_kl,
             steps_taken_back=done.taken_back,
             rate_scale=self.course.caution,
-            rate_signal=self._signal,
             unlikely_tokens=first.unlikely,
             foreign_gradient=first.foreign_share(),
             mask_fraction=whole.masked / whole.tokens if whole.tokens else 0.0,
@@ -266,7 +262,6 @@ class GroupTrainer:
     def _step(self, batches: Sequence[Sequence[Unit]], done: "_Done") -> bool:
         """Descend at the rate of this update. False: that went too far and was taken back."""
         factor = self.suited.warmth(self.policy_version) * self.course.caution * self.rate_share
-        factor *= self._signal
         with _rate_times(self.optimizer, factor):
             self.optimizer.step()
             if not self.spec.step_guard:

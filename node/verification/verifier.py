@@ -32,6 +32,7 @@ from node.environments.scoring import (
     score_group,
 )
 from node.environments.turns.replay import Said, chars_of, said_of
+from node.sandbox.bounds import SCORING_BYTES
 from node.system.child_channel import NUMBER, ChildChannel, encode
 from node.verification.assignment import assigned_task, format_samples, is_common, sample_tasks
 from node.verification.cells import confinement_of, worker_environ
@@ -432,7 +433,7 @@ class ProcessVerifier:
                 [rule.to_values(), [_task_values(task) for task in tasks]]
                 for rule, tasks in format_samples(self._run)
             ],
-            "memory_bytes_max": config.verify_memory_bytes_max,
+            "memory_bytes_max": SCORING_BYTES,
             **confinement_of(config),
         }
         self._prepare = prepare

@@ -21,7 +21,7 @@ from node.config import NodeConfig, RunConfig
 from node.environments.scoring import PosedProblem, pose, right_turns
 from node.interfaces.prompts import Prompt
 from node.sandbox import confinement, runner
-from node.sandbox.bounds import IMPORTS_BYTES, PROBLEM_CPU_S, size_bytes
+from node.sandbox.bounds import IMPORTS_BYTES, PROBLEM_CPU_S, SCORING_BYTES, size_bytes
 from node.verification.assignment import assigned_task, held_out_tasks
 from node.verification.cells import confinement_of, worker_environ
 from swarm.errors import ChildFailed, ConfigError
@@ -44,7 +44,7 @@ def asked_of(config: NodeConfig, environments: Collection[str] | None = None) ->
     return {
         "run": config.run.model_dump(mode="json"),
         "environments": None if environments is None else sorted(environments),
-        "memory_bytes_max": config.verify_memory_bytes_max,
+        "memory_bytes_max": SCORING_BYTES,
         **confinement_of(config),
     }
 

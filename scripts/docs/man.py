@@ -10,17 +10,17 @@ import sys
 from pathlib import Path
 
 from argparse_manpage.manpage import Manpage
-from reference import PARSERS, SETTING_COMMANDS, commands, meaning_of
+from reference import PARSERS, commands
+
+from node.commands.arguments import Parser
 
 
 def page(program: str) -> str:
-    """The page of one program in roff: what each argument does is as in the reference."""
+    """The page of one program in roff: each setting has its whole meaning."""
     parser = PARSERS[program]()
-    for name, command, _ in commands(parser):
-        for action in command._actions:
-            if action.dest != "help":
-                told = meaning_of(action, takes_settings=name in SETTING_COMMANDS)
-                action.help = told.replace("%", "%%").replace("`", "")
+    for _, command, _ in commands(parser):
+        if isinstance(command, Parser):
+            command.help_text(whole=True)
     what = (parser.description or "").rstrip(".")
     parser.man_short_description = what[:1].lower() + what[1:]  # type: ignore[attr-defined]
     return str(Manpage(parser, {"project_name": "swarm-node", "manual_title": "swarm-node"}))

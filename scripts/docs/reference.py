@@ -1,26 +1,19 @@
-"""The reference of commands and of settings, as Markdown, from the code that reads them.
+"""The reference of commands, settings and methods, as Markdown, from the code that reads them.
 
-    python scripts/docs/reference.py {commands,losses,settings,template}
+    python scripts/docs/reference.py
 
-`make docs` puts each text into the page that has the line `<!-- generated: NAME -->`.
+This writes docs/commands.md and docs/settings.md below the line `MARK`. `make docs` puts each other
+text into the page that has the line `<!-- generated: NAME -->`.
 """
 
 import argparse
-import ast
 import dataclasses
-import functools
-import inspect
-import sys
-import textwrap
-import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from coordinator.cli import parser as coordinator_parser
 from coordinator.files import fleet, plan_file
@@ -28,8 +21,10 @@ from coordinator.model.activation import Settings
 from coordinator.model.capacity import Run, Worker
 from coordinator.model.pacing import PacingRules
 from coordinator.model.ranges import MBIT
-from node.cli import _parser as node_parser
+from node.cli import whole_parser as node_parser
+from node.commands.arguments import Parser
 from node.commands.environment_template import template
+from node.config.described import Setting, default_of, groups_of, kind_of, meanings, settings_of
 from node.config.node import NodeConfig
 from node.config.run import (
     AnswerRules,
@@ -47,8 +42,9 @@ from node.config.run import (
 from node.methods.method import Family
 from node.methods.registry import families
 
-USAGE_COLUMNS: Final = 96
-SETTING_COMMANDS: Final = ("swarm-node join", "swarm-node learn")
+DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
+MARK: Final = "<!-- below: written by scripts/docs/reference.py -->"
+HEAD: Final = ("Setting", "Type", "Default", "Meaning")
 PARSERS: Final[Mapping[str, Callable[[], argparse.ArgumentParser]]] = {
     "swarm-node": node_parser,
     "swarm-coordinator": coordinator_parser,
@@ -83,50 +79,14 @@ PLAN_TABLES: Final[Mapping[str, Model]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting, in words."""
-
-    name: str
-    kind: str
-    default: str
-    meaning: str
-
-
-@functools.cache
-def meanings(model: Model) -> Mapping[str, str]:
-    """What stands below each field of a class, by the field's name."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for field, below in zip(body.body, body.body[1:], strict=False):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-        ):
-            found[field.target.id] = " ".join(str(below.value.value).split())
-    return found
-
-
-def settings_of(model: Model) -> list[Setting]:
-    """All settings of a model, in the order of its fields."""
-    told = meanings(model)
+def all_settings_of(model: Model) -> list[Setting]:
+    """All settings of a pydantic model or of a dataclass, in the order of its fields."""
     if issubclass(model, BaseModel):
-        return [
-            Setting(
-                name,
-                _AS_WRITTEN.get(name) or kind_of(field.annotation) + _bounds(tuple(field.metadata)),
-                default_of(field.default),
-                told.get(name, ""),
-            )
-            for name, field in model.model_fields.items()
-        ]
-    return [_of_dataclass(model, field, told) for field in dataclasses.fields(model)]
+        return list(settings_of(model).values())
+    return [_of_dataclass(model, field) for field in dataclasses.fields(model)]
 
 
-def _of_dataclass(model: Model, field: dataclasses.Field[Any], told: Mapping[str, str]) -> Setting:
+def _of_dataclass(model: Model, field: dataclasses.Field[Any]) -> Setting:
     annotation, default = get_type_hints(model, include_extras=True)[field.name], field.default
     aliases = [getattr(each, "alias", None) for each in getattr(annotation, "__metadata__", ())]
     name = next((each for each in aliases if each), field.name)
@@ -134,73 +94,8 @@ def _of_dataclass(model: Model, field: dataclasses.Field[Any], told: Mapping[str
     if name != field.name:
         kind += ", Mbit/s"
         default = default if default is dataclasses.MISSING else default / MBIT
-    return Setting(name, kind, default_of(default), told.get(field.name, ""))
-
-
-_AS_WRITTEN: Final = {"parameters": "table"}  # a file has it so; it is kept as text
-_SIMPLE: Final = {
-    bool: "true or false",
-    int: "whole number",
-    float: "number",
-    str: "text",
-    Path: "path",
-}
-
-
-def kind_of(annotation: Any) -> str:
-    """A type in words, with its bounds."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return kind_of(inner[0]) + _bounds(inner[1:])
-    if origin in (Union, types.UnionType):
-        return " or ".join(kind_of(each) for each in inner if each is not type(None))
-    if origin is Literal:
-        return ", ".join(f"`{each}`" for each in inner)
-    if origin is tuple:
-        of = "pairs" if get_origin(inner[0]) is tuple else f"{kind_of(inner[0])}s"
-        return f"list of {of}"
-    if annotation in _SIMPLE:
-        return _SIMPLE[annotation]
-    return "table"
-
-
-def _bounds(metadata: tuple[Any, ...]) -> str:
-    flat = [each for entry in metadata for each in (getattr(entry, "metadata", None) or [entry])]
-    found = {
-        bound: _number(value)
-        for bound in ("ge", "gt", "le", "lt")
-        for each in flat
-        if (value := getattr(each, bound, None)) is not None
-    }
-    if found.keys() == {"ge", "le"}:
-        return f" from {found['ge']} to {found['le']}"
-    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    return "".join(f", {words[bound]} {value}" for bound, value in found.items())
-
-
-def _number(value: float) -> str:
-    if value != int(value):
-        return f"{value:g}"
-    whole = int(value)
-    is_power = whole > 2**40 and whole & (whole - 1) == 0
-    return f"2^{whole.bit_length() - 1}" if is_power else f"{whole:_}"
-
-
-def default_of(value: Any) -> str:
-    """A default as a file would say it."""
-    if value in (PydanticUndefined, dataclasses.MISSING):
-        return "required"
-    if value is None:
-        return "none"
-    if isinstance(value, BaseModel):
-        return "its defaults"
-    if isinstance(value, tuple):
-        return ", ".join(f"`{each}`" for each in value) or "none"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if isinstance(value, float):
-        return f"`{value:g}`"
-    return f"`{value}`" if str(value) else "none"
+    told = "required" if default is dataclasses.MISSING else default_of(default)
+    return Setting(name, kind, told, meanings(model).get(field.name, ""))
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser, str]]:
@@ -224,20 +119,24 @@ def commands_page() -> str:
 
 
 def _command(name: str, parser: argparse.ArgumentParser, told: str) -> str:
-    parser.formatter_class = functools.partial(  # type: ignore[assignment]
-        argparse.HelpFormatter, width=USAGE_COLUMNS
-    )
-    usage = parser.format_usage().replace("\n       ", "\n").removeprefix("usage: ").rstrip()
-    takes_settings = name in SETTING_COMMANDS
-    rows = [
-        (_flags(action), meaning_of(action, takes_settings=takes_settings))
+    settings = {}
+    if isinstance(parser, Parser):
+        parser.help_text(whole=True)
+        settings = parser.settings
+    own = [
+        (_flags(action), str(action.help or "").replace("%%", "%"))
         for action in parser._actions
-        if action.dest != "help"
+        if action.dest not in {"help", *settings}
     ]
-    lines = [f"### {name}", "", f"{told[:1].upper()}{told[1:]}.", "", "```text", usage, "```", ""]
+    lines = [f"### {name}", "", f"{told[:1].upper()}{told[1:]}.", ""]
     if parser.description:
         lines += [parser.description, ""]
-    return "\n".join([*lines, _table(("Argument", "Meaning"), rows)])
+    if len(settings) == len(NodeConfig.model_fields):
+        lines += ["Takes every [setting](settings.md) of a node as a flag.", ""]
+    elif settings:
+        flags = ", ".join(f"`{each.option}`" for each in settings.values())
+        lines += [f"Takes the [settings](settings.md) {flags}.", ""]
+    return "\n".join([*lines, _table(("Argument", "Meaning"), own)] if own else lines)
 
 
 def _flags(action: argparse.Action) -> str:
@@ -247,43 +146,29 @@ def _flags(action: argparse.Action) -> str:
     return f"`{', '.join(action.option_strings)}{f' {value}' if action.nargs != 0 else ''}`"
 
 
-def meaning_of(action: argparse.Action, *, takes_settings: bool = False) -> str:
-    """What an argument says of itself, or what the setting does that it gives.
-
-    Args:
-        takes_settings: each flag gives the setting of its name; what turns one off says so itself.
-    """
-    setting = meanings(NodeConfig).get(action.dest, "") if action.dest != "run" else ""
-    told = str(action.help or "")
-    is_off = action.option_strings and action.option_strings[0].startswith("--no-")
-    return setting or told if takes_settings and not is_off else told or setting
-
-
-def flags_by_setting() -> Mapping[str, str]:
-    """The flags of `join` and `learn` that give a setting of a node."""
-    found: dict[str, dict[str, None]] = {}
-    for name, parser, _ in commands(node_parser()):
-        if name in SETTING_COMMANDS:
-            for action in parser._actions:
-                found.setdefault(action.dest, {}).update(dict.fromkeys(action.option_strings))
-    return {dest: ", ".join(f"`{flag}`" for flag in flags) for dest, flags in found.items()}
-
-
 def settings_page() -> str:
     """Every setting of a node, a run file, a fleet file and a plan file."""
-    flags = flags_by_setting()
-    node = [
-        (f"`{each.name}`", flags.get(each.name, ""), each.kind, each.default, each.meaning)
-        for each in settings_of(NodeConfig)
-        if each.name != "run"
-    ]
     parts = ["## A node: `[node]`\n"]
-    parts += [_table(("Setting", "Flag", "Type", "Default", "Meaning"), node)]
+    for title, settings in groups_of(NodeConfig):
+        rows = [(_names(each), *_cells(each)) for each in settings if each.name != "run"]
+        parts += [f"### {title}\n", _table(HEAD, rows)]
     parts += ["## A run file\n", *_tables(RUN_TABLES)]
     parts += ["## A fleet file\n", _example("serve", fleet.EXAMPLE)]
     parts += ["`run` and `peers` stand at the top.\n", *_tables(FLEET_TABLES)]
     parts += ["## A plan file\n", _example("plan", plan_file.EXAMPLE), *_tables(PLAN_TABLES)]
     return "\n".join(parts)
+
+
+def _names(setting: Setting) -> str:
+    """The setting, and its flag where that has another name."""
+    is_alike = setting.option == f"--{setting.name.replace('_', '-')}"
+    return f"`{setting.name}`" + ("" if is_alike else f" (`{setting.option}`)")
+
+
+def _cells(setting: Setting) -> tuple[str, str, str]:
+    default = setting.default
+    words = ("required", "none", "its defaults")
+    return setting.kind, default if default in words else f"`{default}`", setting.meaning
 
 
 def _example(command: str, text: str) -> str:
@@ -293,10 +178,10 @@ def _example(command: str, text: str) -> str:
 def _tables(models: Mapping[str, Model]) -> Iterator[str]:
     for title, model in models.items():
         yield f"### {title}\n"
-        rows = [(f"`{s.name}`", s.kind, s.default, s.meaning) for s in settings_of(model)]
+        rows = [(f"`{each.name}`", *_cells(each)) for each in all_settings_of(model)]
         if title.endswith("`[[workers]]`"):
             rows.append(("`count`", "whole number, at least 1", "`1`", "How many of these."))
-        yield _table(("Setting", "Type", "Default", "Meaning"), rows)
+        yield _table(HEAD, rows)
 
 
 def methods_page(*wanted: Family, used: bool | None = None) -> str:
@@ -327,8 +212,11 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
 
 
-GENERATED: Final[Mapping[str, Callable[[], str]]] = {
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "commands": commands_page,
+    "settings": settings_page,
+}
+GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "losses": partial(methods_page, "loss"),
     "advantages": partial(methods_page, "advantage"),
     "corrections": partial(methods_page, "correction"),
@@ -338,12 +226,21 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "replays": partial(methods_page, "replay", used=True),
     "functions": partial(methods_page, "control", "filter", "replay", "generate", used=False),
     "rewards": partial(methods_page, "reward"),
-    "settings": settings_page,
     "template": template_page,
 }
 
 
+def page(name: str) -> str:
+    """The whole text that docs/NAME.md should have."""
+    path = DOCS / f"{name}.md"
+    return f"{path.read_text().partition(MARK)[0]}{MARK}\n\n{PAGES[name]()}"
+
+
+def main() -> None:
+    """Write the pages that are in the tree."""
+    for name in PAGES:
+        (DOCS / f"{name}.md").write_text(page(name))
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Print a generated part of the documentation.")
-    parser.add_argument("part", choices=sorted(GENERATED))
-    sys.stdout.write(GENERATED[parser.parse_args().part]())
+    main()

@@ -79,7 +79,6 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
     "falls": {
         "as it was": AS_IT_WAS,
         "as it is": {},
-        "and the rate follows the signal": {"rate_follows_signal": True},
     },
     "foreign": {
         "unweighted": {"foreign_weighting": "none"},

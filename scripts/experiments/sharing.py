@@ -480,7 +480,7 @@ def table(condition: str, results: Results) -> str:
         + ", ".join(f"{equal[axis]:,.0f} {name}" for axis, name in AXES.items())
         + f" of a node. Intervals of the primary figure hold for the plan's {COMPARISONS} pairs of "
         "an arm that shares and a control together; the others are of one figure alone. Samples "
-        "are at the run's temperature; with `filter_own`, own groups that teach are of those kept.",
+        "are at the run's temperature.",
         "",
         f"| {' | '.join(heads)} |",
         "|---" * len(heads) + "|",
@@ -522,13 +522,10 @@ class Told:
 
 def expectations(results: Results) -> list[Told]:
     """Of each swarm what is expected of it, by how many groups of its policies taught before the
-    first round and after the last one, in the mean of both, beside what it found. Swarms that
-    leave own groups out are not among them."""
+    first round and after the last one, in the mean of both, beside what it found."""
     found = []
     for result in results:
         config = config_of(result["condition"], result["arm"], result["seed"], PLAN["rounds"])
-        if config.filter_own:
-            continue
         shares = [fmean(map(_teaching, ends)) for ends in ends_of(result)]
         # Of the only other node a round takes all that it wants.
         bound = math.ceil(config.foreign_share_max * config.external_groups)

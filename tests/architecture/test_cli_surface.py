@@ -1,27 +1,45 @@
 """Commands and flags, frozen: scripts and people rely on them."""
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from coordinator.cli import parser as coordinator_parser
-from node.cli import _parser
+from node.cli import whole_parser
+from node.config.described import settings_of
+from node.config.node import NodeConfig
 
+ROOT = Path(__file__).parents[2]
+ROOMS = ("node", "swarm", "coordinator")
+STYLES = {"--card", "--ink", "--line", "--page", "--soft"}
+SWITCHES = (
+    "clips-to-median dht engine-sleep lan pause-on-battery private relay returns-to-best "
+    "step-guard upnp verbose yes"
+)
+SETTINGS = (
+    "--activation-checkpointing --advantage --allow --announce --busy-share --cache-dir "
+    "--checkpoint-every --checkpoints-kept --context-tokens-max --control --coordinator "
+    "--correction --data-dir --draw --engine --engine-gpu-share --engine-gpus --engine-key-env "
+    "--engine-prompts --engine-quantization --engine-requests-max --engine-tokenizer "
+    "--engine-update --engine-url --evaluate-every --external --external-rule "
+    "--fetch-bytes-per-s-max --foreign-logprob-min --foreign-share-max --foreign-weighting "
+    "--generate --group-size --help-all --invite --invite-file --key-file --learning-rate "
+    "--listen --local --log --lora-alpha --lora-base --lora-rank --lora-targets --loss "
+    "--metrics-listen --micro-batch-tokens --model --over-provision --passphrase-env --peer "
+    "--pool-bytes-max --publish-precision --quiet-hours --replay --report-project --report-to "
+    "--role --rounds --run --seed --serve-bytes-per-s-max --share --steps --stop-after "
+    "--telemetry --telemetry-ca --telemetry-interval --threads --tokens-per-s-max "
+    "--updates-per-batch --validation-tasks --verify-cpu-s --verify-read --verify-sandbox "
+    "--warm-up-updates --web-name -v"
+    + "".join(f" --{name} --no-{name}" for name in SWITCHES.split())
+)
 SURFACE = {
-    "join": "--advantage --allow --announce --checkpoint-every --control --correction "
-    "--data-dir --draw --engine --engine-key-env --engine-quantization --engine-update "
-    "--engine-url --evaluate-every --external --external-rule --generate --group-size --invite "
-    "--invite-file --key-file --learning-rate --listen --local --log-json --lora-rank --loss "
-    "--metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --over-provision --peer "
-    "--private --replay "
-    "--report-to --role --rounds --run --seed --share --stop-after --telemetry --telemetry-ca "
-    "--telemetry-interval --threads --tokens-per-s-max --verbose --web-name --yes -v",
-    "learn": "--advantage --allow --announce --checkpoint-every --coordinator --correction "
-    "--data-dir --evaluate-every --invite --invite-file --key-file --learning-rate --listen "
-    "--log-json --lora-rank --loss --metrics-listen --model --no-dht --no-lan --no-relay "
-    "--no-upnp --peer --private --report-to --run --seed --steps --stop-after "
-    "--telemetry --telemetry-ca --telemetry-interval --threads --verbose --web-name --yes -v",
+    "join": SETTINGS,
+    "learn": SETTINGS,
+    "config": SETTINGS,
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",
@@ -29,17 +47,16 @@ SURFACE = {
     "doctor": "--data-dir --engine --engine-key-env --engine-quantization --engine-url --invite "
     "--invite-file --listen --lora-rank --model --peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",
-    "config": "--data-dir --learning-rate --lora-rank --model --run --yes",
     "status": "--data-dir --json",
     "samples": "--best --data-dir --foreign --worst -n",
     "top": "--broker --broker-ca --data-dir",
     "monitor": "--broker --broker-ca --broker-listen --grafana --listen --run-id --web-name",
-    "eval": "--against --data-dir --lora-rank --model --run --samples --threads --yes",
-    "export": "--adapter --data-dir --lora-rank --model --precision --push --run --threads --yes "
-    "out",
+    "eval": "--against --data-dir --lora-rank --model --run --samples --threads --no-yes --yes",
+    "export": "--adapter --data-dir --lora-rank --model --precision --push --run --threads "
+    "--no-yes --yes out",
     "chat": "--max-new-tokens --system --temperature directory",
     "report": "--out data_dirs",
-    "prepare": "--data-dir --model --run --yes",
+    "prepare": "--data-dir --model --run --no-yes --yes",
     "runs": "--invite --invite-file --peer",
     "completion": "shell",
     "clean": "--cache-dir --yes",
@@ -77,6 +94,10 @@ def surface(parser: argparse.ArgumentParser) -> dict[str, str]:
     return {name: " ".join(sorted(_names(command))) for name, command in _commands(parser)}
 
 
+def in_order(flags: dict[str, str]) -> dict[str, str]:
+    return {name: " ".join(sorted(told.split())) for name, told in flags.items()}
+
+
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Commands by name; one that has actions is these."""
     for action in parser._actions:
@@ -92,8 +113,41 @@ def _names(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def test_commands_and_flags_are_as_promised() -> None:
-    assert surface(_parser()) == SURFACE
-    assert surface(coordinator_parser()) == COORDINATOR
+    assert surface(whole_parser()) == in_order(SURFACE)
+    assert surface(coordinator_parser()) == in_order(COORDINATOR)
+
+
+def test_every_setting_is_a_flag() -> None:
+    options = {setting.option for setting in settings_of(NodeConfig).values()}
+    assert options - set(SETTINGS.split()) == set()
+
+
+# Of other programs that texts name.
+OTHERS = {
+    *("--build-arg", "--format", "--full", "--kill-after", "--logdir", "--max-restarts", "--net"),
+    *("--no-python", "--nproc-per-node", "--overrides", "--port", "--project", "--property"),
+    *("--python", "--query-gpu", "--seconds", "--torch-backend", "--worker-extension-cls"),
+}
+# An argument of a subprocess has a quote on both sides, a custom property of CSS is in a style.
+NAMED = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\"\w-])")
+
+
+def unknown_flags(text: str) -> set[str]:
+    known = {*SETTINGS.split(), *OTHERS, "--help", "--version"}
+    known |= {flag for told in (*SURFACE.values(), *COORDINATOR.values()) for flag in told.split()}
+    return set(NAMED.findall(text)) - known
+
+
+def test_every_flag_that_a_text_names_exists() -> None:
+    pages = [*ROOT.glob("docs/*.md"), *(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE"))]
+    modules = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    found = {
+        str(path.relative_to(ROOT)): unknown
+        for path in (*pages, ROOT / "swarm" / "PROTOCOL.md", *modules)
+        if (unknown := unknown_flags(path.read_text()) - STYLES)
+    }
+    assert found == {}
+    assert unknown_flags('f"--verify-reads {path}: run with `--peer`"') == {"--verify-reads"}
 
 
 LATE = {"trio", "pydantic", "psutil", "httpx", "torch", "plistlib", "rich", "starlette"}

@@ -1,6 +1,5 @@
 """What is written for readers agrees with the tree. Each check is tried on a planted fault too."""
 
-import argparse
 import hashlib
 import json
 import re
@@ -15,11 +14,12 @@ import pytest
 from pydantic import BaseModel, Field
 
 from node.config.load import load_run
+from node.config.node import Group, NodeConfig
 from node.config.run import Frozen
 from node.environments.tasksets import environment
 from node.environments.tasksets.environment import Taskset
 from swarm.identity import Identity
-from tests.architecture.test_cli_surface import COORDINATOR, SURFACE
+from tests.architecture.test_cli_surface import COORDINATOR, SETTINGS, SURFACE
 from tests.support import script
 
 ROOT = Path(__file__).parents[2]
@@ -116,38 +116,43 @@ def wrong_commands(text: str) -> list[str]:
             continue
         known = {*FLAGS[name].split(), "--help"}
         rest = words[: words.index("swarm-node", 1)] if "swarm-node" in words[1:] else words
-        flags = [word.rstrip(",;").partition("=")[0] for word in rest if word.startswith("--")]
+        flags = [word.rstrip(",;`").partition("=")[0] for word in rest if word.startswith("--")]
         found += [f"{name}: {flag}" for flag in flags if flag.strip("-") and flag not in known]
     return found
 
 
 def missing_commands(page: str, flags: dict[str, str]) -> list[str]:
-    """Commands, and flags of theirs, that the reference of commands leaves out."""
+    """Commands, and arguments of theirs that are no settings, that the reference leaves out."""
     parts = dict(re.findall(r"^### (.+)\n((?:(?!^##)[^\n]*\n)*)", page, re.M))
+    settings = {f"--{no}{flag[2:]}" for flag in SETTINGS.split() for no in ("", "no-")}
     return [
         f"{name} {flag}"
         for name, told in flags.items()
         for flag in told.split() or [""]
         if name not in parts
-        or (flag.startswith("--") and not re.search(rf"(`|, ){flag}\b", parts[name]))
+        or (
+            (flag.startswith("--") and not re.search(rf"(`|, ){flag}\b", parts[name]))
+            and not ("[setting" in parts[name] and flag in settings)
+        )
     ]
 
 
 def without_meaning(model: type) -> list[str]:
-    return [each.name for each in reference.settings_of(model) if not each.meaning]
+    return [each.name for each in reference.all_settings_of(model) if not each.meaning]
 
 
 def missing_settings(page: str, models: Iterator[type]) -> list[str]:
     return [
         f"{model.__name__}.{each.name}"
         for model in models
-        for each in reference.settings_of(model)
-        if f"| `{each.name}` | " not in page and (model.__name__, each.name) != RUN
+        for each in reference.all_settings_of(model)
+        if not re.search(rf"^\| `{each.name}`( \(`--[a-z-]+`\))? \| ", page, re.M)
+        and (model.__name__, each.name) != RUN
     ]
 
 
 def models() -> Iterator[type]:
-    yield reference.NodeConfig
+    yield NodeConfig
     for tables in (reference.RUN_TABLES, reference.FLEET_TABLES, reference.PLAN_TABLES):
         yield from tables.values()
 
@@ -212,16 +217,21 @@ def test_run_files_on_the_pages_are_right(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_reference_has_every_command_and_argument() -> None:
-    page = reference.commands_page()
+    page = PAGES["docs/commands.md"]
     assert missing_commands(page, FLAGS) == []
-    assert missing_commands(page, {"swarm-node join": "--gone", "swarm-node gone": "--peer"}) == [
+    planted = {"swarm-node join": "--gone", "swarm-node status": "--peer", "swarm-node gone": ""}
+    assert missing_commands(page, planted) == [
         "swarm-node join --gone",
-        "swarm-node gone --peer",
+        "swarm-node status --peer",
+        "swarm-node gone ",
     ]
     assert "| |" not in page.replace("  ", " ")
-    silent = argparse.ArgumentParser()
-    silent.add_argument("--silent")
-    assert reference.meaning_of(silent._actions[-1]) == ""
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_a_page_that_is_generated_is_as_it_would_be_written(name: str) -> None:
+    """`python scripts/docs/reference.py` writes it."""
+    assert PAGES[f"docs/{name}.md"] == reference.page(name)
 
 
 def test_the_manual_has_every_command_and_argument() -> None:
@@ -237,11 +247,10 @@ def test_the_manual_has_every_command_and_argument() -> None:
 
 
 def test_every_setting_has_a_line_that_says_what_it_means() -> None:
-    page = reference.settings_page()
-    assert missing_settings(page, (m for m in models())) == []
+    assert missing_settings(PAGES["docs/settings.md"], (m for m in models())) == []
     assert {model.__name__: found for model in models() if (found := without_meaning(model))} == {}
     own = {each for each in Frozen.__subclasses__() if each.__module__.startswith("node.config")}
-    assert own <= set(models())
+    assert own <= {*models(), Group}
 
 
 class Undocumented(BaseModel):
@@ -255,7 +264,7 @@ class Undocumented(BaseModel):
 def test_a_setting_without_a_line_or_a_meaning_is_found() -> None:
     assert without_meaning(Undocumented) == ["silent"]
     assert missing_settings("| `told` | ", iter([Undocumented])) == ["Undocumented.silent"]
-    assert reference.settings_of(Undocumented)[1].kind == "whole number from 1 to 7"
+    assert reference.all_settings_of(Undocumented)[1].kind == "whole number from 1 to 7"
 
 
 def build(config: Path, out: Path) -> subprocess.CompletedProcess[str]:

@@ -5,20 +5,20 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.loops.validation import PATIENCE, RATE_SHARE_MIN, Validated, decide, fall_bound
+from node.loops.validation import RATE_SHARE_MIN, Validated, decide, fall_bound
 
 RATES = st.integers(0, 64).map(lambda right: right / 64)
 COURSES = st.lists(RATES, min_size=1, max_size=60)
 
 
-@given(COURSES, st.booleans(), st.booleans(), st.integers(1, 1000))
+@given(COURSES, st.booleans(), st.integers(1, 1000))
 def test_what_is_kept_and_when_the_rate_falls(
-    passed: list[float], returns: bool, decays: bool, tasks: int
+    passed: list[float], returns: bool, tasks: int
 ) -> None:
     now, acts, befores = Validated(), [], []
     for number, each in enumerate(passed):
         befores.append(now)
-        act, now = decide(now, each, tasks, number, returns=returns, decays=decays)
+        act, now = decide(now, each, tasks, number, returns=returns)
         acts.append(act)
         assert now.best == max(passed[: number + 1])
         assert now.best_round == passed.index(now.best)
@@ -28,9 +28,8 @@ def test_what_is_kept_and_when_the_rate_falls(
     shares = [each.rate_share for each in (*befores, now)]
     for act, (share, after) in zip(acts, pairwise(shares), strict=True):
         halved = max(RATE_SHARE_MIN, share / 2)
-        assert after == (halved if act in ("return", "slow") else share)
+        assert after == (halved if act == "return" else share)
     assert returns or "return" not in acts
-    assert decays or "slow" not in acts
     assert now.returns == acts.count("return")
 
 
@@ -46,18 +45,6 @@ def test_it_goes_back_after_two_evaluations_far_below_the_best_and_no_other(
         far = far + 1 if is_far else 0
         assert (act == "return") == (far == 2)
         far = 0 if act == "return" else far
-
-
-@given(COURSES)
-def test_the_rate_is_not_halved_before_patience_ends(passed: list[float]) -> None:
-    now, since = Validated(), 0
-    for number, each in enumerate(passed):
-        act, now = decide(now, each, 64, number, returns=False)
-        since = 0 if act == "keep" else since + 1
-        if act == "slow":
-            assert since == PATIENCE
-            since = 0
-        assert now.gainless == since
 
 
 @given(RATES, st.integers(1, 1000), RATES, st.integers(1, 1000))

@@ -10,8 +10,10 @@ import trio
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
 from node.records.records import RoundDone
+from node.simulation import nodes as simulated_nodes
 from node.simulation.nodes import SimulatedNode, build, run
 from node.verification.assignment import is_common
+from swarm.exchange.pool import PoolLimits
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
@@ -112,9 +114,15 @@ def test_no_group_reaches_a_trainer_twice(seed: int) -> None:
         assert marked[0] == marked[1] == drawn
 
 
-def test_sharing_goes_on_when_every_producers_share_of_the_pool_is_full() -> None:
+def test_sharing_goes_on_when_every_producers_share_of_the_pool_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        simulated_nodes, "pool_limits", lambda _: PoolLimits(groups_per_producer_max=6)
+    )
+
     async def long() -> tuple[str, list[SimulatedNode]]:
-        return await swarm_of(4, 2, 30, pool_groups_per_peer_max=6)
+        return await swarm_of(4, 2, 30)
 
     _, swarm = deterministic_run(long, seed=2)
     for simulated in swarm:

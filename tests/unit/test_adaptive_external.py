@@ -90,7 +90,7 @@ def wanted_in_the_end(by_others: float, rule: AdaptiveExternal | None) -> float:
     """J of the first of two nodes, mean over the later half of its rounds."""
     config = NodeConfig(
         run=RUN, local_groups=4, external_groups=4, group_size=4, rounds=50, external_rule=rule,
-        evaluate_every_rounds=1, validation_tasks=200, returns_to_best=False, plateau_decay=False,
+        evaluate_every_rounds=1, validation_tasks=200, returns_to_best=False,
     )  # fmt: skip
     other = config.model_copy(update={"external_rule": None})
     found = rounds_beside(config, Taught(by_others), other, ScriptedPolicy(generate_s=0.1))

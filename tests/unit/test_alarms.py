@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coordinator.cli import parser as coordinator_parser
-from node.cli import _parser
+from node.cli import whole_parser
 from node.config import NodeConfig
 from node.monitor.alarms import (
     CHECKS,
@@ -414,11 +414,11 @@ def test_a_node_without_peers_is_told_another_thing() -> None:
 
 
 def test_advice_names_what_there_is() -> None:
-    flags = " ".join((surface(_parser()) | surface(coordinator_parser())).values()).split()
+    flags = " ".join((surface(whole_parser()) | surface(coordinator_parser())).values()).split()
     advice = " ".join((*ADVICE.values(), ALONE_ADVICE))
     named = re.findall(r"--[a-z][a-z-]*", advice)
     assert "--external" in named
     assert set(named) <= set(flags)
     assert set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", advice)) <= set(NodeConfig.model_fields)
-    commands = surface(_parser()) | surface(coordinator_parser())
+    commands = surface(whole_parser()) | surface(coordinator_parser())
     assert set(re.findall(r"`swarm-[a-z]+ ([a-z]+)`", advice)) <= set(commands)

@@ -1,13 +1,14 @@
 """What is wrong with a command line is said in one line, and what was meant."""
 
-from argparse import ArgumentParser, _SubParsersAction
+from argparse import SUPPRESS, ArgumentParser, _SubParsersAction
 from collections.abc import Iterator
 
 import pytest
 
 from node.cli import _parser, main
-from node.commands.arguments import ANY_ADDRESS
+from node.commands.arguments import given
 from node.config import NodeConfig
+from node.config.described import settings_of
 
 
 @pytest.mark.parametrize(
@@ -18,7 +19,7 @@ from node.config import NodeConfig
         ("join --learning_rate=1", "join: there is no --learning_rate; did you mean --learning-r"),
         ("join --rate 1", "there is no --rate; did you mean --learning-rate?"),
         ("join --local-groups 4", "there is no --local-groups; did you mean --local?"),
-        ("join --zzz", "swarm-node join: there is no --zzz; swarm-node join --help lists them"),
+        ("join --zzz", "swarm-node join: there is no --zzz; swarm-node join --help-all lists them"),
         ("join here", "swarm-node join: here is one argument too many"),
         ("weights publsh x", "swarm-node weights: there is no publsh; did you mean publish?"),
         ("model get", "arguments are required: NAME; swarm-node model get --help says more"),
@@ -42,20 +43,30 @@ def test_a_word_that_is_like_nothing_gets_the_list(capsys) -> None:
     assert "did you mean" not in error
 
 
-def test_help_says_defaults_and_names_what_has_no_flag(capsys) -> None:
+def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_is_short_and_the_rest_is_a_flag_away(capsys) -> None:
     for command in ("join", "learn"):
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        said = " ".join(capsys.readouterr().out.split())
+        short, whole = help_of(capsys, command, "--help"), help_of(capsys, command, "--help-all")
         default = NodeConfig.model_fields["evaluate_every_rounds"].default
-        assert f"rounds; 0: never; default: {default}" in said
-        assert "default: swarm-data; default" not in said
-        assert "serve_bytes_per_s_max" in said
-        without = said.partition("Settings without a flag")[2]
-        assert (" coordinator, " in without) is (command == "join")
-    with pytest.raises(SystemExit):
-        main(["status", "--help"])
-    assert "Settings without a flag" not in capsys.readouterr().out
+        assert f"held-out tasks to the next; default: {default} " in short
+        assert "--coordinator PEER" in short
+        assert "--serve-bytes-per-s-max" not in short
+        assert (
+            "--serve-bytes-per-s-max N The rate at which the node serves groups at most. (whole "
+            "number, bytes/s, at least 1; default: 8388608)" in whole
+        )
+        for setting in settings_of(NodeConfig).values():
+            assert f"{setting.option} " in whole.replace(",", " ")
+            assert (f"{setting.option} " in short.replace(",", " ")) == setting.flag.often
+    assert "as the node" not in help_of(capsys, "eval", "--help")
+    assert "model on the hub; default: that of the node" in help_of(capsys, "eval", "--help")
+    assert "serve-bytes" not in help_of(capsys, "status", "--help")
 
 
 def test_whatever_takes_a_value_says_its_default() -> None:
@@ -64,17 +75,25 @@ def test_whatever_takes_a_value_says_its_default() -> None:
         parser.format_help()
         for action in parser._actions:
             if action.option_strings and action.nargs != 0 and not action.required:
-                assert (action.help or "").count("default") == 1, (command, action.option_strings)
+                is_hidden = action.help == SUPPRESS
+                said = (action.help or "").count("default")
+                assert is_hidden or said == 1, (command, action.option_strings)
                 flags += 1
-    assert flags > 100
+    assert flags > 200
 
 
-def test_defaults_that_are_written_by_hand_are_those_of_the_settings() -> None:
-    usual = {name: field.default for name, field in NodeConfig.model_fields.items()}
-    assert usual["listen"] == (ANY_ADDRESS,)
-    assert (usual["model"], usual["lora_rank"], usual["threads"]) == ("tiny", 0, 0)
-    assert str(usual["data_dir"]) == "swarm-data"
-    assert usual["telemetry_interval_s"] == 2
+def test_flags_say_what_settings_hold() -> None:
+    """Lists may be repeated or have commas, and each switch can be turned off."""
+    words = "join --no-lan --relay --peer a,b --peer c --quiet-hours 22:00-07:00 --steps 3 -v"
+    flags = given(_parser().parse_args(words.split()))[0]
+    assert {name: value for name, value in flags.items() if value is not None} == {
+        "lan": False,
+        "relay": True,
+        "peers": ["a", "b", "c"],
+        "quiet_hours": ["22:00-07:00"],
+        "rounds": "3",
+        "verbose": True,
+    }
 
 
 def commands_of(parser: ArgumentParser, name: str = "") -> Iterator[tuple[str, ArgumentParser]]:

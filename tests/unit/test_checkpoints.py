@@ -418,7 +418,7 @@ def test_a_node_goes_on_from_the_best_where_it_is_the_newest(tmp_path: Path) -> 
 
 def test_what_was_decided_is_saved(tmp_path: Path) -> None:
     kept = checkpoints(tmp_path)
-    decided = Validated(0.3, 0.5, 64, 10, falls=1, gainless=3, rate_share=0.25, returns=2)
+    decided = Validated(0.3, 0.5, 64, 10, falls=1, rate_share=0.25, returns=2)
     run(kept.save, Progress(round=1, validated=decided), ScriptedPolicy())
     found = kept.latest()
     assert found is not None

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from node.config import NodeConfig, RunConfig, load_config, packaged_runs
-from node.config.errors import flag_of
+from node.config.described import settings_of
 from node.hosting.models import trainer_spec, vllm_context_tokens
 from node.interfaces.engine import Sampling
 from node.verification.assignment import assigned_task
@@ -113,14 +113,16 @@ def test_what_has_its_default_is_the_same_run_whether_it_is_said_or_not() -> Non
     for said in ({"publishers": ()}, {"training": {}}, {"training": {"loss": "sapo"}}):
         assert make_run(**said).run_id == plain.run_id
     assert make_run(training={"loss": "m2po"}).run_id != plain.run_id
-    clipped = make_run(training={"clip_low": 0.1})
+    clipped = make_run(training={"loss": "sapo, clip_low=0.1"})
     assert clipped.run_id != plain.run_id
-    assert make_run(training={"loss": "sapo", "clip_low": 0.1}).run_id == clipped.run_id
+    assert make_run(training={"loss": "sapo, clip_low=0.10"}).run_id == clipped.run_id
 
 
 def test_the_run_file_names_the_loss(tmp_path: Path) -> None:
-    path = run_file(tmp_path, after='[training]\nloss = "m2po"\nsecond_moment_max = 0.1\n')
-    spec = trainer_spec(load_config({}, {}, path), "model")
+    path = run_file(tmp_path, after='[training]\nloss = "m2po, second_moment_max=0.1"\n')
+    config = load_config({}, {}, path)
+    assert RunConfig.model_validate_json(config.run.as_json()).run_id == config.run.run_id
+    spec = trainer_spec(config, "model")
     assert spec.loss == "m2po, second_moment_max=0.1"
     assert trainer_spec(load_config({}, {}), "model").loss == "sapo"
     assert trainer_spec(load_config({}, {}), "model", is_learner=True).loss == "dapo"
@@ -193,8 +195,8 @@ def told(
         ({"learning_rate": "0"}, "--learning-rate 0: must be above 0.0"),
         ({"warm_up_updates": "-1"}, "--warm-up-updates -1: must be at least 0; "
          "try --warm-up-updates 0"),
-        ({"filter_own": "maybe"}, "--filter-own maybe: must be true or false; "
-         "try --filter-own false"),
+        ({"private": "maybe"}, "--private maybe: must be true or false; "
+         "try --private false"),
         ({"local_groups": 0, "external_groups": 0},
          "--local 0: no groups to train on; try --local 4"),
         ({"peers": ("/ip4/1.2.3.4/tcp/1",)},
@@ -262,7 +264,8 @@ def test_a_wrong_variable_is_named_as_it_was_written() -> None:
         ("[sampling]\ntemperature = 1e-310\n",
          "sampling.temperature = 1e-310 in mine.toml: must be at least 0.001; try"),
         ("[common]\nshare = 5e-324\n", "common.tasks = 256: with common.share = 4.94066e-324"),
-        ("[training]\nclip_high = 1e308\n", "training.loss = sapo: sapo: clip_high: "),
+        ("[training]\nloss = 'sapo, clip_high=1e308'\n",
+         "training.loss = sapo, clip_high=1e308 in mine.toml: "),
         ("parameters = 3\n", "environments.0.parameters = 3 in mine.toml: must be a table"),
         ("parameters = { day = 2024-01-01 }\n", "environments.0.parameters"),
         ("version = '7'\n", "environment scripted_sum: this run needs version 7, installed is 1"),
@@ -271,11 +274,11 @@ def test_a_wrong_variable_is_named_as_it_was_written() -> None:
         ("[[environments]]\nname = 'no'\n", "environment no: no such environment; swarm-node env"),
         (
             "[training]\nloss = 'ppo'\n",
-            "training.loss = ppo in mine.toml: no such loss; known: bapo, cispo, dapo, decoupled, ",
+            "training.loss = ppo in mine.toml: no such method; take one of sapo, grpo, dapo, decou",
         ),
         (
-            "[training]\nloss = 'tis'\ndual_clip = 3\n",
-            "training.loss = tis: tis takes no dual_clip; it takes aggregation",
+            "[training]\nloss = 'tis, dual_clip=3'\n",
+            "training.loss = tis, dual_clip=3 in mine.toml: tis takes no dual_clip; it takes aggre",
         ),
         ("[extra]\n", "extra in mine.toml: no such setting; known: answer, common"),
     ],
@@ -330,7 +333,7 @@ def test_values_in_a_message_are_short_and_printable() -> None:
 
 
 def test_every_field_has_a_flag_of_its_own() -> None:
-    flags = [flag_of(field) for field in NodeConfig.model_fields]
+    flags = [setting.option for setting in settings_of(NodeConfig).values()]
     assert len(set(flags)) == len(flags)
     assert {"--peer", "--local", "--external", "--group-size", "--data-dir"} <= set(flags)
 

@@ -114,7 +114,7 @@ def test_what_a_node_of_a_run_may_use_and_why_not(tmp_path: Path) -> None:
 
     plain = usable("")
     assert "control, run r, engine torch: none" in plain
-    assert any(line.startswith("  not vade: control vade: nothing tells") for line in plain)
+    assert any(line.startswith("  not vade: --control vade: nothing tells") for line in plain)
     assert any("not speculative" in line and "common.share" in line for line in plain)
     assert any(line.startswith("loss, run r, engine torch: sapo, grpo") for line in plain)
     assert not any("two_levels" in line for line in plain)  # no loop uses it

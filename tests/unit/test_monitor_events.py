@@ -10,7 +10,7 @@ import pytest
 from node.monitor.console.json_lines import NOTE, SAID
 from node.records import event_log
 from node.records.event_log import FILE_NAME, EventLog, Record, history, read_events
-from node.records.records import Slowed, Trouble, WentBack
+from node.records.records import Trouble, WentBack
 from tests.unit.monitor_records import held_out, round_done, started
 
 
@@ -25,7 +25,6 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         held_out(1, 0.25),
         held_out(2, 0.25, validation=0.125, validation_tasks=64),
         WentBack(2, 3, 0.125, 0.5, 1, 0.5),
-        Slowed(3, 0.25),
         Trouble('quotes " newline \n and ü'),
     ]
     with EventLog(tmp_path / FILE_NAME, clock) as log:

@@ -14,7 +14,7 @@ from node.monitor.console.live import NOTED_AGAIN_S, REDRAW_INTERVAL_S, LiveView
 from node.monitor.status import render_status
 from node.records.event_log import EventLog, read_events
 from node.records.format import bar_chart
-from node.records.records import AnswerCounts, Slowed, Trouble, WentBack
+from node.records.records import AnswerCounts, Trouble, WentBack
 from tests.unit.monitor_records import held_out, round_done, snapshot, started
 
 
@@ -163,15 +163,11 @@ def test_what_validation_decided_is_told() -> None:
     with LiveView(Console(file=out, width=40), interactive=False, clock=Clock(), now=noon) as view:
         view.event(held_out(10, 0.4, validation=0.25, validation_tasks=64))
         view.event(WentBack(10, 12, 0.25, 0.5, 8, 0.5))
-        view.event(Slowed(60, 0.25))
-    held, back, slow = (line.removeprefix(TIME) for line in out.getvalue().splitlines())
+    held, back = (line.removeprefix(TIME) for line in out.getvalue().splitlines())
     assert held.endswith("100 tasks), validation 25.0 %")
     assert back == (
         "WARNING the policy fell to 25.0 % on the validation tasks and went back to that of round "
         "8 (50.0 %); it learns at 50.0 % of its rate"
-    )
-    assert slow == (
-        "INFO    no gain on the validation tasks: it learns at 25.0 % of its rate from now on"
     )
     told = {
         "validation_passed": 0.25,

@@ -353,7 +353,7 @@ def test_a_node_with_a_served_model_draws_evaluates_and_makes_nothing():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"engine_url": None}, "--engine openai: it needs the address"),
+        ({"engine_url": None}, "--engine openai: needs the address"),
         ({"engine_url": "127.0.0.1:8080"}, "must look like http://127.0.0.1:8080/v1"),
         ({"engine_url": "http://me:key@host/v1"}, "must hold no key"),
         ({"engine": "torch", "engine_url": "http://h/v1"}, "try --engine openai"),

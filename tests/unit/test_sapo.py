@@ -22,7 +22,6 @@ from node.interfaces.trainer_spec import TrainerSpec
 from node.loops.checkpoints import Checkpoints
 from node.loops.parts import HandOver, LivePolicy, OnSamples
 from node.loops.progress import Progress
-from node.loops.sapo import OVER_GENERATION_MAX
 from node.policies.recipe import TinyRecipe
 from node.policies.tiny import make_tiny
 from node.records.records import AnswerCounts, HeldOut, RoundDone, SampledGroup
@@ -398,25 +397,6 @@ def test_a_producer_gets_no_more_than_its_share_of_a_batch_among_others() -> Non
 
     assert largest_share(0.5) == 2
     assert largest_share(1.0) > 2  # the control
-
-
-def test_filtering_own_groups_generates_a_bounded_number_more() -> None:
-    config = change(CONFIG, rounds=2, filter_own=True)
-    hopeless = FrozenPolicy(1.0)
-    node = live(config, hopeless)
-    # the calls of the evaluations ask for all held-out tasks at once
-    own_calls = [count for count in hopeless.prompts if count != RUN.held_out.tasks]
-    assert own_calls == [4] * (2 * OVER_GENERATION_MAX)
-    assert [len(batch) for batch in hopeless.batches] == [4, 4]
-    assert [r.local_groups for r in rounds(node)] == [4, 4]
-    assert [r.informative_groups for r in rounds(node)] == [0, 0]
-
-    mixed = FrozenPolicy(0.5)
-    node = live(config, mixed)
-    own_calls = [count for count in mixed.prompts if count != RUN.held_out.tasks]
-    assert len(own_calls) < 2 * OVER_GENERATION_MAX
-    assert all(any(group.advantages) for batch in mixed.batches for group in batch)
-    assert [r.informative_groups for r in rounds(node)] == [4, 4]
 
 
 # --- the node's own tasks ----------------------------------------------------------------------

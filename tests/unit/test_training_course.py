@@ -327,26 +327,3 @@ def test_status_says_what_the_guard_did_until_it_is_over():
     later = guard_note(replace(quiet, rate_scale=0.5))
     assert later is not None
     assert "some rounds ago" in later
-
-
-def test_the_rate_follows_the_share_of_groups_that_teach_something(directory):
-    """Adam's first step is as long as its rate, whatever the gradient is."""
-
-    def step(teaching: int, **settings) -> tuple[torch.Tensor, float]:
-        policy = open_policy(directory)
-        before = [p.detach().clone() for p in policy.model.parameters()]
-        spec = replace(SPEC, warm_up_updates=0, **settings)
-        idle = [group(policy, f"{n}=", ["1", "2"], [0.0, 0.0]) for n in range(4 - teaching)]
-        taught = [group(policy, f"{n}+1=", ["3", "4"], [1.0, -1.0]) for n in range(teaching)]
-        report = GroupTrainer(policy, spec, MANY).train([*taught, *idle])
-        after = policy.model.parameters()
-        moves = [(old - new).detach().abs().max() for old, new in zip(before, after, strict=True)]
-        return torch.stack(moves).max(), report.rate_signal
-
-    full, _ = step(4, rate_follows_signal=True)
-    one, said = step(1, rate_follows_signal=True)
-    same, unsaid = step(1)
-    assert said == 0.5
-    assert float(one) == pytest.approx(float(full) / 2, rel=1e-2)
-    assert unsaid == 1.0
-    assert float(same) == pytest.approx(float(full), rel=1e-2)

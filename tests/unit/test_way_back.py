@@ -20,11 +20,9 @@ from node.loops.checkpoints import Checkpoints
 from node.loops.evaluation import evaluate
 from node.loops.parts import HandOver, LivePolicy, NodeParts
 from node.loops.progress import Progress
-from node.loops.validation import RATE_SHARE_MIN
 from node.policies.recipe import TinyRecipe
 from node.policies.tiny import make_tiny
-from node.records.event_log import TurnEvent
-from node.records.records import HeldOut, RoundDone, Slowed, WentBack
+from node.records.records import HeldOut, RoundDone, WentBack
 from node.roles.sapo import TOO_FEW_PROBLEMS, Record
 from node.simulation.nodes import SimulatedNode, build, run_inline
 from node.training.process import InProcessTrainer
@@ -149,8 +147,8 @@ def rounds(node: SimulatedNode) -> list[RoundDone]:
     return [record for record in node.records if isinstance(record, RoundDone)]
 
 
-def turns(node: SimulatedNode) -> list[TurnEvent]:
-    return [record for record in node.records if isinstance(record, WentBack | Slowed)]
+def turns(node: SimulatedNode) -> list[WentBack]:
+    return [record for record in node.records if isinstance(record, WentBack)]
 
 
 # --- the validation tasks ------------------------------------------------------------------------
@@ -387,23 +385,10 @@ def test_a_best_that_does_not_load_is_put_aside_and_the_trainer_is_started_again
     assert kept.latest() is not None
 
 
-def test_the_rate_of_a_plateau_is_halved(tmp_path: Path) -> None:
-    policy = Falling(0.9)
-    decaying = change(CONFIG, rounds=24, plateau_decay=True)
-    node = live(decaying, policy, checkpoints(tmp_path))
-    assert [(type(each), each.rate_share) for each in turns(node)] == [
-        (Slowed, 1 / 2), (Slowed, 1 / 4), (Slowed, 1 / 8), (Slowed, RATE_SHARE_MIN),
-    ]  # fmt: skip
-    assert policy.rate_share == RATE_SHARE_MIN
-    steady = Falling(0.9)
-    assert not turns(live(change(CONFIG, rounds=24), steady))  # unless it is asked for
-    assert steady.rate_share == 1.0
-
-
-def test_without_a_disk_there_is_no_way_back_and_the_rate_falls_all_the_same() -> None:
+def test_without_a_disk_there_is_no_way_back() -> None:
     policy = Falling(*FALL)
-    node = live(change(CONFIG, rounds=8, plateau_decay=True), policy)
-    assert [type(each) for each in turns(node)] == [Slowed]
+    node = live(change(CONFIG, rounds=8), policy)
+    assert turns(node) == []
     assert policy.turned == 0
 
 

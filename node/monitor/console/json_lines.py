@@ -1,4 +1,4 @@
-"""The output of `swarm-node join --log-json`: one JSON object a line, for log collectors."""
+"""The output of `swarm-node join --log json`: one JSON object a line, for log collectors."""
 
 from collections.abc import Iterable
 from typing import Any, Final, TextIO

@@ -19,14 +19,13 @@ from rich.table import Table
 from rich.text import Text
 
 from node.monitor.console.progress import Bars, Work, on_stderr
-from node.records.event_log import Record, TurnEvent, VersionEvent
+from node.records.event_log import Record, VersionEvent
 from node.records.figures import done_lines, now_line
 from node.records.format import amount, duration, percent, printable, short_id
 from node.records.records import (
     Banned,
     HeldOut,
     RoundDone,
-    Slowed,
     Started,
     StatusSnapshot,
     StepDone,
@@ -192,7 +191,7 @@ def event_line(record: Record, first_held_out: float | None = None) -> Text:
             return _work_line(record)
         case HeldOut():
             return _held_out_line(record, first_held_out)
-        case WentBack() | Slowed():
+        case WentBack():
             return _turn_line(record)
         case Trouble():
             return Text(f"{WARNS}{printable(record.what, TROUBLE_CHARS_MAX)}", style="yellow")
@@ -216,12 +215,7 @@ def _held_out_line(record: HeldOut, first_held_out: float | None) -> Text:
     )
 
 
-def _turn_line(record: TurnEvent) -> Text:
-    if isinstance(record, Slowed):
-        return Text(
-            f"no gain on the validation tasks: it learns at {percent(record.rate_share)} of its "
-            "rate from now on"
-        )
+def _turn_line(record: WentBack) -> Text:
     return Text(
         f"{WARNS}the policy fell to {percent(record.passed)} on the validation tasks and went back "
         f"to that of round {record.best_round} ({percent(record.best)}); it learns at "

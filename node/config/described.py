@@ -1,0 +1,185 @@
+"""Settings in words, read from the classes that declare them.
+
+Flags, `--help`, error messages, `swarm-node config` and docs/settings.md all read this.
+"""
+
+import ast
+import functools
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+# The part of a setting's name that says its unit.
+_UNIT: Final = re.compile(r"(?:^|_)(bytes|tokens|chars|s)(_per_s)?(?:_|$)")
+METHOD: Final = "METHOD"  # metavar of a setting that is the name of a method, and what it is set to
+_KINDS: Final[Mapping[Any, str]] = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    Path: "path",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Metadata of a setting: what its flag does not take from the setting's name and type."""
+
+    name: str = ""  # without dashes
+    alias: str = ""  # a second name
+    metavar: str = ""
+    often: bool = False  # `--help` lists it; `--help-all` lists every setting
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: `kind` is its type, unit and bounds in words."""
+
+    name: str
+    kind: str
+    default: str
+    meaning: str
+    annotation: Any = None
+    flag: Flag = Flag()
+
+    @property
+    def option(self) -> str:
+        """The flag that sets it."""
+        return f"--{self.flag.name or self.name.replace('_', '-')}"
+
+    @property
+    def brief(self) -> str:
+        """The first sentence of the meaning."""
+        return self.meaning.partition(". ")[0].rstrip(".").replace("`", "")
+
+
+@functools.cache
+def meanings(model: type[Any]) -> Mapping[str, str]:
+    """The docstring below each field of a class and its bases, by the field's name."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__[:-1]):
+        if each.__module__.partition(".")[0] in ("pydantic", "typing"):
+            continue
+        body = _classes_of(each.__module__)[each.__name__].body
+        for field, below in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                text = ast.literal_eval(below.value)
+                found[ast.unparse(field.target)] = " ".join(text.split())
+    return found
+
+
+@functools.cache
+def _classes_of(module: str) -> Mapping[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
+
+
+@functools.cache
+def settings_of(model: type[BaseModel]) -> Mapping[str, Setting]:
+    """All settings of a model, by name."""
+    told, found = meanings(model), {}
+    for name, field in model.model_fields.items():
+        flag = next((each for each in field.metadata if isinstance(each, Flag)), Flag())
+        kind = with_unit(name, kind_of(field.annotation) + _bounds(field.metadata))
+        kind = "method" if flag.metavar == METHOD else kind
+        found[name] = Setting(
+            name,
+            "table" if name == "parameters" else kind,  # kept as text
+            default_of(field.default),
+            told.get(name, ""),
+            _plain(field.annotation),
+            flag,
+        )
+    return found
+
+
+def groups_of(model: type[BaseModel]) -> Iterator[tuple[str, list[Setting]]]:
+    """The settings that each base of a model declares, with the base's docstring as the title."""
+    settings = settings_of(model)
+    for base in model.__bases__:
+        title = (base.__doc__ or "").partition(".")[0]
+        yield title, [settings[name] for name in base.__annotations__ if name in settings]
+
+
+def with_unit(name: str, kind: str) -> str:
+    """The type of a setting of that name with the unit of its numbers."""
+    if not kind.startswith(("number", "whole number")):
+        return kind
+    found = _UNIT.search(name)
+    number, _, bounds = kind.partition("number")
+    return f"{number}number, {found[1]}{'/s' if found[2] else ''}{bounds}" if found else kind
+
+
+def _plain(annotation: Any) -> Any:
+    """A type without its metadata and without None."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        inner = [each for each in get_args(annotation) if each is not type(None)]
+        return _plain(inner[0]) if len(inner) == 1 else annotation
+    return annotation
+
+
+def kind_of(annotation: Any) -> str:
+    """A type in words, with its bounds."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return kind_of(inner[0]) + _bounds(inner[1:])
+    if origin in (Union, types.UnionType):
+        kinds = dict.fromkeys(kind_of(each) for each in inner if each is not type(None))
+        return " or ".join(kinds)
+    if origin is Literal:
+        return ", ".join(f"`{each}`" for each in inner)
+    if origin is tuple:
+        of = "pairs" if get_origin(inner[0]) is tuple else f"{kind_of(inner[0])}s"
+        return f"list of {of}"
+    return _KINDS.get(annotation, "table")
+
+
+def _bounds(metadata: Any) -> str:
+    flat = [each for entry in metadata for each in (getattr(entry, "metadata", None) or [entry])]
+    found = {
+        bound: _number(value)
+        for bound in ("ge", "gt", "le", "lt")
+        for each in flat
+        if (value := getattr(each, bound, None)) is not None
+    }
+    if found.keys() == {"ge", "le"}:
+        return f" from {found['ge']} to {found['le']}"
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    return "".join(f", {words[bound]} {value}" for bound, value in found.items())
+
+
+def _number(value: float) -> str:
+    if value != int(value):
+        return f"{value:g}"
+    whole = int(value)
+    is_power = whole > 2**40 and whole & (whole - 1) == 0
+    return f"2^{whole.bit_length() - 1}" if is_power else f"{whole:_}"
+
+
+def default_of(value: Any) -> str:
+    """A default as a file would give it; `none` where there is none that can be written."""
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, BaseModel):
+        return "its defaults"
+    return f"{value:g}" if isinstance(value, float) else written(value) or "none"
+
+
+def written(value: Any) -> str:
+    """A value as it is typed; empty where it cannot be."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return ",".join(map(written, value))
+    return "" if value is None else str(value)
