@@ -38,12 +38,12 @@ def done_lines(s: StatusSnapshot, rewards: Sequence[float] = ()) -> list[tuple[s
     """The node's results by its role; a value has about 66 characters. `rewards`: those of the
     last rounds, drawn as bars."""
     if s.role == "worker":
-        return _work_lines(s.work, s.tokens_per_s)
+        return work_lines(s.work, s.tokens_per_s)
     reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}"
     held_out = [("held-out", _held_out(s)), *_validation_lines(s)]
     if s.role == "learner":
         bound = "" if s.staleness_bound is None else f", {s.staleness_bound} allowed"
-        told = [*_step_lines(s.step, bound), *mismatch_lines(s)]
+        told = [*step_lines(s.step, bound), *mismatch_lines(s)]
         return [
             *held_out,
             ("reward", f"{reward}  {bar_chart(rewards)}".rstrip()),
@@ -92,7 +92,8 @@ def pool_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     ]
 
 
-def _step_lines(step: StepDone | None, bound: str) -> list[tuple[str, str]]:
+def step_lines(step: StepDone | None, bound: str = "") -> list[tuple[str, str]]:
+    """A learner's last step. `bound`: on staleness, as text."""
     if step is None:
         return [("trained on", "nothing yet: it waits for its first groups")]
     workers = _count(len(step.groups_by_worker), "worker")
@@ -116,7 +117,8 @@ def _step_lines(step: StepDone | None, bound: str) -> list[tuple[str, str]]:
     ]
 
 
-def _work_lines(work: WorkDone | None, tokens_per_s: float) -> list[tuple[str, str]]:
+def work_lines(work: WorkDone | None, tokens_per_s: float) -> list[tuple[str, str]]:
+    """A worker's last batch."""
     if work is None:
         return [("handed in", "nothing yet")]
     verdicts = work.verdicts_total

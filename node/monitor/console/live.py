@@ -20,7 +20,7 @@ from rich.text import Text
 
 from node.monitor.console.progress import Bars, Work, on_stderr
 from node.records.event_log import Record, VersionEvent
-from node.records.figures import done_lines, now_line
+from node.records.figures import done_lines, now_line, step_lines, work_lines
 from node.records.format import amount, duration, percent, printable, short_id
 from node.records.records import (
     Banned,
@@ -272,26 +272,16 @@ def _round_line(record: RoundDone) -> Text:
 
 
 def _step_line(record: StepDone) -> Text:
-    workers = f"{len(record.groups_by_worker)} workers"
-    shared = f" and {record.shared_groups} of the pool" if record.shared_groups else ""
-    return Text(
-        f"step {record.step}: reward {record.reward:.3f},"
-        f" trained on {record.groups - record.shared_groups} groups of {workers}{shared},"
-        f" {record.informative_groups} of them informative,"
-        f" staleness {record.staleness_mean:.1f} (at most {record.staleness_max}),"
-        f" waited {record.idle_s:.1f} s, trained {record.train_s:.1f} s,"
-        f" {record.buffered_groups} groups ready, {record.leased_groups} out,"
-        f" {sum(record.discarded_total.values())} discarded, {_peers(record.peers)}"
-    )
+    told = "; ".join(f"{name} {value}" for name, value in step_lines(record))
+    return Text(f"step {record.step}: reward {record.reward:.3f}; {told}; {_peers(record.peers)}")
 
 
 def _work_line(record: WorkDone) -> Text:
-    taken = record.verdicts_total.get("accepted", 0)
+    rate = record.generated_tokens / record.generate_s if record.generate_s > 0 else 0.0
+    told = "; ".join(f"{name} {value}" for name, value in work_lines(record, rate))
     return Text(
-        f"batch {record.batch}: {record.groups} groups by version {record.policy_version}"
-        f" (the learner is at {record.learner_version}), {record.generated_tokens:,} tokens"
-        f" in {record.generate_s:.1f} s, waited {record.wait_s:.1f} s;"
-        f" {taken} of {sum(record.verdicts_total.values())} groups accepted so far"
+        f"batch {record.batch}: version {record.policy_version}"
+        f" (the learner is at {record.learner_version}); {told}"
     )
 
 

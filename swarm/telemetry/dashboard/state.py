@@ -308,10 +308,15 @@ def _nodes(nodes: Sequence[NodeView], rates: Mapping[str, Mapping[str, float]]) 
 
 def _figures(present: Sequence[NodeView]) -> dict[str, Any]:
     """Every metric without a label that a node reports: its lowest, middle and highest value."""
+    found: dict[str, list[float]] = {}
+    for node in present:
+        for name, value in node.report.metrics.items():
+            found.setdefault(name, []).append(value)
     rows: list[list[Any]] = []
     for name, metric in m.METRICS.items():
-        if values := metrics(present, name):
-            ends = (min(values), median(values), max(values))
+        if name in found:
+            values = sorted(map(plausible, found[name]))
+            ends = (values[0], median(values), values[-1])
             text = name.replace("_", " ")
             rows.append([text, metric.unit, *map(short, ends), len(values), metric.help])
     return {"columns": FIGURE_COLUMNS, "rows": rows}
