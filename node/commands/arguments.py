@@ -70,9 +70,9 @@ class Parser(argparse.ArgumentParser):
             if setting is not None:
                 action.help = self._help_of(setting, whole=whole)
             elif action.option_strings and action.nargs != 0 and not action.required:
-                said = (action.help or "").replace("%", "%%")
                 default = "none" if action.default in (None, "") else action.default
-                action.help = said if "default" in said else f"{said}; default: {default}"
+                if "default" not in (action.help or ""):
+                    action.help = f"{action.help or ''}; default: {default}".replace("%", "%%")
         return super().format_help()
 
     def _help_of(self, setting: "Setting", *, whole: bool) -> str:
