@@ -1,16 +1,14 @@
-"""Whether tokens can be what they claim to be: samples of a policy whose log-probs somebody else
-reports. Pure.
+"""Checks that tokens are samples of the policy that a worker names, with its log-probs. Pure.
 
-Two questions. Are the log-probs those of the claimed policy? Another model, an older version or
-invented numbers show in their distance from what the claimed weights give. Are the tokens samples
-of it? Who generates with something cheaper, edits the text or turns the temperature down, and then
-reports honest log-probs, is off in the mean: over tokens that a policy sampled, log-prob + entropy
-is zero on average, and its spread is known.
+Two questions. Are the behaviour log-probs those of the named policy? Another model, an older
+version or invented numbers differ from the log-probs that the named weights give. Are the tokens
+samples of it? A cheaper generator, an edited text or a lower temperature shifts a mean: over tokens
+that a policy sampled, log-prob + entropy is zero on average, with a known spread.
 
 One group shows a large lie (`fault_of`). Small ones show over many groups of one worker
-(`Record`), whose evidence is kept as bets against its honesty: each group multiplies a stake by a
-factor that is at most 1 in the mean if the worker is honest, and a stake never falls below 1. So a
-stake reaches X once in X honest groups at most, however they are chosen (Ville's inequality for
+(`Record`). Its evidence is a bet against the worker's honesty. Each group multiplies a stake by a
+factor with a mean of at most 1 if the worker is honest, and a stake never falls below 1. So a stake
+reaches X at most once in X honest groups, however these are chosen (Ville's inequality for
 e-detectors, Shin, Ramdas and Rinaldo, arXiv 2203.03532).
 """
 

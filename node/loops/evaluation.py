@@ -5,9 +5,8 @@ node trains on them. It is the number that this project reports as progress, and
 what does is the pass rate on a node's validation tasks, which are sampled in the same call.
 """
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 import trio
@@ -16,6 +15,9 @@ from node.config import RunConfig
 from node.config.run import GREEDY_TEMPERATURE
 from node.environments.turns.replay import said_of
 from node.interfaces.engine import RolloutEngine, Sampling
+from node.loops.groups import seed_of
+from node.loops.parts import NodeParts
+from node.loops.progress import Progress
 from node.loops.turns.play import Player, completions
 from node.records.abilities import TaskResult
 from node.records.records import HeldOut
@@ -27,44 +29,42 @@ from swarm.rollouts import Completion, Task
 AT_ONCE_MAX = 32  # samples of each task
 
 
-@dataclass(frozen=True, slots=True)
-class PassRate:
-    """Mean rewards, in [0, 1]."""
-
-    passed: float
-    passed_by_environment: dict[str, float]
-    tasks: int
-    validation: float | None = None  # on the node's own; None: it has none
-    validation_tasks: int = 0
-
-
 async def evaluate(
-    run: RunConfig,
+    node: NodeParts,
     engine: RolloutEngine,
-    verifier: Verifier,
+    progress: Progress,
     validation: Sequence[Assignment] = (),
-) -> PassRate:
+) -> HeldOut:
     """Sample and score the held-out set by the run's rules, and a node's validation tasks."""
-    held_out = held_out_tasks(run)
-    tasks = [*held_out, *(each.task for each in validation)]
-    prompts = [problem.prompt for problem in await verifier.problems(held_out)]
-    prompts += [each.prompt for each in validation]
+    run, verifier = node.config.run, node.verifier
+    started_s = trio.current_time()
+    held_out = await _held_out(run, verifier)
+    assigned = [*held_out, *validation]
     player = Player(run, engine, verifier)
-    made = await completions(player, tasks, prompts, 1, run.held_out_sampling, _seed(run))
-    rewards = await score(verifier, tasks, made)
+    made = await completions(player, assigned, 1, run.held_out_sampling, _seed(run))
+    rewards = await score(verifier, [each.task for each in assigned], made)
     if run.reward == "exact":  # a reward for the format alone is no pass
         rewards = [tuple(float(each == 1.0) for each in group) for group in rewards]
     test, validated = rewards[: len(held_out)], rewards[len(held_out) :]
     by_environment: dict[str, list[float]] = {}
-    for task, group_rewards in zip(held_out, test, strict=True):
-        by_environment.setdefault(task.environment, []).extend(group_rewards)
-    return PassRate(
+    for each, group_rewards in zip(held_out, test, strict=True):
+        by_environment.setdefault(each.task.environment, []).extend(group_rewards)
+    return HeldOut(
+        round=progress.round,
+        generated_tokens_total=progress.generated_tokens,
         passed=fmean(reward for group_rewards in test for reward in group_rewards),
         passed_by_environment={name: fmean(r) for name, r in sorted(by_environment.items())},
         tasks=len(held_out),
+        seconds=trio.current_time() - started_s,
         validation=fmean(reward for group in validated for reward in group) if validated else None,
         validation_tasks=len(validated),
     )
+
+
+async def _held_out(run: RunConfig, verifier: Verifier) -> list[Assignment]:
+    tasks = held_out_tasks(run)
+    problems = await verifier.problems(tasks)
+    return [Assignment(*each) for each in zip(tasks, (p.prompt for p in problems), strict=True)]
 
 
 async def examine(
@@ -73,13 +73,13 @@ async def examine(
     """Pass rates of the held-out tasks: one greedy answer each, and `samples` samples each by the
     run's rules (0: none). Only a full score passes. Samples are made and scored in batches, because
     all of them may exceed a frame or the verifier's time."""
-    tasks = held_out_tasks(run)
-    prompts = [problem.prompt for problem in await verifier.problems(tasks)]
+    assigned = await _held_out(run, verifier)
+    tasks = [each.task for each in assigned]
     player = Player(run, engine, verifier)
     likeliest = replace(run.engine_sampling, temperature=GREEDY_TEMPERATURE)
 
     async def rewards_of(each: int, sampling: Sampling, seed: int) -> list[tuple[float, ...]]:
-        made = await completions(player, tasks, prompts, each, sampling, seed)
+        made = await completions(player, assigned, each, sampling, seed)
         return await score(verifier, tasks, made)
 
     greedy = await rewards_of(1, likeliest, _seed(run))
@@ -95,32 +95,8 @@ async def examine(
     ]
 
 
-async def held_out(
-    run: RunConfig,
-    engine: RolloutEngine,
-    verifier: Verifier,
-    *,
-    after_round: int,
-    generated_tokens: int,
-    validation: Sequence[Assignment] = (),
-) -> HeldOut:
-    """`evaluate`, as the event log has it."""
-    started_s = trio.current_time()
-    rate = await evaluate(run, engine, verifier, validation)
-    return HeldOut(
-        round=after_round,
-        generated_tokens_total=generated_tokens,
-        passed=rate.passed,
-        passed_by_environment=rate.passed_by_environment,
-        tasks=rate.tasks,
-        seconds=trio.current_time() - started_s,
-        validation=rate.validation,
-        validation_tasks=rate.validation_tasks,
-    )
-
-
 def _seed(run: RunConfig) -> int:
-    return int.from_bytes(hashlib.sha256(run.run_id.encode()).digest()[:7])
+    return seed_of(run.run_id)
 
 
 async def score(

@@ -31,11 +31,10 @@ from node.config.node import rules_of
 from node.config.run import LearnerRules
 from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
 from node.loops.checkpoints import Checkpoints
-from node.loops.evaluation import held_out
-from node.loops.groups import finite, foreign_group, seed_of
+from node.loops.evaluation import evaluate
+from node.loops.groups import finite, foreign_group, outcome_counts, sampled, seed_of
 from node.loops.parts import LivePolicy, NodeParts, OnSamples
 from node.loops.progress import Progress
-from node.loops.tally import outcome_counts, sampled
 from node.methods.choices import advantages
 from node.methods.samplers import draw_foreign
 from node.records.records import HeldOut, SampledGroup, StepDone
@@ -47,10 +46,10 @@ from swarm.leasing.staleness import Account, StalenessRules
 from swarm.rollouts import VerifiedGroup, informative, oldest_version
 
 FIRST_VERSION = 1
-LOOK_S = 0.5  # whether the time is over, while there is nothing to train on
-CREDITS_PER_STEP = 2.0  # groups that may be buffered and leased, over those of a step
-FIRST_LEASE_S = 30.0  # what a first lease is taken to take, at least
-FIRST_LEASE_SHARE = 0.1  # and of `lease_life_s`
+LOOK_S = 0.5  # seconds between checks of the time limit while no groups have come
+CREDITS_PER_STEP = 2.0  # bound on buffered and leased groups, as a multiple of those of a step
+FIRST_LEASE_S = 30.0  # assumed duration of a new worker's first lease, at least
+FIRST_LEASE_SHARE = 0.1  # the same as a share of `lease_life_s`
 INTAKE_FILE = "intake.msgpack"  # in each checkpoint
 
 OnRecord = Callable[[StepDone | HeldOut], Awaitable[None]]
@@ -294,13 +293,7 @@ class Learner:
 
     async def _evaluate(self, on_record: OnRecord) -> None:
         self._node.enter("evaluating")
-        record = await held_out(
-            self._config.run,
-            self._policy.engine,
-            self._node.verifier,
-            after_round=self.progress.round,
-            generated_tokens=self.progress.generated_tokens,
-        )
+        record = await evaluate(self._node, self._policy.engine, self.progress)
         self.progress = self.progress.with_held_out(record.passed)
         with trio.CancelScope(shield=True):
             await on_record(record)

@@ -10,13 +10,12 @@ a turn that was begun is waited for, and is of one version.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import Generic, Protocol, TypeVar
 
 from node.interfaces.engine import PendingGroup, RolloutEngine, Sampling
 from node.verification.held_out import Assignment
-from swarm.rollouts import Completion, Task
+from swarm.rollouts import Completion
 
 W = TypeVar("W", bound=PendingGroup)
 
@@ -28,12 +27,7 @@ class Works(Protocol[W]):
     """Makes groups that may take several rounds. `turns.play.Player` is one."""
 
     async def begin(
-        self,
-        tasks: Sequence[Task],
-        prompts: Sequence[str],
-        each: int,
-        sampling: Sampling,
-        seed: int,
+        self, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
     ) -> Sequence[W]:
         """So many completions of each task, in the making."""
         ...
@@ -54,13 +48,9 @@ class EngineWorks:
         self._engine = engine
 
     async def begin(
-        self,
-        tasks: Sequence[Task],
-        prompts: Sequence[str],
-        each: int,
-        sampling: Sampling,
-        seed: int,
+        self, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
     ) -> Sequence[PendingGroup]:
+        prompts = [its.prompt for its in assigned]
         return await self._engine.begin(prompts, each, sampling, seed)
 
     async def advance(
@@ -73,12 +63,6 @@ class EngineWorks:
         return await self._engine.collect(works)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Begun(Generic[W]):
-    assignment: Assignment
-    work: W
-
-
 class PartialRollouts(Generic[W]):
     """Groups that earlier rounds began. They are lost with the process; their tasks are then left
     out. At most `excess` times a round's groups are under way at once."""
@@ -89,7 +73,7 @@ class PartialRollouts(Generic[W]):
         assert excess >= 1.0
         self._works = works
         self._excess = excess
-        self._begun: list[_Begun[W]] = []  # the oldest first
+        self._begun: list[tuple[Assignment, W]] = []  # the oldest first
 
     @property
     def waiting(self) -> int:
@@ -107,15 +91,11 @@ class PartialRollouts(Generic[W]):
         new = ceil(self._excess * wanted) - len(self._begun)
         if new > 0:
             assigned = await assign(new)
-            tasks, prompts = [each.task for each in assigned], [each.prompt for each in assigned]
-            works = await self._works.begin(tasks, prompts, completions_each, sampling, seed)
-            self._begun += map(_Begun, assigned, works)
-        await self._works.advance([each.work for each in self._begun], wanted, sampling, seed)
-        done = [each for each in self._begun if each.work.done][:wanted]
-        made = await self._works.collect([each.work for each in done])
-        self._begun = [each for each in self._begun if each not in done]
-        return _paired(done, made)
-
-
-def _paired(done: Sequence[_Begun[W]], made: Sequence[tuple[Completion, ...]]) -> list[Made]:
-    return [(each.assignment, group) for each, group in zip(done, made, strict=True)]
+            works = await self._works.begin(assigned, completions_each, sampling, seed)
+            self._begun += zip(assigned, works, strict=True)
+        await self._works.advance([work for _, work in self._begun], wanted, sampling, seed)
+        done = [each for each in self._begun if each[1].done][:wanted]
+        made = await self._works.collect([work for _, work in done])
+        taken = set(map(id, done))
+        self._begun = [each for each in self._begun if id(each) not in taken]
+        return [(assigned, group) for (assigned, _), group in zip(done, made, strict=True)]

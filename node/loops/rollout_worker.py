@@ -21,8 +21,8 @@ from swarm.leasing.lease_client import Declined, HeldLease, WorkSource
 from swarm.leasing.staleness import Denial
 from swarm.rollouts import Completion, RolloutGroup, Task
 
-SUBMISSIONS_MAX = 64  # on their way; then generation waits
-NOTE_AFTER_S: Final = 5.0  # without work: a healthy worker is sent away for a moment now and then
+SUBMISSIONS_MAX = 64  # submissions under way; beyond them generation waits
+NOTE_AFTER_S: Final = 5.0  # without work before a note: short waits are usual
 
 IN_WORDS: Final[Mapping[str, str]] = {
     Denial.NO_CREDIT: "the learner has as many groups as it can use for now",
@@ -103,8 +103,7 @@ class RolloutWorker:
         seed = int.from_bytes(hashlib.sha256(b"swarm/lease-seed/1\x00" + lease.id).digest()[:7])
         made = await completions(
             Player(self._node.config.run, serving.engine, self._node.guard.verifier),
-            [assignment.task for assignment in assigned],
-            [assignment.prompt for assignment in assigned],
+            assigned,
             rules_of(self._node.config).group_size,
             self._node.config.run.engine_sampling,
             seed,

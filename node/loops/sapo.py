@@ -8,12 +8,13 @@
     update       one GRPO step over all of them
     evaluate     now and then, on the run's fixed held-out tasks and on the node's validation tasks
 
-Nothing here waits for the network. What has arrived is what is drawn; with fewer than J usable
-foreign groups the batch is smaller, and the round's record says so. With J = 0 this is plain
-GRPO, whoever is connected: all randomness is derived from the node's seed, its peer id and the
-round. It is so bit for bit with the torch engine, a given `--threads`, and memory for the wanted
-micro-batch: sums round by how they are cut up, and by default both a node's share of the cores
-and how far it halves the micro-batch depend on who else runs there when it starts.
+Nothing here waits for the network. A round draws from the groups that have arrived. With fewer than
+J usable ones the batch is smaller, and the round's record says so.
+
+With J = 0 this is plain GRPO: all randomness follows from the node's seed, its peer id and the
+round. Results are equal bit for bit with the torch engine, the same `--threads`, and memory for the
+whole micro-batch. Otherwise sums are cut up differently and round differently: the defaults of
+threads and micro-batch depend on what else runs on the machine at the start.
 """
 
 from collections import Counter, defaultdict
@@ -33,12 +34,11 @@ from node.environments.answers import answer_in
 from node.environments.turns.replay import Said, said_of
 from node.interfaces.prompts import NO_TEXT, Prompt
 from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
-from node.loops.evaluation import held_out, rewards_of
-from node.loops.groups import finite, foreign_group, seed_of
+from node.loops.evaluation import evaluate, rewards_of
+from node.loops.groups import finite, foreign_group, outcome_counts, sampled, seed_of
 from node.loops.partial_rollouts import Assign, EngineWorks, PartialRollouts
 from node.loops.parts import LivePolicy, NodeParts, OnSamples
 from node.loops.progress import Progress
-from node.loops.tally import outcome_counts, sampled
 from node.loops.turns.play import Player, completions
 from node.methods.choices import advantages
 from node.methods.control.external import ExternalGains, evaluated, groups_of
@@ -63,9 +63,7 @@ from swarm.rollouts import (
 from swarm.telemetry.metrics import figures_of
 from swarm.wire.messages import TOKENS_MAX
 
-OVER_GENERATION_MAX = (
-    4  # with `filter_own`: times I groups generated at most, to find I useful ones
-)
+OVER_GENERATION_MAX = 4  # with `filter_own`: at most so many times I groups are generated
 
 
 def _is_bare(group: VerifiedGroup) -> bool:
@@ -241,14 +239,7 @@ class Sapo:
             made = list(zip(assigned, redrafted, strict=True))
         else:
             assigned = await assign(wanted)
-            made_of = await completions(
-                self._player,
-                [assignment.task for assignment in assigned],
-                [assignment.prompt for assignment in assigned],
-                each,
-                self._sampling,
-                seed,
-            )
+            made_of = await completions(self._player, assigned, each, self._sampling, seed)
             made = list(zip(assigned, made_of, strict=True))
         clock.lap("generate")
         self._node.enter("scoring")
@@ -454,14 +445,8 @@ class Sapo:
     async def evaluate(self) -> HeldOut:
         """Measure the pass rates, and note that on the held-out tasks in the progress."""
         self._node.enter("evaluating")
-        record = await held_out(
-            self._config.run,
-            self._engine,
-            self._node.verifier,
-            after_round=self.progress.round,
-            generated_tokens=self.progress.generated_tokens,
-            validation=await self._node.guard.validation(),
-        )
+        validation = await self._node.guard.validation()
+        record = await evaluate(self._node, self._engine, self.progress, validation)
         external = self._next_external(record)
         self.progress = replace(self.progress.with_held_out(record.passed), external=external)
         return record

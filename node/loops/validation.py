@@ -1,28 +1,27 @@
 """Decisions from evaluations on a node's validation tasks. Pure: an evaluation in, an action out.
 
-    keep     it is the best so far: this policy is what may be gone back to
-    return   for the second time in a row it is far below the best: go back to that one
-    slow     for the fifth time in a row it brought no gain: halve the learning rate
+    keep     the best pass rate so far: keep this policy
+    return   far below the best for the second time in a row: roll back to the best
+    slow     no gain for the fifth time in a row: halve the learning rate
     none     go on
 
-A policy that falls is caught by its own steps' guard where one step does it (`training.course`).
-What goes down over many rounds, each of them harmless by itself, shows here alone.
+The step guard (`training.course`) takes back single steps that ruin a policy. A slow decline over
+many harmless rounds shows only here.
 
-The bound for "far below" is that of two independent measurements. As both are of the same tasks
-the true error is smaller; but the best is the luckiest of many, and all others are below it. A
-node whose policy stays what it is goes back within a hundred evaluations on 64 tasks with a
-chance of 1 % where tasks are of all difficulties, and of 16 % where each is passed half of the
-time; at two and a half errors it would be 16 and 75 %.
+"Far below" is measured as for two independent samples. Both are of the same tasks, so the true
+error is smaller; but the best is the luckiest of many. An unchanging policy rolls back within 100
+evaluations on 64 tasks with a chance of 1 % if tasks are of all difficulties, and of 16 % if each
+is passed half of the time. At 2.5 standard errors these would be 16 % and 75 %.
 """
 
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Final, Literal
 
-FALL_MIN: Final = 0.10  # of the pass rate: less is no fall, however many tasks there are
+FALL_MIN: Final = 0.10  # smallest drop of the pass rate that counts, however many tasks there are
 FALL_ERRORS: Final = 3.0  # standard errors of the difference
-FALLS: Final = 2  # evaluations in a row that are far below the best
-PATIENCE: Final = 5  # evaluations in a row without a gain
+FALLS: Final = 2  # consecutive evaluations far below the best before a rollback
+PATIENCE: Final = 5  # consecutive evaluations without a gain before the rate is halved
 RATE_SHARE_MIN: Final = 1 / 16
 
 Act = Literal["none", "keep", "return", "slow"]
@@ -36,7 +35,7 @@ class Validated:
     best: float | None = None  # of the policy that is kept; None: none is
     best_tasks: int = 0  # that this was measured on
     best_round: int = 0
-    falls: int = 0  # evaluations in a row that were far below the best
+    falls: int = 0  # consecutive evaluations far below the best
     gainless: int = 0  # evaluations since the last gain, or since the rate was last halved
     rate_share: float = 1.0  # of the learning rate: it is never raised again
     returns: int = 0  # to the best, since the node's first start

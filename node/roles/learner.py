@@ -60,9 +60,9 @@ from swarm.weights.service import WeightsService
 
 SECRET_FILE: Final = "lease-secret"
 SECRET_BYTES: Final = 32
-LEASE_IDS: Final = 1 << 62  # below which the numbers of a process' leases begin
+LEASE_IDS: Final = 1 << 62  # bound on the random first lease number of a process
 SPREAD_LOOK_S: Final = 0.5
-COORDINATOR_SILENT_S: Final = 60.0  # after which its absence is worth a note
+COORDINATOR_SILENT_S: Final = 60.0  # silence of the coordinator before a note
 
 
 # Long: the whole of `Role` for a learner.

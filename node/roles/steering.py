@@ -1,7 +1,6 @@
-"""A learner as its coordinator sees it: what it measured, and the plan that it follows.
+"""A learner's reports to its coordinator, and the plan that it follows.
 
-The plan is kept on disk, so that a learner that starts again while its coordinator is away goes on
-as it was told last.
+The plan is kept on disk: a learner that restarts while its coordinator is away follows it.
 """
 
 from collections import deque

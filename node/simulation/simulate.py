@@ -1,8 +1,8 @@
 """Whole swarms on a laptop: production nodes in a simulated network, judged while they run.
 
-Everything above `Transport` is the code that `swarm-node join` runs; `nodes.py` names what is
-not. A run is decided by scenario, number of nodes, profile and seed alone, so the line that a
-report ends with replays it, fault by fault.
+Everything above `Transport` is the code that `swarm-node join` runs; `nodes.py` names the
+exceptions. Scenario, number of nodes, profile and seed determine a run. The last line of a report
+replays it, fault by fault.
 
 **Delivery.** Which group is due where is in `swarm/simulation/checks/delivery.py`. Its latency is
 from `share()` at its producer until a host has heard of it, chosen it, fetched it, verified it and
@@ -73,7 +73,7 @@ from swarm.wire.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL
 
 BOOTSTRAP_HOSTS = 3  # whose addresses every node is given
 START_SPREAD_S = 2.0  # within which the nodes start
-LOOK_S = 1.0  # between two looks at what must hold
+LOOK_S = 1.0  # between two checks of the invariants
 THOROUGH_LOOK_S = 10.0
 LIE_PAUSE_S = 3.0  # at most, between two lies
 BUDGET_WINDOW_S = 10.0

@@ -1,8 +1,7 @@
 """The task of a producer at an index: a pure function of run, producer and index.
 
-Because everybody can work it out, a producer cannot make up its tasks: a group whose task is not
-the assigned one is refused. The index is the producer's data position, so a stream continues after
-a restart where it stopped.
+Everybody can compute it, so a producer cannot make up its tasks: a group with another task is
+refused. The index is the producer's data position; a stream continues there after a restart.
 
 A run may have tasks in common (`common` in its rules). They are a stream of their own. Of it each
 producer does every task once in an epoch, at positions that follow from its peer id. A group of

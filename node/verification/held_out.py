@@ -1,12 +1,12 @@
-"""Keeps the held-out problems out of training: what is evaluated on is never trained on.
+"""Keeps held-out problems out of training.
 
-The held-out tasks have seeds of their own, but a small problem space repeats itself: the same
-question can come up under another seed. So a node skips tasks of its stream whose question is held
-out, and refuses foreign groups for such questions, which no honest node makes. Questions are what
-is compared, whatever instructions a run puts before them.
+The held-out tasks have seeds of their own, but a small problem space repeats itself: a question can
+come up again under another seed. So a node skips tasks of its stream whose question is held out. It
+refuses foreign groups for such questions, which no honest node makes. Questions are compared
+without the instructions that a run puts before them.
 
-The same for validation tasks, by which a node decides something, but that how many there are is a
-setting of its own: another node may train on such a question and share that, and is not to blame.
+A node skips the questions of its validation tasks as well. Their number is a setting of each node:
+another node may train on such a question and share the group, and is not blamed.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,12 @@ from swarm.errors import ConfigError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.rollouts import RolloutGroup, Task, VerifiedGroup
 
-SKIPS_PER_TASK_MAX = 50  # held-out prompts in a row; more means that the run has too few problems
+SKIPS_PER_TASK_MAX = 50  # consecutive held-out prompts; more: the run has too few problems
 POSED_AT_ONCE = 200
-CANDIDATES = 2  # for each validation task: some are held out, or have a question that came before
+CANDIDATES = 2  # drawn for each validation task: some are held out or repeat a question
 Due = tuple[Task, int]  # a task, and how often the node did it before
 Choose = Callable[[Sequence[Due], int], Sequence[Due]]  # so many of these, in their order
-MISSED_SHARE_MAX = 0.125  # of a run's tasks: that training may do without for validation
+MISSED_SHARE_MAX = 0.125  # share of a run's tasks that validation may take from training
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """A node's choice among the tasks ahead in its stream, by how often they are solved.
 
-A producer cannot make up its tasks, but it may leave some out. With a method of control a node does
-so with those that promise least. What it found out itself it forgets when it is restarted; others'
-reports come again with their groups.
+A producer cannot make up its tasks, but it may leave some out. With a method of control a node
+leaves out the least promising ones. It forgets its own results at a restart; others' reports come
+again with their groups.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,12 +1,12 @@
-"""The node's own judge: prompts and rewards from tasks, never from what a sender says.
+"""Scores groups: prompts and rewards follow from tasks, never from what a sender says.
 
-`ProcessVerifier` is the production one: strangers' text is scored in a child process under limits
-of time and memory, apart from the child that scores the node's own work. Strangers take turns by
-what they have used (`fair_queue.py`), and are blamed for CPU time that they used up, never for time
-that went by: a machine that is busy or was paused is our own affair. What waits while one batch of
-groups is scored is the next batch. Nobody is blamed for how a batch ended: its groups are scored
-again one by one. `InlineVerifier` computes right where it is called, for simulations and
-experiments with environments that are trusted.
+`ProcessVerifier` is the production one. It scores strangers' text in a child process under limits
+of time and memory, and the node's own work in another child. Strangers take turns by the CPU time
+that they used (`fair_queue.py`). They are blamed for CPU time, never for wall-clock time, because a
+machine may be busy or paused. The groups that wait while a batch is scored are the next batch. If a
+batch fails, nobody is blamed: its groups are scored again one by one.
+
+`InlineVerifier` scores in the calling task, for simulations and trusted environments.
 """
 
 import math
@@ -49,15 +49,15 @@ from swarm.rollouts import RolloutGroup, Task
 WORKER = "node.verification.verifier_worker"
 ANSWER_BYTES_MAX = 64 * 2**20
 START_TIMEOUT_S = 180.0  # imports, behind all else that a busy machine does
-FIRST_SHARE = 0.25  # of the CPU time that a group may take, for its first try
-BATCH_CPU_S = 0.02  # once a batch has used that, none of its other groups is begun
-# Of the CPU time that a group may take, what its texts' code may pay, and what may go by of the
-# clock while it runs: a group that waits holds up the next one no longer than one that computes.
+FIRST_SHARE = 0.25  # of a group's CPU limit, for its first try
+BATCH_CPU_S = 0.02  # CPU seconds of a batch after which none of its groups is begun
+# Share of a group's CPU limit that the code in its texts may use. It bounds that code's wall-clock
+# time as well: a group that waits delays the next one no longer than a group that computes.
 RUN_SHARE = 0.75
-STARVED_FACTOR = 10.0  # times its CPU time, in which a group that has not used that got too little
-WAITING_SHARE = 0.25  # of the time by the clock that a failed try pays, where it used less CPU time
-SECOND_WAITING_MAX_S = 30.0  # for the turn of a second try, which on a busy node may never come
-_SELF_DESTRUCTION_S = 10.0  # after its limit, a worker that nobody killed ends by itself
+STARVED_FACTOR = 10.0  # wall-clock timeout as a multiple of the CPU limit; beyond it: overloaded
+WAITING_SHARE = 0.25  # of a failed try's wall-clock time that is charged, if its CPU time is less
+SECOND_WAITING_MAX_S = 30.0  # wait for a second try's turn, which may never come on a busy node
+_SELF_DESTRUCTION_S = 10.0  # a worker that nobody killed ends so long after its limit
 _ENDED_BY_OTHERS = frozenset(  # the kernel where memory is short, a user, a shutdown
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )

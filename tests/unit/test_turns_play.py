@@ -10,6 +10,7 @@ from node.environments.turns.replay import forgery, said_of
 from node.interfaces.engine import Context, Sampling
 from node.loops.turns.play import Player, completions
 from node.verification.assignment import assigned_task
+from node.verification.held_out import Assignment
 from node.verification.verifier import InlineVerifier
 from swarm.rollouts import Completion, FinishReason, segments_fault, spans_fault
 from tests.support import run as run_async
@@ -68,8 +69,7 @@ def play(run: RunConfig, engine: Scripted, sampling: Sampling = SAMPLING) -> lis
         task = assigned_task(run, ALICE, 0)
         made = await completions(
             Player(run, engine, InlineVerifier(run)),  # type: ignore[arg-type]
-            [task],
-            ["p"],
+            [Assignment(task, "p")],
             len(engine.turns),
             sampling,
             1,
@@ -152,7 +152,7 @@ def test_tasks_of_one_turn_are_generated_as_ever(names: tuple[str, ...]) -> None
     async def main() -> None:
         engine = Scripted([("1",), ("2",)])
         player = Player(run, engine, InlineVerifier(run))  # type: ignore[arg-type]
-        (made,) = await completions(player, [task], ["p"], 2, SAMPLING, 1)
+        (made,) = await completions(player, [Assignment(task, "p")], 2, SAMPLING, 1)
         assert [each.segments for each in made] == [(), ()]
         assert not engine.contexts
 

@@ -18,7 +18,7 @@ from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.loops.checkpoints import Checkpoints
 from node.loops.evaluation import evaluate
-from node.loops.parts import HandOver, LivePolicy
+from node.loops.parts import HandOver, LivePolicy, NodeParts
 from node.loops.progress import Progress
 from node.loops.validation import RATE_SHARE_MIN
 from node.policies.recipe import TinyRecipe
@@ -220,10 +220,12 @@ def test_an_evaluation_is_one_call_and_says_the_same_of_the_test() -> None:
     policy = Falling(0.5)
     verifier = InlineVerifier(MANY)
     validation = support.run(HeldOutGuard(MANY, verifier, 64).validation)
-    alone = support.run(evaluate, MANY, policy, verifier)
-    both = support.run(evaluate, MANY, policy, verifier, validation)
+    unused: Any = None
+    node = NodeParts(change(CONFIG, run=MANY), unused, verifier, *[unused] * 5)
+    alone = support.run(evaluate, node, policy, Progress())
+    both = support.run(evaluate, node, policy, Progress(), validation)
     assert policy.prompts == [10, 74]
-    assert replace(both, validation=None, validation_tasks=0) == alone
+    assert replace(both, validation=None, validation_tasks=0, seconds=alone.seconds) == alone
     assert both.validation_tasks == 64
     assert both.validation is not None
     assert 0.3 < both.validation < 0.7

@@ -12,6 +12,7 @@ from itertools import groupby
 from node.config import RunConfig
 from node.environments.registry import interaction
 from node.interfaces.engine import Context, RolloutEngine, Sampling
+from node.verification.held_out import Assignment
 from node.verification.verifier import Verifier
 from swarm.rollouts import (
     Author,
@@ -33,7 +34,7 @@ class _Row:
 
     prompt: str
     turns: list[Completion]  # of the policy
-    heard: list[str] = field(default_factory=list)  # between them
+    replies: list[str] = field(default_factory=list)  # between them
     over: bool = False
 
     def goes_on(self, tokens_max: int) -> bool:
@@ -42,16 +43,16 @@ class _Row:
         return ended and not self.over and self.tokens < tokens_max and len(self.turns) < TURNS_MAX
 
     @property
-    def was_heard(self) -> bool:
+    def has_reply(self) -> bool:
         """True if the environment has replied to the last turn."""
-        return len(self.heard) == len(self.turns)
+        return len(self.replies) == len(self.turns)
 
     @property
     def tokens(self) -> int:
         return sum(len(turn.token_ids) for turn in self.turns)
 
     def context(self, tokens_max: int) -> Context:
-        said = zip(self.turns, self.heard, strict=True)
+        said = zip(self.turns, self.replies, strict=True)
         turns = tuple((turn.token_ids, reply) for turn, reply in said)
         return Context(self.prompt, turns, tokens_max - self.tokens)
 
@@ -62,7 +63,7 @@ class _Row:
         if after and (not before or before[-1][0] <= after[0][0]):
             self.turns.append(turn)
         else:
-            self.heard.pop()
+            self.replies.pop()
             self.over = True
             self.turns[-1] = replace(self.turns[-1], finish_reason=FinishReason.LENGTH)
 
@@ -101,25 +102,21 @@ class Player:
         self._verifier = verifier
 
     async def begin(
-        self,
-        tasks: Sequence[Task],
-        prompts: Sequence[str],
-        each: int,
-        sampling: Sampling,
-        seed: int,
+        self, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
     ) -> list[Played]:
         """The first turn of so many transcripts of each task.
 
         Raises:
             ChildFailed, ConfigError: as `RolloutEngine.generate` and `Verifier.replies`.
         """
+        prompts = [its.prompt for its in assigned]
         groups = await self._engine.generate(prompts, each, sampling, seed)
         found: list[Played] = []
-        for task, prompt, group in zip(tasks, prompts, groups, strict=True):
-            has_turns = self._run.has_turns and interaction(task.environment) is not None
-            rows = [_Row(prompt, [completion]) for completion in group]
-            found.append(Played(task, rows, has_turns, sampling.max_new_tokens))
-        await self._hear(found)
+        for its, group in zip(assigned, groups, strict=True):
+            has_turns = self._run.has_turns and interaction(its.task.environment) is not None
+            rows = [_Row(its.prompt, [completion]) for completion in group]
+            found.append(Played(its.task, rows, has_turns, sampling.max_new_tokens))
+        await self._ask_replies(found)
         return found
 
     async def go_on(self, groups: Sequence[Played], sampling: Sampling, seed: int) -> None:
@@ -129,14 +126,14 @@ class Player:
             ChildFailed, ConfigError: as `RolloutEngine.go_on` and `Verifier.replies`; nothing that
                 was said before is lost.
         """
-        await self._hear(groups)
+        await self._ask_replies(groups)
         rows = [(group, row) for group in groups for row in group.open_rows]
         if rows:
             contexts = [row.context(group.tokens_max) for group, row in rows]
             said = await self._engine.go_on(contexts, sampling, seed)
             for (_, row), turn in zip(rows, said, strict=True):
                 row.take(turn)
-            await self._hear(groups)
+            await self._ask_replies(groups)
 
     async def advance(
         self, works: Sequence[Played], enough: int, sampling: Sampling, seed: int
@@ -155,12 +152,12 @@ class Player:
         """The completions of works that are done, in their order."""
         return [each.completions() for each in works]
 
-    async def _hear(self, groups: Sequence[Played]) -> None:
-        """Ask what is said to each last turn that nothing was said to yet."""
+    async def _ask_replies(self, groups: Sequence[Played]) -> None:
+        """Ask for replies to last turns that have none yet."""
         asked = [
             (group.task, rows)
             for group in groups
-            if (rows := [row for row in group.open_rows if not row.was_heard])
+            if (rows := [row for row in group.open_rows if not row.has_reply])
         ]
         if not asked:
             return
@@ -172,16 +169,11 @@ class Player:
             for row, reply in zip(rows, of_task, strict=True):
                 row.over = reply is None
                 if reply is not None:
-                    row.heard.append(reply)
+                    row.replies.append(reply)
 
 
 async def completions(
-    player: Player,
-    tasks: Sequence[Task],
-    prompts: Sequence[str],
-    each: int,
-    sampling: Sampling,
-    seed: int,
+    player: Player, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
 ) -> list[tuple[Completion, ...]]:
     """Generates as `RolloutEngine.generate`, to the end of every transcript. `max_new_tokens` is
     for all turns of a completion together.
@@ -189,7 +181,7 @@ async def completions(
     Raises:
         ChildFailed, ConfigError: as `Player.begin` and `Player.go_on`.
     """
-    groups = await player.begin(tasks, prompts, each, sampling, seed)
+    groups = await player.begin(assigned, each, sampling, seed)
     await player.advance(groups, len(groups), sampling, seed)
     return await player.collect(groups)
 
@@ -199,8 +191,8 @@ def _joined(row: _Row) -> Completion:
     text, segments = "", []
     for at, turn in enumerate(row.turns):
         if at:
-            text += row.heard[at - 1]
-            segments.append(Turn(Author.ENVIRONMENT, len(row.heard[at - 1]), 0))
+            text += row.replies[at - 1]
+            segments.append(Turn(Author.ENVIRONMENT, len(row.replies[at - 1]), 0))
         text += turn.text
         segments.append(Turn(Author.POLICY, len(turn.text), len(turn.token_ids)))
     spans = _spans(row.turns)
