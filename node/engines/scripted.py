@@ -39,7 +39,6 @@ class ScriptedPolicy(RolloutEngine):
         self._train_s = train_s
 
     async def info(self) -> PolicyInfo:
-        """See `Trainer.info`."""
         return PolicyInfo("scripted", 0, TOKENIZER, self.version, 4096, clipping_active=False)
 
     async def generate(
@@ -78,7 +77,6 @@ class ScriptedPolicy(RolloutEngine):
         self.skill, self.version = skill, policy_version
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
-        """See `Trainer.train`."""
         await trio.sleep(self._train_s)
         self.trained = list(groups)
         useful = sum(any(group.advantages) for group in groups)
@@ -97,27 +95,21 @@ class ScriptedPolicy(RolloutEngine):
         )
 
     async def save(self, directory: Path) -> None:
-        """See `Trainer.save`."""
         await self.export(directory)
 
     async def turn_back(self, directory: Path) -> int:
-        """See `Trainer.turn_back`."""
         await self.load(directory, self.version + 1)
         return self.version
 
     async def slow_down(self, rate_share: float) -> None:
-        """See `Trainer.slow_down`."""
         await trio.lowlevel.checkpoint()
         self.rate_share = rate_share
 
     async def export(self, directory: Path, precision: Precision = "float32") -> None:
-        """See `Trainer.export`."""
         await trio.to_thread.run_sync((directory / "skill").write_text, str(self.skill))
 
     async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
-        """See `Trainer.export_whole`."""
         await self.export(directory)
 
     async def memory_bytes(self) -> int:
-        """See `Trainer.memory_bytes`."""
         return 0

@@ -47,7 +47,6 @@ class PythonFunction:
         return Problem(task, prompt, spec.source, {"calls": calls[1:], "expected": expected[1:]})
 
     def score(self, problem: Problem, text: str) -> float:
-        """See `Environment.score`."""
         return share_passed(results(text, problem.entry["calls"]), problem.entry["expected"])
 
 

@@ -103,7 +103,6 @@ class ReferencePolicy:
         return info.tokenizer, info.context_tokens
 
     async def logprobs(self, weights: Path, rows: Rows) -> LogProbs:
-        """See `probe.Reference`."""
         source = self._made_of.get(weights, weights)
         return await self._persist(lambda: self._said(source, rows))
 

@@ -52,7 +52,6 @@ class Outlet:
         return self._newest
 
     async def offer(self, version: int, export: Callable[[Path], Awaitable[None]]) -> None:
-        """See `PolicyOutlet.offer`."""
         self._wanted = version
         self._offered.set()
         await self._free.acquire()

@@ -1,9 +1,9 @@
 """Checks that tokens are samples of the policy that a worker names, with its log-probs. Pure.
 
 Two questions. Are the behaviour log-probs those of the named policy? Another model, an older
-version or invented numbers differ from the log-probs that the named weights give. Are the tokens samples of
-it? A cheaper generator, an edited text or a lower temperature shifts a mean: over tokens that a
-policy sampled, log-prob + entropy is zero on average, with a known spread.
+version or invented numbers differ from the log-probs that the named weights give. Are the tokens
+samples of it? A cheaper generator, an edited text or a lower temperature shifts a mean: over tokens
+that a policy sampled, log-prob + entropy is zero on average, with a known spread.
 
 One group shows a large lie (`fault_of`). Small ones show over many groups of one worker
 (`Record`). Its evidence is a bet against the worker's honesty. Each group multiplies a stake by a

@@ -1,13 +1,22 @@
-"""From scored groups to the batch of an update, for the loops that train."""
+"""From scored groups to batches, counts and samples, for the loops that train.
+
+Answers are found here by the verifier's function. Its work is bounded, so that strangers' texts may
+be searched outside the verifier's process.
+"""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from random import Random
 
+from node.config import RunConfig
+from node.environments.answers import answer_in
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup, training_group
 from node.methods.samplers import kept_completions
-from swarm.rollouts import VerifiedGroup
+from node.records.records import AnswerCounts, SampledGroup, SampledText
+from node.records.samples import TEXTS_MAX, shortened
+from swarm.rollouts import Author, Completion, FinishReason, VerifiedGroup
 
 
 def seed_of(*parts: object) -> int:
@@ -36,3 +45,45 @@ def foreign_group(
 def finite(value: float | None) -> float | None:
     """The value; None where it is unknown or no number."""
     return value if value is not None and isfinite(value) else None
+
+
+def outcome_counts(run: RunConfig, groups: Iterable[VerifiedGroup]) -> AnswerCounts:
+    """Count all completions of the groups."""
+    completions = unread = right = cut = 0
+    for each in groups:
+        task, made = each.group.task, each.group.completions
+        kind = run.answer_rule(task.environment, task.parameters).format
+        completions += len(made)
+        unread += sum(answer_in(kind, c.text) is None for c in made)
+        right += sum(reward == 1.0 for reward in each.rewards)
+        cut += sum(c.finish_reason is FinishReason.LENGTH for c in made)
+    return AnswerCounts(completions, unread, right, cut)
+
+
+def sampled(run: RunConfig, round_: int, scored: VerifiedGroup) -> SampledGroup:
+    """The group as people look at it."""
+    group = scored.group
+    task = group.task
+    kind = run.answer_rule(task.environment, task.parameters).format
+    texts = []
+    for completion, reward in list(zip(group.completions, scored.rewards, strict=True))[:TEXTS_MAX]:
+        answer = answer_in(kind, completion.text)
+        texts.append(
+            SampledText(
+                shortened(_shown(completion)),
+                None if answer is None else shortened(answer),
+                reward,
+                str(completion.finish_reason),
+            )
+        )
+    prompt = shortened(Prompt.read(scored.prompt).plain)
+    return SampledGroup(
+        round_, scored.own, str(group.producer), task.environment, prompt, tuple(texts)
+    )
+
+
+def _shown(completion: Completion) -> str:
+    """Its text; in a transcript, what was said to the policy stands in brackets on its own line."""
+    return "".join(
+        text if author is Author.POLICY else f"\n[{text}]\n" for author, text in completion.parts()
+    )

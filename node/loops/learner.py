@@ -32,10 +32,9 @@ from node.config.run import LearnerRules
 from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
 from node.loops.checkpoints import Checkpoints
 from node.loops.evaluation import evaluate
-from node.loops.groups import finite, foreign_group, seed_of
+from node.loops.groups import finite, foreign_group, outcome_counts, sampled, seed_of
 from node.loops.parts import LivePolicy, NodeParts, OnSamples
 from node.loops.progress import Progress
-from node.loops.tally import outcome_counts, sampled
 from node.methods.choices import advantages
 from node.methods.samplers import draw_foreign
 from node.records.records import HeldOut, SampledGroup, StepDone

@@ -35,11 +35,10 @@ from node.environments.turns.replay import Said, said_of
 from node.interfaces.prompts import NO_TEXT, Prompt
 from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
 from node.loops.evaluation import evaluate, rewards_of
-from node.loops.groups import finite, foreign_group, seed_of
+from node.loops.groups import finite, foreign_group, outcome_counts, sampled, seed_of
 from node.loops.partial_rollouts import Assign, EngineWorks, PartialRollouts
 from node.loops.parts import LivePolicy, NodeParts, OnSamples
 from node.loops.progress import Progress
-from node.loops.tally import outcome_counts, sampled
 from node.loops.turns.play import Player, completions
 from node.methods.choices import advantages
 from node.methods.control.external import ExternalGains, evaluated, groups_of

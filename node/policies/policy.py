@@ -111,26 +111,21 @@ class Policy(PromptEncoder):
 
     @property
     def chat_template(self) -> str | Mapping[str, str] | None:
-        """See `PromptEncoder`."""
         template: str | Mapping[str, str] | None = self.tokenizer.chat_template
         return template
 
     def encode_completion(self, text: str) -> list[int]:
-        """See `PromptEncoder`."""
         encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(encoded["input_ids"])
 
     def encode_special(self, text: str) -> list[int]:
-        """See `PromptEncoder`."""
         encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=False)
         return list(encoded["input_ids"])
 
     def encode_plain(self, text: str) -> list[int]:
-        """See `PromptEncoder`."""
         return list(self.tokenizer(text, split_special_tokens=True)["input_ids"])
 
     def template_renderer(self) -> Renderer:
-        """See `PromptEncoder`."""
         template = self.tokenizer.get_chat_template()
         if self.renderer is None or self.renderer.template != template:
             named: Mapping[str, Any] = self.tokenizer.special_tokens_map
@@ -142,7 +137,6 @@ class Policy(PromptEncoder):
         return self.renderer
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """See `PromptEncoder`."""
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_ids:
             del ids[-1]

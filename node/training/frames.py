@@ -1,124 +1,75 @@
-"""The records inside the frames between the node and its trainer process.
+"""Values between the node and its trainer's processes, as MessagePack.
 
-Token columns are packed because they are the bulk. No weights pass here: they go through files.
+A dataclass is a map with its name; sequences come back as tuples. No weights pass here: they go
+through files.
 """
 
-from array import array
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
 
-from node.interfaces.engine import Context
-from node.interfaces.trainer import TrainingGroup
+import msgpack
+
+from node.interfaces.engine import Context, Sampling
+from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.methods.generate.drafts import Draft
+from node.methods.generate.speculative import Speculative
+from swarm.errors import LocalProtocolError
 from swarm.rollouts import Author, Completion, FinishReason, Turn
 
-
-def completion_record(completion: Completion) -> dict[str, Any]:
-    return {
-        "text": completion.text,
-        "token_ids": array("I", completion.token_ids).tobytes(),
-        "logprobs": array("d", completion.logprobs).tobytes(),
-        "finish_reason": completion.finish_reason.value,
-        "policy_version": completion.policy_version,
-        "spans": completion.spans,
-        "segments": [(str(t.author), t.chars, t.tokens) for t in completion.segments],
-        "splices": completion.splices,
-    }
-
-
-def completion_of(record: Mapping[str, Any]) -> Completion:
-    return Completion(
-        text=record["text"],
-        token_ids=tuple(array("I", record["token_ids"])),
-        logprobs=tuple(array("d", record["logprobs"])),
-        finish_reason=FinishReason(record["finish_reason"]),
-        policy_version=record["policy_version"],
-        spans=tuple((version, count) for version, count in record["spans"]),
-        segments=tuple(Turn(Author(who), chars, n) for who, chars, n in record["segments"]),
-        splices=tuple(record["splices"]),
+_NAME: Final = "!"  # a key that is no field
+_MADE: Final[Mapping[str, Callable[..., Any]]] = {
+    each.__name__: each
+    for each in (
+        Completion,
+        Context,
+        Draft,
+        PolicyInfo,
+        Sampling,
+        Speculative,
+        TrainingGroup,
+        TrainReport,
+        Turn,
     )
+} | {"Path": Path}
+_ENUMS: Final[Mapping[str, type[Any]]] = {"finish_reason": FinishReason, "author": Author}
 
 
-def context_records(contexts: Sequence[Context]) -> list[dict[str, Any]]:
-    return [
-        {
-            "prompt": context.prompt,
-            "turns": [(array("I", ids).tobytes(), reply) for ids, reply in context.turns],
-            "tokens_max": context.tokens_max,
-        }
-        for context in contexts
-    ]
+def pack(value: Any) -> bytes:
+    """Plain values, paths, and the dataclasses above, in any nesting.
+
+    Raises:
+        LocalProtocolError: something else is in it.
+    """
+    try:
+        packed: bytes = msgpack.packb(value, default=_record, unicode_errors="surrogatepass")
+    except (OverflowError, TypeError, ValueError) as error:
+        raise LocalProtocolError(f"no value for a trainer's process: {error}") from None
+    return packed
 
 
-def contexts_of(records: Sequence[Mapping[str, Any]]) -> list[Context]:
-    return [
-        Context(
-            prompt=record["prompt"],
-            turns=tuple((tuple(array("I", ids)), reply) for ids, reply in record["turns"]),
-            tokens_max=record["tokens_max"],
-        )
-        for record in records
-    ]
+def unpack(data: bytes) -> Any:
+    """The inverse of `pack`."""
+    return msgpack.unpackb(data, object_hook=_value, use_list=False, unicode_errors="surrogatepass")
 
 
-def draft_records(drafts: Sequence[Draft]) -> list[dict[str, Any]]:
-    return [
-        {
-            "prompt": draft.prompt,
-            "token_ids": array("I", draft.token_ids).tobytes(),
-            "logprobs": array("d", draft.logprobs).tobytes(),
-        }
-        for draft in drafts
-    ]
+def _record(value: Any) -> dict[str, Any]:
+    if isinstance(value, Path):
+        return {_NAME: "Path", "": str(value)}
+    name = type(value).__name__
+    if name not in _MADE:
+        raise TypeError(f"{name} is not known here")
+    return {_NAME: name} | {each.name: getattr(value, each.name) for each in fields(value)}
 
 
-def drafts_of(records: Sequence[Mapping[str, Any]]) -> list[Draft]:
-    return [
-        Draft(
-            record["prompt"],
-            tuple(array("I", record["token_ids"])),
-            tuple(array("d", record["logprobs"])),
-        )
-        for record in records
-    ]
-
-
-def group_records(groups: Sequence[TrainingGroup]) -> list[dict[str, Any]]:
-    return [
-        {
-            "prompt": group.prompt,
-            "completions": [completion_record(c) for c in group.completions],
-            "advantages": group.advantages,
-            "own_tokens": group.own_tokens,
-            "source": group.source,
-            "tokenizer": group.tokenizer,
-            "guided": group.guided,
-            "shaping": group.shaping,
-        }
-        for group in groups
-    ]
-
-
-def groups_of(records: Sequence[Mapping[str, Any]]) -> list[TrainingGroup]:
-    return [
-        TrainingGroup(
-            prompt=record["prompt"],
-            completions=tuple(completion_of(c) for c in record["completions"]),
-            advantages=tuple(record["advantages"]),
-            own_tokens=record["own_tokens"],
-            source=record["source"],
-            tokenizer=record["tokenizer"],
-            guided=record["guided"],
-            shaping=record["shaping"],
-        )
-        for record in records
-    ]
-
-
-def column_records(groups: Sequence[Sequence[Sequence[float]]]) -> list[list[bytes]]:
-    """One column of numbers for each completion of each group."""
-    return [[array("d", column).tobytes() for column in group] for group in groups]
-
-
-def columns_of(records: Sequence[Sequence[bytes]]) -> list[list[tuple[float, ...]]]:
-    return [[tuple(array("d", column)) for column in group] for group in records]
+def _value(record: dict[str, Any]) -> Any:
+    if _NAME not in record:
+        return record
+    make = _MADE[record.pop(_NAME)]
+    if make is Path:
+        return Path(record[""])
+    for name, kind in _ENUMS.items():
+        if name in record:
+            record[name] = kind(record[name])
+    return make(**record)

@@ -1,17 +1,15 @@
-"""The trainer from the node's side: a child process behind an async face, or none at all.
+"""The trainer from the node's side, which is its rollout engine too.
 
 `TrainerProcess` keeps torch out of the node's process, so that its event loop answers peers while
-training runs. `InProcessTrainer` computes right where it is called: for experiments that hold
-many nodes in one process, where nobody waits for the loop. Both are trainer and rollout engine.
+training runs. `InProcessTrainer` computes in the calling thread, for experiments that hold many
+nodes in one process. Both call the operations of `node.training.worker.TrainerCore` by name.
 
 A generation is made of segments, each a request of its own; other requests come between them. So
 weights can be loaded in the middle of one, and its completions say which version made which tokens.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -38,53 +36,149 @@ _WRITE_TIMEOUT_S = 20.0  # a cancelled call may still finish writing its request
 T = TypeVar("T")
 
 
-async def _called(channel: ChildChannel, request: dict[str, Any]) -> Any:
-    """The result of one request. Cancelling does not stop it from being written.
+class TrainerClient(RolloutEngine):
+    """Trainer and rollout engine by the operations of a `TrainerCore`."""
 
-    Raises:
-        ChildFailed: the child ended, or answered with an error.
-        ConfigError: it answered that something configured is wrong.
-    """
-    numbered = {**request, NUMBER: channel.next_number}
-    frame = await trio.to_thread.run_sync(encode, numbered)
-    await channel.settle()
-    with trio.move_on_after(_WRITE_TIMEOUT_S, shield=True) as patience:
-        await channel.send(frame)
-    if patience.cancelled_caught:
-        raise ChildFailed("the trainer process took no request and was ended")
-    return _result(await channel.answer(), request["op"])
+    capabilities = Capabilities(turns=True, drafts=True)
+
+    def __init__(self) -> None:
+        self.maker = Maker("torch")  # its precision is known once it has started
+        self._generating = trio.Lock()
+        self._session = 0  # of the last generation
+
+    async def _call(self, op: str, *arguments: Any) -> Any:
+        """The result of one operation.
+
+        Raises:
+            ConfigError: something configured is wrong.
+            ChildFailed: out of memory or a crash.
+        """
+        raise NotImplementedError
+
+    async def _leave(self, session: int) -> None:
+        """End a generation that nobody waits for."""
+        raise NotImplementedError
+
+    async def info(self) -> PolicyInfo:
+        info: PolicyInfo = await self._call("info")
+        return info
+
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """See `RolloutEngine.generate`; generations wait for each other."""
+        return await self._generated("begin", prompts, completions_each, sampling, seed)
+
+    async def go_on(
+        self, contexts: Sequence[Context], sampling: Sampling, seed: int
+    ) -> list[Completion]:
+        groups = await self._generated("begin_turns", contexts, sampling, seed)
+        return [completion for (completion,) in groups]
+
+    async def redraft(
+        self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
+    ) -> list[Completion]:
+        groups = await self._generated("begin_drafts", drafts, set_to, sampling, seed)
+        return [completion for (completion,) in groups]
+
+    async def _generated(self, begin: str, *arguments: Any) -> list[tuple[Completion, ...]]:
+        async with self._generating:
+            self._session += 1
+            session, groups = self._session, None
+            try:
+                await self._call(begin, session, *arguments)
+                while groups is None:
+                    groups = await self._call("advance", session, SEGMENT_STEPS)
+            except BaseException:
+                await self._leave(session)
+                raise
+        return list(groups)
+
+    async def load(self, weights: Path, policy_version: int) -> None:
+        """See `RolloutEngine.load`. Needed only for weights from elsewhere: what this trainer
+        learns, it samples with at once."""
+        try:
+            await self._call("load", weights, policy_version)
+        except ConfigError as error:  # weights are no configuration
+            raise ChildFailed(f"trainer, load: {error}") from error
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        report: TrainReport = await self._call("train", groups)
+        return report
+
+    async def score(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
+        """A column for each completion of each group, under the loaded weights: log-probs, means,
+        variances; see `node.training.rescoring`.
+
+        Raises:
+            ChildFailed: out of memory or a crash.
+            LocalProtocolError: a group without `own_tokens`.
+        """
+        check_scorable(groups)
+        return [list(map(tuple, group)) for group in await self._call("score", groups)]
+
+    async def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """What the loaded weights say of rows of tokens, all of one length: the log-prob of each
+        but the first, given those before it.
+
+        Raises:
+            ChildFailed: out of memory or a crash.
+        """
+        return list(map(list, await self._call("logprobs", rows)))
+
+    async def save(self, directory: Path) -> None:
+        await self._call("save", directory)
+
+    async def turn_back(self, directory: Path) -> int:
+        return int(await self._call("turn_back", directory))
+
+    async def slow_down(self, rate_share: float) -> None:
+        await self._call("slow_down", rate_share)
+
+    async def export(self, directory: Path, precision: Precision = "float32") -> None:
+        await self._call("export", directory, precision)
+
+    async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
+        await self._call("export_whole", directory, precision)
+
+    async def lend(self, directory: Path) -> str | None:
+        """Lend what an export has just written to an engine on the same device; or why its files
+        have to be read. See `node.policies.ipc_weights`.
+
+        Raises:
+            ChildFailed: out of memory or a crash.
+        """
+        why_not: str | None = await self._call("lend", directory)
+        return why_not
+
+    async def release(self) -> None:
+        """Give a GPU back what training took of it and needs no more.
+
+        Raises:
+            ChildFailed: a crash.
+        """
+        await self._call("release")
+
+    async def memory_bytes(self) -> int:
+        return int(await self._call("memory_bytes"))
 
 
-def _result(answer: dict[str, Any], op: str) -> Any:
-    if "error" not in answer:
-        return answer["ok"]
-    error = error_of(answer["error"], answer["message"])
-    if isinstance(error, ChildFailed):
-        error = ChildFailed(f"trainer, {op}: {error}")
-        error.add_note(answer["traceback"])
-    raise error
-
-
-class TrainerProcess(RolloutEngine):
-    """A trainer and rollout engine in a child process, one request at a time.
+class TrainerProcess(TrainerClient):
+    """A trainer in a child process, one request at a time.
 
     A cancelled call returns at once; what it asked for may still happen in the child. After
     `ChildFailed` look at `alive`: a dead child stays dead until `start` is called again.
     """
 
-    capabilities = Capabilities(turns=True, drafts=True)
-
     def __init__(self, spec: TrainerSpec, data_directory: Path, ranks: Ranks | None = None) -> None:
         """With `ranks` the child trains together with those that torchrun started beside this
         process, which is rank 0."""
-        self.maker = Maker("torch")  # its precision is known once it has started
+        super().__init__()
         self._spec = spec
         self._module = WORKER if ranks is None else SHARDED_WORKER
         self._log = data_directory / LOG_NAME
         self._lock = trio.Lock()
         self._channel: ChildChannel | None = None
-        self._generating = trio.Lock()
-        self._session = 0  # of the last generation
         self._left: int | None = None  # sessions up to this one are nobody's any more
 
     @property
@@ -108,18 +202,12 @@ class TrainerProcess(RolloutEngine):
             await self._close()
             self._channel = await _spawn(self._module, self._log)
             try:
-                loaded = await _called(
-                    self._channel,
-                    {
-                        "op": "load",
-                        "spec": self._spec.to_record(),
-                        "checkpoint": str(checkpoint) if checkpoint is not None else None,
-                    },
-                )
+                opened = (self._spec.to_record(), checkpoint)
+                precision: str = await _called(self._channel, "open", opened)
             except BaseException:
                 await self._close()
                 raise
-            self.maker = Maker("torch", loaded["precision"])
+            self.maker = Maker("torch", precision)
 
     async def close(self) -> None:
         """End the child; also in the middle of a request. Does nothing if none runs."""
@@ -127,64 +215,16 @@ class TrainerProcess(RolloutEngine):
         if channel is not None and channel.process.returncode is None:
             await channel.close(STOP_TIMEOUT_S)
 
-    async def info(self) -> PolicyInfo:
-        """See `Trainer.info`."""
-        return PolicyInfo(**await self._call("info"))
-
-    async def generate(
-        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.generate`; generations wait for each other."""
-        return await self._generated(
-            "begin",
-            prompts=list(prompts),
-            completions_each=completions_each,
-            sampling=asdict(sampling),
-            seed=seed,
-        )
-
-    async def go_on(
-        self, contexts: Sequence[Context], sampling: Sampling, seed: int
-    ) -> list[Completion]:
-        """See `RolloutEngine.go_on`."""
-        records = await trio.to_thread.run_sync(frames.context_records, contexts)
-        groups = await self._generated(
-            "begin_turns", contexts=records, sampling=asdict(sampling), seed=seed
-        )
-        return [completion for (completion,) in groups]
-
-    async def redraft(
-        self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
-    ) -> list[Completion]:
-        """See `RolloutEngine.redraft`."""
-        records = await trio.to_thread.run_sync(frames.draft_records, drafts)
-        groups = await self._generated(
-            "begin_drafts",
-            drafts=records,
-            set_to=asdict(set_to),
-            sampling=asdict(sampling),
-            seed=seed,
-        )
-        return [completion for (completion,) in groups]
-
-    async def _generated(self, begin: str, **arguments: Any) -> list[tuple[Completion, ...]]:
-        async with self._generating:
-            self._session += 1
+    async def _call(self, op: str, *arguments: Any) -> Any:
+        async with self._lock:
+            if self._channel is None:
+                raise LocalProtocolError(f"trainer, {op}: called before start")
+            if not self.alive:
+                raise ChildFailed(await self._channel.obituary())
             try:
-                groups = await self._segments(begin, self._session, **arguments)
-            except BaseException:
-                await self._leave(self._session)
-                raise
-        return await trio.to_thread.run_sync(_completions, groups)
-
-    async def _segments(
-        self, begin: str, session: int, **arguments: Any
-    ) -> list[list[dict[str, Any]]]:
-        await self._call(begin, session=session, **arguments)
-        groups: list[list[dict[str, Any]]] | None = None
-        while groups is None:
-            groups = await self._call("advance", session=session, steps=SEGMENT_STEPS)
-        return groups
+                return await _called(self._channel, op, arguments)
+            finally:
+                await self._end_session()
 
     async def _leave(self, session: int) -> None:
         """Have the child end a session without waiting for it: now, or after the call that is being
@@ -201,100 +241,40 @@ class TrainerProcess(RolloutEngine):
         """With the lock held: ask for the end of what was left behind."""
         session, self._left = self._left, None
         if session is not None and self._channel is not None and self.alive:
-            request = {"op": "end", "session": session, NUMBER: self._channel.next_number}
+            frame = _request(self._channel.next_number, "end", (session,))
             with suppress(ChildFailed), trio.move_on_after(_WRITE_TIMEOUT_S, shield=True):
-                await self._channel.send(encode(request))  # its answer is the next call's to drop
-
-    async def load(self, weights: Path, policy_version: int) -> None:
-        """See `RolloutEngine.load`. Needed only for weights from elsewhere: what this trainer
-        learns, it samples with at once."""
-        with _failed_load():
-            await self._call("load_weights", weights=str(weights), policy_version=policy_version)
-
-    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
-        """See `Trainer.train`."""
-        records = await trio.to_thread.run_sync(frames.group_records, groups)
-        return TrainReport(**await self._call("train", groups=records))
-
-    async def score(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
-        """A column for each completion of each group, under the loaded weights: log-probs, means,
-        variances; see `node.training.rescoring`.
-
-        Raises:
-            ChildFailed: out of memory or a crash.
-            LocalProtocolError: a group without `own_tokens`.
-        """
-        check_scorable(groups)
-        records = await trio.to_thread.run_sync(frames.group_records, groups)
-        columns = await self._call("score", groups=records)
-        return await trio.to_thread.run_sync(frames.columns_of, columns)
-
-    async def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """What the loaded weights say of rows of tokens, all of one length: the log-prob of each
-        but the first, given those before it.
-
-        Raises:
-            ChildFailed: out of memory or a crash.
-        """
-        columns: list[list[float]] = await self._call("logprobs", rows=[list(row) for row in rows])
-        return columns
-
-    async def save(self, directory: Path) -> None:
-        """See `Trainer.save`."""
-        await self._call("save", directory=str(directory))
-
-    async def turn_back(self, directory: Path) -> int:
-        """See `Trainer.turn_back`."""
-        return int(await self._call("turn_back", directory=str(directory)))
-
-    async def slow_down(self, rate_share: float) -> None:
-        """See `Trainer.slow_down`."""
-        await self._call("slow_down", rate_share=rate_share)
-
-    async def export(self, directory: Path, precision: Precision = "float32") -> None:
-        """See `Trainer.export`."""
-        await self._call("export", directory=str(directory), precision=precision)
-
-    async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
-        """See `Trainer.export_whole`."""
-        await self._call("export_whole", directory=str(directory), precision=precision)
-
-    async def lend(self, directory: Path) -> str | None:
-        """Lend what an export has just written to an engine on the same device; or why its files
-        have to be read. See `node.policies.ipc_weights`.
-
-        Raises:
-            ChildFailed: out of memory or a crash.
-        """
-        why_not: str | None = await self._call("lend", directory=str(directory))
-        return why_not
-
-    async def release(self) -> None:
-        """Give a GPU back what training took of it and needs no more.
-
-        Raises:
-            ChildFailed: a crash.
-        """
-        await self._call("release")
-
-    async def memory_bytes(self) -> int:
-        """See `Trainer.memory_bytes`."""
-        return int(await self._call("memory"))
-
-    async def _call(self, op: str, **arguments: Any) -> Any:
-        async with self._lock:
-            if self._channel is None:
-                raise LocalProtocolError(f"trainer, {op}: called before start")
-            if not self.alive:
-                raise ChildFailed(await self._channel.obituary())
-            try:
-                return await _called(self._channel, {"op": op, **arguments})
-            finally:
-                await self._end_session()
+                await self._channel.send(frame)  # its answer is the next call's to drop
 
     async def _close(self) -> None:
         if self._channel is not None:
             await self._channel.close(STOP_TIMEOUT_S)
+
+
+def _request(number: int, op: str, arguments: Sequence[Any]) -> bytes:
+    return encode({"op": op, "arguments": frames.pack(arguments), NUMBER: number})
+
+
+async def _called(channel: ChildChannel, op: str, arguments: Sequence[Any]) -> Any:
+    """The result of one request. Cancelling does not stop it from being written.
+
+    Raises:
+        ChildFailed: the child ended, or answered with an error.
+        ConfigError: it answered that something configured is wrong.
+    """
+    frame = await trio.to_thread.run_sync(_request, channel.next_number, op, arguments)
+    await channel.settle()
+    with trio.move_on_after(_WRITE_TIMEOUT_S, shield=True) as patience:
+        await channel.send(frame)
+    if patience.cancelled_caught:
+        raise ChildFailed("the trainer process took no request and was ended")
+    answer = await channel.answer()
+    if "error" not in answer:
+        return await trio.to_thread.run_sync(frames.unpack, answer["ok"])
+    error = error_of(answer["error"], answer["message"])
+    if isinstance(error, ChildFailed):
+        error = ChildFailed(f"trainer, {op}: {error}")
+        error.add_note(answer["traceback"])
+    raise error
 
 
 @asynccontextmanager
@@ -313,112 +293,30 @@ async def open_trainer(
         await trainer.close()
 
 
-class InProcessTrainer(RolloutEngine):
-    """The same protocols without a child: every call computes in the calling thread."""
-
-    capabilities = Capabilities(drafts=True)
+class InProcessTrainer(TrainerClient):
+    """The same without a child."""
 
     def __init__(self, spec: TrainerSpec, checkpoint: Path | None = None) -> None:
         from node.training.worker import TrainerCore  # torch stays out of the node's process
 
+        super().__init__()
         self._core = TrainerCore(spec, checkpoint)
         self.maker = Maker("torch", self._core.policy.precision)
-        self._generating = trio.Lock()
 
-    async def info(self) -> PolicyInfo:
-        """See `Trainer.info`."""
-        return await self._run(self._core.info)
-
-    async def generate(
-        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.generate`; generations wait for each other."""
-        begin = partial(self._core.begin, 0, prompts, completions_each, sampling, seed)
-        return await self._generated(begin)
-
-    async def redraft(
-        self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
-    ) -> list[Completion]:
-        """See `RolloutEngine.redraft`."""
-        begin = partial(self._core.begin_drafts, 0, drafts, set_to, sampling, seed)
-        return [completion for (completion,) in await self._generated(begin)]
-
-    async def _generated(self, begin: Callable[[], None]) -> list[tuple[Completion, ...]]:
-        core, session = self._core, 0
-        async with self._generating:
-            try:
-                await self._run(begin)
-                groups = None
-                while groups is None:
-                    groups = await self._run(partial(core.advance, session, SEGMENT_STEPS))
-                return groups
-            finally:
-                core.end(session)
-
-    async def load(self, weights: Path, policy_version: int) -> None:
-        """See `RolloutEngine.load`."""
-        with _failed_load():
-            await self._run(partial(self._core.load, weights, policy_version))
-
-    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
-        """See `Trainer.train`."""
-        return await self._run(partial(self._core.train, groups))
-
-    async def score(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
-        """See `TrainerProcess.score`."""
-        columns = await self._run(partial(self._core.score, groups))
-        return [[tuple(column) for column in group] for group in columns]
-
-    async def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See `TrainerProcess.logprobs`."""
-        return await self._run(partial(self._core.logprobs, rows))
-
-    async def save(self, directory: Path) -> None:
-        """See `Trainer.save`."""
-        await self._run(partial(self._core.save, directory))
-
-    async def turn_back(self, directory: Path) -> int:
-        """See `Trainer.turn_back`."""
-        return await self._run(partial(self._core.turn_back, directory))
-
-    async def slow_down(self, rate_share: float) -> None:
-        """See `Trainer.slow_down`."""
-        await self._run(partial(self._core.slow_down, rate_share))
-
-    async def export(self, directory: Path, precision: Precision = "float32") -> None:
-        """See `Trainer.export`."""
-        await self._run(partial(self._core.export, directory, precision))
-
-    async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
-        """See `Trainer.export_whole`."""
-        await self._run(partial(self._core.export_whole, directory, precision))
-
-    async def memory_bytes(self) -> int:
-        """See `Trainer.memory_bytes`."""
-        from node.training.memory import resident_bytes
-
-        return await self._run(resident_bytes)
-
-    async def _run(self, compute: Callable[[], T]) -> T:
-        """Compute, failing as the process does: errors other than ours become `ChildFailed`."""
+    async def _call(self, op: str, *arguments: Any) -> Any:
+        """Errors of torch become `ChildFailed`, as in the process."""
         await trio.lowlevel.checkpoint()
         try:
-            return compute()
+            return self.compute(op, *arguments)
         except (MemoryError, RuntimeError) as error:
             raise ChildFailed(f"trainer: {type(error).__name__}: {error}") from error
 
+    def compute(self, op: str, *arguments: Any) -> Any:
+        """The result of one operation. Synchronous."""
+        return getattr(self._core, op)(*arguments)
 
-@contextmanager
-def _failed_load() -> Iterator[None]:
-    """Weights are no configuration: those that do not fit are the load's failure."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ChildFailed(f"trainer, load: {error}") from error
-
-
-def _completions(groups: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[Completion, ...]]:
-    return [tuple(frames.completion_of(record) for record in group) for group in groups]
+    async def _leave(self, session: int) -> None:
+        self._core.end(session)
 
 
 async def _spawn(module: str, log: Path) -> ChildChannel:

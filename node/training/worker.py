@@ -13,15 +13,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import torch
 
 from node.engines.drafts import DraftGeneration
-from node.engines.torch_engine import Generation
-from node.engines.turns import TurnGeneration
+from node.engines.torch_engine import Generation, TurnGeneration
 from node.interfaces.adapter_files import Held, is_adapter
 from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, error_name
@@ -45,6 +43,15 @@ _PARENT_CHECK_S: Final = 1.0
 _QUEUE_MAX: Final = 2
 _STDIN: Final = 0
 _PARENT: Final = os.getppid()
+
+
+OPERATIONS: Final = frozenset(
+    {
+        *("advance", "begin", "begin_drafts", "begin_turns", "end", "export", "export_whole"),
+        *("info", "lend", "load", "logprobs", "memory_bytes", "release", "save", "score"),
+        *("slow_down", "train", "turn_back"),
+    }
+)  # of `TrainerCore`, by request
 
 
 class CannotGoOn(ChildFailed):
@@ -185,11 +192,9 @@ class TrainerCore:
         return self.trainer.train(groups)
 
     def score(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
-        """See `rescoring.score`."""
         return rescoring.score(self.trainer, groups)
 
     def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See `rescoring.of_rows`."""
         return rescoring.of_rows(self.policy, rows)
 
     def _weights_changed(self) -> None:
@@ -214,8 +219,11 @@ class TrainerCore:
         checkpoint.export_whole(directory, self.policy, precision)
 
     def lend(self, directory: Path) -> str | None:
-        """See `Lender.lend`."""
         return self._lender.lend(directory)
+
+    def memory_bytes(self) -> int:
+        """Resident memory of this process."""
+        return memory.resident_bytes()
 
     def release(self) -> None:
         """Give a GPU back what the last step took of it and needs no more."""
@@ -269,87 +277,26 @@ class _Server:
         self.is_over = False
         self._open_core = open_core
         self._core: TrainerCore | None = None
-        self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "load": self._load,
-            "info": lambda _: asdict(self._loaded.info()),
-            "begin": self._begin,
-            "begin_turns": self._begin_turns,
-            "begin_drafts": self._begin_drafts,
-            "advance": self._advance,
-            "end": lambda r: self._loaded.end(r["session"]),
-            "load_weights": self._load_weights,
-            "train": lambda r: asdict(self._loaded.train(frames.groups_of(r["groups"]))),
-            "score": lambda r: frames.column_records(
-                self._loaded.score(frames.groups_of(r["groups"]))
-            ),
-            "logprobs": lambda r: self._loaded.logprobs(r["rows"]),
-            "save": lambda r: self._loaded.save(Path(r["directory"])),
-            "turn_back": lambda r: self._loaded.turn_back(Path(r["directory"])),
-            "slow_down": lambda r: self._loaded.slow_down(r["rate_share"]),
-            "export_whole": lambda r: self._loaded.export_whole(
-                Path(r["directory"]), r["precision"]
-            ),
-            "export": lambda r: self._loaded.export(Path(r["directory"]), r["precision"]),
-            "lend": lambda r: self._loaded.lend(Path(r["directory"])),
-            "release": lambda _: self._loaded.release(),
-            "memory": lambda _: memory.resident_bytes(),
-        }
-
-    @property
-    def _loaded(self) -> TrainerCore:
-        if self._core is None:
-            raise LocalProtocolError("the trainer process has loaded no model yet")
-        return self._core
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What goes wrong is in the answer, with its traceback."""
         try:
-            result = self._operations[request["op"]](request)
+            result = self._result(request["op"], frames.unpack(request["arguments"]))
+            return {NUMBER: request[NUMBER], "ok": frames.pack(result)}
         except Exception as error:  # noqa: BLE001 - boundary: reported to the parent, in full
             self.is_over = isinstance(error, CannotGoOn)
             return _failure(request, error)
-        return {NUMBER: request[NUMBER], "ok": result}
 
-    def _load(self, request: dict[str, Any]) -> dict[str, Any]:
-        spec = TrainerSpec.from_record(request["spec"])
-        saved = request["checkpoint"]
-        self._core = self._open_core(spec, Path(saved) if saved is not None else None)
-        return {**asdict(self._core.plan), "precision": self._core.policy.precision}
-
-    def _begin(self, request: dict[str, Any]) -> None:
-        self._loaded.begin(
-            request["session"],
-            request["prompts"],
-            request["completions_each"],
-            Sampling(**request["sampling"]),
-            request["seed"],
-        )
-
-    def _begin_turns(self, request: dict[str, Any]) -> None:
-        self._loaded.begin_turns(
-            request["session"],
-            frames.contexts_of(request["contexts"]),
-            Sampling(**request["sampling"]),
-            request["seed"],
-        )
-
-    def _begin_drafts(self, request: dict[str, Any]) -> None:
-        self._loaded.begin_drafts(
-            request["session"],
-            frames.drafts_of(request["drafts"]),
-            Speculative(**request["set_to"]),
-            Sampling(**request["sampling"]),
-            request["seed"],
-        )
-
-    def _advance(self, request: dict[str, Any]) -> list[list[dict[str, Any]]] | None:
-        groups = self._loaded.advance(request["session"], request["steps"])
-        if groups is None:
-            return None
-        return [[frames.completion_record(c) for c in group] for group in groups]
-
-    def _load_weights(self, request: dict[str, Any]) -> None:
-        self._loaded.load(Path(request["weights"]), request["policy_version"])
+    def _result(self, op: str, arguments: Sequence[Any]) -> Any:
+        if op == "open":
+            spec, saved = arguments
+            self._core = self._open_core(TrainerSpec.from_record(spec), saved)
+            return self._core.policy.precision
+        if self._core is None:
+            raise LocalProtocolError("the trainer process has loaded no model yet")
+        if op not in OPERATIONS:
+            raise LocalProtocolError(f"no operation of a trainer: {op}")
+        return getattr(self._core, op)(*arguments)
 
 
 def main(open_core: OpenCore = TrainerCore, on_end: Callable[[], None] = lambda: None) -> None:

@@ -136,13 +136,7 @@ def _keep_quiet(what: object) -> None:
 class NoEngine:
     """For nodes on which a version is files and nothing else."""
 
-    async def pause(self) -> None:
-        await trio.lowlevel.checkpoint()
-
     async def load(self, directory: Path) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async def resume(self) -> None:
         await trio.lowlevel.checkpoint()
 
 

@@ -214,11 +214,11 @@ class Counting(TrainerProcess):
             self._counted = trio.Event()
             await self._counted.wait()
 
-    async def _call(self, op: str, **arguments: Any) -> Any:
+    async def _call(self, op: str, *arguments: Any) -> Any:
         if op == "advance":
             self.segments += 1
             self._counted.set()
-        return await super()._call(op, **arguments)
+        return await super()._call(op, *arguments)
 
 
 @asynccontextmanager

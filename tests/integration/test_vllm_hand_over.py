@@ -15,7 +15,7 @@ import torch
 import trio
 
 from node.engines.vllm import server as vllm_server
-from node.engines.vllm.work import VllmWork
+from node.engines.vllm.unfinished import VllmWork
 from node.engines.vllm.worker import ReloadExtension
 from node.interfaces.engine import Sampling
 from node.policies import ipc_weights

@@ -22,7 +22,7 @@ from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import adapters, checkpoint, lean
 from node.policies.policy import Policy
-from node.training import memory, worker
+from node.training import frames, memory, worker
 from node.training.process import InProcessTrainer
 from node.training.trainer import GroupTrainer
 from node.training.worker import TrainerCore, load_version
@@ -453,10 +453,11 @@ def test_what_is_not_installed_is_a_matter_of_settings(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "node.policies.adapters")
     monkeypatch.delattr("node.policies.adapters")
     spec = TrainerSpec(str(qwen_directory(tmp_path / "model")), lora_rank=3, threads=1)
-    request = {worker.NUMBER: 1, "op": "load", "spec": spec.to_record(), "checkpoint": None}
+    arguments = frames.pack((spec.to_record(), None))
+    request = {worker.NUMBER: 1, "op": "open", "arguments": arguments}
     answer = worker._Server(TrainerCore).answer(request)
     assert (answer["error"], answer["message"]) == (
-        "config",
+        "ConfigError",
         "peft is not installed here: pip install peft",
     )
 

@@ -8,7 +8,7 @@ import pytest
 from node.cli import main
 from node.environments.scoring import pose
 from node.interfaces.prompts import Prompt
-from node.loops.tally import outcome_counts, sampled
+from node.loops.groups import outcome_counts, sampled
 from node.records.records import AnswerCounts, SampledGroup, SampledText
 from node.records.samples import (
     FILE_NAME,

@@ -12,8 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from node.engines.drafts import DraftGeneration
-from node.engines.torch_engine import Generation
-from node.engines.turns import TurnGeneration
+from node.engines.torch_engine import Generation, TurnGeneration
 from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec

@@ -43,11 +43,11 @@ class Segmented(InProcessTrainer):
         self.steps = 0
         self.in_the_middle = trio.Event()
 
-    async def _run(self, compute: Callable[[], Any]) -> Any:
+    async def _call(self, op: str, *arguments: Any) -> Any:
         self.steps += 1
         if self.steps == 3:  # to begin, and the first segment
             self.in_the_middle.set()
-        return await super()._run(compute)
+        return await super()._call(op, *arguments)
 
 
 async def inline(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -246,9 +246,9 @@ def test_a_child_makes_the_same_of_drafts(tmp_path):
 
 def test_drafts_travel_to_the_child_whole():
     drafts = [Draft("a", (1, 2**31), (-0.25, -3.5)), Draft("b")]
-    assert frames.drafts_of(frames.draft_records(drafts)) == drafts
+    assert frames.unpack(frames.pack(drafts)) == tuple(drafts)
     made = Completion("x", (1, 2), (-0.5, -0.25), FinishReason.STOP, 3, splices=(1,))
-    assert frames.completion_of(frames.completion_record(made)) == made
+    assert frames.unpack(frames.pack(made)) == made
 
 
 # --- the bank ----------------------------------------------------------------------------------

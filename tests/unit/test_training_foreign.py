@@ -188,7 +188,7 @@ def test_a_strange_weighting_is_refused_in_one_line():
 
 def test_the_tokenizer_travels_to_the_trainer_process(policy):
     groups = [foreign(policy, ["2"], [1.0])]
-    assert frames.groups_of(frames.group_records(groups)) == groups
+    assert frames.unpack(frames.pack(groups)) == tuple(groups)
 
 
 # --- what is left out, and what then stays --------------------------------------------------------

@@ -254,7 +254,7 @@ def test_the_share_of_a_batch_without_log_probs_is_capped(directory, policy):
 
 def test_the_source_travels_to_the_trainer_process(policy):
     groups = [replace(each, source="worker") for each in batch(policy)]
-    assert frames.groups_of(frames.group_records(groups)) == groups
+    assert frames.unpack(frames.pack(groups)) == tuple(groups)
 
 
 # --- settings --------------------------------------------------------------------------------

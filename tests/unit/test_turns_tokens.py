@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.engines.turns import TurnGeneration
+from node.engines.torch_engine import TurnGeneration
 from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec

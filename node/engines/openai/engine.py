@@ -120,7 +120,6 @@ class ServedModel(RolloutEngine):
         )
 
     def take_sampled(self) -> int:
-        """See `RolloutEngine.take_sampled`."""
         sampled, self._sampled = self._sampled, 0
         return sampled
 
@@ -161,7 +160,6 @@ class ServedModel(RolloutEngine):
         raise ChildFailed("a served model takes no weights")
 
     async def slow_down(self, rate_share: float) -> None:
-        """See `Trainer.slow_down`."""
         await trio.lowlevel.checkpoint()
 
     async def export(self, directory: Path, precision: Precision = "float32") -> None:
@@ -173,7 +171,6 @@ class ServedModel(RolloutEngine):
         raise ChildFailed("a served model has no weights here")
 
     async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
-        """See `export`."""
         await self.export(directory, precision)
 
     async def memory_bytes(self) -> int:

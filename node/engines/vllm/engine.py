@@ -42,8 +42,15 @@ from node.engines.vllm.server import (
     is_cpu_build,
 )
 from node.engines.vllm.text import ModelText
-from node.engines.vllm.unfinished import Ask, Unfinished
-from node.engines.vllm.work import Harvest, Update, VllmWork, check, prompt_seeds
+from node.engines.vllm.unfinished import (
+    Ask,
+    Harvest,
+    Unfinished,
+    Update,
+    VllmWork,
+    check,
+    prompt_seeds,
+)
 from node.interfaces.engine import (
     NO_TURN,
     Capabilities,
@@ -173,7 +180,6 @@ class VllmEngine(RolloutEngine):
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.generate`."""
         works = await self.begin(prompts, completions_each, sampling, seed)
         await self.advance(works, len(works))
         return await self.collect(works)
@@ -199,7 +205,6 @@ class VllmEngine(RolloutEngine):
     async def begin(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[VllmWork]:
-        """See `RolloutEngine.begin`."""
         check(sampling, completions_each)
         encoded = await self._encoded([Context(prompt, (), 0) for prompt in prompts])
         works = []
@@ -217,7 +222,6 @@ class VllmEngine(RolloutEngine):
         return works
 
     async def advance(self, works: Sequence[PendingGroup], enough: int) -> None:
-        """See `RolloutEngine.advance`."""
         harvest = Harvest(enough - sum(work.done for work in works))
         left = [work for work in _own(works) if not work.done]
         if not left or harvest.is_full:
@@ -229,7 +233,6 @@ class VllmEngine(RolloutEngine):
         await self._each(jobs, beside=partial(self._tend, harvest))
 
     async def collect(self, works: Sequence[PendingGroup]) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.collect`."""
         text_of = self._text.text_of
         return await trio.to_thread.run_sync(
             lambda: [work.rows.completions(partial(text_of, work.prompt)) for work in _own(works)],

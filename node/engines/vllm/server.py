@@ -34,7 +34,7 @@ from swarm.errors import ChildFailed, ConfigError
 LOG_NAME: Final = "vllm.log"
 SOCKET_NAME: Final = "api.sock"
 MODEL_NAME: Final = "policy"
-WORKER_EXTENSION = "node.engines.vllm.worker.ReloadExtension"  # tests put in one that goes wrong
+WORKER_EXTENSION = "node.engines.vllm.worker.ReloadExtension"  # tests replace it
 CPU_CACHE_SHARE: Final = 0.25  # of the free memory, for keys and values
 CPU_CACHE_BYTES_MIN: Final = 134_217_728  # also where less is free
 CPU_CACHE_BYTES_MAX: Final = 17_179_869_184

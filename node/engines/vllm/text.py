@@ -71,11 +71,9 @@ class ModelText(PromptEncoder):
 
     @property
     def chat_template(self) -> str | None:
-        """See `PromptEncoder`."""
         return self._template
 
     def template_renderer(self) -> TemplateRenderer:
-        """See `PromptEncoder`."""
         if self._renderer is None:
             from node.policies.files.templates import Renderer  # brings jinja2 in
 
@@ -131,16 +129,13 @@ class ModelText(PromptEncoder):
         self._around = around(self.encode_completion(placeholder(0)), ids)
 
     def encode_plain(self, text: str) -> list[int]:
-        """See `PromptEncoder`."""
         before, after = self._around or ((), ())
         return [*before, *self.encode_completion(text), *after]
 
     def encode_completion(self, text: str) -> list[int]:
-        """See `PromptEncoder`."""
         return self._encode(text, special=False)
 
     def encode_special(self, text: str) -> list[int]:
-        """See `PromptEncoder`."""
         return self._encode(text, special=True)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
@@ -208,7 +203,6 @@ class ModelText(PromptEncoder):
         return [each[str(token)]["logprob"] for token, each in zip(row[1:], found, strict=True)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """See `PromptEncoder`."""
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_ids:
             del ids[-1]

@@ -30,15 +30,12 @@ class Dataset:
     version = f"dataset-r{REVISION}"
 
     def settled(self, parameters: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-        """See `base.Settles`."""
         return settled(parameters, folder)
 
     def reads(self, parameters: str) -> list[Path]:
-        """See `base.Reads`."""
         return [store.path_of(rules_of(parameters).sha256)]
 
     def problem(self, task: Task) -> Problem:
-        """See `Environment.problem`."""
         rules = rules_of(task.parameters)
         items = rules.items()
         rules.judge.prepare()
@@ -52,7 +49,6 @@ class Dataset:
         return Problem(task, prompt_of(item), answer, item)
 
     def score(self, problem: Problem, text: str) -> float:
-        """See `Environment.score`."""
         return rules_of(problem.task.parameters).judge.score(problem.entry, text)
 
 

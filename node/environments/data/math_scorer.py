@@ -79,11 +79,9 @@ class MathScorer:
         self.engine = f"math-verify-{installed('math', 'math-verify', 'math')}"
 
     def prepare(self) -> None:
-        """See `ItemScorer.prepare`."""
         _warm_up()
 
     def own_answer(self, item: Item) -> str:
-        """See `ItemScorer.own_answer`."""
         answer = _bare(_final(item["answer"]))
         fault = grammar_fault(answer)
         if fault is not None:
@@ -91,7 +89,6 @@ class MathScorer:
         return answer
 
     def score(self, item: Item, text: str) -> float:
-        """See `ItemScorer.score`."""
         if len(text) > TEXT_CHARS_MAX:
             return 0.0
         text, answer = _bare(text), _bare(_final(item["answer"]))

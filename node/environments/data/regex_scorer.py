@@ -30,13 +30,11 @@ class RegexScorer:
         self.engine = f"google-re2-{found.partition('.')[0]}"
 
     def prepare(self) -> None:
-        """See `ItemScorer.prepare`."""
         import re2
 
         del re2
 
     def own_answer(self, item: Item) -> str:
-        """See `ItemScorer.own_answer`."""
         if len(item["rule"]) > PATTERN_CHARS_MAX:
             raise ValueError(f"a pattern of over {PATTERN_CHARS_MAX} characters")
         if _compiled(item["rule"]) is None:
@@ -47,7 +45,6 @@ class RegexScorer:
         return answer
 
     def score(self, item: Item, text: str) -> float:
-        """See `ItemScorer.score`."""
         text = text.strip()
         if len(text) > TEXT_CHARS_MAX or len(item["rule"]) > PATTERN_CHARS_MAX:
             return 0.0

@@ -51,13 +51,11 @@ class JsonSchemaScorer:
         self.engine = f"jsonschema-{found.partition('.')[0]}"
 
     def prepare(self) -> None:
-        """See `ItemScorer.prepare`."""
         import jsonschema
 
         del jsonschema
 
     def own_answer(self, item: Item) -> str:
-        """See `ItemScorer.own_answer`."""
         _validator(item["rule"])
         answer: str = item["answer"].strip()
         if not self.score(item, answer):
@@ -65,7 +63,6 @@ class JsonSchemaScorer:
         return answer
 
     def score(self, item: Item, text: str) -> float:
-        """See `ItemScorer.score`."""
         if len(text) > TEXT_CHARS_MAX:
             return 0.0
         try:

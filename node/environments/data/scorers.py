@@ -81,14 +81,12 @@ class ExactScorer:
         """See `ItemScorer.prepare`."""
 
     def own_answer(self, item: Item) -> str:
-        """See `ItemScorer.own_answer`."""
         answer: str = item["answer"].strip()
         if not answer:
             raise ValueError("an empty answer")
         return answer
 
     def score(self, item: Item, text: str) -> float:
-        """See `ItemScorer.score`."""
         if len(text) > EXACT_CHARS_MAX:
             return 0.0
         return float(self._plain(text) == self._plain(item["answer"]))
@@ -113,14 +111,12 @@ class NumericScorer:
         """See `ItemScorer.prepare`."""
 
     def own_answer(self, item: Item) -> str:
-        """See `ItemScorer.own_answer`."""
         number = answer_in("last_number", item["answer"])
         if number is None:
             raise ValueError("an answer without a number at its end")
         return number
 
     def score(self, item: Item, text: str) -> float:
-        """See `ItemScorer.score`."""
         text = text.strip()
         number = answer_in("last_number", text)
         spelled = text.replace(",", "").replace("\N{MINUS SIGN}", "-").removeprefix("+")
@@ -146,7 +142,6 @@ class ChoiceScorer:
         """See `ItemScorer.prepare`."""
 
     def own_answer(self, item: Item) -> str:
-        """See `ItemScorer.own_answer`."""
         answer, choices = item["answer"].strip(), item.get("choices")
         letters = LETTERS if choices is None else LETTERS[: len(choices)]
         if len(answer) == 1 and answer in letters:
@@ -159,7 +154,6 @@ class ChoiceScorer:
         raise ValueError("an answer that is none of the choices' letters")
 
     def score(self, item: Item, text: str) -> float:
-        """See `ItemScorer.score`."""
         text = text.strip()
         if len(text) > CHOICE_CHARS_MAX:
             return 0.0

@@ -42,7 +42,6 @@ class Taskset:
         return f"verifiers-{library_version()}-r{REVISION}"
 
     def settled(self, parameters: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-        """See `base.Settles`."""
         rules = rules_from(parameters)
         if not rules.sha256:
             if folder is None:
@@ -51,11 +50,9 @@ class Taskset:
         return rules.model_dump(exclude_defaults=True)
 
     def reads(self, parameters: str) -> Sequence[Path]:
-        """See `base.Reads`."""
         return places_of(rules_of(parameters).taskset)
 
     def problem(self, task: Task) -> Problem:
-        """See `Environment.problem`."""
         from node.environments.tasksets.upstream import loaded
 
         tasks = loaded(task.parameters)
@@ -64,7 +61,6 @@ class Taskset:
         return Problem(task, chosen.prompt, chosen.answer, {"place": chosen.place})
 
     def score(self, problem: Problem, text: str) -> float:
-        """See `Environment.score`."""
         from node.environments.tasksets.upstream import loaded
 
         parameters, place = problem.task.parameters, problem.entry["place"]

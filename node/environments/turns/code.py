@@ -84,14 +84,12 @@ class PythonRepair:
         self._source = PythonFunction()
 
     def problem(self, task: Task) -> Problem:
-        """See `Environment.problem`."""
         return self._source.problem(task)
 
     def begin(self, problem: Problem) -> None:
         """There is none: what a try is told follows from that try."""
 
     def reply(self, problem: Problem, state: None, text: str) -> tuple[None, str | None]:
-        """See `Interaction.reply`."""
         code = answer_in("code", text)
         if code is None:
             return None, "no code: give the whole function in one block of code"
@@ -110,7 +108,6 @@ class PythonRepair:
         return 0.0 if code is None else self._source.score(problem, code)
 
     def score(self, problem: Problem, text: str) -> float:
-        """See `Environment.score`."""
         return self.worth(problem, (text,))
 
     def right(self, problem: Problem) -> tuple[str, ...]:
@@ -159,7 +156,6 @@ class PythonQuestion(ToolTask):
     runs_code = True
 
     def problem(self, task: Task) -> Problem:
-        """See `Environment.problem`."""
         largest = numbers(task, {"max": (20, 2, 99)})["max"]
         rng = Random(task.seed + task.index)
         prompt, expression = rng.choice(_QUESTIONS)(rng, largest)

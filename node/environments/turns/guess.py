@@ -20,7 +20,6 @@ class GuessNumber:
     tools: frozenset[str] = frozenset()
 
     def problem(self, task: Task) -> Problem:
-        """See `Environment.problem`."""
         given = numbers(task, {"max": (15, 2, 1000), "tries": (4, 1, TRIES_MAX)})
         rng = random.Random(task.seed + task.index)
         secret = rng.randint(1, given["max"])
@@ -32,7 +31,6 @@ class GuessNumber:
         return int(problem.entry["tries"])
 
     def reply(self, problem: Problem, state: int, text: str) -> tuple[int, str | None]:
-        """See `Interaction.reply`."""
         guess, secret, left = _number(text), int(problem.answer), state - 1
         if guess == secret or left == 0:
             return left, None
@@ -46,7 +44,6 @@ class GuessNumber:
         return float(within and _number(texts[-1]) == int(problem.answer))
 
     def score(self, problem: Problem, text: str) -> float:
-        """See `Environment.score`."""
         return self.worth(problem, (text,))
 
     def right(self, problem: Problem) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ class TextMaze:
     tools: frozenset[str] = frozenset()
 
     def problem(self, task: Task) -> Problem:
-        """See `Environment.problem`."""
         given = numbers(task, {"size": (3, 2, 5), "steps": (STEPS_MAX, 1, STEPS_MAX)})
         size = given["size"]
         rng = random.Random(task.seed + task.index)
@@ -35,11 +34,9 @@ class TextMaze:
         return Problem(task, named(rng, prompt), way, {**given, "doors": doors})
 
     def begin(self, problem: Problem) -> State:
-        """See `Interaction.begin`."""
         return (0, 0), int(problem.entry["steps"])
 
     def reply(self, problem: Problem, state: State, text: str) -> tuple[State, str | None]:
-        """See `Interaction.reply`."""
         cell, left = _moved(problem, state[0], text), state[1] - 1
         if cell == _goal(problem) or left == 0:
             return (cell, left), None
@@ -53,7 +50,6 @@ class TextMaze:
         return float(cell == _goal(problem))
 
     def score(self, problem: Problem, text: str) -> float:
-        """See `Environment.score`."""
         return self.worth(problem, (text,))
 
     def right(self, problem: Problem) -> tuple[str, ...]:

@@ -31,7 +31,6 @@ class ToolTask:
         return 0
 
     def reply(self, problem: Problem, state: int, text: str) -> tuple[int, str | None]:
-        """See `Interaction.reply`."""
         call = call_in(text)
         if call is None:
             return state, None
@@ -45,7 +44,6 @@ class ToolTask:
         return float(bool(texts) and texts[-1] == problem.answer)
 
     def score(self, problem: Problem, text: str) -> float:
-        """See `Environment.score`."""
         return self.worth(problem, (text,))
 
 
@@ -57,7 +55,6 @@ class CalculatorSum(ToolTask):
     tools = frozenset({"calculator"})
 
     def problem(self, task: Task) -> Problem:
-        """See `Environment.problem`."""
         largest = numbers(task, {"max": (99, 2, 10_000)})["max"]
         rng = random.Random(task.seed + task.index)
         a, b, c = (rng.randint(2, largest) for _ in range(3))
@@ -79,7 +76,6 @@ class FileLookup(ToolTask):
     tools = frozenset({"files", "search"})
 
     def problem(self, task: Task) -> Problem:
-        """See `Environment.problem`."""
         count = numbers(task, {"files": (4, 2, len(_WORDS))})["files"]
         rng = random.Random(task.seed + task.index)
         names = rng.sample(_WORDS, count)

@@ -23,7 +23,6 @@ from torch import distributed
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.policies.policy import Policy, move
-from node.system.child_channel import HEADER, decode, encode
 from node.training import frames, memory
 from node.training.course import Course
 from node.training.ranks import Ranks
@@ -105,8 +104,7 @@ class ShardedCore(TrainerCore):
         self._is_whole = False
         with self._common("train"):
             version = self.trainer.policy_version
-            message = {"groups": frames.group_records(groups), "policy_version": version}
-            self._team.tell("train", encode(message))
+            self._team.tell("train", frames.pack((groups, version)))
             self._shares.policy_version = version
             report = self._shares.train(groups)
         self.trainer.policy_version = report.policy_version
@@ -229,9 +227,8 @@ def _obey(
         return shares
     assert shares is not None
     if order["op"] == "train":
-        message = decode(body[HEADER.size :])
-        shares.policy_version = message["policy_version"]
-        shares.train(frames.groups_of(message["groups"]))
+        groups, shares.policy_version = frames.unpack(body)
+        shares.train(groups)
     elif order["op"] == "collect":
         shares.collect(None, order["moments"])
     else:
