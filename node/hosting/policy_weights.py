@@ -31,7 +31,7 @@ class Clock(Protocol):
 
     @property
     def run_sync(self) -> RunSync:
-        """Where calls go that block."""
+        """The place for calls that block."""
         ...
 
     def now_s(self) -> float:
@@ -50,7 +50,7 @@ def _tell_nobody(what: object) -> None:
 def weights_rules(
     run_id: str, publishers: Iterable[PeerId], clock_skew_s: float, policy: str, *, publishes: bool
 ) -> WeightsRules:
-    """What a process of this machine does for a policy, as a publisher or as who gets versions."""
+    """The rules of this machine for a policy, as its publisher or as a receiver of versions."""
     return WeightsRules(
         heads=HeadRules(run_id, frozenset(publishers), clock_skew_s),
         policy=policy,
@@ -124,7 +124,7 @@ def policy_weights(
 
 
 def version_directory(service: WeightsService, version: int) -> Path | None:
-    """Where a version that is here lies."""
+    """The directory of a version; None: it is not here."""
     local = service.versions.get(version)
     return None if local is None else local.directory
 
