@@ -1,8 +1,8 @@
 """The held-out pass rate: one completion for each of the run's fixed tasks.
 
 The tasks and the sampling seed are the same at every evaluation and at every node of a run, and no
-node trains on them. It is the number that this project reports as progress, and it decides nothing:
-what does is the pass rate on a node's validation tasks, which are sampled in the same call.
+node trains on them. The rate is reported as progress and decides nothing. Decisions follow from the
+pass rate on a node's validation tasks, which are sampled in the same call.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The central learner of a run (`swarm-node learn`).
 
-On top of what every node has: the publisher of the policy's versions, the intake that workers are
-leased work by, and a process of its own that scores samples of what they hand in.
+Beyond a node's parts it has the publisher of versions, the intake that leases work to workers, and
+a process that scores samples of submitted groups.
 
 Under torchrun rank 0 is this node, and the other ranks only train: they have no identity and no
 network (`training.sharded.worker.follow`).

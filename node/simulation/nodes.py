@@ -1,8 +1,7 @@
 """Production nodes over a simulated network: for tests, simulations and experiments.
 
-Everything above `Transport` is what `app` runs; what differs is named here: the in-memory
-transport, a clock that starts at a fixed date, a verifier and a pool that work inline instead of
-in processes and threads, and a policy that the caller brings.
+Everything above `Transport` is what `app` runs, with these exceptions: the transport is in memory,
+the clock starts at a fixed date, verifier and pool work inline, and the caller brings the policy.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -1,9 +1,8 @@
 """Judges a simulated learner's batches by the groups themselves.
 
-It shares nothing with what enforces the bound (`swarm.leasing`):
-it looks at the versions of all tokens in the batch that the trainer was given, at the version that
-the trainer then has, and at what the workers' engines say really made a group, which a worker may
-have lied about.
+It shares no code with `swarm.leasing`, which enforces the bound. It compares three things: the
+versions of all tokens in the trainer's batch, the trainer's version, and the versions that really
+made a group by the workers' engines, about which a worker may have lied.
 """
 
 from collections import Counter, OrderedDict

@@ -285,8 +285,8 @@ def _supervise(requests: BinaryIO, answers: BinaryIO, cell: _Confinement) -> int
 
 
 def _relay(requests: BinaryIO, texts: BinaryIO, into: int) -> int:
-    """Read a request, and pass it on: without its texts first, of which only the counts are left in
-    it, then each text, or all of it where texts' code runs in the runner alone."""
+    """Read a request and pass it on. The request goes first, with counts in place of its texts. The
+    texts follow one by one, or all at once where their code runs in the runner alone."""
     texts.close()
     body = _read(requests)
     if not body:

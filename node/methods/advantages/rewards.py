@@ -52,9 +52,9 @@ def distribution(
     voters: Sequence[str],
     set_to: Distribution,
 ) -> tuple[float, ...]:
-    """p + bonus (1 - n) (1 - u): n the answer's share of votes, u the mean entropy of its tokens,
-    within [0, 1], and p ~ n / u, over the answers that are left (DARE, arXiv 2601.21804). Votes are
-    those of `majority`."""
+    """p + bonus (1 - n) (1 - u), after DARE (arXiv 2601.21804). n is the answer's share of votes, u
+    the mean entropy of its tokens, within [0, 1], and p ~ n / u over the answers that are left.
+    Votes are those of `majority`."""
     votes = _votes(answers, voters)
     total = sum(votes.values())
     shares: dict[str, float] = {}
@@ -110,8 +110,8 @@ class CrossValue(MethodSettings):
 
 
 def cross_value(rewards: tuple[float, float], expected: tuple[float, float]) -> tuple[float, float]:
-    """Of a pair (POISE, arXiv 2605.07579). `expected`: of each completion's inner states, what the
-    OTHER one's reward will be, by a ridge regression on the pairs before; so that no baseline
-    depends on what it is taken from. It is cut to [0, 1]."""
+    """Advantages of a pair (POISE, arXiv 2605.07579). `expected`: for each completion, the OTHER
+    one's reward as a ridge regression on earlier pairs predicts it from the first one's inner
+    states. So no baseline depends on its own completion. It is cut to [0, 1]."""
     first, second = (min(max(each, 0.0), 1.0) for each in expected)
     return rewards[0] - second, rewards[1] - first

@@ -24,8 +24,8 @@ class TwoLevels(MethodSettings):
 def discounted(
     rewards: Sequence[float], followed: Sequence[bool], discount: float
 ) -> tuple[float, ...]:
-    """Of each turn its reward and, discounted, that of those after it, as far as turns `followed`
-    what was right; one that did not begins the sum anew (UI-S1, arXiv 2509.11543)."""
+    """Returns by turn: a turn's reward, and the discounted returns of later turns while turns
+    `followed` what was right. A turn that did not starts a new sum (UI-S1, arXiv 2509.11543)."""
     found: list[float] = []
     later = 0.0
     for reward, was_right in zip(reversed(rewards), reversed(followed), strict=True):
@@ -38,9 +38,9 @@ def discounted(
 def two_levels(
     rewards: Sequence[Sequence[float]], followed: Sequence[Sequence[bool]], set_to: TwoLevels
 ) -> list[tuple[float, ...]]:
-    """Of each transcript of a group, of each turn (UI-S1): the mean reward by turns is a baseline
-    for turns at the same place, that of all turns one for transcripts; neither is scaled. A turn
-    that no other transcript has is measured by its transcript alone."""
+    """Advantages of each turn of each transcript (UI-S1). Turns are compared with the mean at their
+    place, transcripts with the mean of all turns; neither is scaled. A turn that no other
+    transcript has counts by its transcript alone."""
     returns = [
         discounted(each, right, set_to.discount)
         for each, right in zip(rewards, followed, strict=True)
@@ -68,8 +68,8 @@ class SubProblems(MethodSettings):
 
 
 def sub_problems(right: Sequence[Sequence[bool]], set_to: SubProblems) -> list[tuple[float, ...]]:
-    """Of each completion of a group, of each of its K parts, from whether they are right: a part
-    counts while all before it are right, and is compared with others' at its place (SCRL, arXiv
+    """Advantages of each of K parts of each completion, from whether they are right. A part counts
+    while all before it are right, and is compared with others at its place (SCRL, arXiv
     2605.22074).
 
     Raises:

@@ -32,9 +32,9 @@ class Hints(MethodSettings):
 
 
 def hints(success: float, step: int, set_to: Hints) -> float:
-    """The share of its solution that a task's prompt gives away (after ADHint, arXiv 2512.13095,
-    whose formula is not published with its abstract): linear in the success without a hint,
-    and in the step, which is counted from 0.
+    """The share of its solution that a task's prompt gives away: linear in the success without a
+    hint, and in the step, counted from 0. After ADHint (arXiv 2512.13095), whose abstract gives no
+    formula.
 
     Raises:
         ValueError: `success` is no probability, or the step is negative.

@@ -1,8 +1,8 @@
 """Losses by name.
 
-A further method is one entry of `OBJECTIVES`, and one of `LOSSES` in `settings.py` with its
-parameters: a function from tokens to token losses and, where a decision needs all tokens of the
-batch at once, a function that makes that decision first.
+A new loss needs one entry of `OBJECTIVES`, and one of `LOSSES` in `settings.py` with its settings.
+The entry has a function from tokens to token losses. If a decision needs all tokens of the batch at
+once, it also has a function that makes that decision first.
 """
 
 from collections.abc import Callable, Mapping

@@ -21,9 +21,9 @@ def sequence_clipped(
     clip_high: float,
     dual_clip: float = math.inf,
 ) -> TokenLosses:
-    """Of one completion: -min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean log-ratio), with the
-    gradient of each token as if s were its own ratio (GSPO-token, arXiv 2507.18071); where A < 0,
-    at most `dual_clip` |A|."""
+    """Of one completion: -min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean log-ratio); at most
+    `dual_clip` |A| where A < 0. Each token has the gradient as if s were its own ratio (GSPO-token,
+    arXiv 2507.18071)."""
     whole = log_ratio(logprobs, behaviour).mean().detach().exp()
     ratios = whole * (logprobs - logprobs.detach()).exp()
     cut = ratios.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -37,10 +37,9 @@ def sequence_clipped(
 
 
 def expected(behaviours: Sequence[torch.Tensor]) -> float:
-    """log(sum q^2 / sum q) over a group's completions: how likely one of them was where they were
-    generated, in the mean over what was generated there; q is the geometric mean of a completion's
-    tokens' probabilities (GEPO, arXiv 2508.17850). In the place of each one's own it makes weights
-    of unlikely completions small, where those to its own may explode.
+    """log(sum q^2 / sum q) over a group's completions (GEPO, arXiv 2508.17850). q is the geometric
+    mean of a completion's token probabilities where it was generated. Used in place of each
+    completion's own q, it keeps the weights of unlikely completions small.
 
     Raises:
         ValueError: there is none, or one has no tokens.
@@ -80,9 +79,9 @@ def soft_gated(
 
 
 def guided(logprobs: torch.Tensor, advantages: torch.Tensor, shaping: float) -> TokenLosses:
-    """-A p / (p + shaping), p the token's probability (LUFFY, arXiv 2504.14945): of tokens that
-    another policy wrote, those that are unlikely here are learned too, with a gradient of p shaping
-    / (p + shaping)^2 for that of log p, and those that are likely anyway hardly move."""
+    """-A p / (p + shaping), p the token's probability (LUFFY, arXiv 2504.14945), for tokens that
+    another policy wrote. The gradient is that of log p times p shaping / (p + shaping)^2: unlikely
+    tokens are learned too, and likely ones hardly move."""
     likely = logprobs.clamp(min=-20.0).exp()
     each = -advantages * likely / (likely + shaping)
     nothing = torch.zeros_like(each, dtype=torch.bool)
@@ -92,9 +91,9 @@ def guided(logprobs: torch.Tensor, advantages: torch.Tensor, shaping: float) -> 
 def tapered(
     logprobs: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor
 ) -> TokenLosses:
-    """Of one completion -A log p where A > 0, and -min(r, 1) A log p else, r the ratio of the whole
-    of it, without gradient (TOPR, arXiv 2503.14286): what was right is learned however unlikely it
-    is, what was wrong only as far as this policy might still say all of it."""
+    """Of one completion -A log p where A > 0, else -min(r, 1) A log p, r the ratio of the whole
+    completion without gradient (TOPR, arXiv 2503.14286). Right completions are learned however
+    unlikely they are, wrong ones only as far as this policy might still say them."""
     whole = log_ratio(logprobs, behaviour).detach().sum().clamp(max=0.0).exp()
     weights = torch.where(advantages > 0, torch.ones_like(advantages), whole)
     each = -weights * advantages * logprobs
