@@ -19,7 +19,12 @@ import trio
 
 from node.config import NodeConfig
 from node.hosting.membership import Membership, load_identity
-from node.hosting.policy_weights import STORE_BYTES_MAX, open_weights_service, weights_rules
+from node.hosting.policy_weights import (
+    STORE_BYTES_MAX,
+    Receiver,
+    open_weights_service,
+    weights_rules,
+)
 from node.monitor.console.progress import Bars, Work, on_stderr, spread_work, version_work
 from node.records.format import amount
 from node.roles.machine import RealNetwork
@@ -129,8 +134,8 @@ async def _open(
     async with open_peer(world, config, identity, membership, rules.heads.run_id) as peer:
         with open_weights_service(
             *(config.data_dir, rules, peer.transport, peer.gater, world),
+            Receiver(tell=tell),
             store_bytes=options.store_bytes,
-            tell=tell,
         ) as service:
             async with trio.open_nursery() as nursery:
                 await nursery.start(service.run)

@@ -1,1 +1,1 @@
-"""What samples completions: vLLM, a small torch engine, or a script."""
+"""Engines, which sample completions: vLLM, a small torch engine, a served model, a script."""

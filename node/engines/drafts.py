@@ -69,7 +69,7 @@ class DraftGeneration(Generation):
 
     @property
     def done(self) -> bool:
-        """Whether every completion has ended."""
+        """True if every completion has ended."""
         return not self._batches and not self._unweighed
 
     def advance(self, steps: int, policy_version: int) -> None:

@@ -119,7 +119,7 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """Whether every completion has ended."""
+        """True if every completion has ended."""
         return not self._batches
 
     def advance(self, steps: int, policy_version: int) -> None:

@@ -1,1 +1,1 @@
-"""Where prompts, answers and rewards come from. Which tasks a node has: `node.verification`."""
+"""Environments make prompts, answers and rewards. `node.verification` assigns tasks to nodes."""

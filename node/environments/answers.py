@@ -1,4 +1,4 @@
-"""What of a completion is its answer, by a format that a run names for all its nodes. Pure.
+"""Extraction of the answer from a completion, by the format that a run names for its nodes. Pure.
 
 Reasoning before an answer is free. What follows it is not: there a hostile producer could teach
 what no scorer sees, blanks for one, and a policy could learn it by itself. So each format says what
@@ -57,7 +57,7 @@ _PADDING: Final = "000"  # at the end of decimals; 1.50 is a price, and 0.730 a 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRule:
-    """What a run says about the completions of one environment."""
+    """A run's rules for the completions of one environment."""
 
     format: AnswerFormat = "whole"
     format_reward: float = 0.0  # of a wrong answer in the right format
@@ -93,7 +93,7 @@ def written(kind: AnswerFormat, answer: str) -> str:
 
 
 def is_padded(text: str, answer: str) -> bool:
-    """Whether a completion that is all answer ends in a blank, or has more blanks in a row, where
+    """True if a completion that is all answer ends in a blank, or has more blanks in a row, where
     the environment's own answer does not: most scorers overlook that. One blank may always stand
     before it, as many tokenizers put one there."""
     if _BLANK.match(text[-1:]) and not _BLANK.match(answer[-1:]):
@@ -105,7 +105,7 @@ def is_padded(text: str, answer: str) -> bool:
 
 
 def _has_single_spaces_alone(text: str) -> bool:
-    """Whether a text has no two blanks in a row, found out in a tenth of the pattern's time; False:
+    """True if a text has no two blanks in a row, found out in a tenth of the pattern's time; False:
     the pattern has to look. Of all blanks only these three are printable."""
     return text.isprintable() and not any(each in text for each in ("  ", "\u2800", "\u3164"))
 
@@ -149,7 +149,7 @@ def _in_fence(text: str) -> str | None:
 
 
 def _balanced(text: str) -> bool:
-    """Whether braces close what they open, and nothing before."""
+    """True if braces close what they open, and nothing before."""
     depth = 0
     for char in text:
         depth += (char == "{") - (char == "}")
@@ -193,7 +193,7 @@ def _last_number(text: str) -> str | None:
 
 
 def _before_marks(text: str) -> int:
-    """Where the text ends without its closing marks."""
+    """The end of the text without its closing marks."""
     end, left = len(text), list(CLOSING_MARKS)
     while found := next((mark for mark in left if text.endswith(mark, 0, end)), None):
         left.remove(found)
@@ -202,7 +202,7 @@ def _before_marks(text: str) -> int:
 
 
 def _is_glued(text: str, begin: int) -> bool:
-    """Whether what stands right before makes it no number of its own, as in x2, 1e5 or 1e-5."""
+    """True if what stands right before makes it no number of its own, as in x2, 1e5 or 1e-5."""
     at = begin - 1
     if at > 0 and text[at] in _SIGNS:
         return text[at - 1].isascii() and text[at - 1].isalpha()
@@ -211,7 +211,7 @@ def _is_glued(text: str, begin: int) -> bool:
 
 
 def _is_negative(text: str, begin: int) -> bool:
-    """Whether a minus sign stands before it that subtracts it from nothing."""
+    """True if a minus sign stands before it that subtracts it from nothing."""
     if not begin or text[begin - 1] not in _MINUS_SIGNS:
         return False
     before = text[begin - 2] if begin > 1 else " "

@@ -1,4 +1,4 @@
-"""What an environment is.
+"""The protocol of environments.
 
 An environment turns a `Task` into a `Problem` (prompt and whatever its verifier needs) and scores
 a completion's text. It must be a pure function of the task: two nodes with the same environment
@@ -24,7 +24,8 @@ ENTRY_POINT_GROUP = "swarm_node.environments"
 
 
 class Undecided(Exception):
-    """What a text is worth depends on the machine that scores it: nobody is to learn it of another.
+    """The reward of a text depends on the machine that scores it, so no machine sends it to
+    another.
 
     For environments to raise from `score`.
     """
@@ -102,7 +103,7 @@ class Interaction(Environment, Protocol):
 
     @property
     def turns_max(self) -> int:
-        """How many turns the policy has at most; at least 1."""
+        """The most turns of the policy; at least 1."""
         ...
 
     @property

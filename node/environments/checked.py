@@ -11,7 +11,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def wrong_parameters(environment: str, what: str) -> ConfigError:
-    """What is to be said of a run whose parameters do not do."""
+    """The error for a run's wrong parameters."""
     return ConfigError(f"environment {environment}: {what}")
 
 

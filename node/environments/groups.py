@@ -13,7 +13,7 @@ _DIGEST_CHARS: Final = 8
 
 
 def is_group(name: object) -> bool:
-    """Whether a name is that of a group; a plug-in of the same name comes before it."""
+    """True if a name is that of a group; a plug-in of the same name comes before it."""
     return isinstance(name, str) and name in GROUPS and not is_plug_in(name)
 
 

@@ -51,7 +51,7 @@ class PythonFunction:
 
 
 def results(text: str, calls: Sequence[Sequence[Any]]) -> Sequence[tuple[Any] | None]:
-    """What a text's function makes of each list of arguments; None: it failed.
+    """The result of a text's function for each list of arguments; None: it failed.
 
     Raises:
         Undecided: another machine may come to something else.
@@ -64,7 +64,7 @@ def results(text: str, calls: Sequence[Sequence[Any]]) -> Sequence[tuple[Any] | 
 
 
 def decided(ran: runner.Ran) -> runner.Ran:
-    """What a run came to, where every machine comes to that.
+    """The run, if every machine would end it in the same way.
 
     Raises:
         Undecided: another machine may come to something else.
@@ -116,7 +116,7 @@ def _tests(spec: Spec, rng: Random, count: int) -> tuple[list[list[Any]], list[A
 
 
 def _same(found: Any, right: Any) -> bool:
-    """Whether two plain values are the same in kind and value: 1 is neither True nor 1.0."""
+    """True if two plain values are the same in kind and value: 1 is neither True nor 1.0."""
     if type(found) is not type(right):
         return False
     if isinstance(right, list):

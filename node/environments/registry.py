@@ -1,4 +1,4 @@
-"""Which environments this node has: the built-in ones and those that entry points add."""
+"""The environments of this node: the built-in ones and those that entry points add."""
 
 import difflib
 import re
@@ -72,12 +72,12 @@ def environment_names() -> tuple[str, ...]:
 
 
 def is_known(name: str) -> bool:
-    """Whether there is an environment of that name here. Nothing is imported for it."""
+    """True if there is an environment of that name here. Nothing is imported for it."""
     return name in _built_in() or name in _plugged_in()
 
 
 def is_plug_in(name: str) -> bool:
-    """Whether the environment of that name would be made by code of another package."""
+    """True if the environment of that name would be made by code of another package."""
     return name not in _built_in() and name in _plugged_in()
 
 
@@ -99,7 +99,7 @@ def packages_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def how_to_get(name: str, wanted: str) -> str:
-    """What to do where another version of an environment is installed than a run needs."""
+    """The advice if another version of an environment is installed than a run needs."""
     release = "take the release of swarm-node that has it, as those who made the run do"
     if name in OFFERED:
         _, _, of_library = wanted.partition(f"{LIBRARY}-")
@@ -116,17 +116,17 @@ def _word(text: str) -> str:
 
 
 def needs_sandbox(name: str) -> bool:
-    """Whether what it does with strangers' text was not read line by line, or is to run it."""
+    """True if what it does with strangers' text was not read line by line, or is to run it."""
     return name in _RUN_CODE or is_unread(name)
 
 
 def is_unread(name: str) -> bool:
-    """Whether what it does with strangers' text was not read line by line."""
+    """True if what it does with strangers' text was not read line by line."""
     return name == TASKSETS or is_plug_in(name)
 
 
 def runs_code(name: str) -> bool:
-    """Whether the environment of that name calls `node.sandbox.runner`."""
+    """True if the environment of that name calls `node.sandbox.runner`."""
     return bool(getattr(environment(name), "runs_code", False))
 
 

@@ -38,7 +38,7 @@ RewardRule = Literal["exact", "partial"]
 
 @dataclass(frozen=True, slots=True)
 class PosedProblem:
-    """What a policy gets to see, and one right completion for supervised warm-up."""
+    """A policy's prompt, and one right completion for supervised warm-up."""
 
     prompt: str
     answer: str  # in the run's format
@@ -46,7 +46,7 @@ class PosedProblem:
 
 @dataclass(frozen=True, slots=True)
 class GroupScore:
-    """What a verifier finds out about one group."""
+    """A verifier's findings about one group."""
 
     prompt: str
     rewards: tuple[float | None, ...]  # None: undecided
@@ -185,8 +185,8 @@ def _forgery(source: Interaction, problem: Problem, said: Said) -> tuple[Reject 
 
 
 def replies(task: Task, transcripts: Sequence[Sequence[str]]) -> list[str | None]:
-    """What is said to the last turn of each transcript, given the policy's turns; None: it is over,
-    as it is for tasks of one turn and where the environment fails.
+    """The reply to the last turn of each transcript, given the policy's turns. None: it is over, as
+    for tasks of one turn and after a failure of the environment.
 
     Raises:
         ConfigError: the run's parameters make no problem.
@@ -218,7 +218,7 @@ def _answer(kind: AnswerFormat, text: str, right: str) -> str | None:
 
 
 def check_format(tasks: Sequence[Task], rule: AnswerRule) -> None:
-    """Whether the environments' own answers can be given in the format. `tasks`: a sample.
+    """Check that the environments' own answers can be given in the format. `tasks`: a sample.
 
     Raises:
         ConfigError: they cannot; no policy could score.
@@ -266,7 +266,7 @@ def _score_of(score: Callable[[], float]) -> float | None:
 
 
 def _guarded(call: Callable[[], T], *through: type[Exception]) -> T | None:
-    """What foreign code comes to on strangers' text; None: it failed, and whoever asks counts that.
+    """The result of foreign code on strangers' text; None: it failed, and the caller counts that.
     The boundary between the two: faults of this machine go through, and what is named."""
     let_through: tuple[type[Exception], ...] = (*through, *_OURS)
     try:
@@ -278,7 +278,7 @@ def _guarded(call: Callable[[], T], *through: type[Exception]) -> T | None:
 
 
 def _by_rule(raw: float | None, reward: RewardRule) -> float:
-    """What the run makes of an environment's own score; of a failed one nothing."""
+    """The reward by the run's rule for an environment's own score; 0 for a failed one."""
     found = raw or 0.0
     return float(found == 1.0) if reward == "exact" else found
 
@@ -295,7 +295,8 @@ def _problem(task: Task) -> Problem:
 
 
 def made(source: Environment, task: Task) -> Problem:
-    """What an environment makes of a task, whose parameters may be a stranger's, in bounded time.
+    """The problem that an environment makes of a task, whose parameters may be a stranger's, in
+    bounded time.
 
     Raises:
         ConfigError: it makes no problem of it, or not within the bounds of this process.

@@ -1,4 +1,4 @@
-"""Whether an environment is fit to be given strangers' text: what is looked at, in one process.
+"""Tests of an environment's fitness for strangers' text, in one process.
 
 `python -m node.environments.trial`, which is a fresh process, reads what to try from its input and
 writes what it finds, a line of JSON for each thing, before it goes on to the next: where a text
@@ -37,7 +37,7 @@ _INDEX_STEP: Final = 1009
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What scoring one text came to."""
+    """The result of scoring one text."""
 
     reward: float | None  # None: the scorer failed
     cpu_s: float
@@ -125,7 +125,7 @@ def scored(source: Environment, problem: Problem, text: str) -> Scored:
 
 
 def own_reward(source: Environment, problem: Problem) -> float | None:
-    """What the environment's own answer is worth, or its own turns; None: its scorer failed."""
+    """The reward of the environment's own answer or turns; None: its scorer failed."""
     if not isinstance(source, Interaction):
         return scored(source, problem, problem.answer).reward
     return _tried(lambda: source.worth(problem, source.right(problem)))[0]
@@ -156,8 +156,8 @@ def texts_for(problem: Problem, marker: Path) -> Iterator[tuple[str, str, bool]]
 
 
 def _memory_bytes(what: str) -> int:
-    """What this process holds (`VmRSS`), or held at once since `_forget_peak` (`VmHWM`); where the
-    system does not tell that, the most that it ever held."""
+    """The memory of this process (`VmRSS`), or its peak since `_forget_peak` (`VmHWM`). On systems
+    that report neither: the peak of its life."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.partition(f"{what}:")[2].split()[0]) * _KIB

@@ -1,4 +1,4 @@
-"""What a rollout worker samples with: an engine on one version's weights, and no trainer.
+"""The engine of a rollout worker: an engine on one version's weights, and no trainer.
 
 The engine `torch` is the trainer's process, which holds the policy and no optimizer state. The
 engine `vllm` has such a process beside it, on the CPU, which holds the policy in fp32 and says what
@@ -84,7 +84,7 @@ class ReferencePolicy:
     adapters: what it says of these is of base and adapter, and not of what it made."""
 
     def __init__(self, spec: TrainerSpec, data_directory: Path) -> None:
-        """What it makes lies about until it is stopped."""
+        """The merged models that it makes stay until it is closed."""
         self._process = TrainerProcess(replace(spec, device="cpu"), data_directory)
         self._directory = data_directory
         self._stack = ExitStack()  # of the room for what it makes
@@ -132,7 +132,7 @@ class ReferencePolicy:
         return await self._files.export(self._process, version)
 
     async def _persist(self, job: Callable[[], Awaitable[T]]) -> T:
-        """What it says, by a process that is started anew where it died."""
+        """The result of a job; a process that died is started again for it."""
         try:
             return await job()
         except ChildFailed:

@@ -28,7 +28,7 @@ Consent = Callable[[str], bool]
 
 
 def preset_directory(preset: ModelPreset, cache: Path) -> Path:
-    """Where a preset's model is, or will be."""
+    """The path of a preset's model, also before it is there."""
     return cache / "models" / f"{preset.name}-{preset.wheel_sha256[:16]}-{FORM}"
 
 
@@ -64,7 +64,8 @@ def fetch_preset(
 
 
 def file_directory(file: Path, cache: Path) -> Path:
-    """Where the model made of a GGUF file is, or will be: by the file's name, size and time.
+    """The path of the model made of a GGUF file, also before it is there: by the file's name, size
+    and time.
 
     Raises:
         ConfigError: there is no such file.
@@ -174,7 +175,8 @@ def ask(yes: bool, *, by_default: bool = True) -> Consent:
 
 @contextmanager
 def made_once(directory: Path) -> Iterator[bool]:
-    """Whether `directory` is still to be made; nodes that start together make it once."""
+    """True within the block if `directory` is still to be made; nodes that start together make it
+    once."""
     with shared_files():  # users may have one cache
         directory.parent.mkdir(parents=True, exist_ok=True)
         with directory.with_name(f"{directory.name}.lock").open("w") as lock:

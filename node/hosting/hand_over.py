@@ -1,4 +1,4 @@
-"""What happens between a trainer and an engine of its own around each update.
+"""The hand-over of weights and memory between a trainer and its engine around each update.
 
 Where both are on one GPU, the engine sleeps while the trainer trains, and takes the new weights
 from the trainer's own memory; elsewhere through files in shared memory. The files are written in
@@ -30,7 +30,7 @@ HAND_OVERS_MAX: Final = 3  # failures in a row; then trainer and engine are star
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """How an engine goes with the trainer's device."""
+    """The plan by which an engine shares the trainer's device."""
 
     gpu_memory_share: float  # where the engine is on a GPU
     shared: bool  # both are on one GPU and no other, so that weights can be lent

@@ -103,8 +103,8 @@ def ask_in_turn(
     addresses: Sequence[str],
     ask_one: Callable[[Transport, PeerId], Awaitable[T]],
 ) -> tuple[T | None, list[str]]:
-    """What the first of the peers answers that does; None: none of them did. And what went wrong
-    with those before. The node's own key asks, for lists of allowed peers name it.
+    """The answer of the first peer that gives one, or None; and the failures of those asked before
+    it. The node's own key asks, for lists of allowed peers name it.
 
     Raises:
         ConfigError: an address is wrong, or `ask_one` says so.
@@ -125,8 +125,7 @@ def ask_each(
     *,
     most: int | None = None,
 ) -> tuple[list[T], list[str]]:
-    """What the peers at these addresses answer, until so many did; and what went wrong at which
-    address.
+    """The answers of the peers at these addresses, at most `most`; and the failures, by address.
 
     Raises:
         ConfigError: as `ask_in_turn`.

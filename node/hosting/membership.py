@@ -1,5 +1,5 @@
-"""Who this node is and who may join: its key, the join key of a private swarm, the list of peers
-allowed, and invitations."""
+"""The node's identity and the rules of admission: its key, the join key of a private swarm, the
+list of peers allowed, and invitations."""
 
 import ipaddress
 import os
@@ -41,7 +41,7 @@ class Membership:
 
     @classmethod
     def of(cls, config: NodeConfig) -> "Membership":
-        """What the settings and the data directory say; a new key is kept there.
+        """The membership that the settings and the data directory name; a new key is kept there.
 
         Raises:
             ConfigError: they contradict each other, or a file cannot be used.
@@ -52,11 +52,11 @@ class Membership:
 
     @property
     def network_key(self) -> bytes | None:
-        """What both ends of each connection must know."""
+        """The key that both ends of each connection must have."""
         return self.key.handshake_key() if self.key else None
 
     def admits(self, peer: PeerId, ip: str | None) -> bool:
-        """Whether a peer may connect."""
+        """True if a peer may connect."""
         return self.allowed is None or peer in self.allowed
 
 
@@ -102,7 +102,7 @@ def invitation_of(data_dir: Path) -> Invitation:
 
 
 def _reach(address: str) -> int:
-    """How widely an address can be dialled: 0 the internet, 1 a local network, 2 this machine."""
+    """The reach of an address: 0 the internet, 1 a local network, 2 this machine."""
     parts = address.split("/")
     try:
         ip = ipaddress.ip_address(parts[2])

@@ -1,4 +1,4 @@
-"""Where a policy comes from: made here (`tiny`), fetched, converted, or there already.
+"""The model that a node loads: made here (`tiny`), fetched, converted, or there already.
 
 `tiny` is built and briefly warmed on the run's own tasks, so that reinforcement learning starts
 from partial competence without any download. It is cached under a hash of all that decides it;
@@ -53,13 +53,13 @@ PROMPT_TOKENS = 4096  # that vLLM has room for beside a completion
 
 
 def tiny_directory(run: RunConfig, cache_dir: Path | None) -> Path:
-    """Where the warmed tiny policy of a run is, or will be."""
+    """The path of a run's warmed tiny policy, also before it is there."""
     key = recipe_key(TinyRecipe(), run.run_id)  # which also decides what is held out
     return cache_directory(cache_dir) / "policies" / f"{TINY}-{run.name}-{key[:16]}"
 
 
 def resolved_model(config: NodeConfig) -> tuple[str, bool]:
-    """What the trainer is to load, and whether that is still to be made or fetched.
+    """The model that the trainer is to load, and True if it is still to be made or fetched.
 
     Raises:
         ConfigError: what trains it is not installed.
@@ -162,8 +162,8 @@ def vllm_context_tokens(config: NodeConfig) -> int:
 
 
 def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
-    """What the trainer is to load: a directory, or a hub id. Makes, fetches or converts it first
-    where that is its way.
+    """The model that the trainer is to load, a directory or a hub id. Makes, fetches or converts it
+    first if it has to be.
 
     Raises:
         ConfigError: a model to fetch that nobody agreed to, or a file that is not there.
@@ -186,7 +186,7 @@ def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
 
 
 def code_note(model: Path) -> str | None:
-    """What is said of a model directory that comes with code of its own."""
+    """The note about a model directory that comes with code of its own; None: it has none."""
     if (file := names_code(model)) is None:
         return None
     return f"model {model}: {file} names code of its own, which is not run"

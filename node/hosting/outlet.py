@@ -1,4 +1,4 @@
-"""Where a learner's versions leave for its workers."""
+"""The queue that publishes a learner's versions."""
 
 import shutil
 from collections.abc import Awaitable, Callable

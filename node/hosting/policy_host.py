@@ -25,7 +25,7 @@ from swarm.weights.store.versions import version_of
 
 
 class HostsPolicy(VersionLoader, Protocol):
-    """What samples at a worker, from its first version on."""
+    """The protocol of a worker's engine, from its first version on."""
 
     version: int
     serving: Serving | None
@@ -34,7 +34,7 @@ class HostsPolicy(VersionLoader, Protocol):
 
     @property
     def paused_s(self) -> float | None:
-        """How long the last load kept it from sampling; None: as long as it was paused."""
+        """Seconds that the last load kept it from sampling; None: all of the load."""
         ...
 
     async def restart(self) -> None:

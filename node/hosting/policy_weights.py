@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Final, Protocol
@@ -31,7 +32,7 @@ class Clock(Protocol):
 
     @property
     def run_sync(self) -> RunSync:
-        """Where calls go that block."""
+        """The place for calls that block."""
         ...
 
     def now_s(self) -> float:
@@ -50,7 +51,7 @@ def _tell_nobody(what: object) -> None:
 def weights_rules(
     run_id: str, publishers: Iterable[PeerId], clock_skew_s: float, policy: str, *, publishes: bool
 ) -> WeightsRules:
-    """What a process of this machine does for a policy, as a publisher or as who gets versions."""
+    """The rules of this machine for a policy, as its publisher or as a receiver of versions."""
     return WeightsRules(
         heads=HeadRules(run_id, frozenset(publishers), clock_skew_s),
         policy=policy,
@@ -60,6 +61,15 @@ def weights_rules(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """The user of versions that arrive."""
+
+    engine: VersionLoader | None = None  # loads them; None: they stay files
+    tell: Callable[[Outcome], None] = _tell_nobody  # is told of each attempt that ended
+    watch: Callable[[Stage], None] = _tell_nobody  # is told of each stage that begins
+
+
 @contextmanager
 def open_weights_service(
     data_dir: Path,
@@ -67,11 +77,8 @@ def open_weights_service(
     transport: Transport,
     gater: ConnectionGater,
     clock: Clock,
-    *,
+    receiver: Receiver,
     store_bytes: int = STORE_BYTES_MAX,
-    engine: VersionLoader | None = None,
-    tell: Callable[[Outcome], None] = _tell_nobody,
-    watch: Callable[[Stage], None] = _tell_nobody,
 ) -> Iterator[WeightsService]:
     """The service of a policy in a data directory, not running yet; its store is open for the
     block.
@@ -91,9 +98,9 @@ def open_weights_service(
             now_s=clock.now_s,
             rng=clock.rng("weights"),
             run_sync=clock.run_sync,
-            engine=engine,
-            tell=tell,
-            watch=watch,
+            engine=receiver.engine,
+            tell=receiver.tell,
+            watch=receiver.watch,
         )
 
 
@@ -103,28 +110,25 @@ def policy_weights(
     transport: Transport,
     gater: ConnectionGater,
     clock: Clock,
-    *,
-    publishes: bool,
-    engine: VersionLoader | None = None,
-    tell: Callable[[Outcome], None] = _tell_nobody,
-    watch: Callable[[Stage], None] = _tell_nobody,
+    receiver: Receiver | None = None,
 ) -> Iterator[WeightsService]:
-    """The service of a run's policy: see `open_weights_service`."""
+    """The service of a run's policy (see `open_weights_service`), for a receiver of its versions;
+    None: this node publishes them."""
     rules = weights_rules(
         config.run.run_id,
         map(PeerId, config.run.weights_publishers),
         float(config.run.limits.clock_skew_s),
         POLICY,
-        publishes=publishes,
+        publishes=receiver is None,
     )
     with open_weights_service(
-        config.data_dir, rules, transport, gater, clock, engine=engine, tell=tell, watch=watch
+        config.data_dir, rules, transport, gater, clock, receiver or Receiver()
     ) as service:
         yield service
 
 
 def version_directory(service: WeightsService, version: int) -> Path | None:
-    """Where a version that is here lies."""
+    """The directory of a version; None: it is not here."""
     local = service.versions.get(version)
     return None if local is None else local.directory
 

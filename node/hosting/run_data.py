@@ -58,7 +58,7 @@ def have_data(
 
 
 def check_data(run: RunConfig) -> None:
-    """Whether the items on this machine are enough, and short enough, for the run.
+    """Check that the items on this machine are enough, and short enough, for the run.
 
     Raises:
         ConfigError: one line that says what to change.
@@ -215,7 +215,7 @@ def _check_came(came: bytes, rules: DataRules, manifest: DataManifest) -> None:
 
 
 def held_data(run: RunConfig, run_sync: RunSync) -> dict[bytes, HeldData]:
-    """What this node hands on: the items of its run.
+    """The data that this node hands on: the items of its run.
 
     Raises:
         ConfigError: they are not on this machine.

@@ -68,7 +68,7 @@ def _line(policy: str, local: LocalVersion, is_current: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """Whether a directory is, bit for bit, what it should be, and the lines that say so."""
+    """The result of comparing a directory bit for bit, and the lines that report it."""
 
     is_same: bool
     lines: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""What the parts of a node ask of each other: engines, trainers, adapters. Free of torch."""
+"""Interfaces between the parts of a node: engines, trainers, adapters. Free of torch."""

@@ -43,7 +43,7 @@ _NOT_OURS: Final = (  # settings of PEFT's that make something else of the same 
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """What two adapters must have in common to replace each other."""
+    """The properties that two adapters must share to replace each other."""
 
     rank: int
     alpha: float  # what it adds is scaled by alpha / rank
@@ -52,7 +52,7 @@ class AdapterShape:
 
 @dataclass(frozen=True, slots=True)
 class AdapterCard:
-    """What an adapter's directory says of it."""
+    """The description in an adapter's directory."""
 
     shape: AdapterShape
     base: str  # hash of the base model's weights, 64 hex digits
@@ -60,7 +60,7 @@ class AdapterCard:
 
 
 def is_adapter(directory: Path) -> bool:
-    """Whether a directory holds an adapter and not a whole model."""
+    """True if a directory holds an adapter and not a whole model."""
     return (directory / CONFIG_FILE).exists()
 
 
@@ -95,7 +95,7 @@ def card_of(directory: Path) -> AdapterCard:
 
 
 def base_record(base: str, held: Held) -> str:
-    """What goes into `BASE_FILE`."""
+    """The content of `BASE_FILE`."""
     return json.dumps({"format": FORMAT, "base": base, "held": held})
 
 

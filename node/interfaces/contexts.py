@@ -1,4 +1,4 @@
-"""How many tokens a model's configuration says it takes. Imports neither torch nor vLLM."""
+"""The context length in tokens, from a model's configuration. Imports neither torch nor vLLM."""
 
 from collections.abc import Mapping
 from typing import Any, Final

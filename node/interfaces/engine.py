@@ -21,7 +21,7 @@ Tell = Callable[[str], Awaitable[None]]  # reports an event to the operator of t
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. Generation stops at EOS, which is kept in the record, or at the limit."""
+    """Sampling settings. Generation stops at EOS, which is kept in the record, or at the limit."""
 
     temperature: float = 1.0  # > 0
     top_p: float = 1.0  # 0 < top_p <= 1
@@ -29,7 +29,7 @@ class Sampling:
 
     @property
     def is_whole(self) -> bool:
-        """Whether any token may be sampled. Trainers' log-probs are at the temperature, over the
+        """True if any token may be sampled. Trainers' log-probs are at the temperature, over the
         whole vocabulary; an engine's are of what it samples from: with top-p the two differ."""
         return self.top_p == 1.0
 
@@ -70,7 +70,7 @@ class PendingGroup(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether all have ended."""
+        """True if all have ended."""
         ...
 
 
@@ -89,7 +89,7 @@ class RolloutEngine(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it can sample, or restarts its own process when asked to."""
+        """True if it can sample, or restarts its own process when asked to."""
         return True
 
     async def close(self) -> None:
@@ -118,7 +118,8 @@ class RolloutEngine(Protocol):
         raise NotImplementedError
 
     def take_sampled(self) -> int:
-        """How many tokens were sampled since the last call, where completions carry none."""
+        """The number of tokens sampled since the last call, for engines whose completions carry
+        none."""
         raise self._lacks("counts")
 
     async def go_on(

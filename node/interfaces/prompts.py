@@ -262,7 +262,7 @@ def decoded(prompt: str, ids: Sequence[int], encode: Encode, decode: Decode) -> 
 
 
 def takes_system(chat_template: str | Mapping[str, str] | None) -> bool:
-    """Whether a chat template has a place for the system message. One that does not either never
+    """True if a chat template has a place for the system message. One that does not either never
     names that role or raises an error that says so."""
     text = chat_template if isinstance(chat_template, str) else str(chat_template or "")
     return "system" in text and "not supported" not in text.lower()

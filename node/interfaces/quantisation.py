@@ -1,4 +1,4 @@
-"""How vLLM samples with weights that are quantised as they go in, while the policy is not.
+"""Quantised sampling: vLLM quantises weights as it loads them, the trainer's policy is exact.
 
 `fp8` is vLLM's own: it quantises each layer as it is loaded, with a scale for each output and, of
 what is multiplied, for each token. Of dense layers in `int8` it only knows checkpoints. So it is
@@ -42,7 +42,7 @@ _INT8: Final = {
 
 
 def server_flags(kind: Quantisation) -> dict[str, Any]:
-    """What vLLM's server is told, by flag. Values that are no texts are JSON."""
+    """Flags of vLLM's server. Values that are not strings are JSON."""
     if kind == "fp8":
         return {"quantization": _FP8}
     if kind == "int8":
@@ -51,7 +51,7 @@ def server_flags(kind: Quantisation) -> dict[str, Any]:
 
 
 def begins_empty(kind: Quantisation) -> bool:
-    """Whether a server that has started has no weights yet."""
+    """True if a server that has started has no weights yet."""
     return kind == "int8"
 
 

@@ -1,5 +1,5 @@
-"""What the round needs from a trainer. `node.training.process` has the real one, in a process of
-its own; `node.engines.scripted` stands in where a simulation needs none of the learning."""
+"""The protocol of trainers. `node.training.process` has the real one, in a process of its own;
+`node.engines.scripted` stands in where a simulation needs none of the learning."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ def check_scorable(groups: Sequence[TrainingGroup]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """What one update did. Means are over trained tokens.
+    """The figures of one update. Means are over trained tokens.
 
     An update whose loss or gradient is not finite is not made, and one that the guard takes back is
     as if it was not: `policy_version` stays and `trained_tokens` is 0, while `loss` and `grad_norm`
@@ -132,7 +132,7 @@ class TrainReport:
 
 @dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """What is loaded."""
+    """The policy that is loaded."""
 
     name: str
     parameters: int

@@ -1,4 +1,4 @@
-"""What a trainer is built from. Free of torch, so that the node's own process can hold it."""
+"""The settings of a trainer. Free of torch, so that the node's own process can hold it."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -141,7 +141,7 @@ class TrainerSpec:
 
     @property
     def adapter(self) -> AdapterShape | None:
-        """What is trained in place of the model; None: the model. Without targets: all."""
+        """The adapter to train; None: the model itself is trained. Without targets: all."""
         if self.lora_rank == 0:
             return None
         alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
@@ -149,7 +149,7 @@ class TrainerSpec:
 
     @property
     def held(self) -> Held:
-        """What the weights under an adapter that is trained are held in."""
+        """The precision of the frozen weights under an adapter."""
         return self.lora_base or "bfloat16"
 
     def to_record(self) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def targets_of(model: PreTrainedModel, shape: AdapterShape, name: str) -> tuple[
 
 
 def parameters(model: PreTrainedModel, shape: AdapterShape, name: str) -> int:
-    """How many numbers an adapter of the model has.
+    """The number of parameters in an adapter of the model.
 
     Raises:
         ConfigError: as `targets_of`.
@@ -127,7 +127,7 @@ def parameters(model: PreTrainedModel, shape: AdapterShape, name: str) -> int:
 
 
 def covered(model: PreTrainedModel, shape: AdapterShape, name: str) -> int:
-    """How many weights lie under factors and can be in four bits."""
+    """The number of weights that an adapter covers and that can be held in four bits."""
     wanted = targets_of(model, shape, name)
     return sum(
         layer.weight.numel()
@@ -192,8 +192,8 @@ def _like(held: Held, device: torch.device) -> Held:
 
 
 def described(policy: Policy) -> str:
-    """What the adapter is, on which layers, what the base is held in, and whether there are experts
-    that it leaves alone: in a mixture's 3-D weights nothing is adapted."""
+    """A description of the adapter: its layers, what the base is held in, and whether there are
+    experts that it leaves alone: in a mixture's 3-D weights nothing is adapted."""
     assert policy.adapter is not None
     named = policy.model.named_parameters()
     stacked = any(value.dim() == EXPERTS_DIM and "expert" in name for name, value in named)
@@ -237,7 +237,7 @@ def merged(policy: Policy) -> Iterator[None]:
 
 
 def effective_weight(layer: Any) -> torch.Tensor:
-    """What an adapted layer multiplies with, in fp32, with gradients."""
+    """The weight that an adapted layer multiplies with, in fp32, with gradients."""
     weight: torch.Tensor = frozen.exact(layer.base_layer) + layer.get_delta_weight(NAME)
     return weight
 
@@ -274,7 +274,7 @@ def _linear_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
 
 
 def _shapes(policy: Policy, shape: AdapterShape) -> dict[str, tuple[int, ...]]:
-    """What `factors` would have once such an adapter is attached.
+    """The shapes of `factors` once such an adapter is attached.
 
     Raises:
         ConfigError: as `targets_of`.

@@ -74,7 +74,7 @@ def answer_once(directory: str, max_new_tokens: int, temperature: float) -> None
 
 
 def _reply(policy: Policy, prompt: str, max_new_tokens: int, temperature: float) -> str | None:
-    """What the model says, shown as it comes; None: the prompt leaves no room for an answer."""
+    """The model's reply, shown as it comes; None: the prompt leaves no room for an answer."""
     ids = policy.encode_prompt(prompt)
     room = policy.context_tokens - len(ids)
     if room < 1:

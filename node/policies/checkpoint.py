@@ -96,7 +96,7 @@ def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> i
 
 
 def course_of(directory: Path) -> Mapping[str, Any]:
-    """What else a trainer remembered, from a checkpoint that `load` has taken; empty: nothing."""
+    """The step guard's record in a checkpoint that `load` has taken; empty: none."""
     found: Mapping[str, Any] = json.loads((directory / _STATE).read_text()).get("course", {})
     return found
 
@@ -166,7 +166,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def _trained(policy: Policy) -> Mapping[str, torch.Tensor]:
-    """What of the weights a checkpoint holds: all, or the adapter, in place and by name."""
+    """The weights that a checkpoint holds: all, or the adapter, in place and by name."""
     if policy.adapter is None:
         return policy.model.state_dict()
     from node.policies import adapters  # brings PEFT in
@@ -175,7 +175,7 @@ def _trained(policy: Policy) -> Mapping[str, torch.Tensor]:
 
 
 def _adapter_record(policy: Policy) -> dict[str, Any] | None:
-    """What a checkpoint says of its adapter, and of the base that this is for."""
+    """A checkpoint's record of its adapter and of the adapter's base."""
     if policy.adapter is None:
         return None
     shape = asdict(policy.adapter.shape)

@@ -62,7 +62,7 @@ def hold(model: nn.Module) -> None:
 
 
 def numbers(model: nn.Module) -> int:
-    """How many weights `hold` would put into bf16, if all of the model is frozen."""
+    """The number of weights that `hold` would put into bf16 if all of the model is frozen."""
     return sum(weight.numel() for weight, _ in _weights(model))
 
 
@@ -190,7 +190,7 @@ def replaced(layer: Any, weight: torch.Tensor) -> nn.Linear:
 
 
 def is_quantised(layer: nn.Module) -> bool:
-    """Whether a layer's weight is in four bits."""
+    """True if a layer's weight is in four bits."""
     return getattr(layer.weight, "quant_state", None) is not None
 
 
@@ -203,7 +203,7 @@ def exact(layer: Any) -> torch.Tensor:
 
 
 def numel(parameter: torch.Tensor) -> int:
-    """How many numbers a parameter stands for; in four bits it holds two in a byte."""
+    """The number of weights in a parameter; in four bits it holds two in a byte."""
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else int(state.shape.numel())
 

@@ -52,7 +52,7 @@ class _Tensors(pickle.Unpickler):
 
 
 class NotLent(Exception):
-    """What was lent cannot be had. The files beside it hold the same."""
+    """Lent tensors cannot be borrowed. The files beside them hold the same."""
 
 
 class Lender:
@@ -138,8 +138,8 @@ def let_go(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
 
 
 def _place(device: torch.device) -> str:
-    """What all processes of this machine call a device, and the number that it has in this one:
-    handles hold the number."""
+    """A device's name for all processes of this machine, and its number in this one, which handles
+    hold."""
     if device.type != "cuda":
         return device.type
     number = torch.cuda.current_device() if device.index is None else device.index

@@ -110,19 +110,19 @@ class _Body(Protocol):
 
 
 class _Causal(Protocol):
-    """What this reads of a model that `supports` accepts; modules have no types for their parts."""
+    """The parts of a model that `supports` accepts; modules have no types for their parts."""
 
     model: _Body
     lm_head: _Weighted
 
 
 def supports(model: PreTrainedModel) -> bool:
-    """Whether the lean pass computes this model where it is."""
+    """True if the lean pass computes this model where it is."""
     return knows(model) and next(model.parameters()).device.type == "cpu"
 
 
 def knows(model: PreTrainedModel) -> bool:
-    """Whether it does on a CPU."""
+    """True if it does on a CPU."""
     config = model.config
     return (
         getattr(config, "model_type", "") in _MODEL_TYPES
@@ -134,7 +134,7 @@ def knows(model: PreTrainedModel) -> bool:
 
 
 def looks_at_all(config: PreTrainedConfig) -> bool:
-    """Whether every token of a model sees all before it, in all its layers."""
+    """True if every token of a model sees all before it, in all its layers."""
     kinds = getattr(config, "layer_types", None)
     if kinds:
         return set(kinds) == {"full_attention"}
@@ -142,26 +142,27 @@ def looks_at_all(config: PreTrainedConfig) -> bool:
 
 
 def trains(parameters: int, adapted: int) -> bool:
-    """Whether a model that it computes is trained so as well. Each pass makes base + BA anew, and
+    """True if a model that it computes is trained so as well. Each pass makes base + BA anew, and
     gradients of both, which for a larger model is what an adapter is to save."""
     return not adapted or parameters <= ADAPTED_PARAMETERS_MAX
 
 
 def scores_of_prompts(model: PreTrainedModel, prompts: int, longest: int) -> int:
-    """How many scores a pass over so many prompts holds at a time, without gradients."""
+    """The number of attention scores that a pass over so many prompts holds at a time, without
+    gradients."""
     return int(model.config.num_attention_heads) * prompts * longest**2
 
 
 def scores_of_rows(model: PreTrainedModel, prompts: int, each: int, row: int, prompt: int) -> int:
-    """How many scores a pass over a grid of rows, and that over their prompts before it, keep for
-    their gradients (longest lengths)."""
+    """The number of attention scores kept for gradients by a pass over a grid of rows and the pass
+    over their prompts before it (longest lengths)."""
     config = model.config
     per_prompt = each * row * (row + prompt) + prompt**2
     return int(config.num_hidden_layers * config.num_attention_heads * prompts * per_prompt)
 
 
 def common_length(rows: Sequence[list[int]]) -> int:
-    """How many tokens all rows begin with alike."""
+    """The length of the longest common beginning of all rows, in tokens."""
     first, last = min(rows), max(rows)
     for index, (left, right) in enumerate(zip(first, last, strict=False)):
         if left != right:
@@ -287,7 +288,7 @@ class LeanModel:
 
 
 def _weight(part: _Projection) -> torch.Tensor:
-    """What a projection multiplies with, its adapter included where it has one."""
+    """The weight of a projection, its adapter included if it has one."""
     if not hasattr(part, "lora_A"):
         return part.weight.float()
     from node.policies.adapters import effective_weight  # brings PEFT in
@@ -400,7 +401,7 @@ def padding_bias(lengths: torch.Tensor, width: int) -> torch.Tensor | None:
 def prompt_segments(
     model: LeanModel, prompts: Sequence[list[int]], fill: int
 ) -> tuple[list[Segment], torch.Tensor]:
-    """What stands before the rows of each prompt: their common beginning once, then the rest of
+    """The segments before the rows of each prompt: their common beginning once, then the rest of
     each; and the last hidden state of each prompt (P, d). Every prompt has at least one token."""
     shared = common_length(prompts) if len(prompts) > 1 else 0
     shared = min(shared, min(len(prompt) for prompt in prompts) - 1)

@@ -52,7 +52,7 @@ _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What is trained of a policy where not all of it is; see `node.policies.adapters`."""
+    """The adapter that is trained in place of the whole policy; see `node.policies.adapters`."""
 
     shape: AdapterShape
     base: str  # hash of the frozen weights, as their files have them
@@ -76,14 +76,14 @@ class Policy(PromptEncoder):
 
     @property
     def precision(self) -> str:
-        """What it computes in, or how its weights are quantised."""
+        """The precision of its computation, or the quantisation of its weights."""
         if self.adapter is not None and self.adapter.held == "4bit":
             return "nf4"
         return "bfloat16" if self.device.type == "cuda" else "float32"
 
     @property
     def is_narrow(self) -> bool:
-        """Whether weights are held in fewer bits than they are computed with."""
+        """True if weights are held in fewer bits than they are computed with."""
         return self.adapter is not None and self.adapter.held != "float32"
 
     @property
@@ -254,7 +254,7 @@ def _load(model: str, *, narrow: bool) -> PreTrainedModel:
 
 
 def _forget_code(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """What is saved of it names no code of its own, which was not run."""
+    """Removes references to the model's own code, which was not run, from what is saved."""
     if hasattr(network.config, AUTO_MAP):
         delattr(network.config, AUTO_MAP)
     tokenizer.init_kwargs.pop(AUTO_MAP, None)

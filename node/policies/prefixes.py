@@ -30,7 +30,7 @@ def run(policy: Policy, prompts: Sequence[Sequence[int]]) -> tuple[DynamicCache,
 
 
 def seen(lengths: torch.Tensor, width: int) -> torch.Tensor:
-    """Which places of rows that end at the right edge are no pads: (rows, width)."""
+    """The mask of places that are no pads, in rows that end at the right edge: (rows, width)."""
     return torch.arange(width, device=lengths.device) >= width - lengths[:, None]
 
 

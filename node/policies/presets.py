@@ -40,7 +40,7 @@ PRESETS = {
 
 
 def missing_directory(model: str) -> str | None:
-    """What to say of a model that is meant as a place on this machine, and is no directory."""
+    """The error for a model that is meant as a path on this machine and is no directory."""
     is_place = Path(model).is_absolute() or model.startswith((".", "~"))
     if not is_place or Path(model).is_dir():
         return None

@@ -1,4 +1,4 @@
-"""What the tiny preset is made by. Free of torch, so that the node's own process can hold it."""
+"""The recipe of the tiny preset. Free of torch, so that the node's own process can hold it."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What differs between two directories of weights. Blocks; for threads.
+"""The differences between two directories of weights. Blocks; for threads.
 
 Read by offset and not mapped: a mapped file that is cut short kills the process.
 """
@@ -41,7 +41,7 @@ def check_alike(old: Path, new: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What to load of a directory where another one is loaded."""
+    """The tensors to load from a directory when another one is loaded."""
 
     names: tuple[str, ...]  # of tensors, sorted
     total: int  # how many tensors there are
@@ -84,7 +84,8 @@ def with_layers(changed: Iterable[str], names: Iterable[str]) -> frozenset[str]:
 
 
 def layer_of(name: str) -> str | None:
-    """What the tensors of one layer have in common; None for those outside of the layers."""
+    """The part of its name that the tensors of one layer share; None for those outside of the
+    layers."""
     found = _LAYER.search(name)
     return name[: found.end()] if found else None
 
@@ -109,8 +110,8 @@ def tensors_of(directory: Path) -> Tensors:
 
 
 def check_whole(model: str) -> None:
-    """Whether each file of a model on this machine has what its head says: what broke off while it
-    was copied is a file all the same.
+    """Check that each file of a model on this machine is as long as its header says: what broke off
+    while it was copied is a file all the same.
 
     Raises:
         ConfigError: one has not.

@@ -13,7 +13,12 @@ import trio
 from node.config import NodeConfig
 from node.hosting.outlet import Outlet
 from node.hosting.policy_host import HostsPolicy
-from node.hosting.policy_weights import policy_weights, published_versions, version_directory
+from node.hosting.policy_weights import (
+    Receiver,
+    policy_weights,
+    published_versions,
+    version_directory,
+)
 from node.interfaces.engine import RolloutEngine
 from node.interfaces.trainer import Trainer
 from node.loops.learner import PolicyOutlet
@@ -145,7 +150,7 @@ class World(Network, Protocol):
 async def _broadcasting(
     world: Network, config: NodeConfig, peer: Peer, watchers: Watchers
 ) -> AsyncIterator[Publishing]:
-    with policy_weights(config, peer.transport, peer.gater, world, publishes=True) as service:
+    with policy_weights(config, peer.transport, peer.gater, world) as service:
         publisher = Publisher(service, peer.identity, watchers.spread)
         async with trio.open_nursery() as nursery:
             await nursery.start(service.run)
@@ -179,11 +184,7 @@ async def _following(
     watch: Callable[[Stage], None],
 ) -> AsyncIterator[WeightsService]:
     with policy_weights(
-        *(config, peer.transport, peer.gater, world),
-        publishes=False,
-        engine=host,
-        tell=tell,
-        watch=watch,
+        config, peer.transport, peer.gater, world, Receiver(host, tell, watch)
     ) as service:
         current = service.versions.current()
         if current is not None:

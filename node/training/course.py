@@ -1,5 +1,5 @@
-"""How a trainer's updates went so far, and what that allows the next: bounds on a gradient's length
-and on how far one step may move the policy. And the way back from a step that went too far.
+"""The step guard: bounds from a trainer's updates so far on a gradient's length and on how far one
+step may move the policy. And the way back from a step that went too far.
 
 One bad batch can cost a policy what hundreds of updates taught it: an update whose gradient is
 longer than others', or that makes unlikely tokens less likely still, moves it ten or more times as
@@ -32,7 +32,7 @@ def _window() -> "deque[float]":
 
 @dataclass(slots=True)
 class Course:
-    """What is remembered. Of several processes that train one policy all have the same."""
+    """The record of past updates. All processes that train one policy have the same."""
 
     norms: "deque[float]" = field(default_factory=_window)  # of gradients, before they were clipped
     moves: "deque[float]" = field(default_factory=_window)  # k3 of the steps that stand
@@ -40,14 +40,14 @@ class Course:
     cautious_updates: int = 0  # for so many more
 
     def norm_bound(self, most: float) -> float:
-        """How long the next gradient may be, at most `most`."""
+        """The largest norm of the next gradient, at most `most`."""
         if len(self.norms) < SEEN_MIN:
             return most
         usual = median(self.norms)
         return min(most, NORM_TIMES_MAX * usual) if usual > 0 else most
 
     def move_bound(self) -> float:
-        """How far the next step may move the policy."""
+        """The most that the next step may move the policy (k3), in nats."""
         if len(self.moves) < SEEN_MIN:
             return FIRST_MOVE_MAX
         return max(MOVE_TIMES_MAX * median(self.moves), MOVE_MIN)
@@ -58,7 +58,7 @@ class Course:
             self.norms.append(norm)
 
     def takes(self, move: float) -> bool:
-        """Whether a step that moved the policy so far stands. If it does not, the rate is halved
+        """True if a step that moved the policy so far stands. If it does not, the rate is halved
         for some updates; twice in a row, halved again, and then it rises step by step."""
         if not move <= self.move_bound():  # nan does not stand either
             self.caution = max(self.caution / 2, CAUTION_MIN)
@@ -83,7 +83,7 @@ class Course:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Course":
-        """What `to_record` gave; of an older checkpoint, which has none, a new one.
+        """The inverse of `to_record`; an empty record gives a new guard.
 
         Raises:
             KeyError, TypeError, ValueError: it is damaged.

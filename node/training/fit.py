@@ -1,4 +1,5 @@
-"""What training a model would take, for `swarm-node doctor`: `python -m node.training.fit TOKENS`.
+"""The memory that training a model would take, for `swarm-node doctor`: `python -m
+node.training.fit TOKENS`.
 
 A trainer's specification comes as JSON on standard input; out goes one JSON object: the plan of
 `memory.plan` with `usual_bytes`, for updates of so many tokens, or `error`, one line.

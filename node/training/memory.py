@@ -1,4 +1,4 @@
-"""How much memory training will take, estimated before it starts.
+"""An estimate of the memory that training will take, made before it starts.
 
 Fixed part: weights, gradients and Adam's two moments, all fp32, next to the runtime itself; where
 an adapter is trained, these are its own, and of the model there are the weights alone, in whatever
@@ -46,7 +46,7 @@ _USABLE = 0.9  # of what is free: the rest is for everybody else
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the estimate needs to know of a model."""
+    """The sizes of a model that the estimate needs."""
 
     parameters: int
     layers: int
@@ -62,7 +62,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What training will take at `micro_batch_tokens`."""
+    """The memory that training will take at `micro_batch_tokens`."""
 
     micro_batch_tokens: int
     row_tokens_max: int  # padded tokens of the largest single row that fits
@@ -121,7 +121,7 @@ def _shape(spec: TrainerSpec, ranks: Ranks | None, device: torch.device) -> Mode
 
 
 def _held(spec: TrainerSpec, ranks: Ranks | None) -> Held:
-    """What the weights under an adapter are held in."""
+    """The precision of the weights under an adapter."""
     if ranks is None:
         return spec.held
     if spec.lora_base == "4bit":
@@ -132,7 +132,7 @@ def _held(spec: TrainerSpec, ranks: Ranks | None) -> Held:
 
 
 def copies_of(spec: TrainerSpec) -> float:
-    """How many numbers there are for each of the model's parameters."""
+    """The copies of each of the model's parameters."""
     return _COPIES if spec.adapter is None else _FROZEN + _MERGED * spec.writes_merged
 
 
@@ -199,7 +199,7 @@ def estimate_bytes(
 
 
 def _at_the_end(shape: ModelShape, copies: float, tokens: int, recomputes: bool) -> int:
-    """What is there when the backward pass ends or the step is made, with all gradients."""
+    """The memory in use when the backward pass ends or the step is made, with all gradients."""
     held = _state_bytes(shape, copies)
     if not shape.adapter_parameters:
         held += _FLOAT * _END_GRADIENTS * shape.vocabulary * shape.hidden
@@ -217,7 +217,7 @@ def _state_bytes(shape: ModelShape, copies: float) -> int:
 
 
 def _before_tokens(shape: ModelShape, copies: float, tokens: int) -> int:
-    """What is there beside a micro-batch when it takes most, which is where its backward pass
+    """The memory in use beside a micro-batch when it takes most, which is where its backward pass
     begins: of a whole model there are no gradients yet, but for the head's."""
     gradients = _FLOAT * shape.parameters if copies == _COPIES else 0
     return _state_bytes(shape, copies) - gradients + _head_bytes(shape, tokens)
@@ -248,7 +248,7 @@ def _token_bytes(shape: ModelShape, recomputes: bool) -> int:
 
 
 def _layer_bytes(shape: ModelShape) -> int:
-    """What a layer keeps of a token for its gradient."""
+    """The numbers that a layer keeps of a token for its gradient."""
     in_fp32 = _NORMED * shape.hidden
     numbers = _PER_HIDDEN * shape.hidden + _PER_INTERMEDIATE * shape.intermediate + 8 * shape.heads
     return _FLOAT * in_fp32 + shape.number_bytes * (numbers - in_fp32)

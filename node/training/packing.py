@@ -88,7 +88,7 @@ def _cuts(lengths: Sequence[int]) -> list[int]:
 
 
 def _level_tokens(units: Sequence[Unit], rows: Sequence[int], tail: int, is_grid: bool) -> int:
-    """What running so many rows of each unit together costs, all padded to `tail`."""
+    """The cost of running so many rows of each unit together, all padded to `tail`."""
     there = [unit for unit, count in zip(units, rows, strict=True) if count]
     cells = len(there) * max(rows) if is_grid else sum(rows)
     return sum(len(unit.prompt) for unit in there) + cells * tail + PASS_TOKENS

@@ -118,8 +118,8 @@ class TrainerClient(RolloutEngine):
         return [list(map(tuple, group)) for group in await self._call("score", groups)]
 
     async def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """What the loaded weights say of rows of tokens, all of one length: the log-prob of each
-        but the first, given those before it.
+        """The log-probs of rows of tokens, all of one length, under the loaded weights: of each
+        token but the first, given those before it.
 
         Raises:
             ChildFailed: out of memory or a crash.
@@ -183,7 +183,7 @@ class TrainerProcess(TrainerClient):
 
     @property
     def alive(self) -> bool:
-        """Whether the child runs."""
+        """True if the child runs."""
         return self._channel is not None and self._channel.process.returncode is None
 
     @property

@@ -1,4 +1,4 @@
-"""Which of several processes this one is, where torchrun started it. Free of torch.
+"""The place of this process among those that torchrun started. Free of torch.
 
 Under torchrun rank 0 is the node, and its trainer is rank 0 of those that train; what the other
 ranks do, `follower` says.

@@ -1,4 +1,4 @@
-"""What the loaded weights say of tokens that others sampled, to compare with what they claim.
+"""Log-probs under the loaded weights of tokens that others sampled, to compare with their claims.
 
 Token ids are taken as they are: they must be of this policy's tokenizer. The text was rewarded, and
 the ids are trained on, so a text that is not that of its ids is as impossible as its ids.
@@ -50,8 +50,8 @@ def score(trainer: GroupTrainer, groups: Sequence[TrainingGroup]) -> list[list[l
 
 
 def of_rows(policy: Policy, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-    """What the policy says of rows of tokens, all of one length: the log-prob of each but the
-    first, given those before it."""
+    """The policy's log-probs of rows of tokens, all of one length: of each token but the first,
+    given those before it."""
     ids = torch.tensor(rows, device=policy.device)
     with torch.inference_mode(), policy.autocast():
         logits = policy.model(input_ids=ids, use_cache=False).logits[:, :-1].float()

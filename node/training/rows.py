@@ -69,7 +69,7 @@ class Unit:
 
     @property
     def is_informative(self) -> bool:
-        """Whether any row has an advantage: the others have no gradient."""
+        """True if any row has an advantage: the others have no gradient."""
         return any(row.advantage != 0.0 for row in self.rows)
 
 
@@ -237,7 +237,7 @@ class Encoder:
         return self._policy.context_tokens if most is None else most + 1
 
     def _has_that_text(self, group: TrainingGroup, completion: Completion) -> bool:
-        """Whether tokens that another machine made are those of the text. The text was rewarded;
+        """True if tokens that another machine made are those of the text. The text was rewarded;
         where the tokens are others, it is what is trained on."""
         if not group.source or not self._knows(completion):
             return True  # made here; or no tokens of ours, which `_fits` leaves out

@@ -18,7 +18,7 @@ WARM_UP_UPDATES: Final = 10  # not of tiny models; Adam's second moment is young
 
 @dataclass(frozen=True, slots=True)
 class Suited:
-    """What a trainer takes for one policy."""
+    """The settings of a trainer that suit one policy."""
 
     learning_rate: float
     warm_up_updates: int
@@ -44,8 +44,8 @@ def suited(
     learning_rate: float | None,
     warm_up_updates: int | None,
 ) -> Suited:
-    """What was set, and where it is None what suits a model of so many parameters, adapter aside;
-    `adapter_parameters` 0: the model itself is trained."""
+    """The settings given; for those that are None, values that suit a model of so many parameters,
+    adapter aside; `adapter_parameters` 0: the model itself is trained."""
     rate, what, warm_up = _of(parameters, adapter_parameters)
     return Suited(
         rate if learning_rate is None else learning_rate,

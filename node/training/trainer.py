@@ -42,7 +42,7 @@ from node.training.rows import Encoder, Prepared, Row, Unit, expect, weigh
 
 @dataclass(slots=True)
 class Sums:
-    """What the micro-batches add up to."""
+    """The sums over micro-batches."""
 
     loss: float = 0.0
     own_logprob: float = 0.0
@@ -67,7 +67,7 @@ class Sums:
 
 @dataclass(slots=True)
 class _Done:
-    """What the updates of one batch came to."""
+    """The results of the updates on one batch."""
 
     first: Sums = field(default_factory=Sums)
     whole: Sums = field(default_factory=Sums)  # what was clipped, masked and seen over all
@@ -275,7 +275,7 @@ class GroupTrainer:
         return False
 
     def _moved(self, batches: Sequence[Sequence[Unit]]) -> float:
-        """How far the last step moved the policy on some of the rows: k3 of a token, in nats."""
+        """The move of the policy by the last step on some of the rows: k3 of a token, in nats."""
         found = [torch.zeros(2, 0, device=self.policy.device)]
         with torch.no_grad():
             for batch in probe(batches):
@@ -318,7 +318,7 @@ class GroupTrainer:
     # what differs where a model is cut over several processes: see `sharded`
 
     def _micro_batches(self, units: Sequence[Unit]) -> list[list[Unit]]:
-        """What this process computes of a batch, as it fits into memory."""
+        """This process's share of a batch, cut so that it fits into memory."""
         kinds = lean.alike([unit.prompt for unit in units]) if self._lean_fits else None
         return list(pack(units, self.micro_batch_tokens, kinds))
 
@@ -398,8 +398,8 @@ class GroupTrainer:
     # from groups to token rows
 
     def _prepare(self, groups: Sequence[TrainingGroup]) -> tuple[list[Unit], Prepared, int]:
-        """What is trained on, what was made of the groups, and how many informative ones the share
-        of rows without behaviour log-probs leaves out.
+        """The rows to train on, the counts of the groups, and the number of informative groups that
+        are left out for the share of rows without behaviour log-probs.
 
         That share is of the whole batch as it was drawn, own groups without any advantage included:
         where a policy fails at all of its own tasks it needs the others' groups most.
@@ -446,7 +446,7 @@ class GroupTrainer:
             return (self._shared if has_common else self._plain)(units, of_logits)
 
     def _is_short(self, units: Sequence[Unit]) -> bool:
-        """Whether the lean pass may hold what it would have to."""
+        """True if the lean pass may hold what it would have to."""
         rows = [row for unit in units for row in unit.rows]
         scores = lean.scores_of_rows(
             self.policy.model,
@@ -491,8 +491,8 @@ class GroupTrainer:
         return result
 
     def _plain_head(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """What makes logits of hidden states, where that is all that the model does with them;
-        None: it does more (a cap, a scale). Tried once, on a token."""
+        """The layer that makes logits of hidden states; None: the model does more with them (a cap,
+        a scale). Tried once, on a token."""
         if self._head is None:
             self._head = (_head_of(self.policy),)
         return self._head[0]
@@ -600,9 +600,9 @@ def _head_of(policy: Policy) -> Callable[[torch.Tensor], torch.Tensor] | None:
 
 
 def _attention_mask(policy: Policy, seen: torch.Tensor, count: int) -> torch.Tensor:
-    """What the last `count` of the tokens (rows, tokens) may look at, for all layers: (rows, 1,
-    count, tokens), added to their scores. Of a mask of 0 and 1 each layer would make one of its own
-    for its kernel, and keep that for its gradient. As given where layers do not look at all."""
+    """The attention mask of the last `count` of the tokens (rows, tokens), for all layers: (rows,
+    1, count, tokens), added to their scores. Of a mask of 0 and 1 each layer would make one of its
+    own for its kernel, and keep that for its gradient. As given where layers do not look at all."""
     config = policy.model.config.get_text_config()
     takes = getattr(config, "_attn_implementation", "") in ("sdpa", "eager")
     by_distance = getattr(config, "alibi", config.model_type in ("bloom", "mpt"))  # ALiBi

@@ -55,7 +55,7 @@ OPERATIONS: Final = frozenset(
 
 
 class CannotGoOn(ChildFailed):
-    """What this process holds is of no use any more: it says so and ends."""
+    """The state of this process is of no use any more: it reports that and ends."""
 
 
 class TrainerCore:
@@ -158,7 +158,7 @@ class TrainerCore:
         self._sessions[session] = DraftGeneration(self.policy, drafts, set_to, sampling, seed)
 
     def _prepare_for(self, session: int) -> None:
-        """What comes before any generation."""
+        """The steps before any generation."""
         if len(self._sessions) >= SESSIONS_MAX:
             raise LocalProtocolError(f"generation {session}: {SESSIONS_MAX} others have not ended")
 
@@ -279,7 +279,7 @@ class _Server:
         self._core: TrainerCore | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What goes wrong is in the answer, with its traceback."""
+        """The answer to a request; an error is told in it, with its traceback."""
         try:
             result = self._result(request["op"], frames.unpack(request["arguments"]))
             return {NUMBER: request[NUMBER], "ok": frames.pack(result)}
@@ -379,7 +379,7 @@ def _line(error: BaseException) -> str:
 
 
 def threads(wanted: int, processes: int = 1) -> int:
-    """How many threads torch takes, where so many processes compute on this machine."""
+    """The number of torch's threads if so many processes compute on this machine."""
     return wanted or min(max(1, ((os.cpu_count() or 1) - 1) // processes), THREADS_DEFAULT_MAX)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import trio
 
 from node.commands.weights_transfer import WAITING_S, _explain, _Swarm
-from node.hosting.policy_weights import open_weights_service, weights_rules
+from node.hosting.policy_weights import Receiver, open_weights_service, weights_rules
 from node.monitor.console.progress import on_stderr
 from node.roles.peer import Peer, PeerSettings
 from node.simulation.nodes import SimulatedNetwork
@@ -38,7 +38,9 @@ def said_of(directory: Path, other: str, wait_s: float) -> list[str]:
             peer = Peer(network, identity, transport, PeerSettings("weights-x", (address,)))
             publisher = world.peer_id(OTHER)
             rules = weights_rules("weights-x", [publisher], 60.0, "p", publishes=False)
-            with open_weights_service(directory, rules, transport, peer.gater, network) as service:
+            with open_weights_service(
+                directory, rules, transport, peer.gater, network, Receiver()
+            ) as service:
                 await nursery.start(service.run)
                 await nursery.start(peer.run)
                 swarm = _Swarm(service, peer, nursery, on_stderr())

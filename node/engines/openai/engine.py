@@ -44,7 +44,7 @@ class ServedModel(RolloutEngine):
 
     @property
     def tells_logprobs(self) -> bool:
-        """Whether log-probs go along where the distribution is whole and at temperature 1."""
+        """True if log-probs go along where the distribution is whole and at temperature 1."""
         return bool(self._tokenizer) and self._server.tells_logprobs
 
     # --- the engine ----------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class ServedModel(RolloutEngine):
         ]
 
     async def _said(self, prompt: str, sampling: Sampling, seed: int) -> Said:
-        """What the server says, when it does."""
+        """The server's completion, asked for until it comes."""
         tries = 0
         while True:
             try:

@@ -80,7 +80,7 @@ class OpenAiServer:
 
     @property
     def tells_logprobs(self) -> bool:
-        """Whether it is one of those that can be made to sample from the whole distribution."""
+        """True if it is one of those that can be made to sample from the whole distribution."""
         return self._kind in _WHOLE
 
     async def choose(self, wanted: str | None) -> None:
@@ -297,7 +297,7 @@ def _seconds(text: str) -> float:
 
 
 def _reason(content: bytes) -> str:
-    """What an answer that is an error says, on one line."""
+    """The message of an error answer, on one line."""
     try:
         told: Any = json.loads(content)
     except (ValueError, RecursionError):

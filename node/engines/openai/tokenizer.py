@@ -1,5 +1,5 @@
-"""What a tokenizer is told by between nodes, worked out in a child: the node's process imports
-neither torch nor transformers.
+"""The fingerprint of a tokenizer, computed in a child process: the node's process imports neither
+torch nor transformers.
 
     python -m node.engines.openai.tokenizer DIRECTORY
 """

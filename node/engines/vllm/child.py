@@ -50,7 +50,7 @@ class _Log:
         self._dropped_bytes += len(data) - self._put(data)
 
     def _put(self, data: bytes) -> int:
-        """How many bytes the file took of it."""
+        """The number of bytes that the file took."""
         try:
             if self._file is None or len(data) > self._room:
                 self._file = self._begin()

@@ -1,4 +1,4 @@
-"""How many completions an engine has in flight: as many as its key-value cache holds.
+"""A limit on completions in flight: as many as the engine's key-value cache holds.
 
 Too few leave an engine idle; too many have it throw completions out of its cache and compute them
 again. So the limit grows by a share while everything fits, more is waiting, and completions end:
@@ -27,7 +27,7 @@ CACHE_NEARLY_EMPTY: Final = 0.25  # share of the cache below which the limit may
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine says of itself."""
+    """The load that an engine reports."""
 
     running: int  # completions
     waiting: int  # completions that it has taken and not begun

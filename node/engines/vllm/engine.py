@@ -158,12 +158,12 @@ class VllmEngine(RolloutEngine):
 
     @property
     def directory(self) -> Path:
-        """Where the weights are that serve."""
+        """The directory of the weights that serve."""
         return self._directory
 
     @property
     def sizes(self) -> str:
-        """What of the machine it takes, in words."""
+        """The share of the machine that it takes, in words."""
         settings = self._settings
         if not is_cpu_build():
             return f"vLLM takes {settings.gpu_memory_share:.0%} of the GPU's memory"
@@ -367,7 +367,7 @@ class VllmEngine(RolloutEngine):
         return self._sound
 
     async def _sleeps(self) -> bool:
-        """Whether there is a server to wake."""
+        """True if there is a server to wake."""
         server = self._server
         return self._asleep and server is not None and server.usable and await server.healthy()
 

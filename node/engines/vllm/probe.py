@@ -1,4 +1,4 @@
-"""Whether an engine has the weights that it should have: its log-probs against the trainer's.
+"""Checks an engine's weights by comparing its log-probs with the trainer's.
 
 The same few rows of random tokens each time. Every log-prob is over the whole vocabulary, so that
 every weight takes part; a tensor that was left behind, or a packed copy of one, shows in them.
@@ -51,7 +51,7 @@ QUANTISED: Final = {
 
 
 def tolerance_of(precision: str) -> Difference:
-    """How far an engine of this precision (see `Maker`) may be from the trainer, for rounding."""
+    """The difference from the trainer that rounding explains at this precision (see `Maker`)."""
     return FP32 if precision == "float32" else QUANTISED.get(precision, BF16)
 
 
@@ -63,7 +63,7 @@ def probe_rows(vocabulary: int, context_tokens: int) -> list[list[int]]:
 
 
 def difference(ours: LogProbs, theirs: LogProbs) -> Difference:
-    """How far two opinions are apart; infinitely where one is no number or lacks a token."""
+    """The difference of two sets of log-probs; infinite if one is not a number or lacks a token."""
     if [len(row) for row in ours] != [len(row) for row in theirs]:
         return Difference(math.inf, math.inf)
     each = [
@@ -79,7 +79,7 @@ def difference(ours: LogProbs, theirs: LogProbs) -> Difference:
 def is_stale(
     before: LogProbs, after: LogProbs, expected_before: LogProbs, expected_after: LogProbs
 ) -> bool:
-    """Whether an engine still says what it said `before`, although it should say something else.
+    """True if an engine still says what it said `before`, although it should say something else.
 
     Rounding is of no account here: the same engine rounds the same weights alike, and one that
     quantises moves by 0.01 and more at the smallest of steps. So this sees a whole update that was
@@ -91,5 +91,5 @@ def is_stale(
 
 
 def agrees(found: Difference, tolerance: Difference) -> bool:
-    """Whether a difference is within another."""
+    """True if a difference is within another."""
     return found.mean <= tolerance.mean and found.max <= tolerance.max

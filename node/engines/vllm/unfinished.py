@@ -24,7 +24,7 @@ TEMPERATURE_MAX: Final = 2.0  # vLLM's own
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What an engine made of one completion."""
+    """A piece of one completion, from one request."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -75,21 +75,21 @@ class Unfinished:
 
     @property
     def longest_tokens(self) -> int:
-        """What a completion may come to, with its prompt."""
+        """The most tokens of a completion with its prompt."""
         return len(self._prompt_ids) + self._tokens_max
 
     @property
     def done(self) -> bool:
-        """Whether every completion has ended."""
+        """True if every completion has ended."""
         return all(row.finish_reason is not None for row in self._rows)
 
     @property
     def tokens(self) -> int:
-        """How many there are of all completions, so far."""
+        """The tokens of all completions so far."""
         return sum(len(row.tokens) for row in self._rows)
 
     def asks(self) -> list[Ask]:
-        """What to ask for next. Untouched, it is one request, which gives the same completions each
+        """The next requests. Untouched, it is one request, which gives the same completions each
         time; the rest of what was interrupted is asked for by completion, with random numbers that
         none of its tokens was drawn with."""
         if not any(row.tokens or row.finish_reason for row in self._rows):
@@ -107,7 +107,7 @@ class Unfinished:
         ]
 
     def take(self, ask: Ask, pieces: Sequence[Piece], policy_version: int) -> None:
-        """What that version made for an ask, one piece for each of its rows."""
+        """Add what a version made for a request: one piece for each of its rows."""
         for index, piece in zip(ask.rows, pieces, strict=True):
             self._rows[index].take(piece, policy_version)
 
@@ -153,7 +153,7 @@ class VllmWork:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a load took."""
+    """The figures of one load."""
 
     policy_version: int
     tensors: int  # that were loaded
@@ -164,7 +164,7 @@ class Update:
 
 
 class Harvest:
-    """How many works are still to be done until the others are cut off."""
+    """Counts the groups that are still to be done before the others are interrupted."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted

@@ -1,5 +1,5 @@
-"""What the node adds to vLLM's worker: loading weights in place, from a directory or from a trainer
-on the same device.
+"""The extension of vLLM's worker that loads weights in place, from a directory or from a trainer on
+the same device.
 
 vLLM mixes the class into its worker (`--worker-extension-cls`); it runs in vLLM's process alone.
 """
@@ -140,7 +140,7 @@ def _tensors(directory: Path, wanted: frozenset[str] | None) -> Iterator[tuple[s
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What is not in a delta is no trouble."""
+    """Silences vLLM's warnings of layers that a delta does not hold."""
     loggers = [
         logger
         for name, logger in logging.Logger.manager.loggerDict.items()

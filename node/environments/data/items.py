@@ -29,7 +29,7 @@ Rows = Iterable[tuple[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns of a file are what; None: it has no such column."""
+    """The columns of a file by their use; None: it has no such column."""
 
     question: str = "question"
     answer: str = "answer"

@@ -277,7 +277,7 @@ def _answer(answer: str) -> tuple[Any, ...]:
 
 
 def _parsed(text: str) -> list[Any]:
-    """What math-verify makes of it; its own timer would take that of a verifier's fork."""
+    """The reading of math-verify; its own timer would take that of a verifier's fork."""
     import math_verify
 
     found: list[Any] = math_verify.parse(

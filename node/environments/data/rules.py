@@ -70,7 +70,7 @@ class DataRules(BaseModel):
 
     @cached_property
     def judge(self) -> ItemScorer:
-        """What scores.
+        """The scorer.
 
         Raises:
             ConfigError: what it takes is not installed.
@@ -79,7 +79,7 @@ class DataRules(BaseModel):
 
     @property
     def columns(self) -> Columns:
-        """Which columns of the items are what."""
+        """The columns of the items by their use."""
         return Columns(self.question, self.answer, self.choices, self.rule)
 
     def content(self, rows: Rows, name: str) -> Content:
@@ -163,7 +163,7 @@ def _hash_at(path: Any, folder: Path | None, rules: DataRules) -> str:
 
 
 def _stamp(file: Path) -> tuple[tuple[str, int, int], ...]:
-    """What changes when the file, or one in the folder, does."""
+    """A value that changes when the file, or a file in the folder, changes."""
     try:
         inside = sorted(file.iterdir()) if file.is_dir() else [file]
         told = [(str(each), each.stat()) for each in inside]

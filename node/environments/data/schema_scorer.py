@@ -100,7 +100,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _depth(text: str) -> int:
-    """How deep it nests, if it is JSON."""
+    """The depth of its nesting, if it is JSON."""
     depth = deepest = 0
     for char in _QUOTED.sub("", text):
         depth += (char in "[{") - (char in "]}")
@@ -121,7 +121,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=_READ_MAX)
 def _validator(text: str) -> tuple[Any, int]:
-    """What judges by a schema, and how many values that has.
+    """The validator of a schema, and the number of values in the schema.
 
     Raises:
         ValueError: it is no schema, or one with a word that is not taken.

@@ -1,5 +1,5 @@
-"""What a text is worth for an item, by a scorer's name: `exact`, `numeric`, `choice`, `math`,
-`regex`, `json_schema`.
+"""The scorers of data set items, by name: `exact`, `numeric`, `choice`, `math`, `regex`,
+`json_schema`.
 
 A scorer is fed with strangers' texts, and where items were fetched, with strangers' items as well.
 So each has a bound on the length of what it reads, takes time that grows no faster than that
@@ -63,7 +63,7 @@ class ItemScorer(Protocol):
         ...
 
     def score(self, item: Item, text: str) -> float:
-        """What a text is worth, 0 to 1."""
+        """The reward of a text, 0 to 1."""
         ...
 
 

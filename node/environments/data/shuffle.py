@@ -9,8 +9,8 @@ _DOMAIN: Final = b"swarm/shuffle/1"
 
 
 def shuffled(place: int, count: int, seed: int, epoch: int) -> int:
-    """Which of `count` items comes at `place`, both from 0. For one seed and epoch each comes once;
-    takes about 10 µs, whatever `count` is."""
+    """The number of the item that comes at `place`, both from 0. For one seed and epoch each comes
+    once; takes about 10 µs, whatever `count` is."""
     assert 0 <= place < count
     half = max(1, (max(1, count - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

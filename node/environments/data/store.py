@@ -24,7 +24,7 @@ LOADED_MAX: Final = 4  # sets of items in memory
 
 
 def path_of(sha256: str) -> Path:
-    """Where the items with this hash are, or will be."""
+    """The path of the items with this hash, also before they are there."""
     named = os.environ.get(CACHE_VARIABLE)
     return cache_directory(Path(named) if named else None) / "data" / f"{sha256}.jsonl"
 
@@ -55,7 +55,7 @@ def keep_own(content: Content) -> str:
 
 
 def is_unshared(sha256: str) -> bool:
-    """Whether nobody has agreed yet to hand these items to strangers."""
+    """True if nobody has agreed yet to hand these items to strangers."""
     return path_of(sha256).with_suffix(".own").exists()
 
 
@@ -65,7 +65,7 @@ def agree_to_share(sha256: str) -> None:
 
 
 def is_here(sha256: str) -> bool:
-    """Whether the items are on this machine."""
+    """True if the items are on this machine."""
     return path_of(sha256).exists()
 
 

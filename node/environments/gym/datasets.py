@@ -50,7 +50,7 @@ def _turns(entry: Entry) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a dataset is offered."""
+    """The rules by which a dataset is offered."""
 
     text_chars_max: int = 1024  # longer answers score 0 unread
     guard: Guard | None = None  # what may reach the dataset's own scorer; None: any text
@@ -65,7 +65,7 @@ class Rules:
 
     @property
     def scored_by(self) -> str:
-        """Whose scorer decides."""
+        """The owner of the scorer that decides."""
         if self.scorer is not None:
             return "ours"
         return "the library's" if self.guard is None else "the library's, guarded"

@@ -17,7 +17,7 @@ _OPERATORS: Final = ({"+", "-"}, {"*", "/"})
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What an expression comes to, and the numbers that stand in it."""
+    """The value of an expression, and the numbers in it."""
 
     value: Fraction
     numbers: tuple[int, ...]

@@ -1,5 +1,5 @@
-"""What of a text may reach a dataset's own scorer, and what scores it instead. Pure, and quick for
-whatever text: each looks at its text a bounded number of times.
+"""Guards that limit the text which reaches a dataset's own scorer, and scorers used instead. Pure,
+and quick for whatever text: each looks at its text a bounded number of times.
 
 A guard gives the text on as the scorer may have it, or None: then it is worth 0. It also closes the
 ways in which a scorer overlooks a part of its text: what no scorer sees could be taught there.
@@ -98,22 +98,22 @@ disk_moves = only(rf"{_DISK_MOVE}(?:\n{_DISK_MOVE})*")
 
 
 def same_text(entry: Entry, text: str) -> float:
-    """Whether it is the answer, character by character."""
+    """True if it is the answer, character by character."""
     return float(text == str(entry["answer"]).strip())
 
 
 def same_in_any_case(entry: Entry, text: str) -> float:
-    """Whether it is the answer in capitals or not."""
+    """True if it is the answer in capitals or not."""
     return float(text.lower() == str(entry["answer"]).strip().lower())
 
 
 def same_words(entry: Entry, text: str) -> float:
-    """Whether it has the answer's words."""
+    """True if it has the answer's words."""
     return float(text.split() == str(entry["answer"]).split())
 
 
 def same_rows(entry: Entry, text: str) -> float:
-    """Whether it has the answer's words line by line."""
+    """True if it has the answer's words line by line."""
     return float(_rows(text) == _rows(str(entry["answer"]).strip()))
 
 
@@ -122,12 +122,12 @@ def _rows(text: str) -> list[list[str]]:
 
 
 def same_but_for_spaces(entry: Entry, text: str) -> float:
-    """Whether it is the answer but for white space."""
+    """True if it is the answer but for white space."""
     return float("".join(text.split()) == "".join(str(entry["answer"]).split()))
 
 
 def same_but_for_quotes(entry: Entry, text: str) -> float:
-    """Whether it is the same list, in whatever quotes or none."""
+    """True if it is the same list, in whatever quotes or none."""
     return float(_UNQUOTED.sub("", text) == _UNQUOTED.sub("", str(entry["answer"])))
 
 
@@ -135,18 +135,18 @@ _UNQUOTED = re.compile("['\" ]")
 
 
 def same_measure(entry: Entry, text: str) -> float:
-    """Whether it is the answer but for white space and the sign of degrees."""
+    """True if it is the answer but for white space and the sign of degrees."""
     text, answer = ("".join(each.split()).removesuffix("°") for each in (text, entry["answer"]))
     return float(text == answer)
 
 
 def same_number(entry: Entry, text: str) -> float:
-    """Whether it is a plain number of the answer's value."""
+    """True if it is a plain number of the answer's value."""
     return _near(entry, text, Fraction(0))
 
 
 def near_number(entry: Entry, text: str) -> float:
-    """Whether it is a plain number as near as the library has it: 0.0001."""
+    """True if it is a plain number as near as the library has it: 0.0001."""
     return _near(entry, text, Fraction(1, 10_000))
 
 
@@ -158,7 +158,7 @@ def _near(entry: Entry, text: str, most: Fraction) -> float:
 
 
 def makes_target(entry: Entry, text: str) -> float:
-    """Whether it computes the target (24 where there is none) from the given numbers, each once."""
+    """True if it computes the target (24 where there is none) from the given numbers, each once."""
     about = entry["metadata"]
     try:
         found = computed(text)
@@ -169,12 +169,12 @@ def makes_target(entry: Entry, text: str) -> float:
 
 
 def one_of_all(entry: Entry, text: str) -> float:
-    """Whether it is one of all right answers, which the entry lists."""
+    """True if it is one of all right answers, which the entry lists."""
     return float(_rows(text) in [_rows(each) for each in entry["metadata"]["valid_answers"]])
 
 
 def same_groups(entry: Entry, text: str) -> float:
-    """Whether it lists the same lists of words, in any order, each as often."""
+    """True if it lists the same lists of words, in any order, each as often."""
     found = _lists_of_words(text)
     if found is None:
         return 0.0
@@ -182,7 +182,7 @@ def same_groups(entry: Entry, text: str) -> float:
 
 
 def same_partitions(entry: Entry, text: str) -> float:
-    """Whether it lists the same lists of words, in any order; within each the order counts."""
+    """True if it lists the same lists of words, in any order; within each the order counts."""
     found = _lists_of_words(text)
     return float(found is not None and sorted(found) == sorted(entry["metadata"]["solution"]))
 
@@ -200,7 +200,7 @@ def _lists_of_words(text: str) -> list[list[str]] | None:
 
 
 def colours_graph(entry: Entry, text: str) -> float:
-    """Whether it gives each vertex one of the colours, and no two neighbours the same."""
+    """True if it gives each vertex one of the colours, and no two neighbours the same."""
     if not _COLOURING.fullmatch(text):
         return 0.0
     pairs = [(int(vertex), int(colour)) for vertex, colour in _COLOURED.findall(text)]
@@ -217,7 +217,7 @@ _COLOURING = re.compile(rf"\{{{_COLOURED.pattern}(?:, ?\n?{_COLOURED.pattern})*\
 
 
 def fills_survo(entry: Entry, text: str) -> float:
-    """Whether it fills the empty cells with the candidates so that rows and columns add up."""
+    """True if it fills the empty cells with the candidates so that rows and columns add up."""
     about, rows = entry["metadata"], _rows(text)
     puzzle: list[list[int]] = about["puzzle"]
     if [len(row) for row in rows] != [len(row) for row in puzzle]:
@@ -233,7 +233,7 @@ def fills_survo(entry: Entry, text: str) -> float:
 
 
 def names_roles(entry: Entry, text: str) -> float:
-    """Whether it says of everybody once what they are, in any order: `A is a knight, and B is a
+    """True if it says of everybody once what they are, in any order: `A is a knight, and B is a
     knave.`"""
     found = _roles(text)
     return float(found is not None and found == _roles(str(entry["answer"]).strip()))

@@ -1,6 +1,6 @@
-"""How large a setting of a dataset may be. A run's settings may come from anybody, and a dataset
-makes as many numbers as it is told to, so every number in them has a bound: what `Rules` says, or
-a multiple of what the dataset has by itself."""
+"""Bounds of a dataset's settings. A run's settings may come from anybody, and a dataset makes as
+many numbers as it is told to, so every number in them has a bound: what `Rules` says, or a multiple
+of what the dataset has by itself."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -47,7 +47,7 @@ def largest(name: str, defaults: Mapping[str, Any], rules: Rules) -> float:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one that counts or measures something."""
+    """True if it is one that counts or measures something."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""What is needed of reasoning-gym. The only file that imports `reasoning_gym`.
+"""The adapter of reasoning-gym. The only file that imports `reasoning_gym`.
 
 The library takes more than a second and 100 MB to import, so it is imported at the first problem,
 which belongs into the verifier's process.
@@ -70,8 +70,8 @@ def build(name: str, config: Any) -> Any:
 
 
 def common_divisors(one: int, other: int) -> list[int]:
-    """What `basic_arithmetic` finds by trying every number up to a root, which takes hours for some
-    of its dividends: the divisors that two numbers share, smallest and largest in turn."""
+    """Replaces a search of `basic_arithmetic` that takes hours for some of its dividends: the
+    divisors that two numbers share, smallest and largest in turn."""
     from sympy import divisors
 
     common = math.gcd(one, other)

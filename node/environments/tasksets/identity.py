@@ -1,4 +1,4 @@
-"""What a taskset is, found out by two fresh processes that have to agree.
+"""The identity of a taskset, found by two fresh processes that have to agree.
 
 `python -m node.environments.tasksets.identity` reads rules from its input and writes one line of
 JSON: the hash of what the taskset makes, or why it is refused. It confines itself first, as far as
@@ -69,7 +69,8 @@ def _identified(rules: str, package: str) -> str:
 
 
 def _look(rules: str, hash_seed: str) -> dict[str, Any]:
-    """What a fresh process finds; where it ended without a word, the last line that it wrote."""
+    """The finding of a fresh process; where it ended without a word, the last line that it
+    wrote."""
     with tempfile.TemporaryDirectory() as room:
         environ = child_environ()
         environ |= {"HOME": room, "TMPDIR": room, "PYTHONHASHSEED": hash_seed}

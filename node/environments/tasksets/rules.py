@@ -47,7 +47,7 @@ class TasksetRules(BaseModel):
     """The hash of package, configuration and tasks."""
 
     def reply_of(self, answer: str) -> str:
-        """What the taskset sees of an answer."""
+        """The part of a completion that the taskset sees."""
         return self.reply.replace(HOLE, answer)
 
 
@@ -76,7 +76,7 @@ def rules_of(parameters: str) -> TasksetRules:
 
 
 def library_version() -> str:
-    """Which `verifiers` is installed.
+    """The installed version of `verifiers`.
 
     Raises:
         ConfigError: none.
@@ -89,7 +89,7 @@ def library_version() -> str:
 
 
 def places_of(taskset: str) -> list[Path]:
-    """Where a taskset's package is. It is looked for and not imported.
+    """The place of a taskset's package, found without importing it.
 
     Raises:
         ConfigError: it is not installed.
@@ -135,5 +135,5 @@ def _hash_of(path: Path) -> str:
 
 
 def wrong(what: str) -> ConfigError:
-    """What is to be said of a run that names a taskset."""
+    """The error for a run that names a taskset."""
     return wrong_parameters(NAME, what)

@@ -1,4 +1,4 @@
-"""What is needed of `verifiers`. The only file that imports it.
+"""The adapter of `verifiers`. The only file that imports it.
 
 The library takes seconds and some 200 MB to import, and brings the packages of those who write
 tasksets along, so it is imported at the first problem, which belongs into the verifier's process.
@@ -244,7 +244,7 @@ def _answer(task: Any, rules: TasksetRules) -> str:
 
 
 def _trace_of(task: Any, reply: str) -> Any:
-    """What the library records of a policy that said this and stopped."""
+    """The library's record of a policy that said this and stopped."""
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.graph import MessageNode
     from verifiers.v1.state import state_cls
@@ -282,7 +282,7 @@ def _trace_of(task: Any, reply: str) -> Any:
 
 
 def _scores(hook: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, float]:
-    """What one grader gives, by name."""
+    """The score of one grader, by name."""
     from verifiers.v1.utils.decorators import invoke
 
     result = _awaited(hook.__name__, invoke(hook, dict(given)))
@@ -291,7 +291,7 @@ def _scores(hook: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, flo
 
 
 def _awaited(name: str, result: Any) -> Any:
-    """What a grader comes to that waits for nothing outside.
+    """The result of a grader that waits for nothing outside.
 
     Raises:
         RuntimeError: it does.

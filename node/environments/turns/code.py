@@ -53,7 +53,7 @@ def said(text):
 
 
 def python(argument: str) -> str:
-    """What an expression comes to, or what a program prints.
+    """The value of an expression, or the output of a program.
 
     Raises:
         Undecided: another machine may come to something else.

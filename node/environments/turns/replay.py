@@ -23,12 +23,12 @@ def said_of(completion: Completion) -> Said:
 
 
 def chars_of(said: Said) -> int:
-    """How much there is to read."""
+    """The number of characters."""
     return len(said) if isinstance(said, str) else sum(len(text) for _, text in said[1])
 
 
 def replies(source: Interaction, problem: Problem, texts: Sequence[str]) -> list[str | None]:
-    """What is said to each of the policy's turns; None, and no more after it: it is over."""
+    """The reply to each of the policy's turns; None, which is the last: it is over."""
     found: list[str | None] = []
     state = source.begin(problem)
     for text in texts[: source.turns_max]:
@@ -43,12 +43,12 @@ def replies(source: Interaction, problem: Problem, texts: Sequence[str]) -> list
 
 
 def takes_turns(parts: Parts) -> bool:
-    """Whether the policy begins and ends, and no turn of either is missing."""
+    """True if the policy begins and ends, and no turn of either is missing."""
     return len(parts) % 2 == 1 and all(mine is (at % 2 == 0) for at, (mine, _) in enumerate(parts))
 
 
 def forgery(source: Interaction, problem: Problem, said: Said) -> Reject | None:
-    """What is wrong with what somebody says of a transcript; None: it is as it must be."""
+    """The fault of a transcript that somebody sent; None: it is as it must be."""
     if isinstance(said, str):
         return Reject.SKIPPED_TURN
     cut, parts = said
@@ -74,6 +74,6 @@ def forgery(source: Interaction, problem: Problem, said: Said) -> Reject | None:
 def _explained_by_a_turn_left_out(
     source: Interaction, problem: Problem, texts: Sequence[str], heard: Sequence[str], at: int
 ) -> bool:
-    """Whether the reply that does not fit would, after one more turn that said nothing."""
+    """True if the reply that does not fit would, after one more turn that said nothing."""
     found = replies(source, problem, [*texts[:at], "", texts[at]])
     return len(found) == at + 2 and found[-1] == heard[at]

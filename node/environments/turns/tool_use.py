@@ -22,7 +22,7 @@ _WORDS: Final = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", 
 
 
 class ToolTask:
-    """What such tasks have in common: up to `CALLS_MAX` calls, then an answer."""
+    """The common part of such tasks: up to `CALLS_MAX` calls, then an answer."""
 
     turns_max = CALLS_MAX + 1
 

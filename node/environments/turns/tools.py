@@ -22,7 +22,7 @@ Tool = Callable[[str], str]  # an argument to a result
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What a turn asks of a tool."""
+    """A turn's call of a tool."""
 
     name: str
     argument: str

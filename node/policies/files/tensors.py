@@ -1,5 +1,5 @@
-"""Whether a model's files hold the tensors that its configuration describes, all of them and no
-others. transformers fills up what is missing with random numbers, and leaves out what is over."""
+"""Checks that a model's files hold exactly the tensors that its configuration describes.
+transformers fills up what is missing with random numbers, and leaves out what is over."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ def load(model: str | Path, dtype: torch.dtype, **more: Any) -> PreTrainedModel:
 
 
 def _wrong(told: Mapping[str, Any]) -> str | None:
-    """What differs between files and configuration, by what transformers tells of a load."""
+    """The differences between files and configuration, from transformers' loading report."""
     if mismatched := sorted(told["mismatched_keys"]):
         name, in_file, described = mismatched[0]
         return (

@@ -86,7 +86,7 @@ def _looked_for(found: Any) -> Iterator[str]:
 
 
 def tried(file: Path) -> str | None:
-    """What is wrong with a tokenizer; None: nothing was found."""
+    """The fault of a tokenizer; None: none was found."""
     steps = json.loads(file.read_bytes())
     for part in ("model", "added_tokens"):
         steps.pop(part, None)

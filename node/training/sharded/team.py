@@ -1,4 +1,4 @@
-"""How the ranks of one trainer keep together: rank 0 says what comes next, the others do it.
+"""The ranks of one trainer keep together: rank 0 says what comes next, the others do it.
 
 What is to be done stands in the store that torchrun keeps, and not in a collective operation: a
 learner may wait for groups for hours, and collectives that wait so long time out. Large bodies go
@@ -34,7 +34,7 @@ _BEAT, _STOP = "beat", "stop"
 if TYPE_CHECKING:
 
     class _Store(PrefixStore):
-        """What torch's stub leaves out of a store."""
+        """The methods of a store that torch's stub lacks."""
 
         def clone(self) -> "_Store": ...
 
@@ -96,7 +96,7 @@ class Team:
         threading.Thread(target=beat, daemon=True).start()
 
     def stopper(self) -> Callable[[], None]:
-        """What ends the other ranks, from any thread."""
+        """A function that ends the other ranks, from any thread."""
         store = self._store.clone()
         return lambda: store.set(_STOP, "1")
 
@@ -114,8 +114,8 @@ class Team:
     # --- the other ranks -------------------------------------------------------------------
 
     def orders(self, is_leaving: Callable[[], bool]) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """What rank 0 tells, with its body, until it ends, or until this rank was asked to leave
-        and rank 0 is not at work.
+        """The orders of rank 0, with their bodies, until it ends, or until this rank was asked to
+        leave and rank 0 is not at work.
 
         Raises:
             ChildFailed: rank 0 is gone.
@@ -130,7 +130,7 @@ class Team:
             yield order, column.numpy().tobytes()
 
     def stopped(self) -> bool:
-        """Whether rank 0 has ended, as far as one can find out now."""
+        """True if rank 0 has ended, as far as one can find out now."""
         try:
             return bool(self._store.check([_STOP]))
         except RuntimeError:  # the store is gone as well

@@ -169,7 +169,7 @@ class ShardedCore(TrainerCore):
 
 
 def plan_of(spec: TrainerSpec, ranks: Ranks) -> memory.MemoryPlan:
-    """What this rank has room for. Sets its threads and its device.
+    """The memory plan of this rank. Sets its threads and its device.
 
     Raises:
         ConfigError: the model cannot be read, or does not fit.
