@@ -33,7 +33,7 @@ from swarm.errors import RemoteProtocolError, TransportError
 from swarm.identity import PeerId
 from swarm.leasing import coordination
 from swarm.leasing.coordination import ControlClient, ReportedWorker
-from swarm.storage.files import RunSync
+from swarm.storage.files import Runtime
 from swarm.wire.steering import LearnerReport, SetPlan
 
 GONE_S: Final = 60.0  # a worker that is not connected and unheard of for so long is lost
@@ -109,23 +109,21 @@ class Coordinator:
         providers: Mapping[str, Provider],
         client: ControlClient,
         nursery: trio.Nursery,
-        *,
-        unix_s: Callable[[], float],
+        runtime: Runtime,
         drained: Callable[[], frozenset[str]],
         say: Say,
-        run_sync: RunSync = trio.to_thread.run_sync,
     ) -> None:
         """`providers` by name, that of volunteers among them. `drained`: names or peer ids of
         machines that shall not work. `nursery`: where machines are started and released.
-        `run_sync`: where decisions are worked out, which takes long with many workers."""
+        `runtime.run_sync` works decisions out, which takes long with many workers."""
         self.fleet = fleet
         self._providers = providers
         self._client = client
         self._nursery = nursery
-        self._unix_s = unix_s
+        self._unix_s = runtime.now_s
         self._drained = drained
         self._say = say
-        self._run_sync = run_sync
+        self._run_sync = runtime.run_sync
         self._alone_since_s: float | None = None
         self._state = ActivationState()
         self._is_first = True

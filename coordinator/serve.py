@@ -31,6 +31,7 @@ from swarm.leasing.coordination import ControlClient
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.invite import Invitation
 from swarm.peers.ledger import Ledger
+from swarm.storage.files import Runtime
 from swarm.storage.locking import data_directory
 from swarm.telemetry.broker_address import Broker
 from swarm.transport.base import Transport
@@ -242,9 +243,9 @@ class _Service:
                     self.providers,
                     ControlClient(transport, gater.ledger, learner),
                     nursery,
-                    unix_s=time.time,
-                    drained=lambda: self.source.drained,
-                    say=self.say,
+                    Runtime(time.time, Random(), trio.to_thread.run_sync),
+                    lambda: self.source.drained,
+                    self.say,
                 )
                 while not leaving.is_set():
                     await trio.to_thread.run_sync(self.source.look)

@@ -11,12 +11,19 @@ from node.config import NodeConfig
 from node.hosting.weights import POLICIES, STORE
 from swarm.identity import PeerId
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.storage.files import RunSync
+from swarm.storage.files import RunSync, Runtime
 from swarm.transport.base import Transport
 from swarm.weights.heads import HeadRules
 from swarm.weights.hot_swap import Engine
 from swarm.weights.publisher import VERSIONS_KEPT
-from swarm.weights.service import Outcome, Stage, WeightsRules, WeightsService
+from swarm.weights.service import (
+    Follower,
+    NoEngine,
+    Outcome,
+    Stage,
+    WeightsRules,
+    WeightsService,
+)
 from swarm.weights.store.chunks import ChunkStore
 from swarm.weights.store.versions import Versions
 
@@ -85,15 +92,10 @@ def open_weights_service(
             rules,
             transport,
             gater,
-            directory,
             Versions(directory, rules.shared_versions),
             store,
-            now_s=clock.now_s,
-            rng=clock.rng("weights"),
-            run_sync=clock.run_sync,
-            engine=engine,
-            tell=tell,
-            watch=watch,
+            Runtime(clock.now_s, clock.rng("weights"), clock.run_sync),
+            Follower(engine or NoEngine(), tell, watch),
         )
 
 

@@ -14,7 +14,6 @@ Nothing that a peer sends, and no full disk, ends the service: each try ends in 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Final
 
 import trio
@@ -33,7 +32,7 @@ from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.requests import PeersToAsk, ask
-from swarm.storage.files import RunSync
+from swarm.storage.files import Runtime
 from swarm.transport.base import ServeLimits, Transport
 from swarm.weights.broadcast.chunk_server import BYTES_PER_S_MIN, ChunkService
 from swarm.weights.broadcast.sessions import Sharing
@@ -146,6 +145,16 @@ class NoEngine:
         await trio.lowlevel.checkpoint()
 
 
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """What a node does with versions: `engine` loads each, `tell` learns of each outcome, and
+    `watch` of what is begun on the way there. The last two must be quick."""
+
+    engine: Engine = field(default_factory=NoEngine)
+    tell: Tell = _keep_quiet
+    watch: Watch = _keep_quiet
+
+
 @dataclass(slots=True)
 class _Try:
     """What is known of the version on its way, for `Outcome` and `VersionProgress`."""
@@ -172,36 +181,25 @@ class WeightsService:
         rules: WeightsRules,
         transport: Transport,
         gater: ConnectionGater,
-        directory: Path,
         versions: Versions,
         store: ChunkStore,
-        *,
-        now_s: Callable[[], float],
-        rng: Random,
-        run_sync: RunSync,
-        engine: Engine | None = None,
-        tell: Tell = _keep_quiet,
-        watch: Watch = _keep_quiet,
+        runtime: Runtime,
+        follower: Follower | None = None,
     ) -> None:
-        """`directory` is that of `versions`; heads are kept beside them. `run_sync`: where what
-        hashes, patches and writes goes. `tell` learns of each outcome, and `watch` of what is
-        begun on the way there; both must be quick."""
+        """Heads are kept beside the versions. `runtime.run_sync` hashes, patches and writes."""
         self.rules = rules
-        self.heads = HeadTable(rules.heads, now_s)
+        self.heads = HeadTable(rules.heads, runtime.now_s)
         self.versions = versions
         self.gater = gater
-        self.now_s = now_s
-        self.run_sync = run_sync
-        self.sharing = Sharing(
-            ChunkService(transport, gater=gater), store, gater.ledger, rng=rng, run_sync=run_sync
-        )
+        self.now_s = runtime.now_s
+        self.run_sync = runtime.run_sync
+        chunks = ChunkService(transport, gater=gater)
+        self.sharing = Sharing(chunks, store, gater.ledger, runtime)
         self._transport = transport
-        self._directory = directory / "heads"
+        self._directory = versions.directory / "heads"
         self._store = store
-        self._rng = rng
-        self._engine = engine or NoEngine()
-        self._tell = tell
-        self._watch = watch
+        self._rng = runtime.rng
+        self._follower = follower or Follower()
         self._news = trio.Event()
         self._told_by: BoundedTable[bytes, PeerId] = BoundedTable(MANIFESTS_CACHED_MAX)  # of roots
         self._bodies: BoundedTable[bytes, bytes] = BoundedTable(MANIFESTS_CACHED_MAX)  # by root
@@ -452,7 +450,7 @@ class WeightsService:
             outcome = await self._get(head)
             if outcome is None:
                 continue  # a newer one came
-            self._tell(outcome)
+            self._follower.tell(outcome)
             if outcome.applied.failure is not None:
                 with trio.move_on_after(RETRY.after(failures)):
                     await self._news.wait()
@@ -474,7 +472,7 @@ class WeightsService:
                     head.version,
                     lambda: self._make(head, current),
                     self.versions,
-                    self._engine,
+                    self._follower.engine,
                     run_sync=self.run_sync,
                 )
         except StorageFailed as error:  # not even what was begun could be cleared away
@@ -500,7 +498,7 @@ class WeightsService:
 
     def _enter(self, current: _Try, phase: str) -> None:
         current.phase = phase
-        self._watch(Stage(current.version, phase))
+        self._follower.watch(Stage(current.version, phase))
 
     async def _settle(self, head: HeadBody) -> None:
         """A version serves: keep its head, let older ones go."""

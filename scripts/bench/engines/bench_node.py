@@ -48,6 +48,7 @@ from swarm.exchange.pool import Pool, PoolLimits
 from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
 from swarm.rollouts import RolloutGroup
+from swarm.storage.files import Runtime
 from swarm.transport.base import Transport
 from swarm.transport.libp2p.host import open_libp2p
 from swarm.wire import codec
@@ -275,9 +276,7 @@ def _exchange(config: NodeConfig, identity: Identity, transport: Transport, pool
         transport,
         pool,
         InlineVerifier(config.run).verify,
-        now_s=time.time,
-        rng=Random(0),
-        run_sync=trio.to_thread.run_sync,
+        Runtime(time.time, Random(0), trio.to_thread.run_sync),
     )
 
 

@@ -20,7 +20,7 @@ from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.memory.network import MemoryTransport
-from swarm.weights.broadcast.broadcast import Broadcast, BroadcastCounters
+from swarm.weights.broadcast.broadcast import Broadcast, BroadcastCounters, OfferedArtifact
 from swarm.weights.broadcast.chunk_server import ArtifactKey, ChunkService
 from swarm.weights.format.manifest import ChunkRef
 from swarm.weights.format.topology import PeerLink, bound_s
@@ -196,12 +196,11 @@ def _prepare(
 ) -> None:
     link = case.links[host.number]
     service = ChunkService(host.transport, link.up_bytes_per_s if case.rates_known else 0.0)
+    refs = [ChunkRef(hashlib.sha256(each).digest(), len(each)) for each in contents]
     host.broadcast = Broadcast(
         service,
-        ArtifactKey(b"r" * 32, 0),
-        [ChunkRef(hashlib.sha256(each).digest(), len(each)) for each in contents],
+        OfferedArtifact(ArtifactKey(b"r" * 32, 0), refs, publisher),
         source,
-        publisher,
         have=(1 << len(contents)) - 1 if host.number == PUBLISHER else 0,
         rng=Random(f"{case.seed}/picker/{host.number}"),
         blame=_blame,

@@ -92,6 +92,15 @@ class ChunkSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedArtifact:
+    """An artifact, its chunks in order, and who published it."""
+
+    key: ArtifactKey
+    refs: Sequence[ChunkRef]
+    publisher: PeerId
+
+
 @dataclass(slots=True)
 class BroadcastCounters:
     """What one broadcast cost. Chunks that came twice are in `duplicate`."""
@@ -112,20 +121,18 @@ class Broadcast:
     def __init__(
         self,
         service: ChunkService,
-        key: ArtifactKey,
-        refs: Sequence[ChunkRef],
+        offered: OfferedArtifact,
         source: ChunkSource,
-        publisher: PeerId,
-        *,
         have: int,
         rng: Random,
         blame: Blame,
         down_bytes_per_s: float = 0.0,
     ) -> None:
         """`have`: the chunks that are here, bit i for chunk i."""
+        refs, publisher = offered.refs, offered.publisher
         if not 0 < len(refs) <= CHUNKS_MAX:
             raise LocalProtocolError(f"{len(refs)} chunks: must be 1 to {CHUNKS_MAX}")
-        self.key = key
+        self.key = offered.key
         self.refs = tuple(refs)
         self._source = source
         self.publisher = publisher

@@ -16,8 +16,8 @@ import trio
 from swarm.errors import Reject, RequestRefused, StorageFailed, StoreFull, first_of
 from swarm.identity import PeerId
 from swarm.peers.ledger import Ledger
-from swarm.storage.files import RunSync
-from swarm.weights.broadcast.broadcast import Broadcast
+from swarm.storage.files import RunSync, Runtime
+from swarm.weights.broadcast.broadcast import Broadcast, OfferedArtifact
 from swarm.weights.broadcast.chunk_server import ArtifactKey, ChunkService
 from swarm.weights.format.manifest import ChunkRef
 from swarm.weights.format.topology import PeerLink
@@ -104,15 +104,13 @@ class Sharing:
         chunks: ChunkService,
         store: ChunkStore,
         ledger: Ledger,
-        *,
-        rng: Random,
-        run_sync: RunSync,
+        runtime: Runtime,
     ) -> None:
         self._chunks = chunks
         self.store = store
         self._ledger = ledger
-        self._rng = rng
-        self._run_sync = run_sync
+        self._rng = runtime.rng
+        self._run_sync = runtime.run_sync
         self._running: dict[ArtifactKey, _Running] = {}
         self._pins: dict[int, dict[ArtifactKey, Sequence[ChunkRef]]] = {}  # by version
         self._links: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
@@ -305,14 +303,12 @@ class Sharing:
             await before.ended.wait()
         broadcast = Broadcast(
             self._chunks,
-            key,
-            refs,
+            OfferedArtifact(key, refs, publisher),
             StoredChunks(self.store, refs, self._run_sync),
-            publisher,
-            have=have,
-            rng=Random(self._rng.random()),
-            blame=self._blame,
-            down_bytes_per_s=self.down_bytes_per_s,
+            have,
+            Random(self._rng.random()),
+            self._blame,
+            self.down_bytes_per_s,
         )
         running = self._running[key] = _Running(version, on_behalf, broadcast)
         self.nursery.start_soon(self._run, key, running)

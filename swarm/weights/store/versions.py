@@ -57,7 +57,7 @@ class Versions:
     def __init__(self, directory: Path, keep: int = 2) -> None:
         if keep < 1:
             raise LocalProtocolError("at least the newest version is kept")
-        self._directory, self._versions, self._keep = directory, directory / VERSIONS, keep
+        self.directory, self._versions, self._keep = directory, directory / VERSIONS, keep
         with _disk(directory):
             self._versions.mkdir(parents=True, exist_ok=True)
             for path in self._versions.glob(f"*{_PARTIAL}"):
@@ -99,7 +99,7 @@ class Versions:
 
     def current(self) -> LocalVersion | None:
         """The version that serves, or served when the process before ended; None: none yet."""
-        version = read_current(self._directory)
+        version = read_current(self.directory)
         return None if version is None else self._known.get(version)
 
     # --- what comes and goes -------------------------------------------------------------------
@@ -151,12 +151,12 @@ class Versions:
         """Point `current` at a complete version, in one step."""
         if version not in self._known:
             raise LocalProtocolError(f"version {version} is not held")
-        temporary = self._directory / f"{CURRENT}{_PARTIAL}"
-        with _disk(self._directory):
+        temporary = self.directory / f"{CURRENT}{_PARTIAL}"
+        with _disk(self.directory):
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(Path(VERSIONS) / self._path(version).name)
-            temporary.replace(self._directory / CURRENT)
-            _sync(self._directory)
+            temporary.replace(self.directory / CURRENT)
+            _sync(self.directory)
 
     def prune(self, in_use: Collection[int] = ()) -> tuple[int, ...]:
         """Remove all but the newest `keep`, the current one and those in use; returns which."""
