@@ -77,7 +77,7 @@ TAKEN_IN_AT_ONCE = 8  # groups of one answer, of a producer whose groups were go
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRules:
-    """What the run and this node allow."""
+    """Limits of the run and of this node."""
 
     run_id: str
     stock_groups: int  # informative foreign groups to keep ready; 0 fetches nothing
@@ -99,7 +99,7 @@ class ExchangeRules:
 
     @property
     def takes_large(self) -> bool:
-        """Whether groups of the run can be too large for one answer."""
+        """True if groups of the run can be too large for one answer."""
         return self.group_bytes_max > GROUP_BYTES_MAX
 
     @property
@@ -108,7 +108,7 @@ class ExchangeRules:
         return max(GROUP_BYTES_MAX, self.group_bytes_max)
 
     def timeout_s(self, size_bytes: int) -> float:
-        """How long to wait for an answer of this size."""
+        """The timeout of an answer of this size, in seconds."""
         return self.fetch_timeout_s + size_bytes / self.fetch_bytes_per_s_min
 
 
@@ -116,7 +116,7 @@ _Checked = tuple[bytes, VerifiedGroup]  # a signed record and what this node fou
 
 
 class _Answer(Enum):
-    """What asking one peer came to."""
+    """The outcome of one request to a peer."""
 
     GOOD = auto()  # at least one group passed every check
     NOTHING = auto()  # none of the wanted groups: no fault
@@ -144,7 +144,7 @@ class _Batch:
         self.wanted = {offer.group_id: offer for offer in self.offers}
 
     def size_bytes(self, group_ids: Collection[GroupId] | None = None) -> int:
-        """What is still wanted, or what of it is among `group_ids`."""
+        """Bytes of the groups that are still wanted, or of those among `group_ids`."""
         wanted = self.wanted.values()
         return sum(o.size_bytes for o in wanted if group_ids is None or o.group_id in group_ids)
 
@@ -273,7 +273,7 @@ class Fetcher:
             late[at].end_requests()
 
     def is_short_of_offers(self) -> bool:
-        """Whether there is less on offer than a whole stock, so that more should be asked for."""
+        """True if less than a whole stock is on offer: then peers are asked for adverts."""
         return self.offers.available(trio.current_time()) < self._rules.stock_groups
 
     def catching_up(self) -> tuple[int, int] | None:
@@ -285,8 +285,8 @@ class Fetcher:
         return self._stock, wanted
 
     async def _missing(self) -> int:
-        """How many groups short of the wanted stock we are, counting those under way that are not
-        late; of those that unproven producers may never deliver, no more than half the stock."""
+        """Groups missing from the wanted stock. Groups on their way count unless they are late;
+        those of unproven producers count for half the stock at most."""
         rewards = Counter(c.rewards for c in await self._candidates())
         stock = self._stock = sum(n for each, n in rewards.items() if informative(each))
         unproven = sum(len(batch.offers) for batch in self._unproven() if not batch.late)
@@ -367,8 +367,8 @@ class Fetcher:
             await done.wait()
 
     def _conclude(self, batch: _Batch, answer: _Answer | None, others_had_it: bool) -> None:
-        """Settle the producer's standing by what a fetch of its groups came to. `answer` is None
-        where it was not asked."""
+        """Record the outcome of a batch for its producer. `answer` is None where the producer was
+        not asked."""
         now, producer = trio.current_time(), batch.producer
         if answer is _Answer.GOOD:
             self.offers.delivered(producer, late=batch.late)
@@ -384,7 +384,7 @@ class Fetcher:
         self.offers.rest(producer, rest_s, now)
 
     async def _reach(self, peer: PeerId) -> bool:
-        """Whether the peer is connected now.
+        """True if the peer is connected, after dialling it where it was not.
 
         Raises:
             DialHeldBack: it may not be dialled yet, which is no fault of its own.

@@ -122,11 +122,11 @@ class Exchange:
 
     @property
     def verifier_failures(self) -> int:
-        """How often our own verifier failed on fetched groups, which are then fetched again."""
+        """Failures of our own verifier on fetched groups, which are then fetched again."""
         return self._fetcher.verifier_failures
 
     def catching_up(self) -> tuple[int, int] | None:
-        """See `Fetcher.catching_up`."""
+        """Groups in stock and groups wanted; None: nothing is being fetched, or enough is there."""
         return self._fetcher.catching_up()
 
     # --- what the round asks for -----------------------------------------------------------
@@ -369,7 +369,7 @@ class Exchange:
     # --- hearing adverts -------------------------------------------------------------------
 
     def _admits(self, peer: PeerId) -> bool:
-        """Whether to hear one more advert of a forwarder."""
+        """True if one more advert of this forwarder may be judged."""
         return not self.gater.is_banned(peer) and self.gater.allows(Kind.ADVERT, peer)
 
     def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
@@ -383,8 +383,8 @@ class Exchange:
             return False
 
     def _hear(self, peer: PeerId, record: bytes, *, sampled: bool) -> bool:
-        """Take in one signed advert; whether it was new. Of `sampled` ones, those of producers
-        beyond enough are passed by. What is wrong with its bytes is counted
+        """Take in one signed advert; True if it was new. Of `sampled` ones, those of producers
+        beyond enough are left out. What is wrong with its bytes is counted
         against its signer; that it is handed over here and now, against the peer that does so."""
         if self._advert_cache.holds(record):
             return False

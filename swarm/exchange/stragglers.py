@@ -1,4 +1,4 @@
-"""How much of its fetching a node leaves to peers that are slow. Pure.
+"""Bounds on the fetches that wait for slow peers. Pure.
 
 A batch that is late no longer keeps a place from others, but it counts among those that are under
 way, and these are bounded. Whoever answers everything as late as it may would fill them all, with
@@ -23,7 +23,7 @@ LATE_OF_RELAYED_SHARE = 0.5  # of all late ones, those that wait for relayed pee
 
 
 def to_give_up(waiting_for: Sequence[str], parallel: int) -> int | None:
-    """Which of the late batches to give up; None: there are not too many.
+    """The index of the late batch to give up; None: there are not too many.
 
     `waiting_for` says for each, the oldest first, whose it is: a peer's, a block's, `RELAYED`.
     """
@@ -42,7 +42,7 @@ def to_give_up(waiting_for: Sequence[str], parallel: int) -> int | None:
 
 @dataclass(slots=True)
 class Trials:
-    """How many more producers may be tried now of whom it is doubtful that they deliver in time."""
+    """The numbers of doubtful producers that may be tried now."""
 
     unproven: int  # of those that have delivered nothing yet, or not since they last failed
     slow: int  # of those that delivered late
@@ -50,8 +50,9 @@ class Trials:
 
     @classmethod
     def left(cls, parallel: int, unproven: Sequence[bool], slow: Sequence[bool]) -> "Trials":
-        """What is left beside those under way, given as whether each is late: half of the places
-        for each kind, and one for neither; half of all batches for the unproven."""
+        """The numbers left beside the batches under way, given as one flag each, True if late. Each
+        kind gets half of the places, and one place stays free of both. Unproven producers get
+        half of all batches."""
         half = max(1, parallel // 2)
         unproven_in_place, slow_in_place = unproven.count(False), slow.count(False)
         return cls(
@@ -61,7 +62,7 @@ class Trials:
         )
 
     def take(self, is_proven: bool, is_slow: bool) -> bool:
-        """Whether one more may be tried, which is counted; who is neither always may."""
+        """True if this producer may be tried; counts it. Proven, quick ones always may."""
         if is_proven and not is_slow:
             return True
         if self.doubtful <= 0 or (self.slow if is_proven else self.unproven) <= 0:

@@ -65,7 +65,7 @@ GROUP_BYTES_EWMA_SHARE: Final = 0.05  # of the newest group, in the mean size
 
 
 class Checks(Protocol):
-    """What only the learner's node can tell of a group."""
+    """Checks of a group that need the learner's own node: rewards and log-probs."""
 
     async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
         """The prompt of a group's task and the reward of each completion.
@@ -90,7 +90,7 @@ class Checks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IntakeRules:
-    """What a learner takes."""
+    """The rules that a submitted group is held to."""
 
     run_id: str
     group_size: int
@@ -125,7 +125,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Record:
-    """What of an intake goes on after a restart, besides its leases."""
+    """The state of an intake that survives a restart, besides its leases."""
 
     groups: list[tuple[bytes, bytes, str, tuple[float, ...]]]  # id, signed, prompt, rewards
     standings: dict[str, int]
@@ -150,7 +150,7 @@ class IntakeCounts:
 
 @dataclass(slots=True)
 class _Standing:
-    """What closer looks at a worker's groups have shown."""
+    """The results of re-scoring a worker's groups."""
 
     passed: int = 0
 
@@ -261,11 +261,11 @@ class Intake:
         self._book.account.set_groups_max(groups)
 
     def accounts(self) -> list[WorkerAccount]:
-        """What is known of each worker."""
+        """One account for each worker."""
         return self._book.accounts()
 
     def trial_state(self) -> TrialState:
-        """How things stand with workers that have nothing to show yet."""
+        """Counts of workers on trial."""
         return self._book.trial_state(self._now_s())
 
     def advance(self, version: int) -> None:
@@ -279,7 +279,7 @@ class Intake:
             del self._kept[group_id]
 
     def counts(self) -> IntakeCounts:
-        """How things stand."""
+        """Counts of groups, leases and refusals."""
         account = self._book.account
         return IntakeCounts(
             buffered=account.buffered,
@@ -321,8 +321,8 @@ class Intake:
         )
 
     def _place_of(self, peer: PeerId) -> WorkerOrigin:
-        """Behind a private address there may be many honest workers, and all of them new: it has no
-        limit of its own, but its workers come after those of other places."""
+        """The origin of a worker's requests. A private address has no limit of its own, for many
+        honest new workers may be behind it; its workers come after those of other places."""
         share = self._gater.share_of(peer)
         if share == RELAYED:
             return WorkerOrigin(share, RELAYED_PART)

@@ -1,5 +1,4 @@
-"""What a learner has measured of one worker: how fast it delivers, and how much it may hold for
-what it has delivered. Pure.
+"""A learner's account of one worker: its rate, and the credits that it may hold. Pure.
 
 The rate is admitted groups over the time that the worker's leases took, and its breaks between
 them. It says how much a worker can do. The standing says how much it may have in its hands: a key
@@ -23,7 +22,7 @@ ESTABLISHED: Final = 64.0  # standing from which a worker is trusted with time
 
 @dataclass(slots=True)
 class Proof:
-    """What a worker has delivered, so far as that lets it hold credits."""
+    """A worker's credit limit, earned by the groups that it delivered."""
 
     standing: float = 0.0  # credits that it may hold; below 1 it is on trial
     wasted_s: float = 0.0  # how long its last lease on trial was, where that came to nothing
@@ -31,16 +30,16 @@ class Proof:
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether nothing speaks for the worker."""
+        """True for a worker without credit: it delivered nothing, or not lately."""
         return self.standing < 1.0
 
     @property
     def is_established(self) -> bool:
-        """Whether it has delivered for a while."""
+        """True once it has delivered for a while."""
         return self.standing >= ESTABLISHED
 
     def asks(self, now: float) -> None:
-        """What was delivered long ago no longer counts."""
+        """Forget credit that was earned too long ago."""
         if self.at is not None and now - self.at >= STANDING_LASTS_S:
             self.standing, self.at = 0.0, None
 
@@ -132,7 +131,7 @@ class KnownWorker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAccount:
-    """What is known of a worker, measured here but for the version, which it says."""
+    """A worker's figures, all measured here but the version, which the worker says."""
 
     worker: str
     version: int

@@ -1,5 +1,5 @@
-"""Who generates what by when: leases of tasks to rollout workers. Pure: time and the number of the
-start are passed in.
+"""Leases of tasks to rollout workers, each with a deadline. Pure: time and the number of the start
+are passed in.
 
 A lease is some groups' worth of credits (`staleness.Account`) in one worker's hands until a
 deadline, and the tasks to use them on. The tasks follow from a secret of the learner, the run, the
@@ -56,10 +56,10 @@ _SEED_DOMAIN: Final = b"swarm/lease-seed/1"
 
 @dataclass(frozen=True, slots=True)
 class LeaseRules:
-    """How large leases are and how long they last."""
+    """The sizes and durations of leases."""
 
     target_s: float = 60.0  # what a lease should take its worker; several groups' generation
-    first_s: float = 30.0  # what the first lease of an unmeasured worker is taken to take
+    first_s: float = 30.0  # assumed duration of a new worker's first lease, s
     first_groups: int = 1  # in it, and in all others on trial
     slack: float = 3.0  # a lease lasts so many times what it should take
     life_s_min: float = 30.0  # and of an established worker at least as long
@@ -85,13 +85,13 @@ class LeaseRules:
 
     @property
     def first_life_s(self) -> float:
-        """How long the first lease of a worker lasts."""
+        """The duration of a worker's first lease, s."""
         return self.slack * self.first_s
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a worker is told. Each task follows from `stream` and its place."""
+    """A lease as its worker knows it. Each task follows from `stream` and its place."""
 
     lease_id: bytes
     worker: str
@@ -124,7 +124,7 @@ class SubmittedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a submission: None is admitted. Equal answers say the same to the worker."""
+    """The answer to a submission; a reason of None: admitted. Equal answers say the same."""
 
     reason: Discard | None
     detail: str = ""
@@ -159,14 +159,14 @@ class _Held:
 
     @property
     def delivered(self) -> int:
-        """What came in good: whether it was still in time is not all the worker's doing."""
+        """Groups that passed verification, also late ones: that is not all the worker's doing."""
         good = (None, Discard.STALE)
         return sum(answer.reason in good for _, answer in self.answers.values())
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What of a lease book goes on after a restart, besides its account."""
+    """The state of a lease book that survives a restart, besides its account."""
 
     open: list[_Held]
     ended: list[_Held]
@@ -177,7 +177,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class TrialState:
-    """How things stand with workers on trial."""
+    """Counts of workers on trial and of their credits."""
 
     held: int  # credits
     most: int
@@ -295,7 +295,7 @@ class LeaseBook:
         return Room(left) if left > 0 else Room(0, self.account.trial_denial())
 
     def _left_on_trial(self, worker: str, trial: Trial, now: float) -> int:
-        """How many credits a worker may have when those before it in the line have had theirs."""
+        """The credits left for a worker once those before it in the queue got theirs."""
         allowance, out = self.allowance, self._trials_out()
         self._line.ask(worker, trial, self._workers[worker].proof.wasted_s, now)
         if allowance.left(trial, out) <= 0:
@@ -313,7 +313,7 @@ class LeaseBook:
 
     @property
     def allowance(self) -> Allowance:
-        """What workers on trial may hold."""
+        """The credits that workers on trial may hold."""
         rules, credits_ = self.rules, self.account.rules.groups_max
         short = max(rules.trial_groups_min, int(rules.trial_share * credits_))
         return Allowance(max(short, rules.first_groups), rules.first_groups)
@@ -330,9 +330,9 @@ class LeaseBook:
         return Lease(lease_id, worker, stream, groups, version, now, now + life_s)
 
     def _size(self, worker: str, now: float) -> int:
-        """How many groups a worker is given: what it does in `target_s`, and one more. Where steps
-        are shorter than that, in one of these: a lease's groups come in together, and those that
-        wait for the last of them grow old."""
+        """The number of groups in a lease: what the worker does in `target_s`, or in a step where
+        steps are shorter, and one more. A lease's groups come in together, and those that wait for
+        the last of them grow old."""
         known, rules = self._workers[worker], self.rules
         most = rules.first_groups
         if not known.proof.is_on_trial:
@@ -349,15 +349,15 @@ class LeaseBook:
         return sum(each.unanswered for each in mine)
 
     def _expected_s(self, worker: str, groups: int) -> float:
-        """What so many groups should take a worker, as far as anything was measured. A newcomer is
-        taken to be in time: else none would ever be measured where steps are short."""
+        """The expected duration of so many groups, s. A newcomer's is taken to be short enough:
+        else none would ever be measured where steps are short."""
         known = self._workers[worker]
         return groups / known.rate if known.rate else known.busy_s
 
     def _life_s(self, worker: str, groups: int) -> float:
-        """How long a lease on so many groups has to be enough for. A worker that has delivered
-        nothing may only be slow: it gets twice as long as it had. Else a worker is trusted with
-        time when it has delivered for a while; before that, what it holds is soon free again."""
+        """The life of a lease on so many groups, s. A worker that delivered nothing may only be
+        slow: it gets twice as long as it had. A worker that delivered for a while is trusted with
+        time; before that, the groups that it holds are soon free again."""
         known, rules = self._workers[worker], self.rules
         first_s = rules.first_life_s
         measured_s = rules.slack * groups / known.rate if known.rate else 0.0
@@ -382,7 +382,7 @@ class LeaseBook:
     # --- answering ---------------------------------------------------------------------------
 
     def judge(self, submission: SubmittedGroup, now: float) -> Answer | None:
-        """What the answer is without a look at the group; None where that has to decide. Changes
+        """The answer that needs no look at the group; None: verification has to decide. Changes
         nothing and counts nothing: `submit` follows in any case."""
         return self._judge(submission, now)[1]
 
@@ -412,7 +412,7 @@ class LeaseBook:
 
     @staticmethod
     def _is_of_the_group(reason: Discard) -> bool:
-        """Whether a refusal ends what its task was granted; else the worker may try again."""
+        """True for a refusal that uses up the task's credit; else the worker may try again."""
         return reason in (Discard.UNKNOWN_VERSION, Discard.OLDER_THAN_LEASE)
 
     def _judge(self, submission: SubmittedGroup, now: float) -> tuple[_Held | None, Answer | None]:
@@ -540,7 +540,7 @@ class LeaseBook:
                     del self._places[group_id]
 
     def _judge_worker(self, held: _Held, returned: int, now: float) -> None:
-        """What a lease that ended says of its worker."""
+        """Update a worker's account by a lease that ended."""
         worker, lease = self._workers[held.lease.worker], held.lease
         lost = lease.groups - held.delivered - returned
         worker.proof.lost(lost / lease.groups)
@@ -580,7 +580,7 @@ class LeaseBook:
         return [WorkerAccount.of(name, each, leased[name]) for name, each in self._workers.items()]
 
     def trial_state(self, now: float) -> TrialState:
-        """How things stand with workers on trial."""
+        """Counts of workers on trial and of their credits."""
         held = [each for each in self._open.values() if each.trial is not None]
         return TrialState(
             held=self.account.on_trial,

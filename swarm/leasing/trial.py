@@ -1,4 +1,4 @@
-"""Who of the workers on trial gets the next credit. Pure.
+"""The queue of workers on trial, and the credits that they share. Pure.
 
 A worker is on trial until a group of it was admitted (`known_worker`). A key costs nothing, so that
 all workers on trial together hold a small part of a learner's credits, whatever their number, and
@@ -28,7 +28,7 @@ BEHIND_S: Final = 30.0  # for each credit that its place holds on trial
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrigin:
-    """Where a worker asks from, as far as that tells persons apart."""
+    """The origin of a worker's requests, as far as that tells persons apart."""
 
     name: str
     part: float = 1.0  # of all credits on trial, at most
@@ -51,7 +51,7 @@ class TrialsOut:
 
     @classmethod
     def of(cls, held: Iterable[tuple[Trial, int]]) -> "TrialsOut":
-        """What is out in leases on trial, each with its number of groups that are not in."""
+        """The credits out in leases on trial, given with their numbers of missing groups."""
         out = cls()
         for trial, groups in held:
             out.by_place[trial.place.name] += groups
@@ -61,7 +61,7 @@ class TrialsOut:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many credits workers on trial may hold; `short`: in leases as long as a first one.
+    """The credits that workers on trial may hold; `short`: in leases as long as a first one.
     `least`: what each part is at least, whatever its share comes to."""
 
     short: int
@@ -127,7 +127,7 @@ class Line:
         self._waiting.pop(worker, None)
 
     def ahead_of(self, worker: str, allowance: Allowance, out: TrialsOut, now: float) -> int:
-        """How many that may be served from the same part come before a worker that has asked."""
+        """The number of waiting workers, served from the same part, that come before this one."""
         own = self._waiting.get(worker)
         if own is None:  # the line is full
             return len(self._waiting)
@@ -141,7 +141,7 @@ class Line:
         )
 
     def count(self, now: float) -> int:
-        """How many wait."""
+        """The number of workers that wait."""
         return sum(self._is_there(each, now) for each in self._waiting.values())
 
     def _turn(self, waiting: _Waiting, out: TrialsOut) -> float:

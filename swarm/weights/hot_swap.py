@@ -20,7 +20,7 @@ LOAD_TIMEOUT_S: Final = 600.0
 
 
 class Engine(Protocol):
-    """What serves a policy, as far as a swap is concerned. Any exception means that it failed."""
+    """A policy's engine, as a swap sees it. Any exception means that it failed."""
 
     async def pause(self) -> None:
         """Return once nothing is generated any more; what was begun is finished or kept."""
@@ -48,7 +48,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of a version. `bytes_saved` is against a full snapshot."""
+    """The outcome of applying a version. `bytes_saved` is against a full snapshot."""
 
     wanted: int
     serving: int | None  # the version that serves now; None: none of ours yet

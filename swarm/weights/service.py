@@ -76,7 +76,7 @@ RETRY: Final = Backoff(15.0, 600.0)  # seconds, after a version could not be mad
 
 @dataclass(frozen=True, slots=True)
 class WeightsRules:
-    """What this node does for one policy of a run."""
+    """This node's part in one policy of a run."""
 
     heads: HeadRules
     policy: str
@@ -87,7 +87,7 @@ class WeightsRules:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one try to get a version.
+    """The result of one try to get a version.
 
     `bases`: what each step was made from, None the full snapshot; `bound_s`: the least time in
     which all peers that took part could have had the chunks, by the rates that they report; None
@@ -108,7 +108,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class VersionProgress:
-    """How far the version on its way is."""
+    """The progress of the version on its way."""
 
     version: int
     phase: str  # manifest, fetch, patch, load
@@ -118,7 +118,7 @@ class VersionProgress:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a try to get a version goes on to."""
+    """The next step of a try to get a version."""
 
     version: int
     phase: str  # one of `VersionProgress.phase`; dropped: a newer version came
@@ -147,8 +147,8 @@ class NoEngine:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """What a node does with versions: `engine` loads each, `tell` learns of each outcome, and
-    `watch` of what is begun on the way there. The last two must be quick."""
+    """A node's use of versions: `engine` loads each, `tell` receives each outcome, and `watch` each
+    step on the way there. The last two must be quick."""
 
     engine: Engine = field(default_factory=NoEngine)
     tell: Tell = _keep_quiet
@@ -157,7 +157,7 @@ class Follower:
 
 @dataclass(slots=True)
 class _Try:
-    """What is known of the version on its way, for `Outcome` and `VersionProgress`."""
+    """The state of the version on its way, for `Outcome` and `VersionProgress`."""
 
     version: int
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -241,7 +241,7 @@ class WeightsService:
             task_status.started()
 
     def progress(self) -> VersionProgress | None:
-        """How far the version on its way is; None: there is none."""
+        """The progress of the version on its way; None: there is none."""
         current = self._try
         if current is None:
             return None

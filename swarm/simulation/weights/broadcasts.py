@@ -125,7 +125,7 @@ def simulate(case: BroadcastCase) -> BroadcastResult:
 
 
 def peer_links(world: SimulatedWorld, links: Sequence[LinkProfile]) -> list[PeerLink]:
-    """What is known of the peers' links, the publisher's left out."""
+    """The peers' links, without the publisher's."""
     return [
         PeerLink(world.peer_id(host), link.up_bytes_per_s, link.down_bytes_per_s)
         for host, link in enumerate(links)
@@ -209,7 +209,7 @@ def _prepare(
 
 
 def _blame(peer: PeerId, reason: Reject, detail: str) -> None:
-    """Who is distrusted is counted by the broadcast itself."""
+    """Do nothing: the broadcast itself counts peers that it distrusts."""
 
 
 async def _live(world: SimulatedWorld, host: _Host, case: BroadcastCase, started_s: float) -> None:

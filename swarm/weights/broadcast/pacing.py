@@ -1,4 +1,4 @@
-"""How many bytes of answers may be on their way at once. Pure.
+"""Pacing of answers: the bytes that may be on their way at once. Pure.
 
 An uplink should always have something to send, and what is sent next should be decided as late as
 possible: what is on its way can neither be called back nor give way to something more urgent. So
@@ -40,7 +40,7 @@ class Pacer:
         self._times: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)  # ascending
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether an answer of that size may leave now."""
+        """True if an answer of that size may leave now."""
         if self._out < ANSWERS_MIN:
             return True
         least_s = self._times[0][1] if self._times else TIME_S
@@ -49,7 +49,7 @@ class Pacer:
         return room
 
     def is_idle(self, now_s: float) -> bool:
-        """Whether the uplink will soon have nothing to send."""
+        """True if the uplink will soon have nothing to send."""
         unsent_s = self._unsent_bytes / self.rate() if self.rate() else 0.0
         if unsent_s > UNSENT_S_MIN and now_s - self._left_s < unsent_s:
             return False

@@ -105,7 +105,7 @@ class Versions:
     # --- what comes and goes -------------------------------------------------------------------
 
     def staging(self, version: int) -> Path:
-        """Where to make a version: an empty directory. What was begun there before is removed."""
+        """An empty directory in which to make a version. Earlier attempts there are removed."""
         path = self._path(version, _PARTIAL)
         with _disk(path):
             _remove(path)
@@ -207,7 +207,7 @@ def read_versions(directory: Path) -> tuple[LocalVersion, ...]:
 
 
 def read_current(directory: Path) -> int | None:
-    """Which version `current` names; None: none. That it is complete is not said."""
+    """The version that `current` names; None: none. It need not be complete."""
     try:
         target = Path(os.readlink(directory / CURRENT))
     except OSError:
@@ -217,7 +217,7 @@ def read_current(directory: Path) -> int | None:
 
 
 def version_of(directory: Path) -> int:
-    """Which version a directory is, by its name.
+    """The version of a directory, by its name.
 
     Raises:
         LocalProtocolError: it is not named as versions are.
