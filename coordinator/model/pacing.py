@@ -66,8 +66,9 @@ class PacingRules:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measurements of one moment. `least`: the depth that the links allow by the model;
-    None: there is none, or it is not known yet. `refused`: leases refused as too old since the last look."""
+    """The measurements of one moment. `least`: the depth that the links allow by the model; None:
+    there is none, or it is not known yet. `refused`: leases refused as too old since the last
+    look."""
 
     step: int
     bound: int
