@@ -1,9 +1,9 @@
 """The bounded, persistent pool of rollout groups: what this node may still train on or serve.
 
 A group is kept as the signed bytes that were received, beside what this node worked out about it
-(prompt and rewards). A group that leaves, by expiry or eviction, leaves a tombstone behind, so
-that it is neither fetched nor trained on a second time, and so that its producer cannot offer a
-second group for the same task.
+(prompt and rewards). A group that leaves, by expiry or eviction, leaves a tombstone behind. So
+it is neither fetched nor trained on a second time, and its producer cannot offer a second group for
+the same task.
 
 **What is too old.** Three ages, each with its end: the group's own expiry; `rounds_max` rounds
 behind its producer's newest group, far more than anybody still trains on (the newest

@@ -1,9 +1,9 @@
 """The exchange of rollout groups: advert, choose, fetch, verify, pool.
 
-A producer signs its groups and gossips one small advert a round. Every node keeps a table of
-what is on offer and fetches, at random and only as much as it will soon use, from the producer or
-from whoever forwarded the advert. A fetched group enters the pool only after its signature, run,
-times and task were checked and its rewards were computed here.
+A producer signs its groups and gossips one small advert a round. Every node keeps a table of the
+groups on offer. It fetches some at random, as many as it will soon use, from the producer or from
+another holder. A fetched group enters the pool only after its signature, run, times and task were
+checked and its rewards were computed here.
 
 Nothing in here waits for anybody: a round samples what has arrived (`candidates`), and a peer
 that lies, stalls or vanishes costs a count.

@@ -1,10 +1,9 @@
 """Bounds on the fetches that wait for slow peers. Pure.
 
-A batch that is late no longer keeps a place from others, but it counts among those that are under
-way, and these are bounded. Whoever answers everything as late as it may would fill them all, with
-many names at little cost. So late batches are fewer than there may be under way, those that wait
-for one peer or one address block fewer still, and when there is one too many, the oldest of the
-most crowded block is given up.
+A late batch keeps no place from others, but it counts among the batches under way, whose number is
+bounded. A peer with many names that answers everything late would fill them all. So late batches
+have a bound of their own, and those that wait for one peer or one address block a lower one. Beyond
+a bound, the oldest batch of the most crowded block is given up.
 
 Producers whose last batch was late, or of whom nothing came yet, may be honest, with a slow uplink
 or new. They get places too, but not all of them.
@@ -16,10 +15,10 @@ from dataclasses import dataclass
 
 from swarm.limits.quotas import RELAYED
 
-BATCHES_FACTOR = 4  # times `fetch_parallel`: batches under way, the late ones included
-LATE_FACTOR = 3  # of them, late ones
-LATE_OF_ONE_FACTOR = 1  # of these, those that wait for one peer, or for the peers of one block
-LATE_OF_RELAYED_SHARE = 0.5  # of all late ones, those that wait for relayed peers
+BATCHES_FACTOR = 4  # times `fetch_parallel`: batches under way, late ones included, at most
+LATE_FACTOR = 3  # times `fetch_parallel`: late batches, at most
+LATE_OF_ONE_FACTOR = 1  # times `fetch_parallel`: late batches of one peer or one block, at most
+LATE_OF_RELAYED_SHARE = 0.5  # of all late batches, those of relayed peers, at most
 
 
 def to_give_up(waiting_for: Sequence[str], parallel: int) -> int | None:

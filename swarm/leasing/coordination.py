@@ -1,8 +1,8 @@
 """Between a learner and its coordinator: reports of what was measured, and plans.
 
 The learner's owner says who may coordinate it, by peer id; nobody else is answered. A plan stays in
-force until one with a higher number comes, so that a learner whose coordinator is gone goes on as
-it was told last, and a plan that was under way for long changes nothing. Workers that the plan
+force until one with a higher number comes. So a learner whose coordinator is gone follows its last
+plan, and a plan that was delayed changes nothing. Workers that the plan
 does not mention still get leases: one that comes while the coordinator is away does not wait.
 """
 

@@ -39,7 +39,7 @@ from typing import Any, Final
 from swarm.errors import LocalProtocolError, require
 from swarm.leasing.known_worker import KnownWorker, WorkerAccount
 from swarm.leasing.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
-from swarm.leasing.trial import Allowance, Line, Trial, TrialsOut, WorkerOrigin
+from swarm.leasing.trial import Allowance, Trial, TrialQueue, TrialsOut, WorkerOrigin
 from swarm.storage.records import Moment, record_of, restored
 
 LEASE_GROUPS_MAX: Final = 256  # what `groups_max` may be
@@ -202,12 +202,12 @@ def _framed(*parts: str) -> bytes:
     return b"".join(len(raw).to_bytes(8, "big") + raw for raw in (p.encode() for p in parts))
 
 
-# Long: grants, ends and standing are one set of books.
+# Long: grants, ends and credit are one set of books.
 class LeaseBook:
     """All leases of one learner, open and remembered, and what its workers deliver.
 
-    `start` is a number that no earlier start of this learner had (a random one, or the time of
-    it), so that no lease that was lost in a crash comes again under the same id. `secret` stays
+    `start` is a number that no earlier start of this learner had, random or its time. So no
+    lease that was lost in a crash comes again under the same id. `secret` stays
     with the learner.
     """
 
@@ -226,7 +226,7 @@ class LeaseBook:
         self._ended: OrderedDict[bytes, _Held] = OrderedDict()
         self._workers: OrderedDict[str, KnownWorker] = OrderedDict()
         self._places: dict[bytes, tuple[bytes, int]] = {}  # admitted group: its lease and seed
-        self._line = Line()
+        self._queue = TrialQueue()
         self.denied: Counter[Denial] = Counter()
         self.repeated = 0  # submissions that had been answered
 
@@ -246,7 +246,7 @@ class LeaseBook:
     def stand_by(self, worker: str, version: int, now: float) -> None:
         """A worker asked, and is not wanted now."""
         self.expire(now)
-        self._line.leave(worker)
+        self._queue.leave(worker)
         if self._is_version(version) and self._know(worker):
             self._workers[worker].asks(version, now)
 
@@ -263,7 +263,7 @@ class LeaseBook:
         if groups < 1:
             return Denial.LEASES_OPEN
         trial = None
-        if known.proof.is_on_trial:
+        if known.limit.is_on_trial:
             trial = Trial(place, is_long=self._life_s(worker, groups) > self.rules.first_life_s)
         room = self._room(worker, version, groups, trial, now)
         while room.denial is Denial.WOULD_BE_STALE and groups > 1:
@@ -271,7 +271,7 @@ class LeaseBook:
             room = self._room(worker, version, groups, trial, now)
         if room.denial is not None:
             return room.denial
-        self._line.leave(worker)
+        self._queue.leave(worker)
         self.account.reserve(room.groups, None if trial is None else self.allowance.total)
         lease = self._lease(worker, version, room.groups, now)
         self._open[lease.lease_id] = _Held(lease, now - (known.break_s or 0.0), trial)
@@ -287,7 +287,7 @@ class LeaseBook:
         most = self.allowance.total
         room = self.account.trial_room(version, groups, expected_s, now, most)
         if room.denial is Denial.WOULD_BE_STALE:
-            self._line.leave(worker)  # it must not keep others waiting for what it cannot use
+            self._queue.leave(worker)  # it must not keep others waiting for what it cannot use
             return room
         left = self._left_on_trial(worker, trial, now)
         if room.denial is not None or left >= room.groups:
@@ -297,10 +297,10 @@ class LeaseBook:
     def _left_on_trial(self, worker: str, trial: Trial, now: float) -> int:
         """The credits left for a worker once those before it in the queue got theirs."""
         allowance, out = self.allowance, self._trials_out()
-        self._line.ask(worker, trial, self._workers[worker].proof.wasted_s, now)
+        self._queue.ask(worker, trial, self._workers[worker].limit.wasted_s, now)
         if allowance.left(trial, out) <= 0:
             return 0
-        ahead = self._line.ahead_of(worker, allowance, out, now)
+        ahead = self._queue.ahead_of(worker, allowance, out, now)
         return allowance.left_after(ahead, trial, out)
 
     def _trials_out(self) -> TrialsOut:
@@ -308,7 +308,7 @@ class LeaseBook:
         return TrialsOut.of((each.trial, each.unanswered) for each in open_ if each.trial)
 
     @property
-    def _standing_max(self) -> int:
+    def _credits_max(self) -> int:
         return self.rules.open_max * self.rules.groups_max
 
     @property
@@ -335,9 +335,9 @@ class LeaseBook:
         the last of them grow old."""
         known, rules = self._workers[worker], self.rules
         most = rules.first_groups
-        if not known.proof.is_on_trial:
-            left = int(known.proof.standing) - self._held(worker)
-            most = min(left, max(most, int(known.proof.standing) // rules.open_max))
+        if not known.limit.is_on_trial:
+            left = int(known.limit.credits) - self._held(worker)
+            most = min(left, max(most, int(known.limit.credits) // rules.open_max))
         if known.rate is None:
             return min(rules.first_groups, most)
         target_s = min(rules.target_s, self.account.step_s(now) or rules.target_s)
@@ -361,9 +361,9 @@ class LeaseBook:
         known, rules = self._workers[worker], self.rules
         first_s = rules.first_life_s
         measured_s = rules.slack * groups / known.rate if known.rate else 0.0
-        if known.proof.is_on_trial:
-            return max(first_s, measured_s, 2.0 * known.proof.wasted_s)
-        least_s = rules.life_s_min if known.proof.is_established else min(rules.life_s_min, first_s)
+        if known.limit.is_on_trial:
+            return max(first_s, measured_s, 2.0 * known.limit.wasted_s)
+        least_s = rules.life_s_min if known.limit.is_established else min(rules.life_s_min, first_s)
         return max(least_s, measured_s or first_s)
 
     def _know(self, worker: str) -> bool:
@@ -373,7 +373,7 @@ class LeaseBook:
             idle = [each for each in self._workers if each not in busy]
             if not idle:
                 return False
-            nobody = (each for each in idle if self._workers[each].proof.is_on_trial)
+            nobody = (each for each in idle if self._workers[each].limit.is_on_trial)
             del self._workers[next(nobody, idle[0])]
         self._workers.setdefault(worker, KnownWorker())
         self._workers.move_to_end(worker)
@@ -491,7 +491,7 @@ class LeaseBook:
         if answer.admitted:
             self._places[submission.group_id] = (submission.lease_id, submission.seed)
             took_s = max(0.0, now - held.lease.granted_at)
-            self._workers[submission.worker].delivers(took_s, self._standing_max, now)
+            self._workers[submission.worker].delivers(took_s, self._credits_max, now)
         elif blames:
             self._refused(submission.worker)
         if held.unanswered == 0:
@@ -543,9 +543,9 @@ class LeaseBook:
         """Update a worker's account by a lease that ended."""
         worker, lease = self._workers[held.lease.worker], held.lease
         lost = lease.groups - held.delivered - returned
-        worker.proof.lost(lost / lease.groups)
+        worker.limit.lost(lost / lease.groups)
         if held.trial is not None and lost == lease.groups:
-            worker.proof.wasted_s = lease.deadline - lease.granted_at
+            worker.limit.wasted_s = lease.deadline - lease.granted_at
         worker.lease_ends(
             admitted=held.admitted,
             groups=lease.groups,
@@ -587,7 +587,7 @@ class LeaseBook:
             most=self.allowance.total,
             workers=len({each.lease.worker for each in held}),
             places=len(self._trials_out().by_place),
-            waiting=self._line.count(now),
+            waiting=self._queue.count(now),
         )
 
     # --- across a restart --------------------------------------------------------------------

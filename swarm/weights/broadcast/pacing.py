@@ -1,9 +1,9 @@
 """Pacing of answers: the bytes that may be on their way at once. Pure.
 
-An uplink should always have something to send, and what is sent next should be decided as late as
-possible: what is on its way can neither be called back nor give way to something more urgent. So
-as many bytes are let out as the link carries in the time that an answer takes on an empty link,
-and half as many again, by which more is tried where the link is faster than it was taken for. The
+An uplink should always have something to send. The next answer should be chosen as late as
+possible, for an answer on its way can neither be called back nor give way to a more urgent one. So
+as many bytes are let out as the link carries in the time of one answer on an empty link, and half
+as many again: this finds out whether the link is faster than was measured. The
 rate is the best of the last seconds, the time the least of them (as in BBR, Cardwell et al. 2016).
 """
 
