@@ -1,8 +1,8 @@
 """From what was measured, and guessed where nothing was, to what the capacity model takes. Pure.
 
 A worker's speed is what the learner admitted of it while it worked; its reliability what was lost
-of its starts. What it says of itself plays no part, but for its links: who names a faster uplink is
-asked to pass on more.
+of its starts. What it says of itself plays no part, but for its links: a worker that
+names a faster uplink is asked to pass on more.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ UNKNOWN_BYTES: Final = 1_000_000  # of a version, before any was published
 
 @dataclass(frozen=True, slots=True)
 class MachineHistory:
-    """What became of a machine's starts."""
+    """The history of a machine's starts."""
 
     start_s: float | None = None  # from its start to its first fresh version, in the mean
     up_s: float = 0.0  # fresh, all together
@@ -52,7 +52,7 @@ class MachineHistory:
 
 
 def is_measured(reported: ReportedWorker) -> bool:
-    """Whether its rate says something: after a few groups, or after one that never came."""
+    """True if its rate counts: after a few groups, or after one that never came."""
     granted = reported.admitted + reported.refused
     is_known = granted >= MEASURED_GROUPS_MIN or reported.failed_share > 0.0
     return reported.groups_per_s is not None and is_known
@@ -117,7 +117,7 @@ def run_of(report: LearnerReport, costs: LearnerCosts, depth: int, *, aimed: boo
 
 
 def calibrated_load_s(run: Run, active: Sequence[Worker], measured_s: float) -> float:
-    """What a broadcast takes besides what the links explain: encoding, patching, loading."""
+    """The part of a broadcast's time that the links do not explain: encoding, patching, loading."""
     if not active or measured_s <= 0.0:
         return run.load_s
     size_bytes = run.published_bytes(1)

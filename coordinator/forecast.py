@@ -1,4 +1,4 @@
-"""What the capacity model makes of a fleet at one moment. Pure, and slow where workers are many.
+"""The capacity model's view of a fleet at one moment. Pure, and slow where workers are many.
 
 A bound on staleness that the links do not allow has no plan. Then the least depth beyond it that
 has one is planned with: some of what is made will be refused as too old, which is said, and shows
@@ -17,7 +17,7 @@ DEPTHS_TRIED_MAX: Final = 64
 
 
 def soonest(run: Run, members: Sequence[Worker], least: int = 1) -> Capacity | None:
-    """What these workers make of the run at the least staleness, from `least` up, at which their
+    """The run's capacity with these workers at the least staleness, from `least` up, at which their
     groups are in time, published as often as links allow; None: there is none."""
     for depth in range(least, DEPTHS_TRIED_MAX + 1):
         found = assess(replace(run, staleness_max=depth), members, Form.OVERLAPPED)
@@ -31,8 +31,9 @@ def soonest(run: Run, members: Sequence[Worker], least: int = 1) -> Capacity | N
 def decided(
     run: Run, state: ActivationState, seen: Seen, now_s: float, settings: Settings, bound: int
 ) -> Decision:
-    """Who shall work, at the least depth, from the run's up, at which what is wanted now is in
-    time, and so is all there is. Beyond `bound` the decision's problem says so."""
+    """Decide on the workers, at the least depth, from the run's up, at which the groups of those
+    wanted now are in time, and so are those of all. Beyond `bound` the decision's problem says
+    so."""
     wanted = [each for each in seen.workers if each.name in state.wanted]
     depth = run.staleness_max
     for members in (wanted, seen.workers):
@@ -51,7 +52,7 @@ def decided(
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What machines that run make of the learner: `capacity` at the depth that is planned for or
+    """The outlook for the machines that run: `capacity` at the depth that is planned for or
     the least above it, and `least`, the least depth of all; None where there is none."""
 
     capacity: Capacity | None

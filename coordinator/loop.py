@@ -33,7 +33,7 @@ from swarm.errors import RemoteProtocolError, TransportError
 from swarm.identity import PeerId
 from swarm.leasing import coordination
 from swarm.leasing.coordination import ControlClient, ReportedWorker
-from swarm.storage.files import RunSync
+from swarm.storage.files import Runtime
 from swarm.wire.steering import LearnerReport, SetPlan
 
 GONE_S: Final = 60.0  # a worker that is not connected and unheard of for so long is lost
@@ -64,7 +64,8 @@ class _Known:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the learner does not hear of it. Who generates asks for nothing meanwhile."""
+        """True if the learner does not hear of it. A worker that generates asks for nothing
+        meanwhile."""
         its = self.reported
         if its is None:
             return True
@@ -74,7 +75,7 @@ class _Known:
 
     @property
     def has_left(self) -> bool:
-        """Whether there is nothing that it could still hand in: it failed, or was told that it gets
+        """True if there is nothing that it could still hand in: it failed, or was told that it gets
         no more leases and has none."""
         if self.instance is not None and self.instance.condition is Condition.FAILED:
             return True
@@ -88,7 +89,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Memory:
-    """What only helps to plan better and is learnt again after a restart."""
+    """Knowledge that only helps to plan better, and is learnt again after a restart."""
 
     histories: dict[str, MachineHistory] = field(default_factory=dict)
     started_s: dict[str, float] = field(default_factory=dict)  # machines that are on their way
@@ -109,23 +110,21 @@ class Coordinator:
         providers: Mapping[str, Provider],
         client: ControlClient,
         nursery: trio.Nursery,
-        *,
-        unix_s: Callable[[], float],
+        runtime: Runtime,
         drained: Callable[[], frozenset[str]],
         say: Say,
-        run_sync: RunSync = trio.to_thread.run_sync,
     ) -> None:
         """`providers` by name, that of volunteers among them. `drained`: names or peer ids of
         machines that shall not work. `nursery`: where machines are started and released.
-        `run_sync`: where decisions are worked out, which takes long with many workers."""
+        `runtime.run_sync` works decisions out, which takes long with many workers."""
         self.fleet = fleet
         self._providers = providers
         self._client = client
         self._nursery = nursery
-        self._unix_s = unix_s
+        self._unix_s = runtime.now_s
         self._drained = drained
         self._say = say
-        self._run_sync = run_sync
+        self._run_sync = runtime.run_sync
         self._alone_since_s: float | None = None
         self._state = ActivationState()
         self._is_first = True
@@ -236,11 +235,11 @@ class Coordinator:
         return found
 
     def _is_ours(self, peer: PeerId) -> bool:
-        """Whether a provider runs it, so that it is no volunteer."""
+        """True if a provider runs it, so that it is no volunteer."""
         return any(each.owns(peer) for kind, each in self._providers.items() if kind != VOLUNTEERS)
 
     def _recall(self, usable: Mapping[str, _Known], now_s: float) -> None:
-        """What runs was wanted, as far as anybody can tell."""
+        """Take all machines that run as wanted: nothing says otherwise."""
         running = frozenset(name for name, each in usable.items() if each.is_running)
         standings = {name: Standing(Phase.ACTIVE, now_s) for name in running}
         self._state = ActivationState(standings=standings, wanted=running)
@@ -309,7 +308,7 @@ class Coordinator:
     def _failed(
         self, usable: Mapping[str, _Known], fresh: frozenset[str], now_s: float
     ) -> frozenset[str]:
-        """Who should work and does not: it ended, or fell silent, or could not be started."""
+        """Machines that should work and do not: ended, silent, or not to be started."""
         failed = set(self._memory.failures)
         for name, each in usable.items():
             standing = self._state.of(name)
@@ -478,7 +477,7 @@ class Coordinator:
         self._plan = wanted
 
     def _is_in_force(self, wanted: SetPlan, report: LearnerReport) -> bool:
-        """Whether the learner follows such a plan. Credits that are nearly the same are."""
+        """True if the learner follows such a plan; nearly the same credits count as the same."""
         before = self._plan
         if before is None or before.number != report.plan:
             return False
@@ -487,7 +486,7 @@ class Coordinator:
         return wanted.model_copy(update=same) == before
 
     def _may_work(self, name: str, each: _Known, usable: Mapping[str, _Known]) -> bool:
-        """Whether it gets leases. A volunteer is measured before it is stood by."""
+        """True if it gets leases. A volunteer is measured before it is stood by."""
         if name not in usable or name in self._memory.leaving:
             return False
         standing = self._state.of(name)
@@ -581,7 +580,7 @@ class Coordinator:
 
 
 def _is_fresh(each: _Known, report: LearnerReport) -> bool:
-    """Whether it runs, is heard of, and generates with weights that are new enough."""
+    """True if it runs, is heard of, and generates with weights that are new enough."""
     its = each.reported
     if its is None or each.is_silent or not 0 < its.version <= report.version:
         return False

@@ -1,4 +1,4 @@
-"""What people want of a coordinator while it works: who shall not, and how stale to plan.
+"""Wishes of people to a coordinator at work: drained machines, and the staleness to plan for.
 
 Small files in its data directory, which it reads at each look. Those who write take turns: actions
 of its page run in threads, and the command line is a process of its own.
@@ -78,7 +78,7 @@ def set_depth(data_dir: Path, depth: int | None) -> None:
 
 
 def _read(path: Path, unasked: Any, instead: str) -> Any:
-    """What the file says; `unasked` where there is none."""
+    """The contents of the file; `unasked` where there is none."""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:

@@ -31,6 +31,7 @@ from swarm.leasing.coordination import ControlClient
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.invite import Invitation
 from swarm.peers.ledger import Ledger
+from swarm.storage.files import Runtime
 from swarm.storage.locking import data_directory
 from swarm.telemetry.broker_address import Broker
 from swarm.transport.base import Transport
@@ -46,7 +47,7 @@ INTERVAL_S_MIN: Final = 1.0  # a learner answers twice a second in the long run
 
 
 def learner_of(run_file: Path) -> PeerId:
-    """Whom a run file names as its learner.
+    """The learner that a run file names.
 
     Raises:
         ConfigError: it cannot be read, or names none.
@@ -84,7 +85,7 @@ def identity_of(data_dir: Path, key_file: Path | None) -> Identity:
 
 
 def show_state(data_dir: Path, *, as_json: bool) -> str:
-    """What the coordinator of a data directory saw last.
+    """The last view of the coordinator of a data directory.
 
     Raises:
         ConfigError: none has worked there.
@@ -187,8 +188,8 @@ def serve(
 
 
 class _Source:
-    """What a user may change while a coordinator works: the fleet file, and who is drained. Where
-    one of them is wrong, what it said before goes on."""
+    """The settings that a user may change while a coordinator works: the fleet file, and drains.
+    Where one is wrong, its last good contents stay in force."""
 
     def __init__(self, load: Callable[[], Fleet], fleet: Fleet, data_dir: Path, say: Say) -> None:
         self._load = load
@@ -242,9 +243,9 @@ class _Service:
                     self.providers,
                     ControlClient(transport, gater.ledger, learner),
                     nursery,
-                    unix_s=time.time,
-                    drained=lambda: self.source.drained,
-                    say=self.say,
+                    Runtime(time.time, Random(), trio.to_thread.run_sync),
+                    lambda: self.source.drained,
+                    self.say,
                 )
                 while not leaving.is_set():
                     await trio.to_thread.run_sync(self.source.look)

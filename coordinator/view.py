@@ -1,5 +1,4 @@
-"""What a coordinator sees and does, for people: `swarm-coordinator workers`, and the file that it
-reads."""
+"""The coordinator's view for people: `swarm-coordinator workers`, and the file that it reads."""
 
 import json
 from collections.abc import Iterable
@@ -37,7 +36,7 @@ class MachineRow:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a beat saw and decided, for people and for the state file."""
+    """The observations and decisions of a beat, for people and for the state file."""
 
     learner: str
     reachable: bool
@@ -98,7 +97,7 @@ def load_state(directory: Path) -> dict[str, Any]:
 
 
 def is_known(data_dir: Path, name: str) -> bool:
-    """Whether the coordinator of a data directory has seen a worker of that name or peer id."""
+    """True if the coordinator of a data directory has seen a worker of that name or peer id."""
     return any(name in (row["name"], row["peer"]) for row in _rows(data_dir))
 
 

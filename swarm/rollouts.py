@@ -29,7 +29,7 @@ class FinishReason(StrEnum):
 
 
 class Author(StrEnum):
-    """Who wrote a segment of a transcript."""
+    """The author of a segment of a transcript."""
 
     POLICY = "policy"
     ENVIRONMENT = "environment"
@@ -116,7 +116,7 @@ class RolloutGroup:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether its producer says that quantised weights sampled it."""
+        """True if its producer says that quantised weights sampled it."""
         return is_quantised(self.precision)
 
 
@@ -141,12 +141,12 @@ class VerifiedGroup:
 
 
 def informative(rewards: Sequence[float]) -> bool:
-    """Whether a group's rewards differ, so that its advantages are not all zero."""
+    """True if a group's rewards differ, so that its advantages are not all zero."""
     return max(rewards) - min(rewards) > REWARD_SPREAD_MIN
 
 
 def is_quantised(precision: str) -> bool:
-    """Whether an engine of this precision computes with quantised weights."""
+    """True if an engine of this precision computes with quantised weights."""
     return precision not in PLAIN_PRECISIONS
 
 
@@ -165,7 +165,7 @@ def version_spans(completion: Completion) -> Spans:
 
 
 def spans_fault(completion: Completion, tokens: int | None = None) -> str | None:
-    """What is wrong with a completion's spans; None: nothing, as if there are none. `tokens`: how
+    """The fault of a completion's spans; None: it has none, or has no spans. `tokens`: how
     many it has, None: as many as its column."""
     spans, tokens = completion.spans, len(completion.token_ids) if tokens is None else tokens
     if not spans:
@@ -182,7 +182,7 @@ def spans_fault(completion: Completion, tokens: int | None = None) -> str | None
 
 
 def segments_fault(completion: Completion, tokens: int) -> str | None:
-    """What is wrong with the turns of a completion of so many tokens; None: nothing."""
+    """The fault of the turns of a completion of so many tokens; None: there is none."""
     if not completion.segments:
         return None
     if sum(each.chars for each in completion.segments) != len(completion.text):
@@ -195,14 +195,14 @@ def segments_fault(completion: Completion, tokens: int) -> str | None:
 
 
 def splices_fault(splices: Sequence[int], tokens: int) -> str | None:
-    """What is wrong with the ends of prefixes in so many tokens; None: nothing."""
+    """The fault of the ends of prefixes in so many tokens; None: there is none."""
     if any(later <= earlier for earlier, later in pairwise((0, *splices))):
         return "splices that do not ascend"
     return "a splice beyond the tokens" if splices and splices[-1] > tokens else None
 
 
 def counters_fault(counters: Counters) -> str | None:
-    """What is wrong with counters of tries; None: nothing."""
+    """The fault of counters of tries; None: there is none."""
     if any(later[0] <= earlier[0] for earlier, later in pairwise(counters)):
         return "buckets that do not ascend"
     return "more successes than tries" if any(s > t for _, t, s in counters) else None

@@ -1,1 +1,1 @@
-"""What people write: the fleet file and the plan file, and how tables of TOML are read."""
+"""The files that people write: the fleet file and the plan file, and the reader of their TOML."""

@@ -87,7 +87,7 @@ price_per_h = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """What to rent, as SkyPilot words it, and what to run there. Empty texts: whatever it takes.
+    """A machine to rent, in SkyPilot's words, and the worker's command. Empty texts: its defaults.
 
     Raises:
         WrongSetting: it has no command.
@@ -166,7 +166,7 @@ class Machine:
         require_above_0(self, "lifetime_s")
 
     def _check_provider(self) -> None:
-        """What goes with one provider alone is there with it."""
+        """Check that the settings of one provider alone are there with it and not without."""
         if self.provider not in PROVIDERS:
             raise WrongSetting(
                 f"provider = {shown(self.provider)}: must be one of {', '.join(PROVIDERS)}"
@@ -206,7 +206,7 @@ def check_peer(peer: str, field: str = "peer") -> None:
 
 @dataclass(frozen=True, slots=True)
 class LearnerCosts:
-    """What the learner costs, and what is guessed of it until it is measured.
+    """The learner's costs, and guesses that count until they are measured.
 
     Raises:
         WrongSetting: a value is out of its range.

@@ -77,7 +77,7 @@ class _PlanTables(Tables):
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """What a plan is made of."""
+    """The contents of a plan file."""
 
     run: Run
     workers: tuple[Worker, ...]

@@ -89,7 +89,7 @@ def checked(model: type[FileTables], tables: Mapping[str, Any]) -> FileTables:
 
 
 def numbered(entry: Any, kind: type[Model], number: int, room: int) -> list[Model]:
-    """What one entry of `workers` stands for: one, or `count` of them by number.
+    """The workers of one entry: one, or `count` of them by number.
 
     Raises:
         ConfigError: the count is not above 0, or there is no `room` for so many.

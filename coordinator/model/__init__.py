@@ -1,1 +1,1 @@
-"""What a learner needs of its workers, what it gets, and which workers suffice. Pure."""
+"""The capacity model: a learner's needs, its supply, and the workers that suffice. Pure."""

@@ -1,4 +1,4 @@
-"""Which workers to run: the cheapest that suffice, and no change without a reason that lasts.
+"""The choice of workers to run: the cheapest that suffice; no change without a lasting reason.
 
 Pure. `cheapest_set` is the choice: least dollars an hour of all sets that it finds whose admissible
 groups meet the requirement with a margin, and with whose links no group grows too old. What is
@@ -57,7 +57,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How sure and how patient to be.
+    """The margins and delays of decisions.
 
     Raises:
         WrongSetting: a value is out of its range.
@@ -97,7 +97,7 @@ class Settings:
 
 
 class Phase(StrEnum):
-    """Where a worker is in its life."""
+    """The phase of a worker's life."""
 
     STANDBY = "standby"
     JOINING = "joining"  # started, and its weights are not fresh enough yet
@@ -107,7 +107,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is remembered of a worker. `until_s`: the end of its cooling."""
+    """The memory of one worker. `until_s`: the end of its cooling."""
 
     phase: Phase = Phase.STANDBY
     since_s: float = 0.0
@@ -138,8 +138,8 @@ class ActivationState:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is observed now. `fresh` are workers whose weights are fresh enough; `failed` are those
-    that were lost, or did not start, since the last decision. `workers` are all that there are."""
+    """The observations of one moment. `workers` are all that there are, and `fresh` those whose
+    weights are fresh enough. `failed` were lost, or did not start, since the last decision."""
 
     workers: Sequence[Worker]
     fresh: frozenset[str]
@@ -148,7 +148,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now, and why. `problem`: there is no set that suffices."""
+    """The workers to start and release now, and why. `problem`: there is no set that suffices."""
 
     state: ActivationState
     activate: tuple[str, ...]
@@ -160,7 +160,7 @@ class Decision:
 def is_fresh_enough(
     version: int | None, learner_version: int, period_steps: int, staleness_max: int
 ) -> bool:
-    """Whether what it generates now can still be consumed when the next version is published."""
+    """True if its groups begun now can still be consumed when the next version is published."""
     return version is not None and version >= learner_version - staleness_max + period_steps
 
 
@@ -344,7 +344,7 @@ def _obstacle(search: _Search) -> Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What all parts of one decision look at."""
+    """The facts that all parts of one decision look at."""
 
     by_name: Mapping[str, Worker]
     fresh: frozenset[str]
@@ -355,7 +355,7 @@ class _Moment:
     now_s: float
 
     def capacity(self, names: frozenset[str]) -> Capacity | None:
-        """What a set makes of the run; None: groups would be too old, or it is empty."""
+        """The run's capacity with a set; None: groups would be too old, or it is empty."""
         found = assess(self.run, [self.by_name[name] for name in sorted(names)], self.form)
         return found if isinstance(found, Capacity) else None
 
@@ -372,7 +372,7 @@ def decide(
     settings: Settings,
     form: Form = Form.OVERLAPPED,
 ) -> Decision:
-    """What to start and release now. `state` is what the last decision returned.
+    """Decide on the workers to start and release. `state` is that of the last decision.
 
     Raises:
         ConfigError: too many workers, or two of one name.
@@ -409,7 +409,7 @@ def decide(
 
 
 def _late(state: ActivationState, seen: Seen, now_s: float, settings: Settings) -> frozenset[str]:
-    """Who was started and has no fresh weights after the longest time that this may take."""
+    """Workers that were started and have no fresh weights after the longest time allowed."""
     return frozenset(
         each.name
         for each in seen.workers
@@ -422,7 +422,7 @@ def _late(state: ActivationState, seen: Seen, now_s: float, settings: Settings) 
 def _standing(
     old: Standing, failed: bool, fresh: bool, now_s: float, settings: Settings
 ) -> Standing:
-    """What a worker's standing becomes after what was observed of it."""
+    """A worker's standing after the latest observation."""
     if failed:
         return _cooled(old, now_s, settings)
     if old.phase is Phase.JOINING and fresh:
@@ -486,7 +486,7 @@ def _cheaper(
 
 
 def _saves(state: ActivationState, offered: Capacity, now: Capacity, moment: _Moment) -> bool:
-    """Whether the watched set suffices, costs less by the share, and repays its starts."""
+    """True if the watched set suffices, costs less by the share, and repays its starts."""
     if not offered.suffices:
         return False
     settings, before = moment.settings, hourly(moment.run, now)
@@ -498,7 +498,7 @@ def _saves(state: ActivationState, offered: Capacity, now: Capacity, moment: _Mo
 
 
 def _released(state: ActivationState, moment: _Moment) -> tuple[str, ...]:
-    """Who runs, is not wanted, has stayed its time, and is not needed by those that stay."""
+    """Workers that run unwanted, have stayed their time, and are not needed by those that stay."""
     counted = frozenset(
         name
         for name, each in state.standings.items()

@@ -1,4 +1,4 @@
-"""What a learner needs of its rollout workers, and what it gets: the capacity model of ECHO-2.
+"""The capacity model of ECHO-2: a learner's need of rollout workers, and its supply.
 
 Pure. Seconds, bytes and dollars; a group is a rollout group, a step one update of the learner, a
 period the κ steps from one publication of weights to the next. Two forms:
@@ -59,7 +59,7 @@ BYTES_PER_GB = 1e9
 
 
 class Form(StrEnum):
-    """What a worker does while weights arrive."""
+    """A worker's behaviour while weights arrive."""
 
     PAUSED = "paused"
     OVERLAPPED = "overlapped"
@@ -128,8 +128,8 @@ class Worker:
 
     @property
     def survival(self) -> float:
-        """How likely it outlives its start. Also the share of all it is paid for in the long run
-        in which it generates, as a life that ends at random is as long after a start as before."""
+        """The chance that it outlives its start. Also the share of its paid time in which it
+        generates, as a life that ends at random is as long after a start as before."""
         return 1.0 if self.lifetime_s is None else math.exp(-self.start_s / self.lifetime_s)
 
     @property
@@ -140,7 +140,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the learner does. R, T and S of the paper, and what is published.
+    """The learner's run: R, T and S of the paper, and its published versions.
 
     Raises:
         WrongSetting: a value is no finite number in its range.
@@ -190,7 +190,7 @@ class Run:
             before = entry
 
     def published_bytes(self, period_steps: int) -> int:
-        """What a version is sent as, to who has the one of a period before.
+        """The bytes of a version for a peer that has the one of a period before.
 
         Between two known sizes a power of the steps; beyond the last, and before the first, in
         proportion to them, which is what all single deltas take. Never more than a whole version.
@@ -225,7 +225,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a learner gets of these workers.
+    """A learner's supply from these workers.
 
     `required_per_s` and `offered_per_s` are admissible groups, Σμ; `step_s` is from one step's
     beginning to the next's; `utilisation` is what of that the learner trains.
@@ -263,7 +263,7 @@ def default_period(run: Run) -> int:
 def assess(
     run: Run, workers: Sequence[Worker], form: Form, period_steps: int | None = None
 ) -> Capacity | Infeasible:
-    """What these workers, all of them active, make of the run.
+    """The run's capacity with these workers, all of them active.
 
     `period_steps` None: the longest period in which no group grows too old, because that pauses
     least and sends least.
@@ -310,8 +310,8 @@ def worker_cost_per_s(run: Run, worker: Worker, period_steps: int, size_bytes: i
 
 
 def publisher_copies(run: Run, arrives_s: float, workers: int, size_bytes: int) -> float:
-    """How many copies of a version the learner sends, at most: what its uplink carries until all
-    have it, `arrives_s` after the announcement."""
+    """The copies of a version that the learner sends, at most: as many as its uplink carries until
+    all have it, `arrives_s` after the announcement."""
     sent_s = max(arrives_s - run.load_s, 0.0)
     return min(float(workers), max(1.0, sent_s * run.up_bytes_per_s / size_bytes))
 
@@ -345,7 +345,7 @@ def _longest_period(run: Run, workers: Sequence[Worker], form: Form) -> Capacity
 
 
 def _least_staleness(run: Run, workers: Sequence[Worker], form: Form, period_steps: int) -> int:
-    """What it would be if weights arrived at once: spares predicting broadcasts of long periods.
+    """The staleness if weights arrived at once: spares predicting broadcasts of long periods.
 
     0 where that says nothing: with too few workers, or if they pause.
     """

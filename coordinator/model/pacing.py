@@ -1,4 +1,4 @@
-"""How stale groups are planned to be: the pacing depth, below the run's bound. Pure.
+"""The pacing depth: the staleness that plans aim at, below the run's bound. Pure.
 
 The bound S is the user's, and holds at consumption whatever is planned. The depth is what leases
 aim at and what the capacity model plans with. Fresher groups make better steps, so it is kept as
@@ -30,7 +30,7 @@ def check_depth(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PacingRules:
-    """When to move.
+    """The thresholds at which the depth moves.
 
     Raises:
         WrongSetting: a value is out of its range.
@@ -66,8 +66,9 @@ class PacingRules:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What is looked at. `least`: the depth that the links allow by the model; None: it has none,
-    or does not know yet. `refused`: leases refused as too old since the last look."""
+    """The measurements of one moment. `least`: the depth that the links allow by the model; None:
+    there is none, or it is not known yet. `refused`: leases refused as too old since the last
+    look."""
 
     step: int
     bound: int
@@ -137,7 +138,7 @@ def _is_ill(seen: Measured, rules: PacingRules) -> bool:
 
 
 def _is_known_well(seen: Measured) -> bool:
-    """What nobody measures is not known to be healthy."""
+    """True if the weights' health is measured; unmeasured weights do not count as healthy."""
     return seen.effective_share is not None and seen.mismatch_k3 is not None
 
 

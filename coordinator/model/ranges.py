@@ -1,4 +1,4 @@
-"""What a setting may be, and how a wrong one is told."""
+"""The ranges of settings, and the errors for wrong ones."""
 
 from collections.abc import Sequence
 from typing import Annotated

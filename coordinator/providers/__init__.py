@@ -1,1 +1,1 @@
-"""Where workers come from."""
+"""Providers: the sources of workers."""

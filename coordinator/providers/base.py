@@ -1,4 +1,4 @@
-"""What the coordinator needs of whoever runs workers.
+"""The interface between the coordinator and the providers of workers.
 
 A provider that fails to start a worker, starts it late, or loses it in the middle of a lease is
 normal: it says so in what it sees, and the coordinator plans with that.
@@ -23,7 +23,7 @@ class ProviderFailed(SwarmError):
 
 
 class Condition(StrEnum):
-    """How a machine is."""
+    """The condition of a machine."""
 
     STARTING = "starting"
     UP = "up"
@@ -48,7 +48,7 @@ class Provider(Protocol):
         ...
 
     def owns(self, peer: PeerId) -> bool:
-        """Whether the peer is a worker of this provider's, running or not."""
+        """True if the peer is a worker of this provider's, running or not."""
         ...
 
     async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
@@ -74,5 +74,5 @@ class Provider(Protocol):
 
 
 def printable(line: str) -> str:
-    """What a program or a cloud said, as a message may quote it."""
+    """The output of a program or a cloud, fit to be quoted in a message."""
     return texts.printable(line, QUOTED_CHARS_MAX)

@@ -47,7 +47,7 @@ SECRETS: Final = frozenset({"SWARM_NODE_PASSPHRASE", "SWARM_NODE_INVITE", PASSWO
 
 
 class LocalProvider:
-    """See `Provider`."""
+    """The provider of workers on this machine."""
 
     def __init__(self, directory: Path, fleet: Fleet, invite: str | None = None) -> None:
         """`directory`: of the workers' data directories, one each, by name. `invite`: to the
@@ -59,15 +59,12 @@ class LocalProvider:
         self._keys = WorkerKeys(directory)
 
     def use(self, fleet: Fleet) -> None:
-        """See `Provider`."""
         self._run_file, self._peers = fleet.run_file.absolute(), fleet.peers
 
     def owns(self, peer: PeerId) -> bool:
-        """See `Provider`."""
         return peer in self._keys
 
     async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
-        """See `Provider`."""
         return await trio.to_thread.run_sync(self._look)
 
     def _look(self) -> dict[str, Instance]:
@@ -100,7 +97,6 @@ class LocalProvider:
         return process if is_same and alive else None
 
     async def start(self, machine: Machine) -> None:
-        """See `Provider`."""
         try:
             await trio.to_thread.run_sync(self._start, machine)
         except (OSError, ConfigError) as error:
@@ -145,7 +141,6 @@ class LocalProvider:
             raise
 
     async def release(self, name: str) -> None:
-        """See `Provider`."""
         process = await trio.to_thread.run_sync(self._process, name)
         if process is not None:
             await trio.to_thread.run_sync(_signal, process, signal.SIGTERM)
@@ -165,9 +160,9 @@ class LocalProvider:
 def worker_environ(
     environ: Mapping[str, str], arguments: Sequence[str], invite: str | None
 ) -> dict[str, str]:
-    """What a worker with these arguments gets of an environment. It handles strangers' bytes and
-    models: of secrets it has the invitation, if there is one, which as a flag others on this
-    machine could read, and, if it reports to a broker, the password there."""
+    """The part of an environment that a worker with these arguments gets. A worker handles
+    strangers' bytes and models, so that it gets two secrets alone. One is the invitation, which
+    others on this machine could read in a flag. The other is a broker's password, if it reports."""
     passed = {
         name: value
         for name, value in environ.items()
@@ -185,7 +180,7 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def _last_line(log: Path) -> str:
-    """What a process said last, for a message."""
+    """The last line that a process printed, for a message."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""What the coordinator says to SkyPilot: what a machine is, what runs there, what it costs. It is
+"""Orders to SkyPilot: the kind of a machine, the command there, its price. It is
 handed the package; `skypilot.py` imports it."""
 
 import hashlib
@@ -25,7 +25,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def cluster_of(owner: str, name: str) -> str:
-    """What the cluster of a machine is called: by its coordinator's peer id and its own name, so
+    """The name of a machine's cluster: its coordinator's peer id and its own name, so
     that no other coordinator, and nobody's own cluster, has the same."""
     digest = hashlib.sha256(f"{owner}/{name}".encode()).hexdigest()[:12]
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:NAME_CHARS_MAX].rstrip("-")
@@ -33,7 +33,7 @@ def cluster_of(owner: str, name: str) -> str:
 
 
 def resources_of(sky: Any, cloud: Cloud) -> Any:
-    """What to rent, as SkyPilot's own object, which checks what it is told."""
+    """The machine to rent as SkyPilot's own object, which checks its fields."""
     return sky.Resources(
         infra=cloud.infra or None,
         accelerators=cloud.accelerators or None,
@@ -46,7 +46,7 @@ def resources_of(sky: Any, cloud: Cloud) -> Any:
 
 
 def task_of(sky: Any, machine: Machine, run_file: Path, key: Path, peers: Sequence[str]) -> Any:
-    """What to run there: a worker of the run, with the key that was made for it."""
+    """The command to run there: a worker of the run, with the key that was made for it."""
     assert machine.cloud is not None
     cloud = machine.cloud
     words = ["join", "--run", "run.toml", "--data-dir", "data", "--key-file", KEY_FILE]

@@ -50,7 +50,7 @@ def load_sky() -> Any:
 
 
 class SkyProvider:
-    """See `Provider`."""
+    """The provider of machines in clouds, through SkyPilot."""
 
     def __init__(
         self,
@@ -76,17 +76,15 @@ class SkyProvider:
         self._look_limiter = trio.CapacityLimiter(2)  # the one that goes on, and one that leaves
 
     def use(self, fleet: Fleet) -> None:
-        """See `Provider`."""
         self._run_file, self._peers = fleet.run_file.absolute(), fleet.peers
 
     def owns(self, peer: PeerId) -> bool:
-        """See `Provider`."""
         return peer in self._keys
 
     # --- looking -----------------------------------------------------------------------------
 
     async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
-        """See `Provider`. Waits for the clouds a moment only: what they say is for a later look."""
+        """Waits for the clouds a moment only: later answers are for a later look."""
         clusters = await trio.to_thread.run_sync(self._on_record)
         now_s = trio.current_time()
         if clusters and now_s - self._refreshed_s >= REFRESH_S:
@@ -144,7 +142,7 @@ class SkyProvider:
     def _states(
         self, clusters: Mapping[str, str]
     ) -> tuple[dict[str, tuple[Condition, str]], frozenset[str]]:
-        """How each machine is, and of which there is anything."""
+        """The condition of each machine, and the names of those that exist in any form."""
         sky = self._load()
         wanted = sorted(clusters.values())
         records = sky.get(sky.status(wanted, refresh=sky.StatusRefreshMode.FORCE))
@@ -166,7 +164,7 @@ class SkyProvider:
     # --- starting and ending -----------------------------------------------------------------
 
     async def start(self, machine: Machine) -> None:
-        """See `Provider`. Returns once the worker was started, minutes later as a rule."""
+        """Returns once the worker was started, minutes later as a rule."""
         await trio.to_thread.run_sync(
             self._start, machine, abandon_on_cancel=True, limiter=self._limiter
         )
@@ -205,7 +203,6 @@ class SkyProvider:
             raise
 
     async def release(self, name: str) -> None:
-        """See `Provider`."""
         await trio.to_thread.run_sync(
             self._release, name, abandon_on_cancel=True, limiter=self._limiter
         )

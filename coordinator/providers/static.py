@@ -15,13 +15,13 @@ SILENT_S: Final = 45.0  # unheard of for so long and not connected: it has left
 
 
 def is_there(worker: ReportedWorker) -> bool:
-    """Whether the learner has a worker to count on."""
+    """True if the learner can count on the worker."""
     return worker.connected or worker.heard_s < SILENT_S
 
 
 class StaticProvider:
-    """See `Provider`. Machines of the fleet file have its names; whoever else comes goes by its
-    peer id."""
+    """The provider of volunteers. Machines of the fleet file have its names; others go by their
+    peer ids."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.use(fleet)
@@ -29,19 +29,17 @@ class StaticProvider:
         self._active: set[str] = set()
 
     def use(self, fleet: Fleet) -> None:
-        """See `Provider`."""
         self._names = {PeerId(each.peer): each.name for each in fleet.machines if each.peer}
 
     def name_of(self, peer: PeerId) -> str:
-        """What a volunteer is called."""
+        """The name of a volunteer."""
         return self._names.get(peer, str(peer))
 
     def owns(self, peer: PeerId) -> bool:
-        """See `Provider`: nobody's."""
+        """True for volunteers that the fleet file names."""
         return peer in self._names
 
     async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
-        """See `Provider`."""
         await trio.lowlevel.checkpoint()
         found: dict[str, Instance] = {}
         there: set[str] = set()
@@ -58,13 +56,11 @@ class StaticProvider:
         return found
 
     async def start(self, machine: Machine) -> None:
-        """See `Provider`."""
         await trio.lowlevel.checkpoint()
         if machine.name not in self._there:
             raise ProviderFailed(f"{machine.name} is not there; it comes by itself")
         self._active.add(machine.name)
 
     async def release(self, name: str) -> None:
-        """See `Provider`."""
         await trio.lowlevel.checkpoint()
         self._active.discard(name)

@@ -21,7 +21,6 @@ from node.config import NodeConfig
 from node.hosting.membership import Membership, load_identity
 from node.hosting.policy_weights import (
     STORE_BYTES_MAX,
-    Receiver,
     open_weights_service,
     weights_rules,
 )
@@ -34,7 +33,7 @@ from swarm.identity import PeerId, public_key_of
 from swarm.storage.locking import data_directory
 from swarm.storage.private_files import make_shared, shared_files
 from swarm.weights.publisher import Published, Publisher, Spread
-from swarm.weights.service import Outcome, WeightsRules, WeightsService
+from swarm.weights.service import Follower, Outcome, WeightsRules, WeightsService
 from swarm.weights.store.versions import MANIFEST_SUFFIX, LocalVersion
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
@@ -134,7 +133,7 @@ async def _open(
     async with open_peer(world, config, identity, membership, rules.heads.run_id) as peer:
         with open_weights_service(
             *(config.data_dir, rules, peer.transport, peer.gater, world),
-            Receiver(tell=tell),
+            Follower(tell=tell),
             store_bytes=options.store_bytes,
         ) as service:
             async with trio.open_nursery() as nursery:

@@ -1,9 +1,8 @@
 """The weights of a run's policy in a node's data directory: what learner and workers share."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Final, Protocol
@@ -12,12 +11,15 @@ from node.config import NodeConfig
 from node.hosting.weights import POLICIES, STORE
 from swarm.identity import PeerId
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.storage.files import RunSync
+from swarm.storage.files import RunSync, Runtime
 from swarm.transport.base import Transport
 from swarm.weights.heads import HeadRules
-from swarm.weights.hot_swap import VersionLoader
 from swarm.weights.publisher import VERSIONS_KEPT
-from swarm.weights.service import Outcome, Stage, WeightsRules, WeightsService
+from swarm.weights.service import (
+    Follower,
+    WeightsRules,
+    WeightsService,
+)
 from swarm.weights.store.chunks import ChunkStore
 from swarm.weights.store.versions import Versions
 
@@ -44,14 +46,10 @@ class Clock(Protocol):
         ...
 
 
-def _tell_nobody(what: object) -> None:
-    pass
-
-
 def weights_rules(
     run_id: str, publishers: Iterable[PeerId], clock_skew_s: float, policy: str, *, publishes: bool
 ) -> WeightsRules:
-    """The rules of this machine for a policy, as its publisher or as a receiver of versions."""
+    """The rules of this machine for a policy, as its publisher or as a follower of versions."""
     return WeightsRules(
         heads=HeadRules(run_id, frozenset(publishers), clock_skew_s),
         policy=policy,
@@ -61,15 +59,6 @@ def weights_rules(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Receiver:
-    """The user of versions that arrive."""
-
-    engine: VersionLoader | None = None  # loads them; None: they stay files
-    tell: Callable[[Outcome], None] = _tell_nobody  # is told of each attempt that ended
-    watch: Callable[[Stage], None] = _tell_nobody  # is told of each stage that begins
-
-
 @contextmanager
 def open_weights_service(
     data_dir: Path,
@@ -77,7 +66,7 @@ def open_weights_service(
     transport: Transport,
     gater: ConnectionGater,
     clock: Clock,
-    receiver: Receiver,
+    follower: Follower,
     store_bytes: int = STORE_BYTES_MAX,
 ) -> Iterator[WeightsService]:
     """The service of a policy in a data directory, not running yet; its store is open for the
@@ -92,15 +81,10 @@ def open_weights_service(
             rules,
             transport,
             gater,
-            directory,
             Versions(directory, rules.shared_versions),
             store,
-            now_s=clock.now_s,
-            rng=clock.rng("weights"),
-            run_sync=clock.run_sync,
-            engine=receiver.engine,
-            tell=receiver.tell,
-            watch=receiver.watch,
+            Runtime(clock.now_s, clock.rng("weights"), clock.run_sync),
+            follower,
         )
 
 
@@ -110,19 +94,19 @@ def policy_weights(
     transport: Transport,
     gater: ConnectionGater,
     clock: Clock,
-    receiver: Receiver | None = None,
+    follower: Follower | None = None,
 ) -> Iterator[WeightsService]:
-    """The service of a run's policy (see `open_weights_service`), for a receiver of its versions;
+    """The service of a run's policy (see `open_weights_service`), for a follower of its versions;
     None: this node publishes them."""
     rules = weights_rules(
         config.run.run_id,
         map(PeerId, config.run.weights_publishers),
         float(config.run.limits.clock_skew_s),
         POLICY,
-        publishes=receiver is None,
+        publishes=follower is None,
     )
     with open_weights_service(
-        config.data_dir, rules, transport, gater, clock, receiver or Receiver()
+        config.data_dir, rules, transport, gater, clock, follower or Follower()
     ) as service:
         yield service
 

@@ -12,6 +12,7 @@ from node.roles.peer import Network, Peer
 from swarm.exchange.fetching import Verify
 from swarm.exchange.pool import Pool, PoolLimits, PoolStatistics
 from swarm.exchange.service import Exchange, ExchangeRules
+from swarm.storage.files import Runtime
 
 STOCK_FACTOR: Final = 3  # foreign groups kept ready, in multiples of what a round or step draws
 POOL_LOOK_S: Final = 2.0  # how old the pool's figures in a snapshot may be
@@ -61,10 +62,8 @@ class RolloutSharing:
             peer.transport,
             pool,
             verify,
-            now_s=world.now_s,
-            rng=world.rng("exchange"),
-            run_sync=world.run_sync,
-            gater=peer.gater,
+            Runtime(world.now_s, world.rng("exchange"), world.run_sync),
+            peer.gater,
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

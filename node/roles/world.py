@@ -14,7 +14,6 @@ from node.config import NodeConfig
 from node.hosting.outlet import Outlet
 from node.hosting.policy_host import HostsPolicy
 from node.hosting.policy_weights import (
-    Receiver,
     policy_weights,
     published_versions,
     version_directory,
@@ -29,7 +28,7 @@ from node.records.records import SampledGroup
 from node.roles.peer import Network, Peer
 from node.verification.verifier import Verifier
 from swarm.weights.publisher import Published, Publisher, Spread
-from swarm.weights.service import Outcome, Stage, WeightsService
+from swarm.weights.service import Follower, NoEngine, Outcome, Stage, WeightsService
 
 
 class SamplingTrainer(Trainer, RolloutEngine, Protocol):
@@ -184,7 +183,7 @@ async def _following(
     watch: Callable[[Stage], None],
 ) -> AsyncIterator[WeightsService]:
     with policy_weights(
-        config, peer.transport, peer.gater, world, Receiver(host, tell, watch)
+        config, peer.transport, peer.gater, world, Follower(host or NoEngine(), tell, watch)
     ) as service:
         current = service.versions.current()
         if current is not None:

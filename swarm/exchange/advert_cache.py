@@ -42,7 +42,7 @@ class AdvertCache:
         return len(self._adverts)
 
     def holds(self, record: bytes) -> bool:
-        """Whether these very bytes are kept, and so were checked before."""
+        """True for bytes that are kept, and so were checked before."""
         return hashlib.sha256(record).digest() in self._records
 
     def put(

@@ -1,4 +1,4 @@
-"""Which producers' adverts to pass on when there are more than anybody can use. Pure.
+"""Sampling of producers: a node takes in the adverts of enough producers, not of all. Pure.
 
 If every node passed on every advert, what each node sends in a round would grow with the swarm.
 So a node takes in enough producers to choose from, others at random in each round of its own, and
@@ -23,7 +23,7 @@ class ProducerSampler:
         self._taken: dict[PeerId, bool] = {}  # producers of this round, and whether taken in
 
     def wants(self, producer: PeerId, rng: Random) -> bool:
-        """Whether to take in and pass on the producer's adverts in this round."""
+        """True if the producer's adverts are taken in and passed on in this round."""
         if producer not in self._taken:
             if len(self._taken) >= REMEMBERED_MAX:
                 return False
@@ -32,8 +32,7 @@ class ProducerSampler:
         return self._taken[producer]
 
     def asks(self) -> bool:
-        """Whether to ask for adverts that are offered: until enough producers were heard in this
-        round, what is missing may have been lost."""
+        """True until enough producers were heard in this round: adverts may have been lost."""
         return len(self._taken) < self._enough
 
     def next_round(self) -> None:

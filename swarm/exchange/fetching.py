@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from random import Random
 
 import trio
 
@@ -36,7 +35,7 @@ from swarm.limits.byte_budget import ByteBudget
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.requests import ask
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup, informative
-from swarm.storage.files import RunSync
+from swarm.storage.files import Runtime
 from swarm.transport.base import Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -78,7 +77,7 @@ TAKEN_IN_AT_ONCE = 8  # groups of one answer, of a producer whose groups were go
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRules:
-    """What the run and this node allow."""
+    """Limits of the run and of this node."""
 
     run_id: str
     stock_groups: int  # informative foreign groups to keep ready; 0 fetches nothing
@@ -100,7 +99,7 @@ class ExchangeRules:
 
     @property
     def takes_large(self) -> bool:
-        """Whether groups of the run can be too large for one answer."""
+        """True if groups of the run can be too large for one answer."""
         return self.group_bytes_max > GROUP_BYTES_MAX
 
     @property
@@ -109,7 +108,7 @@ class ExchangeRules:
         return max(GROUP_BYTES_MAX, self.group_bytes_max)
 
     def timeout_s(self, size_bytes: int) -> float:
-        """How long to wait for an answer of this size."""
+        """The timeout of an answer of this size, in seconds."""
         return self.fetch_timeout_s + size_bytes / self.fetch_bytes_per_s_min
 
 
@@ -117,7 +116,7 @@ _Checked = tuple[bytes, VerifiedGroup]  # a signed record and what this node fou
 
 
 class _Answer(Enum):
-    """What asking one peer came to."""
+    """The outcome of one request to a peer."""
 
     GOOD = auto()  # at least one group passed every check
     NOTHING = auto()  # none of the wanted groups: no fault
@@ -145,7 +144,7 @@ class _Batch:
         self.wanted = {offer.group_id: offer for offer in self.offers}
 
     def size_bytes(self, group_ids: Collection[GroupId] | None = None) -> int:
-        """What is still wanted, or what of it is among `group_ids`."""
+        """Bytes of the groups that are still wanted, or of those among `group_ids`."""
         wanted = self.wanted.values()
         return sum(o.size_bytes for o in wanted if group_ids is None or o.group_id in group_ids)
 
@@ -177,29 +176,25 @@ class Fetcher:
         transport: Transport,
         pool: Pool,
         verify: Verify,
-        offers: OfferTable,
         gater: ConnectionGater,
         candidates: Callable[[], Awaitable[list[Candidate]]],
-        *,
-        now_s: Callable[[], float],
-        rng: Random,
-        run_sync: RunSync,
+        runtime: Runtime,
     ) -> None:
         self._rules = rules
         self._transport = transport
         self._pool = pool
         self._verify = verify
-        self._offers = offers
+        self.offers = OfferTable(rules.offers)
         self._gater = gater
         self._ledger = gater.ledger
         self._candidates = candidates
-        self._now_s = now_s
-        self._rng = rng
-        self._run_sync = run_sync
+        self._now_s = runtime.now_s
+        self._rng = runtime.rng
+        self._run_sync = runtime.run_sync
         self._in_flight: dict[PeerId, _Batch] = {}  # one for each producer
         self._stock = 0  # when it was looked at last
         self._open: Counter[PeerId] = Counter()  # requests
-        self._holders = HolderSearch(rules.run_id, transport, gater.ledger, rng)
+        self._holders = HolderSearch(rules.run_id, transport, gater.ledger, runtime.rng)
         self._wake = trio.Event()
         self._budget = ByteBudget(rules.fetch_bytes_per_s, trio.current_time())
         self.verifier_failures = 0
@@ -226,7 +221,7 @@ class Fetcher:
         room = BATCHES_FACTOR * self._rules.fetch_parallel - len(self._in_flight)
         missing = await self._missing()
         trials = self._trials()
-        chosen = self._offers.choose(
+        chosen = self.offers.choose(
             missing,
             self._rng,
             trio.current_time(),
@@ -240,15 +235,15 @@ class Fetcher:
         batches: dict[PeerId, list[Offer]] = {}
         for offer in chosen:
             if self._gater.is_banned(offer.producer):
-                self._offers.forget(offer.producer)
+                self.offers.forget(offer.producer)
                 self._wake.set()
                 continue
             if offer.group_id in seen:
-                self._offers.drop(offer.group_id, offer.producer)
+                self.offers.drop(offer.group_id, offer.producer)
                 self._wake.set()
                 continue
             if offer.producer not in batches and not trials.take(
-                self._offers.is_proven(offer.producer), self._offers.is_slow(offer.producer)
+                self.offers.is_proven(offer.producer), self.offers.is_slow(offer.producer)
             ):
                 continue
             batch = batches.setdefault(offer.producer, [])
@@ -258,11 +253,11 @@ class Fetcher:
         return [_Batch(*batch) for batch in batches.items()][: max(0, room)]
 
     def _unproven(self) -> list[_Batch]:
-        return [b for b in self._in_flight.values() if not self._offers.is_proven(b.producer)]
+        return [b for b in self._in_flight.values() if not self.offers.is_proven(b.producer)]
 
     def _slow(self) -> list[_Batch]:
         batches = self._in_flight.values()
-        is_slow, is_proven = self._offers.is_slow, self._offers.is_proven
+        is_slow, is_proven = self.offers.is_slow, self.offers.is_proven
         return [b for b in batches if is_slow(b.producer) and is_proven(b.producer)]
 
     def _trials(self) -> Trials:
@@ -278,8 +273,8 @@ class Fetcher:
             late[at].end_requests()
 
     def is_short_of_offers(self) -> bool:
-        """Whether there is less on offer than a whole stock, so that more should be asked for."""
-        return self._offers.available(trio.current_time()) < self._rules.stock_groups
+        """True if less than a whole stock is on offer: then peers are asked for adverts."""
+        return self.offers.available(trio.current_time()) < self._rules.stock_groups
 
     def catching_up(self) -> tuple[int, int] | None:
         """Groups that are in stock, and that shall be; None: nothing is fetched now, or enough is
@@ -290,8 +285,8 @@ class Fetcher:
         return self._stock, wanted
 
     async def _missing(self) -> int:
-        """How many groups short of the wanted stock we are, counting those under way that are not
-        late; of those that unproven producers may never deliver, no more than half the stock."""
+        """Groups missing from the wanted stock. Groups on their way count unless they are late;
+        those of unproven producers count for half the stock at most."""
         rewards = Counter(c.rewards for c in await self._candidates())
         stock = self._stock = sum(n for each, n in rewards.items() if informative(each))
         unproven = sum(len(batch.offers) for batch in self._unproven() if not batch.late)
@@ -326,7 +321,7 @@ class Fetcher:
         whoever else holds them."""
         producer = batch.producer
         async with trio.open_nursery() as nursery:
-            if not self._offers.is_resting(producer, trio.current_time()):
+            if not self.offers.is_resting(producer, trio.current_time()):
                 await self._ask_for_a_while(nursery, batch, producer, batch.wanted)
             if batch.wanted:
                 on_late()
@@ -335,7 +330,7 @@ class Fetcher:
         others = [answer for peer, answer in batch.answers.items() if peer != producer]
         excused = {_Answer.REFUSED, _Answer.CUT_OFF} & set(batch.answers.values())
         for offer in () if excused else batch.wanted.values():
-            self._offers.failed(offer)
+            self.offers.failed(offer)
         self._conclude(batch, batch.answers.get(producer), _Answer.GOOD in others)
 
     async def _ask_holders(self, nursery: trio.Nursery, batch: _Batch) -> None:
@@ -372,24 +367,24 @@ class Fetcher:
             await done.wait()
 
     def _conclude(self, batch: _Batch, answer: _Answer | None, others_had_it: bool) -> None:
-        """Settle the producer's standing by what a fetch of its groups came to. `answer` is None
-        where it was not asked."""
+        """Record the outcome of a batch for its producer. `answer` is None where the producer was
+        not asked."""
         now, producer = trio.current_time(), batch.producer
         if answer is _Answer.GOOD:
-            self._offers.delivered(producer, late=batch.late)
+            self.offers.delivered(producer, late=batch.late)
             return
         silent = answer is _Answer.SILENT or (batch.given_up and answer is _Answer.NOTHING)
         at_fault = silent or answer is _Answer.BROKEN
         rest_s = FAILED_REST_S if at_fault else REFUSED_REST_S
         if others_had_it:
-            self._offers.delivered_by_others(producer, rest_s, now)
+            self.offers.delivered_by_others(producer, rest_s, now)
             return
         if silent:
             self._ledger.reject(producer, Reject.UNAVAILABLE)
-        self._offers.rest(producer, rest_s, now)
+        self.offers.rest(producer, rest_s, now)
 
     async def _reach(self, peer: PeerId) -> bool:
-        """Whether the peer is connected now.
+        """True if the peer is connected, after dialling it where it was not.
 
         Raises:
             DialHeldBack: it may not be dialled yet, which is no fault of its own.
@@ -398,7 +393,7 @@ class Fetcher:
             return False
         if peer in self._transport.peers():
             return True
-        addresses = self._offers.addresses(peer)[:DIAL_ADDRESSES_MAX]
+        addresses = self.offers.addresses(peer)[:DIAL_ADDRESSES_MAX]
         try:
             await self._gater.dial_one_of(addresses, timeout_s=self._rules.dial_timeout_s)
         except DialHeldBack:
@@ -491,7 +486,7 @@ class Fetcher:
         waiting: list[_Checked] = []  # groups that go into the pool together
         since = trio.current_time()
         records = answer
-        at_once = TAKEN_IN_AT_ONCE if self._offers.is_proven(batch.producer) else 1
+        at_once = TAKEN_IN_AT_ONCE if self.offers.is_proven(batch.producer) else 1
         try:
             while records and not self._gater.is_banned(batch.producer):  # the rest may be as bad
                 taken, records = records[:at_once], records[at_once:]
@@ -551,10 +546,10 @@ class Fetcher:
         try:
             prompt, rewards = await self._judge_group(group, offer)
         except RemoteProtocolError:
-            self._offers.drop(group_id, offer.producer)
+            self.offers.drop(group_id, offer.producer)
             raise
         except ChildFailed:  # our own fault, as it seems; a group that it happens to again is left
-            self._offers.failed(offer)
+            self.offers.failed(offer)
             raise
         return record, VerifiedGroup(group_id, group, prompt, rewards)
 
@@ -567,7 +562,7 @@ class Fetcher:
         )
         for (_, verified), result in zip(checked, results, strict=True):
             producer = verified.group.producer
-            self._offers.drop(verified.group_id, producer)
+            self.offers.drop(verified.group_id, producer)
             if result is AddResult.ADDED:
                 self._ledger.accept(producer)
             elif result in POOL_REJECTS:

@@ -1,4 +1,4 @@
-"""Who else holds a group: looked for only when its producer does not deliver.
+"""Search for other holders of a group whose producer does not deliver.
 
 Nobody announces what it holds, for that would cost every node bytes for every group of the swarm.
 A node that misses groups asks a few connected peers at once, with one small request, which of them
@@ -53,7 +53,7 @@ class HolderSearch:
     async def find(
         self, wanted: Sequence[GroupId], forwarders: Sequence[PeerId], producer: PeerId
     ) -> Found:
-        """Who would serve which of the wanted groups, those that would serve most first.
+        """Peers that would serve wanted groups, with these groups; most groups first.
 
         Comes back when somebody holds all of them, when all have answered, or `HAVE_TIMEOUT_S`
         after it began, for which it may have to wait for other searches.

@@ -1,4 +1,4 @@
-"""What is on offer in the swarm, and which of it to fetch. Pure: no clock, no network.
+"""The table of groups on offer, and the choice of groups to fetch. Pure: no clock, no network.
 
 An offer is a group that a signed advert names. Only a producer's last few rounds stay on offer:
 a policy learns little from what a peer's much older policy wrote, and it bounds the table.
@@ -125,7 +125,7 @@ class OfferTable:
             producer.offers.popitem(last=False)
 
     def available(self, now: float) -> int:
-        """How many offers there are of producers that are not left alone."""
+        """The number of offers of producers that are not left alone."""
         return sum(
             len(producer.offers)
             for producer in self._producers.values()
@@ -164,12 +164,12 @@ class OfferTable:
         return found
 
     def is_proven(self, producer: PeerId) -> bool:
-        """Whether the last fetch from the producer brought something."""
+        """True if the last fetch from the producer brought something."""
         known = self._producers.get(producer)
         return known is not None and known.proven
 
     def is_slow(self, producer: PeerId) -> bool:
-        """Whether what the last fetch from the producer brought came late."""
+        """True if the last fetch from the producer brought something late."""
         known = self._producers.get(producer)
         return known is not None and known.slow
 
@@ -192,7 +192,7 @@ class OfferTable:
             known.rest_s, known.rests_until = rest_s, now + rest_s
 
     def is_resting(self, producer: PeerId, now: float) -> bool:
-        """Whether the producer itself is left alone at the moment."""
+        """True while the producer itself is left alone."""
         known = self._producers.get(producer)
         return known is not None and now < known.rests_until
 
@@ -217,7 +217,7 @@ class OfferTable:
             known.rests_until = min(known.rests_until, now)
 
     def addresses(self, producer: PeerId) -> tuple[str, ...]:
-        """Where the producer may be dialled, by its newest advert."""
+        """The producer's addresses by its newest advert."""
         known = self._producers.get(producer)
         return known.addresses if known else ()
 

@@ -1,9 +1,9 @@
 """The bounded, persistent pool of rollout groups: what this node may still train on or serve.
 
 A group is kept as the signed bytes that were received, beside what this node worked out about it
-(prompt and rewards). A group that leaves, by expiry or eviction, leaves a tombstone behind, so
-that it is neither fetched nor trained on a second time, and so that its producer cannot offer a
-second group for the same task.
+(prompt and rewards). A group that leaves, by expiry or eviction, leaves a tombstone behind. So
+it is neither fetched nor trained on a second time, and its producer cannot offer a second group for
+the same task.
 
 **What is too old.** Three ages, each with its end: the group's own expiry; `rounds_max` rounds
 behind its producer's newest group, far more than anybody still trains on (the newest
@@ -106,7 +106,7 @@ class PoolLimits:
 
 
 class AddResult(StrEnum):
-    """What became of a group that was offered to the pool."""
+    """The outcome of adding a group."""
 
     ADDED = "added"
     KNOWN = "known"  # this very group is or was here
@@ -127,7 +127,7 @@ class Candidate(NamedTuple):  # thousands of them, at each look
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedGroup:
-    """What an advert says of one of this node's own groups."""
+    """One of this node's own groups, as an advert tells of it."""
 
     group_id: GroupId
     size_bytes: int
@@ -138,7 +138,7 @@ class AdvertisedGroup:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """What is in the pool. `foreign_eligible`: untrained, and unexpired where a time was given."""
+    """The pool's contents. `foreign_eligible`: untrained, and unexpired where a time was given."""
 
     groups: int
     bytes: int
@@ -261,7 +261,7 @@ class Pool:
         return (created_at_s, round_) < newest and round_ <= newest[1] - self.limits.rounds_max
 
     def _note_newest(self, producer: str, created_at_s: int, round_: int) -> bool:
-        """Whether this moves the producer to another round."""
+        """True if this moves the producer to another round."""
         before = self._newest.get(producer, (created_at_s, round_))
         self._newest[producer] = max(before, (created_at_s, round_))
         return self._newest[producer][1] != before[1]
@@ -291,7 +291,7 @@ class Pool:
     def piece(
         self, group_id: GroupId, start: int, size: int, now_s: float, without: Container[PeerId]
     ) -> tuple[int, bytes]:
-        """How many bytes `record` would give, and some of them; (0, b""): none."""
+        """The size of the signed record and some of its bytes; (0, b""): there is none to serve."""
         with self._lock:
             row = self._db.execute(
                 "SELECT length(record), substr(record, ?, ?), producer"
@@ -301,7 +301,7 @@ class Pool:
         return (0, b"") if row is None or row[2] in without else (row[0], bytes(row[1]))
 
     def has(self, group_id: GroupId) -> bool:
-        """Whether the group is in the pool now, expired or not."""
+        """True if the group is in the pool, expired or not."""
         with self._lock:
             query = "SELECT 1 FROM groups WHERE group_id = ?"
             return self._db.execute(query, (group_id,)).fetchone() is not None
@@ -396,7 +396,7 @@ class Pool:
         return removed
 
     def statistics(self, now_s: float | None = None) -> PoolStatistics:
-        """What is in the pool now."""
+        """Counts of the pool's contents."""
         with self._lock:
             own, eligible, oldest_s = self._db.execute(
                 "SELECT count(*) FILTER (WHERE own), count(*) FILTER (WHERE eligible),"

@@ -1,17 +1,16 @@
 """The exchange of rollout groups: advert, choose, fetch, verify, pool.
 
-A producer signs its groups and gossips one small advert a round. Every node keeps a table of
-what is on offer and fetches, at random and only as much as it will soon use, from the producer or
-from whoever forwarded the advert. A fetched group enters the pool only after its signature, run,
-times and task were checked and its rewards were computed here.
+A producer signs its groups and gossips one small advert a round. Every node keeps a table of the
+groups on offer. It fetches some at random, as many as it will soon use, from the producer or from
+another holder. A fetched group enters the pool only after its signature, run, times and task were
+checked and its rewards were computed here.
 
 Nothing in here waits for anybody: a round samples what has arrived (`candidates`), and a peer
 that lies, stalls or vanishes costs a count.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from math import ceil, inf
-from random import Random
 
 import trio
 
@@ -19,7 +18,6 @@ from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTim
 from swarm.exchange.advert_cache import AdvertCache
 from swarm.exchange.advert_sampling import ProducerSampler
 from swarm.exchange.fetching import ExchangeRules, Fetcher, Verify
-from swarm.exchange.offers import OfferTable
 from swarm.exchange.pool import AddResult, AdvertisedGroup, Candidate, Pool
 from swarm.identity import Identity, PeerId
 from swarm.limits.bounded_table import BoundedTable
@@ -30,7 +28,7 @@ from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
 from swarm.peers.requests import PeersToAsk, ask
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
-from swarm.storage.files import RunSync
+from swarm.storage.files import Runtime
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -91,10 +89,7 @@ class Exchange:
         transport: Transport,
         pool: Pool,
         verify: Verify,
-        *,
-        now_s: Callable[[], float],
-        rng: Random,
-        run_sync: RunSync,
+        runtime: Runtime,
         gater: ConnectionGater | None = None,
     ) -> None:
         """`gater` may come with rules of its own; it brings the ledger with it, and is run by
@@ -103,16 +98,9 @@ class Exchange:
         self._identity = identity
         self._transport = transport
         self._pool = pool
-        self._now_s = now_s
-        self._rng = rng
-        self._run_sync = run_sync
-        self._offers = OfferTable(rules.offers)
-        self._advert_cache = AdvertCache(
-            rules.recent_adverts_max,
-            rules.recent_adverts_per_producer_max,
-            identity.peer_id,
-            self._offers.is_proven,
-        )
+        self._now_s = runtime.now_s
+        self._rng = runtime.rng
+        self._run_sync = runtime.run_sync
         enough = ceil(PRODUCERS_PER_STOCKED_GROUP * rules.stock_groups)
         self._sampler = ProducerSampler(max(PRODUCERS_ENOUGH, enough))
         self._round_began = trio.current_time()
@@ -122,25 +110,23 @@ class Exchange:
         self.gater = gater or ConnectionGater(transport, Ledger())
         self.ledger = self.gater.ledger
         self._fetcher = Fetcher(
-            rules,
-            transport,
-            pool,
-            verify,
-            self._offers,
-            self.gater,
-            self.candidates,
-            now_s=now_s,
-            rng=rng,
-            run_sync=run_sync,
+            rules, transport, pool, verify, self.gater, self.candidates, runtime
+        )
+        self._offers = self._fetcher.offers
+        self._advert_cache = AdvertCache(
+            rules.recent_adverts_max,
+            rules.recent_adverts_per_producer_max,
+            identity.peer_id,
+            self._offers.is_proven,
         )
 
     @property
     def verifier_failures(self) -> int:
-        """How often our own verifier failed on fetched groups, which are then fetched again."""
+        """Failures of our own verifier on fetched groups, which are then fetched again."""
         return self._fetcher.verifier_failures
 
     def catching_up(self) -> tuple[int, int] | None:
-        """See `Fetcher.catching_up`."""
+        """Groups in stock and groups wanted; None: nothing is being fetched, or enough is there."""
         return self._fetcher.catching_up()
 
     # --- what the round asks for -----------------------------------------------------------
@@ -383,7 +369,7 @@ class Exchange:
     # --- hearing adverts -------------------------------------------------------------------
 
     def _admits(self, peer: PeerId) -> bool:
-        """Whether to hear one more advert of a forwarder."""
+        """True if one more advert of this forwarder may be judged."""
         return not self.gater.is_banned(peer) and self.gater.allows(Kind.ADVERT, peer)
 
     def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
@@ -397,8 +383,8 @@ class Exchange:
             return False
 
     def _hear(self, peer: PeerId, record: bytes, *, sampled: bool) -> bool:
-        """Take in one signed advert; whether it was new. Of `sampled` ones, those of producers
-        beyond enough are passed by. What is wrong with its bytes is counted
+        """Take in one signed advert; True if it was new. Of `sampled` ones, those of producers
+        beyond enough are left out. What is wrong with its bytes is counted
         against its signer; that it is handed over here and now, against the peer that does so."""
         if self._advert_cache.holds(record):
             return False

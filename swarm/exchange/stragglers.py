@@ -1,10 +1,9 @@
-"""How much of its fetching a node leaves to peers that are slow. Pure.
+"""Bounds on the fetches that wait for slow peers. Pure.
 
-A batch that is late no longer keeps a place from others, but it counts among those that are under
-way, and these are bounded. Whoever answers everything as late as it may would fill them all, with
-many names at little cost. So late batches are fewer than there may be under way, those that wait
-for one peer or one address block fewer still, and when there is one too many, the oldest of the
-most crowded block is given up.
+A late batch keeps no place from others, but it counts among the batches under way, whose number is
+bounded. A peer with many names that answers everything late would fill them all. So late batches
+have a bound of their own, and those that wait for one peer or one address block a lower one. Beyond
+a bound, the oldest batch of the most crowded block is given up.
 
 Producers whose last batch was late, or of whom nothing came yet, may be honest, with a slow uplink
 or new. They get places too, but not all of them.
@@ -16,14 +15,14 @@ from dataclasses import dataclass
 
 from swarm.limits.quotas import RELAYED
 
-BATCHES_FACTOR = 4  # times `fetch_parallel`: batches under way, the late ones included
-LATE_FACTOR = 3  # of them, late ones
-LATE_OF_ONE_FACTOR = 1  # of these, those that wait for one peer, or for the peers of one block
-LATE_OF_RELAYED_SHARE = 0.5  # of all late ones, those that wait for relayed peers
+BATCHES_FACTOR = 4  # times `fetch_parallel`: batches under way, late ones included, at most
+LATE_FACTOR = 3  # times `fetch_parallel`: late batches, at most
+LATE_OF_ONE_FACTOR = 1  # times `fetch_parallel`: late batches of one peer or one block, at most
+LATE_OF_RELAYED_SHARE = 0.5  # of all late batches, those of relayed peers, at most
 
 
 def to_give_up(waiting_for: Sequence[str], parallel: int) -> int | None:
-    """Which of the late batches to give up; None: there are not too many.
+    """The index of the late batch to give up; None: there are not too many.
 
     `waiting_for` says for each, the oldest first, whose it is: a peer's, a block's, `RELAYED`.
     """
@@ -42,7 +41,7 @@ def to_give_up(waiting_for: Sequence[str], parallel: int) -> int | None:
 
 @dataclass(slots=True)
 class Trials:
-    """How many more producers may be tried now of whom it is doubtful that they deliver in time."""
+    """The numbers of doubtful producers that may be tried now."""
 
     unproven: int  # of those that have delivered nothing yet, or not since they last failed
     slow: int  # of those that delivered late
@@ -50,8 +49,9 @@ class Trials:
 
     @classmethod
     def left(cls, parallel: int, unproven: Sequence[bool], slow: Sequence[bool]) -> "Trials":
-        """What is left beside those under way, given as whether each is late: half of the places
-        for each kind, and one for neither; half of all batches for the unproven."""
+        """The numbers left beside the batches under way, given as one flag each, True if late. Each
+        kind gets half of the places, and one place stays free of both. Unproven producers get
+        half of all batches."""
         half = max(1, parallel // 2)
         unproven_in_place, slow_in_place = unproven.count(False), slow.count(False)
         return cls(
@@ -61,7 +61,7 @@ class Trials:
         )
 
     def take(self, is_proven: bool, is_slow: bool) -> bool:
-        """Whether one more may be tried, which is counted; who is neither always may."""
+        """True if this producer may be tried; counts it. Proven, quick ones always may."""
         if is_proven and not is_slow:
             return True
         if self.doubtful <= 0 or (self.slow if is_proven else self.unproven) <= 0:

@@ -1,9 +1,9 @@
 """Between a learner and its coordinator: reports of what was measured, and plans.
 
 The learner's owner says who may coordinate it, by peer id; nobody else is answered. A plan stays in
-force until one with a higher number comes, so that a learner whose coordinator is gone goes on as
-it was told last, and a plan that was under way for long changes nothing. Whoever a plan does not
-name gets leases: a worker that comes while the coordinator is away is not kept waiting.
+force until one with a higher number comes. So a learner whose coordinator is gone follows its last
+plan, and a plan that was delayed changes nothing. Workers that the plan
+does not mention still get leases: one that comes while the coordinator is away does not wait.
 """
 
 import struct
@@ -156,7 +156,7 @@ class Steered(Protocol):
         ...
 
     def report(self) -> LearnerReport:
-        """How things stand."""
+        """The learner's measurements."""
         ...
 
     async def follow(self, plan: SetPlan) -> None:
@@ -223,7 +223,7 @@ class ControlClient:
         self.learner = learner
 
     async def report(self) -> tuple[LearnerReport, tuple[ReportedWorker, ...]]:
-        """How things stand, and what the learner measured of its workers.
+        """The learner's measurements, of itself and of its workers.
 
         Raises:
             TransportError: no answer; `RequestRefused`: it has another coordinator, or none.

@@ -4,7 +4,7 @@ consumes it.
 What may be granted and consumed, `leases` and `staleness` decide; what a group is worth, the
 `Checks` of the node. The checks of a submission go from cheap to dear: quota, size, signature,
 schema, lease, task, versions, then the rewards, and of some groups whether the log-probs are those
-of the policy that they claim. A worker in good standing has fewer looked at so closely.
+of the policy that they claim. Fewer groups of a worker are re-scored the more of its groups passed.
 """
 
 from collections import Counter, OrderedDict
@@ -60,12 +60,12 @@ CHECKED_AT_ONCE_PER_PEER_MAX: Final = 16
 CHECKS_MAX: Final = 3  # of one group that fail through our own fault, as it seems
 TRIED_MAX: Final = 1024  # groups of which that is remembered
 FIRST_RESCORED: Final = 4.0  # about so many groups of a new worker before its share falls by half
-STANDINGS_MAX: Final = 4096
+HISTORIES_MAX: Final = 4096  # workers whose re-scoring results are kept
 GROUP_BYTES_EWMA_SHARE: Final = 0.05  # of the newest group, in the mean size
 
 
 class Checks(Protocol):
-    """What only the learner's node can tell of a group."""
+    """Checks of a group that need the learner's own node: rewards and log-probs."""
 
     async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
         """The prompt of a group's task and the reward of each completion.
@@ -90,14 +90,14 @@ class Checks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IntakeRules:
-    """What a learner takes."""
+    """The rules that a submitted group is held to."""
 
     run_id: str
     group_size: int
     tokenizer: str  # fingerprint; groups of another one are refused
     temperature: float
     top_p: float
-    rescored_share: float  # of the groups of a worker in good standing, 0 to 1
+    rescored_share: float  # least share of a worker's groups that are re-scored, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,10 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Record:
-    """What of an intake goes on after a restart, besides its leases."""
+    """The state of an intake that survives a restart, besides its leases."""
 
     groups: list[tuple[bytes, bytes, str, tuple[float, ...]]]  # id, signed, prompt, rewards
-    standings: dict[str, int]
+    rescored_of: dict[str, int]  # groups that passed in a row, by worker
     rescored: Counter[str]
 
 
@@ -134,8 +134,8 @@ class IntakeCounts:
 
 
 @dataclass(slots=True)
-class _Standing:
-    """What closer looks at a worker's groups have shown."""
+class _RescoringHistory:
+    """The results of re-scoring a worker's groups."""
 
     passed: int = 0
 
@@ -173,7 +173,7 @@ class Intake:
         self._tried: OrderedDict[GroupId, int] = OrderedDict()  # of those that failed so, how often
         self.faulty = 0  # groups that did not stand up to verification
         self.last_fault = ""
-        self._standings: dict[str, _Standing] = {}
+        self._histories: dict[str, _RescoringHistory] = {}
         self._rescored: Counter[str] = Counter()
         self._arrived = trio.Event()
         self.group_bytes = 0  # of an admitted group as it travelled, in the mean
@@ -246,11 +246,11 @@ class Intake:
         self._book.account.set_groups_max(groups)
 
     def accounts(self) -> list[WorkerAccount]:
-        """What is known of each worker."""
+        """One account for each worker."""
         return self._book.accounts()
 
     def trial_state(self) -> TrialState:
-        """How things stand with workers that have nothing to show yet."""
+        """Counts of workers on trial."""
         return self._book.trial_state(self._now_s())
 
     def advance(self, version: int) -> None:
@@ -264,7 +264,7 @@ class Intake:
             del self._kept[group_id]
 
     def counts(self) -> IntakeCounts:
-        """How things stand."""
+        """Counts of groups, leases and refusals."""
         account = self._book.account
         return IntakeCounts(
             buffered=account.buffered,
@@ -306,8 +306,8 @@ class Intake:
         )
 
     def _place_of(self, peer: PeerId) -> WorkerOrigin:
-        """Behind a private address there may be many honest workers, and all of them new: it has no
-        limit of its own, but its workers come after those of other places."""
+        """The origin of a worker's requests. A private address has no limit of its own, for many
+        honest new workers may be behind it; its workers come after those of other places."""
         share = self._gater.share_of(peer)
         if share == RELAYED:
             return WorkerOrigin(share, RELAYED_PART)
@@ -425,19 +425,19 @@ class Intake:
         Raises:
             RemoteProtocolError: FALSE_LOGPROBS.
         """
-        standing = self._standings.setdefault(str(peer), _Standing())
-        while len(self._standings) > STANDINGS_MAX:
-            del self._standings[next(iter(self._standings))]
-        if self._rng.random() >= standing.share(self._rules.rescored_share):
+        history = self._histories.setdefault(str(peer), _RescoringHistory())
+        while len(self._histories) > HISTORIES_MAX:
+            del self._histories[next(iter(self._histories))]
+        if self._rng.random() >= history.share(self._rules.rescored_share):
             return
         fault = await self._checks.rescore(group, prompt)
         if fault is None:
-            standing.passed += 1
+            history.passed += 1
             self._rescored["passed"] += 1
         elif not fault:
             self._rescored["unknown"] += 1
         else:
-            standing.passed = 0
+            history.passed = 0
             self._rescored["failed"] += 1
             raise RemoteProtocolError(Reject.FALSE_LOGPROBS, fault)
 
@@ -458,7 +458,7 @@ class Intake:
         """Leases, counters and what is buffered, as plain values."""
         kept = _Record(
             [(g, k.record, k.admitted.prompt, k.admitted.rewards) for g, k in self._kept.items()],
-            {name: each.passed for name, each in self._standings.items()},
+            {name: each.passed for name, each in self._histories.items()},
             self._rescored,
         )
         return {"book": self._book.to_record(self._now_s()), **record_of(kept)}
@@ -481,7 +481,9 @@ class Intake:
                 raise LocalProtocolError(f"no record of an intake: {error}") from None
             admitted = VerifiedGroup(GroupId(group_id), group, prompt, rewards)
             self._kept[group_id] = _Kept(admitted, signed)
-        self._standings = {name: _Standing(passed) for name, passed in kept.standings.items()}
+        self._histories = {
+            name: _RescoringHistory(passed) for name, passed in kept.rescored_of.items()
+        }
         self._rescored = kept.rescored
         self._forget_gone()
         if self._kept.keys() != self._book.account.buffered_ids():

@@ -1,10 +1,9 @@
-"""What a learner has measured of one worker: how fast it delivers, and how much it may hold for
-what it has delivered. Pure.
+"""A learner's account of one worker: its rate, and the credits that it may hold. Pure.
 
 The rate is admitted groups over the time that the worker's leases took, and its breaks between
-them. It says how much a worker can do. The standing says how much it may have in its hands: a key
-costs nothing, so that each admitted group is worth one credit, and a lease that comes to nothing
-takes most of that back. Whoever holds on to credits has had to deliver as many groups for them.
+them. The credit limit bounds the groups that a worker may hold. A key costs nothing, so that credit
+is earned: each admitted group is worth one, and a lease that comes to nothing takes most of it
+back.
 """
 
 from dataclasses import dataclass, field
@@ -16,42 +15,42 @@ RATE_EWMA_SHARE: Final = 0.3  # of what was measured before, forgotten with each
 BREAK_S_MAX: Final = 60.0  # who stays away for longer was away, not slow
 FORGIVEN_EVERY: Final = 10  # leases, of which one may be lost and say nothing of speed
 TURNAROUND_EWMA_SHARE: Final = 0.2  # of the newest group
-LOST_SHARE: Final = 0.75  # of a worker's standing, with a lease that came to nothing
-STANDING_LASTS_S: Final = 14_400.0  # after the last admitted group
-ESTABLISHED: Final = 64.0  # standing from which a worker is trusted with time
+LOST_SHARE: Final = 0.75  # of a worker's credit, taken by a lease of which nothing came in
+CREDIT_LASTS_S: Final = 14_400.0  # after the last admitted group
+ESTABLISHED: Final = 64.0  # credits from which a worker gets long leases
 
 
 @dataclass(slots=True)
-class Proof:
-    """What a worker has delivered, so far as that lets it hold credits."""
+class CreditLimit:
+    """A worker's credit limit, earned by the groups that it delivered."""
 
-    standing: float = 0.0  # credits that it may hold; below 1 it is on trial
+    credits: float = 0.0  # credits that it may hold; below 1 it is on trial
     wasted_s: float = 0.0  # how long its last lease on trial was, where that came to nothing
     at: Moment | None = None  # when a group of it was admitted last
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether nothing speaks for the worker."""
-        return self.standing < 1.0
+        """True for a worker without credit: it delivered nothing, or not lately."""
+        return self.credits < 1.0
 
     @property
     def is_established(self) -> bool:
-        """Whether it has delivered for a while."""
-        return self.standing >= ESTABLISHED
+        """True once it has delivered for a while."""
+        return self.credits >= ESTABLISHED
 
     def asks(self, now: float) -> None:
-        """What was delivered long ago no longer counts."""
-        if self.at is not None and now - self.at >= STANDING_LASTS_S:
-            self.standing, self.at = 0.0, None
+        """Forget credit that was earned too long ago."""
+        if self.at is not None and now - self.at >= CREDIT_LASTS_S:
+            self.credits, self.at = 0.0, None
 
     def delivered(self, most: int, now: float) -> None:
         """A group was admitted; `most` a worker may ever hold."""
-        self.standing = min(float(most), self.standing + 1.0)
+        self.credits = min(float(most), self.credits + 1.0)
         self.wasted_s, self.at = 0.0, now
 
     def lost(self, share: float) -> None:
         """This share of a lease's groups came to nothing."""
-        self.standing *= 1.0 - LOST_SHARE * share
+        self.credits *= 1.0 - LOST_SHARE * share
 
 
 @dataclass(slots=True)
@@ -71,7 +70,7 @@ class KnownWorker:
     refused: int = 0
     version: int = 0  # that it said it had
     heard_at: Moment | None = None
-    proof: Proof = field(default_factory=Proof)
+    limit: CreditLimit = field(default_factory=CreditLimit)
 
     @property
     def rate(self) -> float | None:
@@ -81,15 +80,15 @@ class KnownWorker:
     def asks(self, version: int, now: float) -> None:
         """It wants work. What it waits from now on is not its own doing."""
         self.version, self.heard_at = version, now
-        self.proof.asks(now)
+        self.limit.asks(now)
         if self.break_s is None and self.measured_at is not None:
             away_s = min(BREAK_S_MAX, max(0.0, now - self.measured_at))
             self.break_s = 0.0 if self.has_died else away_s  # who died did not rest
 
-    def delivers(self, took_s: float, standing_max: int, now: float) -> None:
+    def delivers(self, took_s: float, credits_max: int, now: float) -> None:
         """A group was admitted, so long after it was granted."""
         self.admitted += 1
-        self.proof.delivered(standing_max, now)
+        self.limit.delivered(credits_max, now)
         share = TURNAROUND_EWMA_SHARE if self.turnaround_s else 1.0
         self.turnaround_s += share * (took_s - self.turnaround_s)
 
@@ -132,7 +131,7 @@ class KnownWorker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAccount:
-    """What is known of a worker, measured here but for the version, which it says."""
+    """A worker's figures, all measured here but the version, which the worker says."""
 
     worker: str
     version: int

@@ -42,7 +42,7 @@ TURNED_AWAY_MAX: Final = 2  # of one group: a learner that is busy may take it t
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """What to generate: the tasks at places 0 to `groups` - 1 of a stream."""
+    """A lease on the tasks at places 0 to `groups` - 1 of a stream."""
 
     id: bytes  # 16
     learner_version: int  # when it was granted

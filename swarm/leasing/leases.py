@@ -1,5 +1,5 @@
-"""Who generates what by when: leases of tasks to rollout workers. Pure: time and the number of the
-start are passed in.
+"""Leases of tasks to rollout workers, each with a deadline. Pure: time and the number of the start
+are passed in.
 
 A lease is some groups' worth of credits (`staleness.Account`) in one worker's hands until a
 deadline, and the tasks to use them on. The tasks follow from a secret of the learner, the run, the
@@ -39,7 +39,7 @@ from typing import Any, Final
 from swarm.errors import LocalProtocolError, require
 from swarm.leasing.known_worker import KnownWorker, WorkerAccount
 from swarm.leasing.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
-from swarm.leasing.trial import Allowance, Line, Trial, TrialsOut, WorkerOrigin
+from swarm.leasing.trial import Allowance, Trial, TrialQueue, TrialsOut, WorkerOrigin
 from swarm.storage.records import Moment, record_of, restored
 
 LEASE_GROUPS_MAX: Final = 256  # what `groups_max` may be
@@ -56,10 +56,10 @@ _SEED_DOMAIN: Final = b"swarm/lease-seed/1"
 
 @dataclass(frozen=True, slots=True)
 class LeaseRules:
-    """How large leases are and how long they last."""
+    """The sizes and durations of leases."""
 
     target_s: float = 60.0  # what a lease should take its worker; several groups' generation
-    first_s: float = 30.0  # what the first lease of an unmeasured worker is taken to take
+    first_s: float = 30.0  # assumed duration of a new worker's first lease, s
     first_groups: int = 1  # in it, and in all others on trial
     slack: float = 3.0  # a lease lasts so many times what it should take
     life_s_min: float = 30.0  # and of an established worker at least as long
@@ -85,13 +85,13 @@ class LeaseRules:
 
     @property
     def first_life_s(self) -> float:
-        """How long the first lease of a worker lasts."""
+        """The duration of a worker's first lease, s."""
         return self.slack * self.first_s
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a worker is told. Each task follows from `stream` and its place."""
+    """A lease as its worker knows it. Each task follows from `stream` and its place."""
 
     lease_id: bytes
     worker: str
@@ -124,7 +124,7 @@ class SubmittedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a submission: None is admitted. Equal answers say the same to the worker."""
+    """The answer to a submission; a reason of None: admitted. Equal answers say the same."""
 
     reason: Discard | None
     detail: str = ""
@@ -159,14 +159,14 @@ class _Held:
 
     @property
     def delivered(self) -> int:
-        """What came in good: whether it was still in time is not all the worker's doing."""
+        """Groups that passed verification, also late ones: that is not all the worker's doing."""
         good = (None, Discard.STALE)
         return sum(answer.reason in good for _, answer in self.answers.values())
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What of a lease book goes on after a restart, besides its account."""
+    """The state of a lease book that survives a restart, besides its account."""
 
     open: list[_Held]
     ended: list[_Held]
@@ -177,7 +177,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class TrialState:
-    """How things stand with workers on trial."""
+    """Counts of workers on trial and of their credits."""
 
     held: int  # credits
     most: int
@@ -202,12 +202,12 @@ def _framed(*parts: str) -> bytes:
     return b"".join(len(raw).to_bytes(8, "big") + raw for raw in (p.encode() for p in parts))
 
 
-# Long: grants, ends and standing are one set of books.
+# Long: grants, ends and credit are one set of books.
 class LeaseBook:
     """All leases of one learner, open and remembered, and what its workers deliver.
 
-    `start` is a number that no earlier start of this learner had (a random one, or the time of
-    it), so that no lease that was lost in a crash comes again under the same id. `secret` stays
+    `start` is a number that no earlier start of this learner had, random or its time. So no
+    lease that was lost in a crash comes again under the same id. `secret` stays
     with the learner.
     """
 
@@ -226,7 +226,7 @@ class LeaseBook:
         self._ended: OrderedDict[bytes, _Held] = OrderedDict()
         self._workers: OrderedDict[str, KnownWorker] = OrderedDict()
         self._places: dict[bytes, tuple[bytes, int]] = {}  # admitted group: its lease and seed
-        self._line = Line()
+        self._queue = TrialQueue()
         self.denied: Counter[Denial] = Counter()
         self.repeated = 0  # submissions that had been answered
 
@@ -246,7 +246,7 @@ class LeaseBook:
     def stand_by(self, worker: str, version: int, now: float) -> None:
         """A worker asked, and is not wanted now."""
         self.expire(now)
-        self._line.leave(worker)
+        self._queue.leave(worker)
         if self._is_version(version) and self._know(worker):
             self._workers[worker].asks(version, now)
 
@@ -263,7 +263,7 @@ class LeaseBook:
         if groups < 1:
             return Denial.LEASES_OPEN
         trial = None
-        if known.proof.is_on_trial:
+        if known.limit.is_on_trial:
             trial = Trial(place, is_long=self._life_s(worker, groups) > self.rules.first_life_s)
         room = self._room(worker, version, groups, trial, now)
         while room.denial is Denial.WOULD_BE_STALE and groups > 1:
@@ -271,7 +271,7 @@ class LeaseBook:
             room = self._room(worker, version, groups, trial, now)
         if room.denial is not None:
             return room.denial
-        self._line.leave(worker)
+        self._queue.leave(worker)
         self.account.reserve(room.groups, None if trial is None else self.allowance.total)
         lease = self._lease(worker, version, room.groups, now)
         self._open[lease.lease_id] = _Held(lease, now - (known.break_s or 0.0), trial)
@@ -287,7 +287,7 @@ class LeaseBook:
         most = self.allowance.total
         room = self.account.trial_room(version, groups, expected_s, now, most)
         if room.denial is Denial.WOULD_BE_STALE:
-            self._line.leave(worker)  # it must not keep others waiting for what it cannot use
+            self._queue.leave(worker)  # it must not keep others waiting for what it cannot use
             return room
         left = self._left_on_trial(worker, trial, now)
         if room.denial is not None or left >= room.groups:
@@ -295,12 +295,12 @@ class LeaseBook:
         return Room(left) if left > 0 else Room(0, self.account.trial_denial())
 
     def _left_on_trial(self, worker: str, trial: Trial, now: float) -> int:
-        """How many credits a worker may have when those before it in the line have had theirs."""
+        """The credits left for a worker once those before it in the queue got theirs."""
         allowance, out = self.allowance, self._trials_out()
-        self._line.ask(worker, trial, self._workers[worker].proof.wasted_s, now)
+        self._queue.ask(worker, trial, self._workers[worker].limit.wasted_s, now)
         if allowance.left(trial, out) <= 0:
             return 0
-        ahead = self._line.ahead_of(worker, allowance, out, now)
+        ahead = self._queue.ahead_of(worker, allowance, out, now)
         return allowance.left_after(ahead, trial, out)
 
     def _trials_out(self) -> TrialsOut:
@@ -308,12 +308,12 @@ class LeaseBook:
         return TrialsOut.of((each.trial, each.unanswered) for each in open_ if each.trial)
 
     @property
-    def _standing_max(self) -> int:
+    def _credits_max(self) -> int:
         return self.rules.open_max * self.rules.groups_max
 
     @property
     def allowance(self) -> Allowance:
-        """What workers on trial may hold."""
+        """The credits that workers on trial may hold."""
         rules, credits_ = self.rules, self.account.rules.groups_max
         short = max(rules.trial_groups_min, int(rules.trial_share * credits_))
         return Allowance(max(short, rules.first_groups), rules.first_groups)
@@ -330,14 +330,14 @@ class LeaseBook:
         return Lease(lease_id, worker, stream, groups, version, now, now + life_s)
 
     def _size(self, worker: str, now: float) -> int:
-        """How many groups a worker is given: what it does in `target_s`, and one more. Where steps
-        are shorter than that, in one of these: a lease's groups come in together, and those that
-        wait for the last of them grow old."""
+        """The number of groups in a lease: what the worker does in `target_s`, or in a step where
+        steps are shorter, and one more. A lease's groups come in together, and those that wait for
+        the last of them grow old."""
         known, rules = self._workers[worker], self.rules
         most = rules.first_groups
-        if not known.proof.is_on_trial:
-            left = int(known.proof.standing) - self._held(worker)
-            most = min(left, max(most, int(known.proof.standing) // rules.open_max))
+        if not known.limit.is_on_trial:
+            left = int(known.limit.credits) - self._held(worker)
+            most = min(left, max(most, int(known.limit.credits) // rules.open_max))
         if known.rate is None:
             return min(rules.first_groups, most)
         target_s = min(rules.target_s, self.account.step_s(now) or rules.target_s)
@@ -349,21 +349,21 @@ class LeaseBook:
         return sum(each.unanswered for each in mine)
 
     def _expected_s(self, worker: str, groups: int) -> float:
-        """What so many groups should take a worker, as far as anything was measured. A newcomer is
-        taken to be in time: else none would ever be measured where steps are short."""
+        """The expected duration of so many groups, s. A newcomer's is taken to be short enough:
+        else none would ever be measured where steps are short."""
         known = self._workers[worker]
         return groups / known.rate if known.rate else known.busy_s
 
     def _life_s(self, worker: str, groups: int) -> float:
-        """How long a lease on so many groups has to be enough for. A worker that has delivered
-        nothing may only be slow: it gets twice as long as it had. Else a worker is trusted with
-        time when it has delivered for a while; before that, what it holds is soon free again."""
+        """The life of a lease on so many groups, s. A worker that delivered nothing may only be
+        slow: it gets twice as long as it had. A worker that delivered for a while is trusted with
+        time; before that, the groups that it holds are soon free again."""
         known, rules = self._workers[worker], self.rules
         first_s = rules.first_life_s
         measured_s = rules.slack * groups / known.rate if known.rate else 0.0
-        if known.proof.is_on_trial:
-            return max(first_s, measured_s, 2.0 * known.proof.wasted_s)
-        least_s = rules.life_s_min if known.proof.is_established else min(rules.life_s_min, first_s)
+        if known.limit.is_on_trial:
+            return max(first_s, measured_s, 2.0 * known.limit.wasted_s)
+        least_s = rules.life_s_min if known.limit.is_established else min(rules.life_s_min, first_s)
         return max(least_s, measured_s or first_s)
 
     def _know(self, worker: str) -> bool:
@@ -373,7 +373,7 @@ class LeaseBook:
             idle = [each for each in self._workers if each not in busy]
             if not idle:
                 return False
-            nobody = (each for each in idle if self._workers[each].proof.is_on_trial)
+            nobody = (each for each in idle if self._workers[each].limit.is_on_trial)
             del self._workers[next(nobody, idle[0])]
         self._workers.setdefault(worker, KnownWorker())
         self._workers.move_to_end(worker)
@@ -382,7 +382,7 @@ class LeaseBook:
     # --- answering ---------------------------------------------------------------------------
 
     def judge(self, submission: SubmittedGroup, now: float) -> Answer | None:
-        """What the answer is without a look at the group; None where that has to decide. Changes
+        """The answer that needs no look at the group; None: verification has to decide. Changes
         nothing and counts nothing: `submit` follows in any case."""
         return self._judge(submission, now)[1]
 
@@ -412,7 +412,7 @@ class LeaseBook:
 
     @staticmethod
     def _is_of_the_group(reason: Discard) -> bool:
-        """Whether a refusal ends what its task was granted; else the worker may try again."""
+        """True for a refusal that uses up the task's credit; else the worker may try again."""
         return reason in (Discard.UNKNOWN_VERSION, Discard.OLDER_THAN_LEASE)
 
     def _judge(self, submission: SubmittedGroup, now: float) -> tuple[_Held | None, Answer | None]:
@@ -491,7 +491,7 @@ class LeaseBook:
         if answer.admitted:
             self._places[submission.group_id] = (submission.lease_id, submission.seed)
             took_s = max(0.0, now - held.lease.granted_at)
-            self._workers[submission.worker].delivers(took_s, self._standing_max, now)
+            self._workers[submission.worker].delivers(took_s, self._credits_max, now)
         elif blames:
             self._refused(submission.worker)
         if held.unanswered == 0:
@@ -540,12 +540,12 @@ class LeaseBook:
                     del self._places[group_id]
 
     def _judge_worker(self, held: _Held, returned: int, now: float) -> None:
-        """What a lease that ended says of its worker."""
+        """Update a worker's account by a lease that ended."""
         worker, lease = self._workers[held.lease.worker], held.lease
         lost = lease.groups - held.delivered - returned
-        worker.proof.lost(lost / lease.groups)
+        worker.limit.lost(lost / lease.groups)
         if held.trial is not None and lost == lease.groups:
-            worker.proof.wasted_s = lease.deadline - lease.granted_at
+            worker.limit.wasted_s = lease.deadline - lease.granted_at
         worker.lease_ends(
             admitted=held.admitted,
             groups=lease.groups,
@@ -580,14 +580,14 @@ class LeaseBook:
         return [WorkerAccount.of(name, each, leased[name]) for name, each in self._workers.items()]
 
     def trial_state(self, now: float) -> TrialState:
-        """How things stand with workers on trial."""
+        """Counts of workers on trial and of their credits."""
         held = [each for each in self._open.values() if each.trial is not None]
         return TrialState(
             held=self.account.on_trial,
             most=self.allowance.total,
             workers=len({each.lease.worker for each in held}),
             places=len(self._trials_out().by_place),
-            waiting=self._line.count(now),
+            waiting=self._queue.count(now),
         )
 
     # --- across a restart --------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""How old a rollout group may be when the learner trains on it, and the account of all work that is
-under way. Pure: no clock, no network; what happened and when is passed in.
+"""The bound on staleness, and the account of all granted and buffered groups. Pure: no clock, no
+network; events and their times are passed in.
 
 A learner's steps make versions 0, 1, 2, … of its policy. The staleness of a group is the learner's
 version when it consumes the group, less the oldest version that generated any token of it. **At
@@ -72,7 +72,7 @@ class Denial(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StalenessRules:
-    """What bounds a learner's work.
+    """The bounds of a learner's work.
 
     `groups_max` between 1.6 and 2 steps' worth suits: less starves the learner when a batch has to
     be put together, and more makes groups wait and so grow old.
@@ -107,7 +107,7 @@ class BufferedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many groups may be granted; `denial` says why none, and is None otherwise."""
+    """The number of groups that may be granted; `denial` says why none, and is None otherwise."""
 
     groups: int
     denial: Denial | None = None
@@ -171,9 +171,9 @@ class Account:
         return self.version + self.training
 
     def step_s(self, now: float) -> float | None:
-        """How long a version lasts by the mean of those so far, and at least as long as the present
-        one does; None before there was any. A learner that waits for work takes longer, so what
-        is too slow for a busy learner is granted to one that starves."""
+        """The mean duration of a version, and at least that of the present one, s; None before
+        there was any. A learner that starves takes longer, and so grants leases that are too slow
+        for a busy one."""
         if self._stepped_at is None or self._intervals == 0:
             return None
         return max(self._step_s, now - self._stepped_at)
@@ -196,8 +196,8 @@ class Account:
     # --- granting ----------------------------------------------------------------------------
 
     def room(self, worker_version: int, wanted: int, duration_s: float, now: float) -> Room:
-        """How many of `wanted` >= 1 groups may be granted to a worker that begins now with that
-        version and takes `duration_s`."""
+        """The number of groups, of `wanted` >= 1, that may be granted to a worker which begins now
+        with that version and takes `duration_s`."""
         if not 0 <= worker_version <= self.version:
             return Room(0, Denial.UNKNOWN_VERSION)
         credits_left = self.credits_left
@@ -229,7 +229,7 @@ class Account:
         return Denial.NO_CREDIT if is_full else Denial.TRIAL_FULL
 
     def _in_time(self, worker_version: int, duration_s: float, now: float) -> int:
-        """How many more groups of a version will be consumed within the pacing depth.
+        """The number of further groups of a version that will be consumed within the pacing depth.
 
         A group is consumed when what is ahead of it is, a batch a version, and not before it is
         there.

@@ -1,15 +1,15 @@
-"""Who of the workers on trial gets the next credit. Pure.
+"""The queue of workers on trial, and the credits that they share. Pure.
 
-A worker is on trial until a group of it was admitted (`known_worker`). A key costs nothing, so that
-all workers on trial together hold a small part of a learner's credits, whatever their number, and
-those of one place (an address block, all relayed peers) a part of that. What is held on trial keeps
+A worker is on trial until a group of it was admitted (`known_worker`). A key costs nothing, so all
+workers on trial together hold a small part of a learner's credits, whatever their number. Those of
+one place (an address block, all relayed peers) hold a part of that. Credits held on trial keep
 nobody else waiting (`staleness`).
 
-Who finds none left waits in a line. It is in the order of coming, and for each credit that a place
-holds its workers are put back: asking more often gains nothing, and neither does a new key, which
-starts at the end. First leases are short, so that what is never delivered is soon free again.
-Workers that need longer ones, because a first one came to nothing or they were measured to be slow,
-are served from a part of their own and keep nobody waiting who is new.
+A worker that finds no credit left waits in a queue, first come first served. For each credit that a
+place holds, its workers are put back. Asking more often gains nothing, and neither does a new key,
+which starts at the end. First leases are short, so that undelivered groups are soon free again.
+Workers that need longer leases have credits of their own and keep no new worker waiting: their
+first lease came to nothing, or they were measured to be slow.
 """
 
 from collections import Counter, OrderedDict
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 LONG_SHARE: Final = 0.5  # for longer leases, over what may be out in short ones
-WAITING_MAX: Final = 512  # in the line; whoever comes to a full one is told to ask again, no more
-WAITS_S: Final = 10.0  # after its last request; then it is taken to have gone
-BEHIND_S: Final = 30.0  # for each credit that its place holds on trial
+WAITING_MAX: Final = 512  # workers in the queue; more are told to ask again
+WAITS_S: Final = 10.0  # after a worker's last request, it is taken to have gone
+BEHIND_S: Final = 30.0  # penalty in the queue for each credit that the worker's place holds
 
 
 # --- who is on trial -----------------------------------------------------------------------------
@@ -28,7 +28,7 @@ BEHIND_S: Final = 30.0  # for each credit that its place holds on trial
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrigin:
-    """Where a worker asks from, as far as that tells persons apart."""
+    """The origin of a worker's requests, as far as that tells persons apart."""
 
     name: str
     part: float = 1.0  # of all credits on trial, at most
@@ -51,7 +51,7 @@ class TrialsOut:
 
     @classmethod
     def of(cls, held: Iterable[tuple[Trial, int]]) -> "TrialsOut":
-        """What is out in leases on trial, each with its number of groups that are not in."""
+        """The credits out in leases on trial, given with their numbers of missing groups."""
         out = cls()
         for trial, groups in held:
             out.by_place[trial.place.name] += groups
@@ -61,7 +61,7 @@ class TrialsOut:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many credits workers on trial may hold; `short`: in leases as long as a first one.
+    """The credits that workers on trial may hold; `short`: in leases as long as a first one.
     `least`: what each part is at least, whatever its share comes to."""
 
     short: int
@@ -102,7 +102,7 @@ class _Waiting:
     asked_at: float
 
 
-class Line:
+class TrialQueue:
     """Workers on trial that asked and got nothing yet."""
 
     def __init__(self) -> None:
@@ -127,9 +127,9 @@ class Line:
         self._waiting.pop(worker, None)
 
     def ahead_of(self, worker: str, allowance: Allowance, out: TrialsOut, now: float) -> int:
-        """How many that may be served from the same part come before a worker that has asked."""
+        """The number of waiting workers, served from the same part, that come before this one."""
         own = self._waiting.get(worker)
-        if own is None:  # the line is full
+        if own is None:  # the queue is full
             return len(self._waiting)
         turn = self._turn(own, out)
         return sum(
@@ -141,7 +141,7 @@ class Line:
         )
 
     def count(self, now: float) -> int:
-        """How many wait."""
+        """The number of workers that wait."""
         return sum(self._is_there(each, now) for each in self._waiting.values())
 
     def _turn(self, waiting: _Waiting, out: TrialsOut) -> float:
@@ -153,7 +153,7 @@ class Line:
         return now - waiting.asked_at < WAITS_S
 
     def _make_room(self, place: str) -> None:
-        """Have the last of the place that has most in the line give way to one of another."""
+        """Drop the last worker of the place with most in the queue, for one of another place."""
         held = Counter(each.trial.place.name for each in self._waiting.values())
         largest, count = held.most_common(1)[0]
         if count > held[place] + 1:

@@ -3,11 +3,22 @@
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 RunSync = Callable[..., Awaitable[Any]]
 """Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What a part of a node needs of its process: the time, chance, and a place for what blocks."""
+
+    now_s: Callable[[], float]  # unix seconds
+    rng: Random
+    run_sync: RunSync
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:

@@ -1,5 +1,5 @@
-"""Which heads are believed: the newest of each policy, and those of older versions on offer. Pure,
-but for the files that keep them across restarts.
+"""The heads that are believed: the newest of each policy, and older versions' on offer. Pure, but
+for the files that keep them across restarts.
 
 A head of an older version changes nothing that is served. It is kept because a peer that slept
 through some versions may reach the newest one cheapest by way of others.
@@ -24,7 +24,7 @@ SUFFIX: Final = ".head"
 
 @dataclass(frozen=True, slots=True)
 class HeadRules:
-    """Whose heads, and how far another's clock may be ahead of ours."""
+    """The publishers whose heads count, and the lead that their clocks may have."""
 
     run_id: str
     publishers: frozenset[PeerId]
@@ -103,8 +103,8 @@ class HeadTable:
         return line.records.get(version) if line else None
 
     def records(self, policy: str, versions: Collection[int]) -> tuple[bytes, ...]:
-        """What to tell a peer: the newest head of each policy, then those of these versions of one
-        policy, newest first; as many as a reply holds."""
+        """The heads to send to a peer, as many as a reply holds: the newest of each policy, then
+        those of these versions of one policy, newest first."""
         told = [line.records[line.newest.version] for line in self._lines.values()]
         line = self._lines.get(policy)
         if line is not None:

@@ -41,7 +41,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of a version. `bytes_saved` is against a full snapshot."""
+    """The outcome of applying a version. `bytes_saved` is against a full snapshot."""
 
     wanted: int
     serving: int | None  # the version that serves now; None: none of ours yet

@@ -183,7 +183,7 @@ class Publisher:
         )
 
     def _usual(self, manifest: Manifest) -> Artifact:
-        """What most peers will fetch: the delta on the version before, or else all of it."""
+        """The artifact that most peers will fetch: the delta on the version before, or else all."""
         return max(manifest.artifacts, key=lambda each: each.base_version or -1)
 
     async def run(self) -> None:
@@ -220,7 +220,7 @@ class Publisher:
 
 
 def opened(directory: Path) -> WeightsDirectory:
-    """What is to be published.
+    """The weights to publish.
 
     Raises:
         ConfigError: no weights in there; or a file names code, which receivers refuse.

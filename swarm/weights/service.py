@@ -14,7 +14,6 @@ Nothing that a peer sends, and no full disk, ends the service: each try ends in 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Final
 
 import trio
@@ -33,7 +32,7 @@ from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.requests import PeersToAsk, ask
-from swarm.storage.files import RunSync
+from swarm.storage.files import Runtime
 from swarm.transport.base import ServeLimits, Transport
 from swarm.weights.broadcast.chunk_server import BYTES_PER_S_MIN, ChunkService
 from swarm.weights.broadcast.sessions import Sharing
@@ -77,7 +76,7 @@ RETRY: Final = Backoff(15.0, 600.0)  # seconds, after a version could not be mad
 
 @dataclass(frozen=True, slots=True)
 class WeightsRules:
-    """What this node does for one policy of a run."""
+    """This node's part in one policy of a run."""
 
     heads: HeadRules
     policy: str
@@ -88,7 +87,7 @@ class WeightsRules:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one try to get a version.
+    """The result of one try to get a version.
 
     `bases`: what each step was made from, None the full snapshot; `bound_s`: the least time in
     which all peers that took part could have had the chunks, by the rates that they report; None
@@ -109,7 +108,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class VersionProgress:
-    """How far the version on its way is."""
+    """The progress of the version on its way."""
 
     version: int
     phase: str  # manifest, fetch, patch, load
@@ -119,7 +118,7 @@ class VersionProgress:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a try to get a version goes on to."""
+    """The next step of a try to get a version."""
 
     version: int
     phase: str  # one of `VersionProgress.phase`; dropped: a newer version came
@@ -140,9 +139,19 @@ class NoEngine:
         await trio.lowlevel.checkpoint()
 
 
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A node's use of versions: `engine` loads each, `tell` receives each outcome, and `watch` each
+    step on the way there. The last two must be quick."""
+
+    engine: VersionLoader = field(default_factory=NoEngine)
+    tell: Tell = _keep_quiet
+    watch: Watch = _keep_quiet
+
+
 @dataclass(slots=True)
 class _Try:
-    """What is known of the version on its way, for `Outcome` and `VersionProgress`."""
+    """The state of the version on its way, for `Outcome` and `VersionProgress`."""
 
     version: int
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -166,36 +175,25 @@ class WeightsService:
         rules: WeightsRules,
         transport: Transport,
         gater: ConnectionGater,
-        directory: Path,
         versions: Versions,
         store: ChunkStore,
-        *,
-        now_s: Callable[[], float],
-        rng: Random,
-        run_sync: RunSync,
-        engine: VersionLoader | None = None,
-        tell: Tell = _keep_quiet,
-        watch: Watch = _keep_quiet,
+        runtime: Runtime,
+        follower: Follower | None = None,
     ) -> None:
-        """`directory` is that of `versions`; heads are kept beside them. `run_sync`: where what
-        hashes, patches and writes goes. `tell` learns of each outcome, and `watch` of what is
-        begun on the way there; both must be quick."""
+        """Heads are kept beside the versions. `runtime.run_sync` hashes, patches and writes."""
         self.rules = rules
-        self.heads = HeadTable(rules.heads, now_s)
+        self.heads = HeadTable(rules.heads, runtime.now_s)
         self.versions = versions
         self.gater = gater
-        self.now_s = now_s
-        self.run_sync = run_sync
-        self.sharing = Sharing(
-            ChunkService(transport, gater=gater), store, gater.ledger, rng=rng, run_sync=run_sync
-        )
+        self.now_s = runtime.now_s
+        self.run_sync = runtime.run_sync
+        chunks = ChunkService(transport, gater=gater)
+        self.sharing = Sharing(chunks, store, gater.ledger, runtime)
         self._transport = transport
-        self._directory = directory / "heads"
+        self._directory = versions.directory / "heads"
         self._store = store
-        self._rng = rng
-        self._engine = engine or NoEngine()
-        self._tell = tell
-        self._watch = watch
+        self._rng = runtime.rng
+        self._follower = follower or Follower()
         self._news = trio.Event()
         self._told_by: BoundedTable[bytes, PeerId] = BoundedTable(MANIFESTS_CACHED_MAX)  # of roots
         self._bodies: BoundedTable[bytes, bytes] = BoundedTable(MANIFESTS_CACHED_MAX)  # by root
@@ -237,7 +235,7 @@ class WeightsService:
             task_status.started()
 
     def progress(self) -> VersionProgress | None:
-        """How far the version on its way is; None: there is none."""
+        """The progress of the version on its way; None: there is none."""
         current = self._try
         if current is None:
             return None
@@ -446,7 +444,7 @@ class WeightsService:
             outcome = await self._get(head)
             if outcome is None:
                 continue  # a newer one came
-            self._tell(outcome)
+            self._follower.tell(outcome)
             if outcome.applied.failure is not None:
                 with trio.move_on_after(RETRY.after(failures)):
                     await self._news.wait()
@@ -468,7 +466,7 @@ class WeightsService:
                     head.version,
                     lambda: self._make(head, current),
                     self.versions,
-                    self._engine,
+                    self._follower.engine,
                     run_sync=self.run_sync,
                 )
         except StorageFailed as error:  # not even what was begun could be cleared away
@@ -494,7 +492,7 @@ class WeightsService:
 
     def _enter(self, current: _Try, phase: str) -> None:
         current.phase = phase
-        self._watch(Stage(current.version, phase))
+        self._follower.watch(Stage(current.version, phase))
 
     async def _settle(self, head: HeadBody) -> None:
         """A version serves: keep its head, let older ones go."""

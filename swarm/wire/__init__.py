@@ -1,1 +1,1 @@
-"""What peers say to each other: every message, and the codec that judges foreign bytes."""
+"""The wire: every message, and the codec that judges foreign bytes."""

@@ -277,7 +277,7 @@ def decode_data_manifest(payload: bytes, wanted: bytes) -> DataManifest:
 
 
 def check_data_chunk(chunk: bytes, wanted: bytes) -> None:
-    """Whether a chunk of data has this SHA-256.
+    """Check that a chunk of data has this SHA-256.
 
     Raises:
         RemoteProtocolError: WRONG_HASH.
@@ -464,7 +464,7 @@ def _packed(rows: Sequence[Sequence[int]]) -> bytes:
 
 
 def _rows_of(column: bytes, width: int, what: str) -> list[tuple[int, ...]]:
-    """What `_packed` gave.
+    """The rows that `_packed` wrote.
 
     Raises:
         RemoteProtocolError: MALFORMED.
@@ -500,7 +500,7 @@ def _completion_body(completion: Completion) -> CompletionBody:
 
 
 def _completion_fault(completion: Completion, tokens: int) -> str | None:
-    """What is wrong with the turns, spans or splices of a completion of so many tokens."""
+    """The fault of the turns, spans or splices of a completion of so many tokens; None: none."""
     return (
         segments_fault(completion, tokens)
         or spans_fault(completion, tokens)

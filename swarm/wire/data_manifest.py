@@ -20,7 +20,7 @@ def chunks_of(size_bytes: int) -> int:
 
 
 def chunk_size(manifest: DataManifest, chunk: int) -> int:
-    """How many bytes a chunk has."""
+    """The size of a chunk in bytes."""
     return min(DATA_CHUNK_BYTES_MAX, manifest.size_bytes - chunk * DATA_CHUNK_BYTES_MAX)
 
 

@@ -371,7 +371,7 @@ class FindProviders(WireModel):
 
 
 class ProvidersReply(WireModel):
-    """Who said so of itself, and whom to ask next. All of it is hearsay."""
+    """Peers that named themselves, and peers to ask next. All of it is hearsay."""
 
     type: Literal["providers"]
     providers: Annotated[tuple[KnownPeer, ...], Field(max_length=PROVIDERS_PER_REPLY_MAX)]
@@ -390,7 +390,7 @@ class DialBack(WireModel):
 
 
 class DialBackReply(WireModel):
-    """Which of the ports led to the asker, and where it is as seen from the responder."""
+    """The ports that led to the asker, and its address as the responder sees it."""
 
     type: Literal["dial_back_reply"]
     observed_ip: AddressText
@@ -552,7 +552,7 @@ class Submission(WireModel):
 
 
 class SubmissionReply(WireModel):
-    """What became of it: it was accepted, or refused for good, or may be sent again later."""
+    """The verdict: accepted, or refused for good, or to be sent again later."""
 
     type: Literal["submission_reply"]
     verdict: Verdict
@@ -569,7 +569,7 @@ class WantDataManifest(WireModel):
 
 
 class DataManifest(WireModel):
-    """What a run's items are: how many, and the hashes of their bytes, cut into chunks of
+    """A run's items: their number, and the hashes of their bytes, cut into chunks of
     `DATA_CHUNK_BYTES_MAX` of which the last is what is left."""
 
     type: Literal["data_manifest"]

@@ -1,4 +1,4 @@
-"""What goes between a learner and its coordinator, on the wire. Its limits are in `messages`."""
+"""The messages between a learner and its coordinator. Their limits are in `messages`."""
 
 from typing import Annotated, Literal
 
@@ -30,7 +30,7 @@ class WantReport(WireModel):
 
 
 class LearnerRulesBody(WireModel):
-    """What a learner goes by now."""
+    """The rules that a learner follows now."""
 
     staleness_max: Depth  # S
     pacing: Depth  # the staleness that leases aim at
@@ -50,7 +50,7 @@ class LearnerWorkBody(WireModel):
 
 
 class LearnerPaceBody(WireModel):
-    """What the last steps were like. 0, or nothing, where that is not known yet."""
+    """Means over the last steps. 0 or None: not known yet."""
 
     train_s: Amount  # all that a step takes but the wait for groups
     step_s: Amount  # from one step's end to the next
@@ -72,7 +72,7 @@ class LearnerSizesBody(WireModel):
 
 
 class LearnerReport(WireModel):
-    """What a learner measured, of itself and of its workers."""
+    """A learner's measurements, of itself and of its workers."""
 
     type: Literal["report"]
     run_id: RunId
@@ -102,7 +102,7 @@ class SetPlan(WireModel):
 
 
 class PlanReply(WireModel):
-    """Which plan is in force; `detail` says why another one was not taken."""
+    """The plan in force; `detail` says why another one was not taken."""
 
     type: Literal["plan_reply"]
     number: PlanNumber

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from swarm.errors import Reject
 from swarm.leasing.intake import BLOCK_PART, RELAYED_PART
-from swarm.leasing.known_worker import LOST_SHARE, STANDING_LASTS_S
+from swarm.leasing.known_worker import CREDIT_LASTS_S, LOST_SHARE
 from swarm.leasing.leases import LeaseRules
 from swarm.leasing.trial import LONG_SHARE, WAITS_S
 from swarm.limits.quotas import RATES
@@ -63,7 +63,7 @@ def test_what_workers_on_trial_may_hold_is_that_of_the_code() -> None:
         f"asks every {WAITS_S:g} s",
     ):
         assert words in text
-    assert (LONG_SHARE, LOST_SHARE, STANDING_LASTS_S) == (0.5, 0.75, 4 * 3600.0)  # in words there
+    assert (LONG_SHARE, LOST_SHARE, CREDIT_LASTS_S) == (0.5, 0.75, 4 * 3600.0)  # in words there
 
 
 def test_times_and_sizes_of_streams_are_those_of_the_code() -> None:

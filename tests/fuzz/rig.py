@@ -30,6 +30,7 @@ from swarm.identity import Identity, PeerId
 from swarm.limits.bounded_table import OriginLimits
 from swarm.peers.discovery import AddressBook, Discovery, NodeInfo
 from swarm.rollouts import RolloutGroup
+from swarm.storage.files import Runtime
 from swarm.transport.base import (
     Admit,
     Asks,
@@ -260,7 +261,7 @@ class Desk:
         self.swallowed = Swallowed()
         self.transport = DeskTransport(real)
         clock: dict[str, Any] = {"now_s": now_s, "rng": Random(0), "run_sync": run_inline}
-        self.exchange = Exchange(RULES, CAROL, self.transport, pool, verify, **clock)
+        self.exchange = Exchange(RULES, CAROL, self.transport, pool, verify, Runtime(**clock))
         self.discovery = Discovery(
             NodeInfo(RUN_ID, "fuzz", CAROL, bytes(16)),
             (),

@@ -23,6 +23,7 @@ from swarm.peers.ledger import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.simulation.hostile.liar import LIFE_S, Liar
 from swarm.simulation.hostile.lies import CATALOGUE, hello
+from swarm.storage.files import Runtime
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from swarm.wire import codec
 from swarm.wire.messages import HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX, HelloReply
@@ -136,8 +137,8 @@ async def node(limits: OriginLimits = CONNECTION_LIMITS) -> AsyncIterator[Target
             transport,
             Pool(":memory:", PoolLimits()),
             approve,
-            gater=gater,
-            **shared,
+            Runtime(**shared),
+            gater,
         )
         discovery = Discovery(
             NodeInfo(RUN_ID, "target", identity, bytes(16)), (), AddressBook(), gater, **shared

@@ -589,7 +589,7 @@ class NoTrial(LeaseBook):
 
     def _know(self, worker: str) -> bool:
         found = super()._know(worker)
-        self._workers[worker].proof.standing = 8.0
+        self._workers[worker].limit.credits = 8.0
         return found
 
 

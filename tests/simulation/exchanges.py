@@ -17,6 +17,7 @@ from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task, VerifiedGroup
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.storage.files import Runtime
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire.messages import WANT_BYTES_MAX
@@ -146,9 +147,7 @@ async def exchanges(
                 transport,
                 pool,
                 verify,
-                now_s=now_s,
-                rng=Random(host),
-                run_sync=run_inline,
+                Runtime(now_s, Random(host), run_inline),
             )
             peers.append(Peer(world.identities[host], exchange, transport, pool))
         swarm = Swarm(world, peers, nursery)

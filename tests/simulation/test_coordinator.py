@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import trio
@@ -26,6 +27,7 @@ from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
+from swarm.storage.files import Runtime
 from swarm.wire.steering import SetPlan
 from tests.wire_samples import ALICE
 
@@ -130,10 +132,9 @@ class Stage:
                 providers,
                 client,
                 nursery,
-                unix_s=lambda: EPOCH_S + trio.current_time(),
-                drained=lambda: frozenset(self.drained),
-                say=self.said.append,
-                run_sync=run_inline,
+                Runtime(lambda: EPOCH_S + trio.current_time(), Random(0), run_inline),
+                lambda: frozenset(self.drained),
+                self.said.append,
             )
 
             async def beat() -> None:

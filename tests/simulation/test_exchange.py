@@ -27,6 +27,7 @@ from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.storage.files import Runtime
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec
@@ -151,9 +152,7 @@ async def setting(verify: Any = approve, adverts: Any = no_adverts, **rules: Any
             own,
             pool,
             verify,
-            now_s=now_s,
-            rng=Random(0),
-            run_sync=run_inline,
+            Runtime(now_s, Random(0), run_inline),
         )
         await nursery.start(exchange.run)
         peer.serve(ADVERTS_PROTOCOL, adverts, ServeLimits(WANT_BYTES_MAX, 9_000))

@@ -4,6 +4,7 @@ from random import Random
 
 from node.simulation.nodes import run_inline
 from swarm.exchange.service import Exchange
+from swarm.storage.files import Runtime
 from tests.simulation.exchanges import approve, exchanges, now_s, until
 from tests.support import run
 
@@ -20,9 +21,7 @@ def test_what_was_shared_before_a_crash_is_known_again_after_it() -> None:
                 first.transport,
                 first.pool,
                 approve,
-                now_s=now_s,
-                rng=Random(0),
-                run_sync=run_inline,
+                Runtime(now_s, Random(0), run_inline),
             )
             await swarm.start(0, 1)
             assert first.exchange._advert_cache.choose(9, now_s(), Random(0)) == before

@@ -5,13 +5,14 @@ from pathlib import Path
 import trio
 
 from node.commands.weights_transfer import WAITING_S, _explain, _Swarm
-from node.hosting.policy_weights import Receiver, open_weights_service, weights_rules
+from node.hosting.policy_weights import open_weights_service, weights_rules
 from node.monitor.console.progress import on_stderr
 from node.roles.peer import Peer, PeerSettings
 from node.simulation.nodes import SimulatedNetwork
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
+from swarm.weights.service import Follower
 
 OWN, OTHER = 0, 1
 SOON_S = 5.0
@@ -39,7 +40,7 @@ def said_of(directory: Path, other: str, wait_s: float) -> list[str]:
             publisher = world.peer_id(OTHER)
             rules = weights_rules("weights-x", [publisher], 60.0, "p", publishes=False)
             with open_weights_service(
-                directory, rules, transport, peer.gater, network, Receiver()
+                directory, rules, transport, peer.gater, network, Follower()
             ) as service:
                 await nursery.start(service.run)
                 await nursery.start(peer.run)

@@ -23,10 +23,11 @@ from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.storage.files import Runtime
 from swarm.transport.memory.network import MemoryTransport
 from swarm.weights.heads import HeadRules
 from swarm.weights.publisher import Published, Publisher, Spread
-from swarm.weights.service import Outcome, WeightsRules, WeightsService
+from swarm.weights.service import Follower, Outcome, WeightsRules, WeightsService
 from swarm.weights.store.chunks import ChunkStore
 from swarm.weights.store.versions import Versions
 
@@ -186,13 +187,14 @@ class Hosts:
             ),
             transport,
             ConnectionGater(transport, ledger),
-            versions_directory,
             Versions(versions_directory, keep=9 if publishes else 2),
             store,
-            now_s=lambda: EPOCH_S + trio.current_time() + host.clock_s,
-            rng=self.world.rng(f"host/{number}/{trio.current_time()}"),
-            run_sync=run_inline,
-            tell=outcomes.append,
+            Runtime(
+                lambda: EPOCH_S + trio.current_time() + host.clock_s,
+                self.world.rng(f"host/{number}/{trio.current_time()}"),
+                run_inline,
+            ),
+            Follower(tell=outcomes.append),
         )
         spreads: list[Spread] = []
         publisher = Publisher(service, identity, spreads.append) if publishes else None

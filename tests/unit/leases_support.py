@@ -2,7 +2,7 @@
 
 import msgpack
 
-from swarm.leasing.known_worker import KnownWorker, Proof
+from swarm.leasing.known_worker import CreditLimit, KnownWorker
 from swarm.leasing.leases import Lease, LeaseBook, LeaseRules, SubmittedGroup
 from swarm.leasing.staleness import Account, StalenessRules
 
@@ -25,10 +25,10 @@ def granted(book: LeaseBook, worker: str = "w", version: int = 0, now: float = 0
     return lease
 
 
-def prove(book: LeaseBook, *workers: str, standing: float = 64.0) -> None:
+def prove(book: LeaseBook, *workers: str, credits: float = 64.0) -> None:
     """Workers that are on trial no more."""
     for worker in workers:
-        book._workers[worker] = KnownWorker(proof=Proof(standing))
+        book._workers[worker] = KnownWorker(limit=CreditLimit(credits))
 
 
 def group_of(lease: Lease, place: int, versions=(0,), **changed) -> SubmittedGroup:

@@ -4,7 +4,7 @@ import pytest
 
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.leasing import known_worker, leases
-from swarm.leasing.known_worker import KnownWorker, Proof
+from swarm.leasing.known_worker import CreditLimit, KnownWorker
 from swarm.leasing.leases import Answer, LeaseBook, LeaseRules, SubmittedGroup, task_seeds
 from swarm.leasing.staleness import Denial, Discard, StalenessRules
 from tests.unit.leases_support import (
@@ -182,7 +182,7 @@ def test_denials_have_names_and_are_counted() -> None:
 def test_a_large_lease_that_would_be_late_becomes_a_small_one() -> None:
     book = open_book(LeaseRules(target_s=100.0, groups_max=32), StalenessRules(0, 40, 64))
     worker = KnownWorker(done=8.0, busy_s=40.0)  # 0.2 a second: 21 groups in 100 s
-    worker.proof = Proof(64.0)
+    worker.limit = CreditLimit(64.0)
     book._workers["w"] = worker
     assert granted(book).groups == 21
     book.expire(1e6)

@@ -57,7 +57,7 @@ def test_new_keys_gain_nothing() -> None:
     """Ten minutes, a new key for each request: never more at a time, and a worker that has
     delivered gets all that it asks for."""
     book = open_book(SMALL, BUSY)
-    prove(book, "w", standing=32.0)
+    prove(book, "w", credits=32.0)
     for second in range(600):
         take(book, keys(3, f"at {second}"), float(second))
         assert book.account.on_trial <= SHORT
@@ -69,7 +69,7 @@ def test_without_the_cap_they_take_everything(monkeypatch: pytest.MonkeyPatch) -
     out = property(lambda account: account.reserved + account.buffered)
     monkeypatch.setattr(Account, "_counted_on", out)
     book = open_book(replace(SMALL, trial_share=1.0), BUSY)
-    prove(book, "w", standing=32.0)
+    prove(book, "w", credits=32.0)
     assert len(take(book, keys(30), 0.0)) == 32
     assert book.request("w", 0, 0.0) is Denial.NO_CREDIT
 
@@ -92,7 +92,7 @@ def test_what_is_never_delivered_is_soon_free_and_goes_to_who_came_first() -> No
         take(book, keys(2, f"later, at {now}"), float(now))
     lease = granted(book, "honest", now=90.0)  # before all that came after it
     deliver(book, lease, 96.0)
-    assert not book._workers["honest"].proof.is_on_trial
+    assert not book._workers["honest"].limit.is_on_trial
     take(book, keys(40, "still more"), 96.0)
     assert isinstance(book.request("honest", 0, 97.0), Lease)
 
@@ -128,7 +128,7 @@ def test_who_lost_a_lease_is_served_from_another_part() -> None:
     assert book.account.on_trial == LONG
     assert len(take(book, keys(16, "newcomer"), 201.0)) == SHORT
     deliver(book, second, 202.0)
-    assert not book._workers["slow"].proof.is_on_trial
+    assert not book._workers["slow"].limit.is_on_trial
 
 
 def test_what_a_worker_holds_grows_with_what_it_delivered_and_is_lost_with_leases() -> None:
@@ -149,7 +149,7 @@ def test_what_a_worker_holds_grows_with_what_it_delivered_and_is_lost_with_lease
         lease = granted(book, "w", book.account.version, now)
         now = lease.deadline
         book.expire(now)
-        assert book._workers["w"].proof.standing == left
+        assert book._workers["w"].limit.credits == left
     assert granted(book, "w", book.account.version, now).groups == 1
 
 
@@ -165,34 +165,34 @@ def test_where_leases_are_to_last_first_ones_do() -> None:
 def test_one_cheap_group_buys_one_credit_for_a_short_time() -> None:
     book = open_book(SMALL, BUSY)
     deliver(book, granted(book, now=0.0), 0.1)  # ten a second, it seems
-    assert not book._workers["w"].proof.is_on_trial
+    assert not book._workers["w"].limit.is_on_trial
     lease = granted(book, now=0.2)
     assert (lease.groups, lease.deadline - lease.granted_at) == (1, 90.0)
     assert book.request("w", 0, 0.3) is Denial.LEASES_OPEN
     book.expire(lease.deadline)
-    assert book._workers["w"].proof.is_on_trial
+    assert book._workers["w"].limit.is_on_trial
 
 
 def test_giving_back_costs_no_standing() -> None:
     book = open_book(SMALL, BUSY)
-    prove(book, "w", standing=8.0)
+    prove(book, "w", credits=8.0)
     granted(book)
     book.give_back("w", 1.0)
     granted(book, "x")
     book.give_back("x", 1.0)
-    assert book._workers["w"].proof.standing == 8.0
-    assert book._workers["x"].proof.wasted_s == 0.0
+    assert book._workers["w"].limit.credits == 8.0
+    assert book._workers["x"].limit.wasted_s == 0.0
     assert book.account.on_trial == 0
 
 
 def test_groups_that_grew_too_old_on_their_way_cost_no_standing() -> None:
     book = open_book(SMALL, StalenessRules(0, 16, 32))
-    prove(book, "w", standing=8.0)
+    prove(book, "w", credits=8.0)
     lease = granted(book)
     book.account.finish_step(1, 1.0)
     for place in range(lease.groups):
         assert book.submit(group_of(lease, place), 2.0).reason is Discard.STALE
-    assert book._workers["w"].proof.standing == 8.0
+    assert book._workers["w"].limit.credits == 8.0
 
 
 def test_who_delivered_stays_known_when_keys_fill_the_accounts(monkeypatch) -> None:
@@ -211,10 +211,10 @@ def test_trials_survive_a_restart() -> None:
     lease = granted(book, "new", now=2.0)
     again = restored(book, 3.0, 50.0)
     assert again.account.on_trial == lease.groups
-    assert again._workers["known"].proof.standing == 4.0
+    assert again._workers["known"].limit.credits == 4.0
     again.expire(1e3)
     assert (again.account.on_trial, again.account.reserved) == (0, 0)
-    assert again._workers["new"].proof.wasted_s == pytest.approx(30.0)
+    assert again._workers["new"].limit.wasted_s == pytest.approx(30.0)
 
 
 def test_a_record_whose_trials_contradict_each_other_is_refused() -> None:

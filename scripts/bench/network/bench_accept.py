@@ -43,6 +43,7 @@ from swarm.identity import Identity, verify
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
+from swarm.storage.files import Runtime
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec
@@ -221,9 +222,7 @@ async def _accept(
             transport := world.join(0),
             pool,
             judge,
-            now_s=time.time,
-            rng=Random(0),
-            run_sync=trio.to_thread.run_sync,
+            Runtime(time.time, Random(0), trio.to_thread.run_sync),
         )
         nursery = await stack.enter_async_context(trio.open_nursery())
         peers = [world.network.join(identity.peer_id) for identity in identities]

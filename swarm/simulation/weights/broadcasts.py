@@ -20,7 +20,7 @@ from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.memory.network import MemoryTransport
-from swarm.weights.broadcast.broadcast import Broadcast, BroadcastCounters
+from swarm.weights.broadcast.broadcast import Broadcast, BroadcastCounters, OfferedArtifact
 from swarm.weights.broadcast.chunk_server import ArtifactKey, ChunkService
 from swarm.weights.format.manifest import ChunkRef
 from swarm.weights.format.topology import PeerLink, bound_s
@@ -125,7 +125,7 @@ def simulate(case: BroadcastCase) -> BroadcastResult:
 
 
 def peer_links(world: SimulatedWorld, links: Sequence[LinkProfile]) -> list[PeerLink]:
-    """What is known of the peers' links, the publisher's left out."""
+    """The peers' links, without the publisher's."""
     return [
         PeerLink(world.peer_id(host), link.up_bytes_per_s, link.down_bytes_per_s)
         for host, link in enumerate(links)
@@ -196,12 +196,11 @@ def _prepare(
 ) -> None:
     link = case.links[host.number]
     service = ChunkService(host.transport, link.up_bytes_per_s if case.rates_known else 0.0)
+    refs = [ChunkRef(hashlib.sha256(each).digest(), len(each)) for each in contents]
     host.broadcast = Broadcast(
         service,
-        ArtifactKey(b"r" * 32, 0),
-        [ChunkRef(hashlib.sha256(each).digest(), len(each)) for each in contents],
+        OfferedArtifact(ArtifactKey(b"r" * 32, 0), refs, publisher),
         source,
-        publisher,
         have=(1 << len(contents)) - 1 if host.number == PUBLISHER else 0,
         rng=Random(f"{case.seed}/picker/{host.number}"),
         blame=_blame,
@@ -210,7 +209,7 @@ def _prepare(
 
 
 def _blame(peer: PeerId, reason: Reject, detail: str) -> None:
-    """Who is distrusted is counted by the broadcast itself."""
+    """Do nothing: the broadcast itself counts peers that it distrusts."""
 
 
 async def _live(world: SimulatedWorld, host: _Host, case: BroadcastCase, started_s: float) -> None:

@@ -46,42 +46,42 @@ from swarm.wire.messages import (
 )
 
 NEIGHBOURS_MAX = 128  # that are asked; the publisher always is
-RELAYED_AT_ONCE = 2  # requests for what a neighbour relays that wait there, at least
-PUBLISHER_AT_ONCE = 4
-PUBLISHER_AHEAD_BYTES = 4_194_304  # or as many as hold this, until we know a rate of our own
-RELAYED_AT_ONCE_MAX = 16
-RELAYED_AHEAD_S = 0.5  # of the downlink, at all neighbours together
-RELAYED_BYTES_MIN = 8_388_608  # at all together, where the downlink is slow or not known
-FRESH_AT_ONCE = 8  # requests for fresh chunks that wait at the publisher
-NO_MORE_FRESH = -2  # and those that are under way are the last
-NAMED_AT_ONCE = 2  # chunks asked of one neighbour by their numbers
-NAMED_IN_ALL = 16
-NAMED_PARK_S = 0.5  # where another may have it sooner
-RELAY_AHEAD_S = 0.4  # of uplink time that a relay takes on before it asks for more, at most
-RELAY_AHEAD_S_MIN = 0.2
-RELAY_AHEAD_SHARE = 0.15  # of the time that the whole transfer takes at least
-RELAY_AHEAD_COPIES = 2  # or of what it owes, in chunks to all, if that is more
-SLOW_UP_SHARE = 0.25  # who has less than this of the others' mean uplink does not relay
-SLOW_UP_S = 1.5  # or, where sending one chunk to all takes longer than this,
-SLOW_UP_SHARE_LONG = 0.5  # less than this: where all are as slow, somebody has to
-UNSURE_CYCLE_SHARE = 0.25  # nor, before their uplinks are known, who needs more than this
-SLOW_CYCLE_SHARE = 0.05  # of the whole transfer to send one chunk to all; who needs less than this
-# always relays
-NEWS_S = 0.5  # between two unasked tellings to one neighbour, or what a chunk to all takes
-NEWS_TIMEOUT_S = 10.0
-WRITING_BYTES_MAX = 8_388_608  # of chunks that came and are not stored yet, or one
-TICK_S = 0.1
-TICK_S_MIN = 0.004  # where chunks come faster than that, several are looked at together
+RELAYED_AT_ONCE = 2  # requests that wait at a neighbour for chunks that it relays, at least
+PUBLISHER_AT_ONCE = 4  # such requests at the publisher, at least
+PUBLISHER_AHEAD_BYTES = 4_194_304  # bytes in such requests while our own rate is unknown
+RELAYED_AT_ONCE_MAX = 16  # such requests at one neighbour, at most
+RELAYED_AHEAD_S = 0.5  # seconds of downlink asked for ahead, at all neighbours together
+RELAYED_BYTES_MIN = 8_388_608  # bytes asked for ahead where the downlink is slow or unknown
+FRESH_AT_ONCE = 8  # requests that wait at the publisher for fresh chunks, at most
+NO_MORE_FRESH = -2  # result of `_fresh_wanted`: ask for none after those on their way
+NAMED_AT_ONCE = 2  # chunks asked of one neighbour by number, at most
+NAMED_IN_ALL = 16  # of all neighbours together
+NAMED_PARK_S = 0.5  # wait at a neighbour for a named chunk: another may have it sooner
+RELAY_AHEAD_S = 0.4  # seconds of uplink that a relay takes on ahead, at most
+RELAY_AHEAD_S_MIN = 0.2  # and at least
+RELAY_AHEAD_SHARE = 0.15  # of the whole transfer's time, between these two
+RELAY_AHEAD_COPIES = 2  # chunks to all neighbours taken on ahead, if that is more
+SLOW_UP_SHARE = 0.25  # of the others' mean uplink; a node with less does not relay
+SLOW_UP_SHARE_LONG = 0.5  # the same where one chunk to all takes longer than `SLOW_UP_S`
+SLOW_UP_S = 1.5  # seconds
+UNSURE_CYCLE_SHARE = 0.25  # of the transfer's time for one chunk to all, others' uplinks unknown;
+# a node that needs more does not relay
+SLOW_CYCLE_SHARE = 0.05  # of the transfer's time for one chunk to all; below it a node relays
+NEWS_S = 0.5  # between two progress reports to one neighbour, at least
+NEWS_TIMEOUT_S = 10.0  # of such a report
+WRITING_BYTES_MAX = 8_388_608  # of chunks that wait to be stored; one chunk may be larger
+TICK_S = 0.1  # between two looks at what to ask for, at most
+TICK_S_MIN = 0.004  # and at least: chunks that come faster are looked at together
 AVOID = Backoff(0.4, 12.8)  # seconds, for a neighbour that had nothing to give
 RETRY = Backoff(1.0, 15.0, 1.5)  # seconds, for one that does not take part yet
-IDLE_S = 0.15  # without a chunk, or twice the mean between two: pull what there is
-GAP_WEIGHT = 0.1  # of the newest gap in that mean
+IDLE_S = 0.15  # without a chunk, at least, before chunks that are relayed are pulled
+GAP_WEIGHT = 0.1  # of the newest gap between two chunks, in their mean
 
 Blame = Callable[[PeerId, Reject, str], None]
 
 
 class ChunkSource(Protocol):
-    """Where chunks are kept, by their number in the artifact. Both do their work off the loop."""
+    """The store of an artifact's chunks, by number. Both calls do their work off the event loop."""
 
     async def read(self, chunk: int) -> bytes:
         """The bytes of a chunk that is here."""
@@ -92,9 +92,18 @@ class ChunkSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedArtifact:
+    """An artifact, its chunks in order, and who published it."""
+
+    key: ArtifactKey
+    refs: Sequence[ChunkRef]
+    publisher: PeerId
+
+
 @dataclass(slots=True)
 class BroadcastCounters:
-    """What one broadcast cost. Chunks that came twice are in `duplicate`."""
+    """The costs of one broadcast. Chunks that came twice are in `duplicate`."""
 
     chunks_in: Counter[str] = field(default_factory=Counter)  # by kind of request
     bytes_in: int = 0
@@ -112,20 +121,18 @@ class Broadcast:
     def __init__(
         self,
         service: ChunkService,
-        key: ArtifactKey,
-        refs: Sequence[ChunkRef],
+        offered: OfferedArtifact,
         source: ChunkSource,
-        publisher: PeerId,
-        *,
         have: int,
         rng: Random,
         blame: Blame,
         down_bytes_per_s: float = 0.0,
     ) -> None:
         """`have`: the chunks that are here, bit i for chunk i."""
+        refs, publisher = offered.refs, offered.publisher
         if not 0 < len(refs) <= CHUNKS_MAX:
             raise LocalProtocolError(f"{len(refs)} chunks: must be 1 to {CHUNKS_MAX}")
-        self.key = key
+        self.key = offered.key
         self.refs = tuple(refs)
         self._source = source
         self.publisher = publisher
@@ -178,7 +185,7 @@ class Broadcast:
             self.links[peer] = (request.up_bytes_per_s, request.down_bytes_per_s)
 
     def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool:
-        """Whether to send nothing, for what is asked will come from elsewhere."""
+        """True if the request is answered with nothing, for the chunk will come from elsewhere."""
         if request.kind not in ("named", "lost"):
             return False
         accused = PeerId(request.accused) if request.accused else None
@@ -189,7 +196,7 @@ class Broadcast:
         await self._request(peer, "news", 0, 0.0)
 
     def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
-        """What to answer a request with now, if anything."""
+        """The chunk that answers a request now; None: there is none yet."""
         if kind in ("named", "lost"):
             known = chunk < len(self.refs)
             return self.picker.wanted_by(peer, chunk, now_s) if known else None
@@ -286,8 +293,8 @@ class Broadcast:
         self._relayed.pop(peer, None)
 
     def _to_park(self, peer: PeerId) -> int:
-        """How many requests should wait at a neighbour: as many as it relays chunks that are not
-        here, so that it need not wait for us, within bounds."""
+        """The number of requests to keep waiting at a neighbour: one for each chunk that it relays
+        and that is not here, within bounds, so that it never waits for us."""
         picker = self.picker
         least = RELAYED_AT_ONCE
         if peer == self.publisher:
@@ -319,7 +326,7 @@ class Broadcast:
             nursery.start_soon(self._take_fresh, self.publisher)
 
     def _fresh_wanted(self) -> int:
-        """How many more fresh chunks to ask for now; negative if fewer."""
+        """The number of further fresh chunks to ask for now; negative: fewer than are asked for."""
         publisher, picker = self.publisher, self.picker
         if publisher not in self._asked or self._is_distrusted(publisher):
             return NO_MORE_FRESH
@@ -335,7 +342,7 @@ class Broadcast:
         return min(FRESH_AT_ONCE, room) - self._fresh_asked - self._fresh_writing
 
     def _is_slow(self, rate: float, total_s: float) -> bool:
-        """Whether chunks would come to the others later through us than through them."""
+        """True if chunks would reach the others later through us than through them."""
         cycle_s = self.picker.cycle_s
         if cycle_s <= SLOW_CYCLE_SHARE * total_s:
             return False

@@ -47,7 +47,7 @@ CHUNK_LIMITS = ServeLimits(
 
 @dataclass(frozen=True, slots=True)
 class ArtifactKey:
-    """Which artifact: the root of its manifest (32 bytes), and its place in it."""
+    """The name of an artifact: the root of its manifest (32 bytes), and its place in it."""
 
     root: bytes
     artifact: int
@@ -65,11 +65,11 @@ class ChunkGiver(Protocol):
         ...
 
     def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool:
-        """Whether to send nothing, for what is asked will come from elsewhere."""
+        """True if the request is answered with nothing, for the chunk will come from elsewhere."""
         ...
 
     def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
-        """What to answer a request with now, if anything."""
+        """The chunk that answers a request now; None: there is none yet."""
         ...
 
     async def read(self, chunk: int) -> bytes:

@@ -1,9 +1,9 @@
-"""How many bytes of answers may be on their way at once. Pure.
+"""Pacing of answers: the bytes that may be on their way at once. Pure.
 
-An uplink should always have something to send, and what is sent next should be decided as late as
-possible: what is on its way can neither be called back nor give way to something more urgent. So
-as many bytes are let out as the link carries in the time that an answer takes on an empty link,
-and half as many again, by which more is tried where the link is faster than it was taken for. The
+An uplink should always have something to send. The next answer should be chosen as late as
+possible, for an answer on its way can neither be called back nor give way to a more urgent one. So
+as many bytes are let out as the link carries in the time of one answer on an empty link, and half
+as many again: this finds out whether the link is faster than was measured. The
 rate is the best of the last seconds, the time the least of them (as in BBR, Cardwell et al. 2016).
 """
 
@@ -40,7 +40,7 @@ class Pacer:
         self._times: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)  # ascending
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether an answer of that size may leave now."""
+        """True if an answer of that size may leave now."""
         if self._out < ANSWERS_MIN:
             return True
         least_s = self._times[0][1] if self._times else TIME_S
@@ -49,7 +49,7 @@ class Pacer:
         return room
 
     def is_idle(self, now_s: float) -> bool:
-        """Whether the uplink will soon have nothing to send."""
+        """True if the uplink will soon have nothing to send."""
         unsent_s = self._unsent_bytes / self.rate() if self.rate() else 0.0
         if unsent_s > UNSENT_S_MIN and now_s - self._left_s < unsent_s:
             return False

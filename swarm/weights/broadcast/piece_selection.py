@@ -1,4 +1,4 @@
-"""Which chunk goes from whom to whom in a swarm. Pure: time and randomness are passed in.
+"""The choice of chunks to send, to relay and to ask for. Pure: time and randomness are passed in.
 
 Two things have to happen at once for a broadcast to come near its bound: the publisher must never
 send a chunk twice while another has not left yet, and every uplink must be busy all the time with
@@ -38,7 +38,7 @@ NEWS_MAX = 1024  # times at which chunks were first heard of
 
 @dataclass(slots=True)
 class Neighbour:
-    """What is known of one peer's part in the broadcast."""
+    """One peer's part in the broadcast, as far as it is known."""
 
     have: int = 0
     pending: int = 0  # it has asked others for
@@ -48,7 +48,7 @@ class Neighbour:
 
     @property
     def seen(self) -> int:
-        """What need not be sent to it."""
+        """Chunks that need not be sent to it."""
         seen = self.have | self.pending
         for chunk in self.sent:
             seen |= 1 << chunk
@@ -152,7 +152,7 @@ class Picker:
             self._relay(chunk)
 
     def failed(self, peer: PeerId, chunk: int) -> None:
-        """What was to be sent to a peer did not leave."""
+        """Record that a chunk for a peer did not leave."""
         if (neighbour := self.neighbours.get(peer)) is not None:
             neighbour.sent.pop(chunk, None)
 
@@ -168,15 +168,15 @@ class Picker:
 
     @property
     def here(self) -> int:
-        """What came, stored or not."""
+        """Chunks that came, stored or not."""
         return self.have | self.arrived
 
     def missing(self) -> int:
-        """What is not here."""
+        """Chunks that are not here."""
         return self.all & ~self.here
 
     def copies_owed(self) -> int:
-        """How many transfers it would take to bring what we relay to all neighbours."""
+        """The number of transfers that bring all chunks that we relay to all neighbours."""
         owed, needed = 0, 0
         for neighbour in self.neighbours.values():
             if neighbour.distrusted:
@@ -226,7 +226,7 @@ class Picker:
         return self._send(peer, chunk, now_s)
 
     def holds_back(self, peer: PeerId, chunk: int, now_s: float, accused: PeerId | None) -> bool:
-        """Whether somebody else was just given a chunk by the publisher: that one relays it.
+        """True if the publisher just gave a chunk to another peer, which relays it.
 
         Some say that it sent them something else. Where several do, the relay is given no more,
         and what it was given is handed out again.
@@ -258,7 +258,7 @@ class Picker:
         *,
         idle: bool,
     ) -> tuple[PeerId, int] | None:
-        """Whom to ask for which chunk by its number; the rarest, of a holder that is free.
+        """A peer and the number of a chunk to ask it for: the rarest one of a holder that is free.
 
         `idle`: nothing comes in. Once every chunk is with somebody, that is reason enough not to
         wait for who relays it.

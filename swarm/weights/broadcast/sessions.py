@@ -16,8 +16,8 @@ import trio
 from swarm.errors import Reject, RequestRefused, StorageFailed, StoreFull, first_of
 from swarm.identity import PeerId
 from swarm.peers.ledger import Ledger
-from swarm.storage.files import RunSync
-from swarm.weights.broadcast.broadcast import Broadcast
+from swarm.storage.files import RunSync, Runtime
+from swarm.weights.broadcast.broadcast import Broadcast, OfferedArtifact
 from swarm.weights.broadcast.chunk_server import ArtifactKey, ChunkService
 from swarm.weights.format.manifest import ChunkRef
 from swarm.weights.format.topology import PeerLink
@@ -65,7 +65,7 @@ class StoredChunks:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What it took to have all chunks of an artifact; `missing_bytes` of it were not here."""
+    """The cost of having all chunks of an artifact; `missing_bytes` of it were not here."""
 
     missing_bytes: int
     fetched_bytes: int  # what came, that twice included
@@ -73,7 +73,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What is here of an artifact; of `have`, bit i is chunk i."""
+    """The part of an artifact that is here; of `have`, bit i is chunk i."""
 
     version: int  # that it leads to
     chunks: int
@@ -104,15 +104,13 @@ class Sharing:
         chunks: ChunkService,
         store: ChunkStore,
         ledger: Ledger,
-        *,
-        rng: Random,
-        run_sync: RunSync,
+        runtime: Runtime,
     ) -> None:
         self._chunks = chunks
         self.store = store
         self._ledger = ledger
-        self._rng = rng
-        self._run_sync = run_sync
+        self._rng = runtime.rng
+        self._run_sync = runtime.run_sync
         self._running: dict[ArtifactKey, _Running] = {}
         self._pins: dict[int, dict[ArtifactKey, Sequence[ChunkRef]]] = {}  # by version
         self._links: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
@@ -171,7 +169,7 @@ class Sharing:
         return tuple(sorted(lacking - done))
 
     def finished(self, version: int) -> int:
-        """How many connected peers said that they have all of an artifact of a version."""
+        """The number of connected peers that reported all chunks of an artifact of a version."""
         done: set[PeerId] = set()
         for running in self._running.values():
             picker = running.broadcast.picker
@@ -182,7 +180,7 @@ class Sharing:
         return len(done)
 
     def shares(self, version: int) -> dict[PeerId, float]:
-        """Which share of an artifact's chunks connected peers said that they have, 0 to 1; of
+        """The share of an artifact's chunks that each connected peer reported, 0 to 1; of
         several artifacts of a version the one that a peer has most of."""
         found: dict[PeerId, float] = {}
         for running in self._running.values():
@@ -196,7 +194,7 @@ class Sharing:
 
     @property
     def links(self) -> dict[PeerId, tuple[int, int]]:
-        """What peers said of their links, up and down, in bytes a second; 0: they do not know."""
+        """The links that peers report, up and down, in bytes a second; 0: unknown to them."""
         for running in self._running.values():
             for peer, (up, down) in running.broadcast.links.items():
                 before = self._links.pop(peer, (0, 0))
@@ -207,7 +205,7 @@ class Sharing:
 
     @property
     def up_bytes_per_s(self) -> float:
-        """What our uplink was seen to carry; 0: nothing yet."""
+        """The measured rate of our uplink; 0: not measured yet."""
         return self._chunks.pacer.rate()
 
     def peer_links(self, without: PeerId) -> list[PeerLink]:
@@ -305,14 +303,12 @@ class Sharing:
             await before.ended.wait()
         broadcast = Broadcast(
             self._chunks,
-            key,
-            refs,
+            OfferedArtifact(key, refs, publisher),
             StoredChunks(self.store, refs, self._run_sync),
-            publisher,
-            have=have,
-            rng=Random(self._rng.random()),
-            blame=self._blame,
-            down_bytes_per_s=self.down_bytes_per_s,
+            have,
+            Random(self._rng.random()),
+            self._blame,
+            self.down_bytes_per_s,
         )
         running = self._running[key] = _Running(version, on_behalf, broadcast)
         self.nursery.start_soon(self._run, key, running)

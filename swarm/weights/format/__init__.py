@@ -1,1 +1,1 @@
-"""What a version is: manifests, tensors, deltas, chunks."""
+"""The format of a version: manifests, tensors, deltas, chunks."""

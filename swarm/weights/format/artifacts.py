@@ -60,7 +60,7 @@ PIECE_ALIGNMENT = 64
 
 
 def suggested_chunk_bytes(size_bytes: int) -> int:
-    """How large the chunks of an artifact of this size should be: small ones let peers swap sooner,
+    """The chunk size for an artifact of this size, in bytes: small ones let peers swap sooner,
     large ones cost fewer requests and a shorter manifest."""
     for limit, chunk_bytes in SUGGESTED_BYTES:
         if size_bytes <= limit:
@@ -89,7 +89,7 @@ def estimated_bytes(new: WeightsDirectory, base: WeightsDirectory | None) -> int
 
 
 def comparable(spec: TensorSpec, base: TensorSpec) -> bool:
-    """Whether one can be told as what changed in the other."""
+    """True if one can be written as its difference from the other."""
     return spec.dtype == base.dtype and spec.size_bytes == base.size_bytes
 
 
@@ -128,14 +128,14 @@ class _Cutter:
         self.raw_bytes += raw_bytes
 
     def cut(self) -> Iterator[bytes]:
-        """What was gathered, if anything."""
+        """The blocks gathered so far; None: there are none."""
         if len(self):
             yield bytes(self._writer.content)
             self._writer, self._blocks, self.raw_bytes = PayloadWriter(), 0, 0
 
     @property
     def is_full(self) -> bool:
-        """Whether no further block may be added."""
+        """True if no further block may be added."""
         return self._blocks >= BLOCKS_MAX
 
 
@@ -201,7 +201,7 @@ def _delta_blocks(
     old: TensorSpec,
     chunk_bytes: int,
 ) -> Iterator[_Block]:
-    """What changed in one tensor, in blocks that take up to about `chunk_bytes`."""
+    """The changes of one tensor, in blocks that take up to about `chunk_bytes`."""
     unit = unit_bytes(spec.dtype)
     span_bytes = min(BLOCK_ELEMENTS_MAX * unit, BLOCK_BYTES_MAX)
     for begin in range(0, spec.size_bytes, span_bytes):
@@ -302,7 +302,7 @@ class Patcher:
         return old is not None and comparable(spec, old) and spec.sha256 == old.sha256
 
     def _claim(self, told: _Told) -> bool:
-        """Whether this block is new; half told already is malformed."""
+        """True if this block is new; one that overlaps an earlier one is malformed."""
         ranges, mine = self._told[told.index], (told.start, told.start + told.count)
         with self._lock:
             at = bisect_left(ranges, mine)

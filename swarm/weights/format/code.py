@@ -26,7 +26,7 @@ def names_code(directory: Path, names: Iterable[str] | None = None) -> str | Non
 
 
 def _is_named(found: Any) -> bool:
-    """Whether there is such an entry, at any depth."""
+    """True if there is such an entry, at any depth."""
     left = [found]
     while left:
         each = left.pop()

@@ -47,7 +47,7 @@ TRY_ALL = 0.45
 
 
 class Method(IntEnum):
-    """How a block's elements are told. Numbers are on the wire."""
+    """The encodings of a block's elements. The numbers are on the wire."""
 
     RAW = 0  # as they are
     PLANES = 1  # in byte planes
@@ -56,7 +56,7 @@ class Method(IntEnum):
 
     @property
     def needs_base(self) -> bool:
-        """Whether it says nothing without the base."""
+        """True if it cannot be read without the base."""
         return self in (Method.SPARSE, Method.XOR)
 
 
@@ -69,7 +69,7 @@ class Payload:
 
 
 def unit_bytes(dtype: str) -> int:
-    """What one element of a block takes: types of no whole power of two bytes go as bytes."""
+    """The size of a block's element in bytes: types of no whole power of two bytes go as bytes."""
     bits = DTYPE_BITS[dtype]
     return bits // 8 if bits in (8, 16, 32, 64) else 1
 

@@ -215,7 +215,7 @@ class PayloadReader:
         return number
 
     def at_end(self) -> bool:
-        """Whether everything was taken."""
+        """True if everything was read."""
         return self._at == len(self._content)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Where entries are in files, and which files a version may have. Pure.
+"""The layout of entries in files, and the files that a version may have. Pure.
 
 A version's files come from its publisher, so their names, sizes and places are judged here before
 anything is opened or made: plain relative names, suffixes that no loader executes, files of tensors
@@ -110,7 +110,7 @@ def check_path(path: str) -> None:
 
 
 def tensor_name(file: str, inside: str) -> str:
-    """What a tensor is called in a version: with its file's folder, so that parts of a pipeline in
+    """A tensor's name in a version: with its file's folder, so that parts of a pipeline in
     folders of their own may use the same names."""
     folder = PurePosixPath(file).parent
     return inside if folder == PurePosixPath() else f"{folder}/{inside}"
@@ -247,7 +247,7 @@ def _check_files(files: dict[str, list[Entry]]) -> None:
 
 
 def check_specs(specs: Sequence[TensorSpec]) -> None:
-    """What a peer says a version consists of; raises `RemoteProtocolError`. Nothing is opened."""
+    """Check the entries that a peer lists; raises `RemoteProtocolError`. Nothing is opened."""
     try:
         check_entries([entry_of(spec) for spec in specs])
     except BadLayout as error:

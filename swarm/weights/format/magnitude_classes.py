@@ -34,7 +34,7 @@ SPARSE_SELECT = 0.012
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Where one class ends and the next begins, ascending; none: all elements are one class.
+    """The borders between classes, ascending; none: all elements are one class.
 
     `bits` is what an element is expected to take.
     """
@@ -44,9 +44,9 @@ class Classes:
 
 
 def classes_most(changed: float) -> int:
-    """How many classes are worth their time, where this part of the elements changed. Finding
-    their members takes time in proportion to all elements for each class, and to all changes; with
-    many changes that is longer than sending the tenth or fifth that it saves."""
+    """The number of classes that pay where this part of the elements changed. Finding members
+    takes time in proportion to all elements for each class, and to all changes. With many changes
+    that is longer than sending the tenth or fifth that it saves."""
     return 4 if changed < 0.03 else 2 if changed < ALONE else 1
 
 
@@ -86,7 +86,7 @@ def ranks_of(words: Array, places: Array) -> Array:
 
 
 def count_of(words: Array) -> int:
-    """How many members there are."""
+    """The number of members."""
     return int(np.bitwise_count(words).sum(dtype=np.int64))
 
 
@@ -108,8 +108,8 @@ def select(words: Array, ranks: Array, count: int, sparse: float = SPARSE_SELECT
 
 
 def _select_in_word(words: Array, ranks: Array) -> Array:
-    """Where in each word the set bit of that rank is: first the byte, by sums over bytes that are
-    compared all at once, then the bit, from a table."""
+    """The position in each word of the set bit of that rank. Sums over bytes, compared all at
+    once, find the byte; a table finds the bit."""
     ones, tops = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
     sums = np.bitwise_count(words.view(np.uint8)).view("<u8") * ones  # of this byte and those below
     at_most = (((ranks * ones) | tops) - sums) & tops

@@ -1,4 +1,4 @@
-"""What a version of a policy is, and of which chunks it can be had.
+"""A version of a policy, and the chunks from which it can be made.
 
 A version is a directory: tensors, in safetensors files, and the other files that belong to them. It
 is offered as one or more artifacts: the full state, and deltas against earlier versions. An
@@ -64,7 +64,7 @@ class Artifact:
 
     @property
     def size_bytes(self) -> int:
-        """What fetching all of it costs."""
+        """Bytes of all its chunks."""
         return sum(chunk.size_bytes for chunk in self.chunks)
 
 

@@ -1,4 +1,4 @@
-"""Heads and manifests: what is believed of a version that a peer announces.
+"""Heads and manifests: the judgement of a version that a peer announces.
 
 A head is small and signed, and travels by gossip (`swarm.wire.codec` opens it). It names the
 SHA-256 of its manifest, which is fetched from anybody: the bytes are hashed before they are read,
@@ -52,7 +52,7 @@ def is_newer_head(
     now_s: float,
     skew_s: float,
 ) -> bool:
-    """Whether a head that `codec.decode_head` opened is of a newer version than `newest`. Pure.
+    """True if a head that `codec.decode_head` opened is of a newer version than `newest`. Pure.
 
     Args:
         newest: the head of this policy that was accepted last; None: none yet.
@@ -181,7 +181,7 @@ def open_manifest(body: bytes, head: HeadBody) -> Manifest:
 
 
 def manifest_fault(manifest: Manifest) -> str | None:
-    """What is wrong with a manifest, in one line; None: nothing."""
+    """The fault of a manifest, in one line; None: it has none."""
     if not manifest.tensors:
         return "nothing in it"
     try:

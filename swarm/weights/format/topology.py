@@ -18,7 +18,7 @@ ROUND_TRIPS = 3.0  # before a broadcast is under way, and at its end
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """What is known of a peer's access to the network."""
+    """A peer's access to the network, as far as it is known."""
 
     peer: PeerId
     up_bytes_per_s: float

@@ -46,7 +46,7 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """What there is, and what became of what was there."""
+    """Counts of chunks that are here, and of those that left."""
 
     chunks: int
     held_bytes: int
@@ -104,7 +104,7 @@ class ChunkStore:
             raise ConfigError(f"{directory}: in use by another process; stop that first") from None
 
     def _find(self) -> None:
-        """What another process left, by when it was last written."""
+        """Find the chunks that another process left, in the order of writing."""
         found: list[tuple[int, bytes, int]] = []
         for number in range(256):
             folder = self._chunks / f"{number:02x}"
@@ -136,7 +136,7 @@ class ChunkStore:
     # --- what is there -------------------------------------------------------------------------
 
     def has(self, ref: ChunkRef) -> bool:
-        """Whether there is a file of that name and size: an estimate, made without reading it."""
+        """True if there is a file of that name and size: an estimate, made without reading it."""
         with self._lock:
             held = self._held.get(ref.sha256)
             return held is not None and held.size_bytes == ref.size_bytes
@@ -204,7 +204,7 @@ class ChunkStore:
         return _read_cached(self._path(sha256), held.size_bytes)
 
     def figures(self) -> StoreFigures:
-        """What there is now."""
+        """The counts now."""
         with self._lock:
             unverified = sum(not held.verified for held in self._held.values())
             return StoreFigures(
@@ -274,7 +274,7 @@ class ChunkStore:
         return False
 
     def _write(self, temporary: Path, data: bytes) -> None:
-        """Where the disk itself is full, chunks that are not needed make room."""
+        """Write a chunk. On a full disk, chunks that are not needed make room."""
         while (fault := _write_whole(temporary, data)) is not None:
             if fault.errno not in _NO_ROOM:
                 raise StorageFailed(f"{temporary}: {fault.strerror}")

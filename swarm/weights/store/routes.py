@@ -73,7 +73,7 @@ def cheapest_route(
 
 
 def full_bytes(manifest: Manifest) -> int:
-    """What a version costs somebody who has nothing: its full artifact, or else its raw size."""
+    """The bytes of a version for a peer without any: its full artifact, or else its raw size."""
     offered = [each.size_bytes for each in manifest.artifacts if each.base_version is None]
     return min(offered, default=manifest.size_bytes)
 
@@ -81,7 +81,7 @@ def full_bytes(manifest: Manifest) -> int:
 def _base_fault(
     artifact: Artifact, held: Mapping[int, bytes], known: Mapping[int, bytes]
 ) -> str | None:
-    """What is wrong with the base of an artifact here; None: nothing."""
+    """The fault of an artifact's base here; None: it has none."""
     base, asked = artifact.base_version, artifact.base_state
     if base is None or asked is None:
         return None

@@ -33,7 +33,7 @@ BASE_AGES = (1, 2, 4, 8, 16, 32, 64)  # one artifact is the full one: ARTIFACTS_
 
 
 def base_versions(version: int, held: Iterable[int]) -> tuple[int, ...]:
-    """Which of the versions held a new one is offered against: those 1, 2, 4, 8, ... before it, so
+    """The versions held against which a new one is offered: those 1, 2, 4, 8, ... before it, so
     that a peer that slept through n versions needs about log n deltas. Newest first. Pure."""
     there = set(held)
     return tuple(version - age for age in BASE_AGES if version - age in there)

@@ -57,7 +57,7 @@ class Versions:
     def __init__(self, directory: Path, keep: int = 2) -> None:
         if keep < 1:
             raise LocalProtocolError("at least the newest version is kept")
-        self._directory, self._versions, self._keep = directory, directory / VERSIONS, keep
+        self.directory, self._versions, self._keep = directory, directory / VERSIONS, keep
         with _disk(directory):
             self._versions.mkdir(parents=True, exist_ok=True)
             for path in self._versions.glob(f"*{_PARTIAL}"):
@@ -99,13 +99,13 @@ class Versions:
 
     def current(self) -> LocalVersion | None:
         """The version that serves, or served when the process before ended; None: none yet."""
-        version = read_current(self._directory)
+        version = read_current(self.directory)
         return None if version is None else self._known.get(version)
 
     # --- what comes and goes -------------------------------------------------------------------
 
     def staging(self, version: int) -> Path:
-        """Where to make a version: an empty directory. What was begun there before is removed."""
+        """An empty directory in which to make a version. Earlier attempts there are removed."""
         path = self._path(version, _PARTIAL)
         with _disk(path):
             _remove(path)
@@ -151,12 +151,12 @@ class Versions:
         """Point `current` at a complete version, in one step."""
         if version not in self._known:
             raise LocalProtocolError(f"version {version} is not held")
-        temporary = self._directory / f"{CURRENT}{_PARTIAL}"
-        with _disk(self._directory):
+        temporary = self.directory / f"{CURRENT}{_PARTIAL}"
+        with _disk(self.directory):
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(Path(VERSIONS) / self._path(version).name)
-            temporary.replace(self._directory / CURRENT)
-            _sync(self._directory)
+            temporary.replace(self.directory / CURRENT)
+            _sync(self.directory)
 
     def prune(self, in_use: Collection[int] = ()) -> tuple[int, ...]:
         """Remove all but the newest `keep`, the current one and those in use; returns which."""
@@ -207,7 +207,7 @@ def read_versions(directory: Path) -> tuple[LocalVersion, ...]:
 
 
 def read_current(directory: Path) -> int | None:
-    """Which version `current` names; None: none. That it is complete is not said."""
+    """The version that `current` names; None: none. It need not be complete."""
     try:
         target = Path(os.readlink(directory / CURRENT))
     except OSError:
@@ -217,7 +217,7 @@ def read_current(directory: Path) -> int | None:
 
 
 def version_of(directory: Path) -> int:
-    """Which version a directory is, by its name.
+    """The version of a directory, by its name.
 
     Raises:
         LocalProtocolError: it is not named as versions are.
