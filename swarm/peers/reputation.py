@@ -87,7 +87,7 @@ class Ban:
 
 
 @dataclass(slots=True)
-class _Gauge:
+class _DecayingSum:
     """A decaying sum."""
 
     value: float = 0.0
@@ -101,8 +101,8 @@ class _Gauge:
 
 @dataclass(slots=True)
 class _Account:
-    much: _Gauge = field(default_factory=_Gauge)
-    little: _Gauge = field(default_factory=_Gauge)
+    much: _DecayingSum = field(default_factory=_DecayingSum)
+    little: _DecayingSum = field(default_factory=_DecayingSum)
     offences: Counter[Reject] = field(default_factory=Counter)  # since the last ban
 
 

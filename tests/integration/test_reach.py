@@ -175,7 +175,9 @@ def test_who_comes_in_is_noticed_once_and_who_is_dialled_is_not(
 ) -> None:
     noticed: list[tuple[PeerId, str]] = []
     monkeypatch.setattr(
-        observations.Observations, "record_inbound", lambda self, peer, ip: noticed.append((peer, ip))
+        observations.Observations,
+        "record_inbound",
+        lambda self, peer, ip: noticed.append((peer, ip)),
     )
 
     async def main() -> None:

@@ -147,12 +147,12 @@ class Shaper:
             ready, _, _ = select.select(watched, [], [], max(0.0, due_s - self._now()))
             for descriptor in ready:
                 if descriptor in self._names:
-                    self._take(descriptor)
+                    self._read_packets(descriptor)
                 elif on_other(descriptor):
                     return
             self._release()
 
-    def _take(self, tun: int) -> None:
+    def _read_packets(self, tun: int) -> None:
         source = self._names[tun]
         for _ in range(READ_PACKETS_MAX):
             try:

@@ -52,7 +52,7 @@ from swarm.transport.base import (
     Validator,
     admit_all,
     ask_always,
-    untold,
+    ignore_sent,
 )
 from swarm.transport.memory.gossip import Flight, GossipEnd, MemoryGossip, Subscription
 from swarm.transport.places import ConnectionSlot, ConnectionSlots, PlaceFigures
@@ -472,7 +472,7 @@ class MemoryNetwork:
                 flight = await self._send_in_turns(exchange, size, leave)
             else:
                 flight = self.send(server, client, size, exchange.protocol, reliable=True)
-                if service.sent is not untold:
+                if service.sent is not ignore_sent:
                     self.at(flight.left_s, leave)
             await self._land(server, client, flight)
         finally:
@@ -606,7 +606,7 @@ class MemoryTransport:
             self._network._hang_up(connection)
 
     def serve(
-        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = untold
+        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = ignore_sent
     ) -> None:
         if protocol in self._services:
             raise LocalProtocolError(f"{protocol} is served already")

@@ -456,8 +456,8 @@ class HardHost(BasicHost):
         stream = await conn.new_stream()
         try:
             with trio.fail_after(STREAM_TIMEOUT_S):
-                await stream.muxed_stream.write(proposal(str(protocol)))  # type: ignore[attr-defined]
-                await agree(Reader(stream.muxed_stream), str(protocol))  # type: ignore[attr-defined]
+                await stream.muxed_stream.write(proposal(str(protocol)))
+                await agree(Reader(stream.muxed_stream), str(protocol))
         except BaseException as error:
             with trio.move_on_after(STREAM_TIMEOUT_S, shield=True):
                 await stream.reset()
