@@ -43,8 +43,6 @@ _IMPORTABLE: Final = (".py", ".pth", ".dist-info", ".egg-info", ".zip", *EXTENSI
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Layers that confine a process."""
-
     view: bool = False
     landlock: int = 0  # revision; 0: none
     calls: bool = False

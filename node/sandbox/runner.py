@@ -66,8 +66,6 @@ class Ran:
 
 
 class _Runner:
-    """The runner process and its channel."""
-
     def __init__(self, trust: Trust) -> None:
         environ = {
             "PYTHONHASHSEED": HASH_SEED,

@@ -200,7 +200,6 @@ class _Work:
 
 
 def _within(work: _Work, line: Callable[[], int], frame: FrameType, event: str, detail: Any) -> Any:
-    """Trace an event in a frame of the text."""
     if event == "line":
         if (lines := line()) >= BAND * LINES_MIN:
             _stop(lines)

@@ -138,7 +138,6 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         return iter(self._entries)
 
     def size_of(self, path: OriginPath) -> int:
-        """Number of entries of an origin."""
         return self._sizes.get(path, 0) if path else len(self)
 
     def within(self, path: OriginPath) -> list[V]:

@@ -95,7 +95,6 @@ class Table:
         return self.buckets[number]
 
     def add(self, peer: PeerId, addresses: Sequence[str], path: OriginPath = ()) -> None:
-        """Record a peer that answered."""
         self._bucket(peer).put(peer, tuple(addresses[:ADDRESSES_MAX]), path)
 
     def drop(self, peer: PeerId) -> None:
@@ -142,7 +141,6 @@ class Store:
             del self.runs[key]
 
     def members(self, key: bytes, now_s: float) -> list[tuple[PeerId, Where]]:
-        """Current members of a run."""
         run = self.runs.get(key)
         if run is None:
             return []
@@ -165,8 +163,6 @@ def _entries_of(path: OriginPath) -> int | None:
 
 @dataclass(slots=True)
 class _Lookup:
-    """One lookup of a key."""
-
     key: bytes
     where: dict[PeerId, Where] = field(default_factory=dict)
     asked: dict[PeerId, None] = field(default_factory=dict)

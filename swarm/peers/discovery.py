@@ -278,7 +278,6 @@ class Discovery:
         nursery.start_soon(self._dial, peer, self._choose_addresses(self._book.addresses(peer)))
 
     async def _close_oldest_extra(self, connected: Collection[PeerId]) -> None:
-        """Close the oldest extra connections."""
         while len(self._extra_peers) >= EXTRA_PEERS_MAX:
             peer = self._extra_peers.popleft()
             if peer in connected and len(self._transport.peers()) > PEERS_WANTED:

@@ -52,8 +52,6 @@ NOTHING: Final = frozenset({Reject.UNAVAILABLE, Reject.OTHER_RUN, Reject.UNDECID
 
 @dataclass(frozen=True, slots=True)
 class ReputationRules:
-    """Thresholds and durations."""
-
     ban_at: float = 10.0
     little_max: float = 4.0  # cap of the sum of all light offences
     half_life_s: float = 600.0
@@ -88,8 +86,6 @@ class Ban:
 
 @dataclass(slots=True)
 class _DecayingSum:
-    """A decaying sum."""
-
     value: float = 0.0
     at: float = 0.0
 
@@ -118,7 +114,6 @@ class Reputation:
         self._bans: OrderedDict[PeerId | Block, Ban] = OrderedDict()
 
     def record_good(self, peer: PeerId, now: float) -> None:
-        """Record an accepted group."""
         account = self._accounts.get(peer)
         if account is None:
             return

@@ -86,7 +86,6 @@ def plan(
 
 
 def draw_faults(rng: Random, until_s: float) -> tuple[Fault, ...]:
-    """Random faults for a run of this length."""
     faults: list[Fault] = []
     for kind in KINDS:
         # Drawn from its own generator: older seeds keep their other faults.

@@ -68,7 +68,6 @@ class SimulatedLinks:
         self._down_busy_until_s: dict[PeerId, float] = {}
 
     def profile_of(self, host: PeerId) -> LinkProfile:
-        """Profile of a host."""
         return self._hosts.get(host, self._profile)
 
     def change(self, host: PeerId, profile: LinkProfile) -> None:

@@ -79,12 +79,6 @@ class _Account:
         return account
 
 
-@dataclass(slots=True)
-class MeterFigures:
-    work_s: float = 0.0  # charged
-    heavy: int = 0  # pieces of work sent through the lane
-
-
 class WorkMeter:
     """All accounts and the lane. `run` drives the lane until cancelled."""
 
@@ -93,7 +87,6 @@ class WorkMeter:
         self._waiting: list[tuple[float, int, _Turn]] = []
         self._numbers = count()
         self._wake = trio.Event()
-        self.figures = MeterFigures()
 
     async def settle(self, origin: Origin, peer: str, cost_s: float) -> None:
         """Charge work; a heavy account waits for its turn. `peer` is "" until its key is proved."""
@@ -101,7 +94,6 @@ class WorkMeter:
         if share is None:
             await trio.lowlevel.checkpoint()
             return
-        self.figures.heavy += 1
         turn = _Turn(cost_s)
         penalty_s = share * PENALTY_S_PER_CORE
         if not peer:
@@ -122,7 +114,6 @@ class WorkMeter:
     def charge(self, origin: Origin, peer: str, cost_s: float) -> float | None:
         """Charge or refund work. Returns the peer's share of a core if it is heavy, else None."""
         now = trio.current_time()
-        self.figures.work_s += cost_s
         of_node = self._node.add(cost_s, now)
         at_origin = self._node.member(origin, now)
         of_origin = at_origin.add(cost_s, now)

@@ -32,8 +32,6 @@ Share = PeerId | Block
 
 @dataclass(eq=False, slots=True)
 class RequestSlot:
-    """One request that is being answered."""
-
     share: Share
     answering_since_s: float | None = None  # trio's clock; None while the handler runs
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # around the answering
@@ -41,8 +39,6 @@ class RequestSlot:
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """One announced request."""
-
     share: Share
     size: int  # in bytes, as announced
     is_complete: bool = False  # complete, so never evicted

@@ -41,8 +41,6 @@ TUN_QUEUE_PACKETS = 1000
 
 @dataclass(slots=True)
 class BuiltNetwork:
-    """The networks of a plan."""
-
     namespaces: list[Namespace] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)  # by host
     addresses: dict[str, str] = field(default_factory=dict)  # of hosts and routers

@@ -56,7 +56,6 @@ class PacketLinks:
         self.counters = {host: LinkCounters() for host in hosts}
 
     def cut(self, sources: Collection[str], targets: Collection[str]) -> None:
-        """Drop packets from `sources` to `targets`."""
         self._cuts.update((a, b) for a in sources for b in targets)
 
     def heal(self) -> None:
@@ -178,7 +177,6 @@ class Shaper:
         heapq.heappush(self._waiting, packet)
 
     def _release(self) -> None:
-        """Move on all due packets."""
         now_s = self._now()
         while self._waiting and self._waiting[0].at_s <= now_s:
             packet = heapq.heappop(self._waiting)

@@ -292,7 +292,6 @@ class MemoryNetwork:
         return any(cut.severs(source, target) for cut in self._cuts)
 
     def at(self, time_s: float, do: Callable[[], object]) -> None:
-        """Call `do` at this time, as the network."""
         self._post.at(time_s, do)
 
     def when_awake(self, host: PeerId, do: Callable[[], None]) -> None:

@@ -288,7 +288,6 @@ class Relay:
 
     @property
     def reservations(self) -> int:
-        """Number of active reservations."""
         self._forget()
         return len(self._reserved)
 
@@ -472,5 +471,4 @@ class Relay:
 
 
 def circuit_addresses(relay_addresses: Sequence[str], peer: str) -> list[str]:
-    """Addresses of a peer through this relay."""
     return [f"{address}/p2p-circuit/p2p/{peer}" for address in relay_addresses]
