@@ -20,7 +20,7 @@ from node.records.format import printable
 from node.sandbox.confinement import found
 from swarm.errors import ConfigError
 from swarm.identity import Identity, PeerId
-from swarm.peers.run_rules import ask_for_rules
+from swarm.peers.run_data import ask_for_rules
 from swarm.transport.base import Transport
 from swarm.wire import codec
 from swarm.wire.messages import (

@@ -25,7 +25,7 @@ from node.system.child_environment import ENVIRON_PREFIX
 from swarm.errors import ConfigError, RemoteProtocolError, TransportError, first_of
 from swarm.identity import Identity, PeerId
 from swarm.peers.invite import Invitation, JoinKey
-from swarm.peers.run_rules import ask_for_rules
+from swarm.peers.run_data import ask_for_rules
 from swarm.storage.files import write_whole
 from swarm.storage.locking import data_directory
 from swarm.texts import printable

@@ -42,8 +42,7 @@ from node.verification.task_choice import TaskChoice
 from node.verification.verifier import Verifier
 from swarm.exchange.pool import Pool, PoolStatistics
 from swarm.identity import Identity, PeerId
-from swarm.peers.run_data import serve_data
-from swarm.peers.run_rules import serve_rules
+from swarm.peers.run_data import serve_data, serve_rules
 from swarm.rollouts import RolloutGroup, is_quantised
 from swarm.transport.places import PlaceFigures
 

@@ -15,6 +15,7 @@ program, not a process after its imports. PyPI's bindings for Landlock and secco
 releases or need libseccomp.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -27,7 +28,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final, Literal
 
-from node.sandbox import kernel, landlock, namespaces, seatbelt, seccomp
+from node.sandbox import kernel, landlock, namespaces, seccomp
 
 SCRATCH_BYTES: Final = 16 * 2**20  # counts as memory
 OPEN_FILES_MAX: Final = 64
@@ -42,8 +43,6 @@ _IMPORTABLE: Final = (".py", ".pth", ".dist-info", ".egg-info", ".zip", *EXTENSI
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Layers that confine a process."""
-
     view: bool = False
     landlock: int = 0  # revision; 0: none
     calls: bool = False
@@ -75,8 +74,8 @@ class Layers:
 
 NONE: Final = Layers()
 Trust = Literal["auto", "landlock", "off"]
-"""Where code may run: in a view of its own; or with Landlock alone, which hides the content of the
-user's files but not names, sizes and times; or anywhere."""
+"""Places where code may run: in a view of its own; or with Landlock alone, which hides the content
+of the user's files but not names, sizes and times; or anywhere."""
 
 
 def trust_of(word: str) -> Trust:
@@ -153,7 +152,7 @@ def confine(view: Visible) -> Layers:
     """Confine this single-threaded process and its children for good, as far as the
     machine allows."""
     if sys.platform == "darwin":
-        return Layers(seatbelt=seatbelt.confine(view.hidden))
+        return Layers(seatbelt=_apply_seatbelt(view.hidden))
     has_view = has_calls = False
     revision = 0
     with suppress(OSError):
@@ -215,3 +214,18 @@ def found() -> Layers:
 
 if __name__ == "__main__":
     sys.stdout.write(json.dumps(asdict(confine(view_of_python(())))))
+
+
+def _apply_seatbelt(hidden: Iterable[Path]) -> bool:
+    """Apply a profile of macOS (untested): no network, no writing, no reading of `hidden`. Returns
+    True if it took effect."""
+    quoted = " ".join(f'(subpath "{path}")' for path in hidden if '"' not in str(path))
+    profile = "(version 1)(allow default)(deny network*)(deny file-write*)"
+    profile += '(allow file-write* (literal "/dev/null"))'
+    profile += f"(deny file-read* {quoted})" if quoted else ""
+    try:
+        init = ctypes.CDLL("/usr/lib/libsandbox.dylib").sandbox_init
+    except (OSError, AttributeError):
+        return False
+    message = ctypes.c_char_p()
+    return bool(init(profile.encode(), ctypes.c_uint64(0), ctypes.byref(message)) == 0)

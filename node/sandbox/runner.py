@@ -57,7 +57,7 @@ class NoSandbox(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a text's code ended, and each call's result as plain JSON; None: the call failed."""
+    """The end of a text's code and each call's result as plain JSON; None: the call failed."""
 
     ended: Ended
     results: tuple[tuple[Any] | None, ...] = ()
@@ -66,8 +66,6 @@ class Ran:
 
 
 class _Runner:
-    """The runner process and its channel."""
-
     def __init__(self, trust: Trust) -> None:
         environ = {
             "PYTHONHASHSEED": HASH_SEED,
@@ -230,15 +228,15 @@ def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
     paid_s, wall_s = _Current.account.sums
     left_s = min(WALL_MAX_S, _Current.wall_until_s - wall_s)
     if paid_s >= _Current.paid_until_s or left_s <= 0:
-        _note_waiting(_Current.cpu_s, _Current.wall_s)
+        _record_waiting(_Current.cpu_s, _Current.wall_s)
         return Ran("undecided")
     job = {"source": source, "function": function, "calls": [list(call) for call in calls]}
     said, (how, cpu_s, wall_s) = _Current.runner.ask(json.dumps(job).encode(), left_s)
     _Current.cpu_s += cpu_s
     _Current.wall_s += wall_s
     if how == BY_CLOCK:
-        _note_waiting(cpu_s, wall_s)  # for this text and for all
-        _note_waiting(_Current.cpu_s, _Current.wall_s)
+        _record_waiting(cpu_s, wall_s)  # for this text and for all
+        _record_waiting(_Current.cpu_s, _Current.wall_s)
     cpu_s = max(cpu_s, WALL_SHARE * wall_s)
     _Current.account.add(cpu_s, wall_s)
     if len(said) > RESULT_BYTES_MAX:  # on every machine
@@ -252,7 +250,7 @@ def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
     return Ran(ended, found, lines, cpu_s)
 
 
-def _note_waiting(cpu_s: float, wall_s: float) -> None:
+def _record_waiting(cpu_s: float, wall_s: float) -> None:
     if cpu_s < wall_s / 2 and not is_starved():
         _Current.waited = True
 

@@ -200,7 +200,6 @@ class _Work:
 
 
 def _within(work: _Work, line: Callable[[], int], frame: FrameType, event: str, detail: Any) -> Any:
-    """Trace an event in a frame of the text."""
     if event == "line":
         if (lines := line()) >= BAND * LINES_MIN:
             _stop(lines)
@@ -213,7 +212,7 @@ def _within(work: _Work, line: Callable[[], int], frame: FrameType, event: str, 
 
 def _stop(lines: int) -> None:
     """End the child: an exception could be caught."""
-    _say("over", [], lines)
+    _write_result("over", [], lines)
     os._exit(0)
 
 
@@ -233,10 +232,10 @@ def _work(job: Mapping[str, Any]) -> None:
     try:
         code = compile(job["source"], "<answer>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
-        _say("done", [None] * len(calls), 0)
+        _write_result("done", [None] * len(calls), 0)
         return
     except (MemoryError, RecursionError):
-        _say("undecided", [], 0)
+        _write_result("undecided", [], 0)
         return
     _forget()
     work = _Work()
@@ -258,7 +257,7 @@ def _work(job: Mapping[str, Any]) -> None:
     # Another machine might reach a limit.
     lines = work.lines()
     is_near = work.lacked_memory or lines >= LINES_MIN or work.deepest >= DEPTH_MIN
-    _say("undecided" if is_near else "done", results, lines)
+    _write_result("undecided" if is_near else "done", results, lines)
 
 
 def _forget() -> None:
@@ -267,7 +266,7 @@ def _forget() -> None:
         del sys.modules[name]
 
 
-def _say(ended: str, results: Sequence[Any], lines: int) -> None:
+def _write_result(ended: str, results: Sequence[Any], lines: int) -> None:
     said = memoryview(json.dumps([ended, results, lines]).encode())
     while said:
         said = said[os.write(_OUT, said) :]

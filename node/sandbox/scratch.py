@@ -25,7 +25,7 @@ def clear(folder: Path) -> None:
     for name in os.listxattr("."):
         os.removexattr(".", name)
     opened = os.open(".", os.O_RDONLY | os.O_CLOEXEC)
-    with suppress(OSError):  # no extended attributes
+    with suppress(OSError):  # a file system without flags
         fcntl.ioctl(opened, _SET_FLAGS, _NO_FLAGS)
     os.close(opened)
     os.utime(".", (0, 0))

@@ -29,7 +29,7 @@ async def serve_answers(
     `CLIENTS_MAX`), `SLOW` (over `timeout_s`) and `LEFT` (client gone)."""
     clients: BoundedTable[trio.CancelScope, None] = BoundedTable(CLIENTS_MAX, newest_first=True)
 
-    async def take(stream: trio.SocketStream) -> None:
+    async def serve_client(stream: trio.SocketStream) -> None:
         try:
             with trio.move_on_after(timeout_s) as answering:
                 gone = clients.put(answering, None, _path_of(stream))
@@ -44,7 +44,7 @@ async def serve_answers(
             clients.pop(answering)
             await trio.aclose_forcefully(stream)
 
-    await trio.serve_listeners(take, list(listeners))
+    await trio.serve_listeners(serve_client, list(listeners))
 
 
 def _path_of(stream: trio.SocketStream) -> OriginPath:

@@ -44,7 +44,6 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """Decode a frame's body."""
     message = msgpack.unpackb(body, strict_map_key=True, unicode_errors="surrogatepass")
     if not isinstance(message, dict):
         raise LocalProtocolError("a frame of a child process holds no map")
@@ -123,7 +122,6 @@ class ChildChannel:
 
     @property
     def next_number(self) -> int:
-        """Number of the next request."""
         return self._sent + 1
 
     async def send(self, frame: bytes) -> None:
@@ -207,7 +205,6 @@ class ChildChannel:
         return f"the {self._name} process ended ({killed})"
 
     def kill(self) -> None:
-        """Kill the child and its process group."""
         if self.process.returncode is None:  # its id is not reused yet
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

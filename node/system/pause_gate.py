@@ -42,5 +42,4 @@ class Gate:
             await self._left.wait()
 
     def resume(self) -> None:
-        """Open the gate."""
         self._opened.set()

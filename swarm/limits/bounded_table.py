@@ -60,14 +60,14 @@ class Evicted(Generic[K, V]):
     path: OriginPath
 
 
-class _Crowd(Generic[K, V]):
+class _Origin(Generic[K, V]):
     """An origin: its parts (origins or entries), grouped by their number of entries."""
 
     __slots__ = ("_by_size", "_largest", "inner", "size")
 
     def __init__(self) -> None:
         self.size = 0
-        self.inner: dict[str, _Crowd[K, V]] = {}
+        self.inner: dict[str, _Origin[K, V]] = {}
         self._by_size: dict[int, OrderedDict[str | _Entry[K, V], None]] = {}
         self._largest = 0
 
@@ -91,7 +91,7 @@ class _Crowd(Generic[K, V]):
         """Make a part the last of its size."""
         self._by_size[size].move_to_end(part)
 
-    def greediest(self, newest_first: bool) -> str | _Entry[K, V]:
+    def largest_part(self, newest_first: bool) -> str | _Entry[K, V]:
         """The part with the most entries; the first or last of equals."""
         largest = self._by_size[self._largest]
         return next(reversed(largest)) if newest_first else next(iter(largest))
@@ -126,7 +126,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         self._newest_first = newest_first
         self._entries: OrderedDict[K, _Entry[K, V]] = OrderedDict()
         self._sizes: Counter[OriginPath] = Counter()
-        self._crowds: dict[int, _Crowd[K, V]] = {}  # by rank
+        self._origins: dict[int, _Origin[K, V]] = {}  # by rank
 
     def __getitem__(self, key: K) -> V:
         return self._entries[key].value
@@ -138,7 +138,6 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         return iter(self._entries)
 
     def size_of(self, path: OriginPath) -> int:
-        """Number of entries of an origin."""
         return self._sizes.get(path, 0) if path else len(self)
 
     def within(self, path: OriginPath) -> list[V]:
@@ -216,25 +215,25 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
 
     def spread(self, count: int, rng: Random) -> list[K]:
         """Up to `count` random keys: high ranks first, one of each origin before two of any."""
-        ranks = sorted(self._crowds, reverse=True)
-        return [entry.key for rank in ranks for entry in self._crowds[rank].spread(rng)][:count]
+        ranks = sorted(self._origins, reverse=True)
+        return [entry.key for rank in ranks for entry in self._origins[rank].spread(rng)][:count]
 
     def _rank(self, entry: _Entry[K, V]) -> int:
         return 0 if self._rank_of is None else self._rank_of(entry.key, entry.value)
 
     def _first_to_go(self, path: OriginPath, newest_first: bool) -> _Entry[K, V]:
-        for rank in sorted(self._crowds):
-            crowd: _Crowd[K, V] | None = self._crowds[rank]
+        for rank in sorted(self._origins):
+            crowd: _Origin[K, V] | None = self._origins[rank]
             for name in path:
                 crowd = None if crowd is None else crowd.inner.get(name)
             if crowd is not None:
-                while isinstance(part := crowd.greediest(newest_first), str):
+                while isinstance(part := crowd.largest_part(newest_first), str):
                     crowd = crowd.inner[part]
                 return part
         raise KeyError(path)
 
     def _touch(self, entry: _Entry[K, V]) -> None:
-        crowd = self._crowds[entry.rank]
+        crowd = self._origins[entry.rank]
         for name in entry.path:
             inner = crowd.inner[name]
             crowd.touch(name, inner.size)
@@ -243,14 +242,14 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
 
     def _change(self, entry: _Entry[K, V], by: int) -> None:
         """Count an entry in (+1) or out (-1)."""
-        crowds = [self._crowds.setdefault(entry.rank, _Crowd())]
+        crowds = [self._origins.setdefault(entry.rank, _Origin())]
         for length, name in enumerate(entry.path, 1):
             self._sizes[entry.path[:length]] += by
             if not self._sizes[entry.path[:length]]:
                 del self._sizes[entry.path[:length]]
-            crowds.append(crowds[-1].inner.setdefault(name, _Crowd()))
+            crowds.append(crowds[-1].inner.setdefault(name, _Origin()))
         crowds[-1].resize(entry, (1 - by) // 2, (1 + by) // 2)
         for outer, inner, name in reversed(list(zip(crowds, crowds[1:], entry.path, strict=False))):
             outer.resize(name, inner.size - by, inner.size)
         if not crowds[0].size:
-            del self._crowds[entry.rank]
+            del self._origins[entry.rank]

@@ -112,7 +112,6 @@ class EventWindow:
         self._times.obtain(key, deque[float]).append(now_s)
 
     def undo(self, key: str) -> None:
-        """Forget the last event."""
         times = self._times.get(key)
         if times:
             times.pop()
@@ -128,7 +127,6 @@ class DialBackoff:
         self.held_back = 0  # refused dials
 
     def allows(self, hops: Iterable[Hop], now_s: float) -> bool:
-        """True if all hops may be opened."""
         return all(self._allows(hop, now_s) for hop in hops)
 
     def _allows(self, hop: Hop, now_s: float) -> bool:

@@ -47,7 +47,7 @@ CONNECTION_LIMITS: Final = OriginLimits(block=32, address=16, private_block=128,
 OnBan = Callable[[Ban], Awaitable[None]]
 
 
-async def _tell_nobody(ban: Ban) -> None:
+async def _ignore_ban(ban: Ban) -> None:
     await trio.lowlevel.checkpoint()
 
 
@@ -74,7 +74,7 @@ class ConnectionGater:
         self._membership = admits
         self.refused_connections: Counter[str] = Counter()  # by reason
         self.dials = DialBackoff()
-        self.on_ban: OnBan = _tell_nobody
+        self.on_ban: OnBan = _ignore_ban
         transport.set_gate(self._admits, limits)
         transport.report_to(ledger.reject)
         ledger.on_accept, ledger.on_reject = self._good, self._bad

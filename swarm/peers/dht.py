@@ -52,7 +52,7 @@ PROVIDERS_PER_KEY_MAX: Final = 64
 KEYS_PER_PROVIDER_MAX: Final = 4
 OF_PEER: Final = "/p2p/"  # prefix of a peer in a path
 PROVIDER_LIFE_S: Final = 1_800.0
-SAID_MAX: Final = 256
+ASKERS_MAX: Final = 256
 LOOKUP_PEERS_MAX: Final = 24  # asked by one lookup
 LOOKUP_PARALLEL: Final = 3
 HOLDERS: Final = 4  # closest peers that get our announcement
@@ -96,7 +96,6 @@ class Table:
         return self.buckets[number]
 
     def add(self, peer: PeerId, addresses: Sequence[str], path: OriginPath = ()) -> None:
-        """Record a peer that answered."""
         self._bucket(peer).put(peer, tuple(addresses[:ADDRESSES_MAX]), path)
 
     def drop(self, peer: PeerId) -> None:
@@ -143,7 +142,6 @@ class Store:
             del self.runs[key]
 
     def members(self, key: bytes, now_s: float) -> list[tuple[PeerId, Where]]:
-        """Current members of a run."""
         run = self.runs.get(key)
         if run is None:
             return []
@@ -166,8 +164,6 @@ def _entries_of(path: OriginPath) -> int | None:
 
 @dataclass(slots=True)
 class _Lookup:
-    """One lookup of a key."""
-
     key: bytes
     where: dict[PeerId, Where] = field(default_factory=dict)
     asked: dict[PeerId, None] = field(default_factory=dict)
@@ -228,7 +224,9 @@ class Dht:
         self._is_lonely = is_lonely
         self._rng = rng
         self._serves = serves
-        self._said: BoundedTable[PeerId, Where] = BoundedTable(SAID_MAX)  # addresses of askers
+        self._asker_addresses: BoundedTable[PeerId, Where] = BoundedTable(
+            ASKERS_MAX
+        )  # addresses of askers
         self.table = Table(point_of(gater.transport.peer_id))
         self.store = Store()
 
@@ -252,7 +250,7 @@ class Dht:
         for address in self._bootstrap:
             lookup.where[PeerId(address.rpartition("/")[2])] = (address,)
         for peer in self._transport.peers():
-            lookup.where.setdefault(peer, self._said.get(peer, ()))
+            lookup.where.setdefault(peer, self._asker_addresses.get(peer, ()))
         lookup.where |= dict(self.table.closest(self._key, LOOKUP_PEERS_MAX))
         lookup.where.pop(self._transport.peer_id, None)
         while batch := lookup.next(LOOKUP_PARALLEL):
@@ -326,7 +324,7 @@ class Dht:
         where = plausible(own, self._transport.ip_of(peer))
         path = path_of(self._transport.ip_of(peer))
         if where:
-            self._said.put(peer, where, path)
+            self._asker_addresses.put(peer, where, path)
         if where and asked.intent == "provide":
             self.store.put(asked.key, peer, where, now_s, path)
         known = self.store.choose(asked.key, PROVIDERS_PER_REPLY_MAX + 1, now_s, self._rng)

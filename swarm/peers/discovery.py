@@ -63,15 +63,15 @@ NEW_PEER_LOOK_S = 1.0
 PEERS_WANTED = 12  # connections that a node seeks; it accepts more
 HEARSAY_PER_REPLY_MAX = 8
 INSTANCES_MAX = 256
-LOOK_AROUND_S = 60.0  # period of extra dials with enough peers
-LOOKED_AROUND_MAX = 4  # connections kept from extra dials
+EXTRA_DIAL_S = 60.0  # period of extra dials with enough peers
+EXTRA_PEERS_MAX = 4  # connections kept from extra dials
 VERSION_NOTES_MAX = 8  # notes about peers with other package versions
 SAME_KEY_MARGIN_S = 2  # a later hello is not from our own past
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What this node tells of itself."""
+    """This node's facts for other nodes."""
 
     run_id: str
     agent: str
@@ -119,8 +119,8 @@ class Discovery:
         self._rng = rng
         self._run_sync = run_sync
         self._dialled: dict[PeerId, str] = {}  # connected peers with the address that answered
-        self._looked_at: float = trio.current_time()
-        self._looked_around: deque[PeerId] = deque()
+        self._last_dial_s: float = trio.current_time()
+        self._extra_peers: deque[PeerId] = deque()
         self._asked: set[PeerId] = set()  # peers with a hello under way
         # newest hello of each instance by peer, at most two instances each
         self._heard: BoundedTable[PeerId, BoundedTable[bytes, bytes]] = BoundedTable(INSTANCES_MAX)
@@ -195,7 +195,7 @@ class Discovery:
                     next_beat = trio.current_time() + self._beat_s()
                     self._dial_bootstrap_peers(nursery)
                     self._dial_sought(nursery)
-                    self._look_around(nursery)
+                    self._dial_extra(nursery)
                 if on_beat or self._transport.peers():  # cut off: try more slowly
                     self._dial_more(nursery)
                 await trio.sleep(NEW_PEER_LOOK_S)
@@ -222,7 +222,7 @@ class Discovery:
 
     def _dial_sought(self, nursery: trio.Nursery) -> None:
         peer = self.sought
-        if peer is None or peer in self._not_to_dial():
+        if peer is None or peer in self._excluded_peers():
             return
         if any(map(self._gater.may_dial(), self._book.addresses(peer))):
             self._start_dial(nursery, peer)
@@ -234,44 +234,43 @@ class Discovery:
         for peer in self._draw(min(missing, DIALS_AT_A_TIME_MAX - under_way)):
             self._start_dial(nursery, peer)
 
-    def _look_around(self, nursery: trio.Nursery) -> None:
+    def _dial_extra(self, nursery: trio.Nursery) -> None:
         """With enough peers, dial one more now and then: it may belong to a separated part of the
         swarm."""
         connected = self._transport.peers()
         now = trio.current_time()
-        if len(connected) < PEERS_WANTED or now - self._looked_at < LOOK_AROUND_S:
+        if len(connected) < PEERS_WANTED or now - self._last_dial_s < EXTRA_DIAL_S:
             return
         if len(self._dialling) >= DIALS_AT_A_TIME_MAX:
             return
-        nursery.start_soon(self._leave_looked_around, connected)
+        nursery.start_soon(self._close_oldest_extra, connected)
         for peer in self._draw(1):
-            self._looked_around.append(peer)
+            self._extra_peers.append(peer)
             self._start_dial(nursery, peer)
 
     def _draw(self, number: int) -> list[PeerId]:
         if number <= 0:
             return []
         now_s, may_dial = trio.current_time(), self._gater.may_dial()
-        return self._book.draw(number, self._not_to_dial(), self._rng, now_s, may_dial)
+        return self._book.draw(number, self._excluded_peers(), self._rng, now_s, may_dial)
 
-    def _not_to_dial(self) -> set[PeerId]:
+    def _excluded_peers(self) -> set[PeerId]:
         """Peers that are connected, being dialled, banned, of another run, or this node."""
         excluded = {*self._transport.peers(), *self._strangers, *self._dialling}
         return excluded | {self._identity.peer_id} | self._gater.banned_peers()
 
     def _start_dial(self, nursery: trio.Nursery, peer: PeerId) -> None:
-        self._looked_at = trio.current_time()
+        self._last_dial_s = trio.current_time()
         self._dialling.add(peer)
-        nursery.start_soon(self._dial, peer, self._some(self._book.addresses(peer)))
+        nursery.start_soon(self._dial, peer, self._choose_addresses(self._book.addresses(peer)))
 
-    async def _leave_looked_around(self, connected: Collection[PeerId]) -> None:
-        """Close the oldest extra connections."""
-        while len(self._looked_around) >= LOOKED_AROUND_MAX:
-            peer = self._looked_around.popleft()
+    async def _close_oldest_extra(self, connected: Collection[PeerId]) -> None:
+        while len(self._extra_peers) >= EXTRA_PEERS_MAX:
+            peer = self._extra_peers.popleft()
             if peer in connected and len(self._transport.peers()) > PEERS_WANTED:
                 await self._transport.disconnect(peer)
 
-    def _some(self, addresses: Sequence[str]) -> tuple[str, ...]:
+    def _choose_addresses(self, addresses: Sequence[str]) -> tuple[str, ...]:
         """The first dialable address and random others."""
         able = list(filter(self._gater.may_dial(), addresses))
         number = min(len(able[1:]), DIAL_ADDRESSES_MAX - 1)
@@ -426,11 +425,11 @@ class Discovery:
             self._book.learn(peer, of_peer(peer, addresses), worked=False, told_by=by)
 
     async def _leave(self, peer: PeerId, run_id: str) -> None:
-        self._know_stranger(peer, run_id)
+        self._record_stranger(peer, run_id)
         self.peers.pop(peer, None)
         await self._transport.disconnect(peer)
 
-    def _know_stranger(self, peer: PeerId, run_id: str) -> None:
+    def _record_stranger(self, peer: PeerId, run_id: str) -> None:
         self._ledger.reject(peer, Reject.OTHER_RUN)
         if len(self._strangers) < BOOK_PEERS_MAX:
             self._strangers[peer] = run_id
@@ -462,7 +461,7 @@ class Discovery:
             raise
         self._compare(peer, hello.packages)
         if hello.run_id != self._run_id:
-            self._know_stranger(peer, hello.run_id)  # it may leave before answering ours
+            self._record_stranger(peer, hello.run_id)  # it may leave before answering ours
         else:
             self._strangers.pop(peer, None)
             addresses = self._plausible(peer, peer, hello.addresses)

@@ -52,7 +52,6 @@ class Ledger:
         self.on_accept(producer)
 
     def reject(self, peer: PeerId, reason: Reject) -> None:
-        """Count an offence."""
         self.rejected[reason] += 1
         log.debug("what %s sent is refused: %s", peer, reason.value)
         self.of(peer).rejected[reason] += 1

@@ -74,14 +74,14 @@ async def run_lan(
     """
     token = trio.lowlevel.current_trio_token()
 
-    def tell(other: PeerId, where: Sequence[str]) -> None:
+    def report(other: PeerId, where: Sequence[str]) -> None:
         with suppress(trio.RunFinishedError):
             token.run_sync_soon(found, other, where)
 
     is_started = False
     while True:
         service = await trio.to_thread.run_sync(
-            _Lan, peer, tag, tuple(addresses), tell, interfaces, abandon_on_cancel=True
+            _Lan, peer, tag, tuple(addresses), report, interfaces, abandon_on_cancel=True
         )
         try:
             if not is_started:
@@ -105,12 +105,12 @@ class _Lan:
         peer: PeerId,
         tag: str,
         addresses: tuple[str, ...],
-        tell: Found,
+        report: Found,
         interfaces: Sequence[str] | None,
     ) -> None:
         self._peer = peer
         self._tag = tag
-        self._tell = tell
+        self._tell = report
         self.names = 0  # announced names
         self._lock = threading.Lock()  # guards the waiting names
         self._waiting: BoundedTable[str, None] = BoundedTable(WAITING_MAX)
@@ -173,9 +173,9 @@ class _Lan:
                     self._read(info)
 
     def _read(self, info: ServiceInfo) -> None:
-        self._judge({_text(key): _text(value) for key, value in info.properties.items()})
+        self._report_service({_text(key): _text(value) for key, value in info.properties.items()})
 
-    def _judge(self, text: dict[str, str]) -> None:
+    def _report_service(self, text: dict[str, str]) -> None:
         """Report the peer that a service's text names, if the tag is ours."""
         peer = text.get("id", "")
         try:

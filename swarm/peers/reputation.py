@@ -52,8 +52,6 @@ NOTHING: Final = frozenset({Reject.UNAVAILABLE, Reject.OTHER_RUN, Reject.UNDECID
 
 @dataclass(frozen=True, slots=True)
 class ReputationRules:
-    """Thresholds and durations."""
-
     ban_at: float = 10.0
     little_max: float = 4.0  # cap of the sum of all light offences
     half_life_s: float = 600.0
@@ -87,9 +85,7 @@ class Ban:
 
 
 @dataclass(slots=True)
-class _Gauge:
-    """A decaying sum."""
-
+class _DecayingSum:
     value: float = 0.0
     at: float = 0.0
 
@@ -101,8 +97,8 @@ class _Gauge:
 
 @dataclass(slots=True)
 class _Account:
-    much: _Gauge = field(default_factory=_Gauge)
-    little: _Gauge = field(default_factory=_Gauge)
+    much: _DecayingSum = field(default_factory=_DecayingSum)
+    little: _DecayingSum = field(default_factory=_DecayingSum)
     offences: Counter[Reject] = field(default_factory=Counter)  # since the last ban
 
 
@@ -118,7 +114,6 @@ class Reputation:
         self._bans: OrderedDict[PeerId | Block, Ban] = OrderedDict()
 
     def record_good(self, peer: PeerId, now: float) -> None:
-        """Record an accepted group."""
         account = self._accounts.get(peer)
         if account is None:
             return

@@ -99,9 +99,9 @@ async def map_port(port: int, interface: str | None = None) -> Mapping:
 
 
 async def keep_mapped(
-    port: int, tell: Callable[[Mapping | None], None], interface: str | None = None
+    port: int, report: Callable[[Mapping | None], None], interface: str | None = None
 ) -> None:
-    """Keep a port forwarded until cancelled, then remove it. `tell` is called on each change."""
+    """Keep a port forwarded until cancelled, then remove it. `report` is called on each change."""
     before: Mapping | None = None
     try:
         while True:
@@ -109,7 +109,7 @@ async def keep_mapped(
             with suppress(NoRouter):
                 mapping = await map_port(port, interface)
             if mapping != before:
-                tell(mapping)
+                report(mapping)
             before = mapping
             await trio.sleep(AGAIN_S if mapping is None else LEASE_S / 2)
     finally:

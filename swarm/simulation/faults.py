@@ -86,7 +86,6 @@ def plan(
 
 
 def draw_faults(rng: Random, until_s: float) -> tuple[Fault, ...]:
-    """Random faults for a run of this length."""
     faults: list[Fault] = []
     for kind in KINDS:
         # Drawn from its own generator: older seeds keep their other faults.
@@ -180,7 +179,7 @@ class FaultRunner:
 
     def _spoil(self, host: int, fault: Fault, until_s: float) -> None:
         peer = self._world.peer_id(host)
-        healthy = self._healthy.setdefault(host, self._world.links.of(peer))
+        healthy = self._healthy.setdefault(host, self._world.links.profile_of(peer))
         spoilt = replace(
             healthy,
             latency_s=healthy.latency_s + fault.latency_s,
@@ -193,7 +192,7 @@ class FaultRunner:
         self._world.links.change(peer, spoilt)
 
         def mend() -> None:
-            if self._world.links.of(peer) is spoilt:
+            if self._world.links.profile_of(peer) is spoilt:
                 self._world.links.change(peer, healthy)
 
         self._world.network.at(until_s, mend)

@@ -67,8 +67,7 @@ class SimulatedLinks:
         self._up_busy_until_s: dict[PeerId, float] = {}
         self._down_busy_until_s: dict[PeerId, float] = {}
 
-    def of(self, host: PeerId) -> LinkProfile:
-        """Profile of a host."""
+    def profile_of(self, host: PeerId) -> LinkProfile:
         return self._hosts.get(host, self._profile)
 
     def change(self, host: PeerId, profile: LinkProfile) -> None:
@@ -82,7 +81,7 @@ class SimulatedLinks:
 
     def path(self, source: PeerId, target: PeerId) -> LinkProfile:
         """Profile of one direction: source's uplink and target's downlink."""
-        one, other = self.of(source), self.of(target)
+        one, other = self.profile_of(source), self.profile_of(target)
         if one is other:
             return one
         return LinkProfile(
@@ -143,7 +142,7 @@ class SimulatedLinks:
 
     def receive(self, target: PeerId, flight: Flight, now_s: float) -> float:
         """Time at which a message is complete whose last byte reaches the downlink now."""
-        rate = self.of(target).down_bytes_per_s
+        rate = self.profile_of(target).down_bytes_per_s
         # retransmission does not occupy the downlink
         start_s = max(
             now_s - (flight.last_s - flight.first_s), self._down_busy_until_s.get(target, 0.0)

@@ -1,1 +1,1 @@
-"""What the network above needs of a transport, and what both transports share."""
+"""The transport interface and the parts that both transports share."""

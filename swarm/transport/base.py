@@ -61,7 +61,7 @@ def ask_always() -> bool:
     return True
 
 
-def untold(peer: PeerId, size_bytes: int) -> None:
+def ignore_sent(peer: PeerId, size_bytes: int) -> None:
     """Default of `Sent`."""
 
 
@@ -202,7 +202,7 @@ class Transport(Protocol):
         ...
 
     def serve(
-        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = untold
+        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = ignore_sent
     ) -> None:
         """Answer requests of a protocol. At most one handler each."""
         ...

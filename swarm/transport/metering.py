@@ -29,15 +29,15 @@ ORIGIN_SHARE_MAX: Final = 0.15
 NODE_SHARE_MAX: Final = 0.3
 LANE_SHARE: Final = 0.5  # of a core, for all heavy accounts together
 TURN_S: Final = 0.001  # work after which other tasks run
-LATE_TIMES: Final = 2.0  # lane pause as a multiple of the loop's delay
+LATE_FACTOR: Final = 2.0  # lane pause as a multiple of the loop's delay
 LATE_S_MAX: Final = 0.05  # longest lane pause
 PIECE_S_MAX: Final = 0.002  # larger debts are paid in pieces
-BEHIND_S: Final = 150.0  # queue penalty in seconds per core used
+PENALTY_S_PER_CORE: Final = 150.0  # queue penalty in seconds per core used
 # Admitted peers below this use are served first, but not before those that have waited for
-# `MODEST_AHEAD_S`. Else many addresses together could leave an honest peer too little.
+# `MODEST_BONUS_S`. Else many addresses together could leave an honest peer too little.
 MODEST_SHARE: Final = 0.02  # of a core
-MODEST_AHEAD_S: Final = 5.0
-NEWCOMER_BEHIND_S: Final = 1.0  # queue penalty before the handshake proves a key
+MODEST_BONUS_S: Final = 5.0
+NEWCOMER_PENALTY_S: Final = 1.0  # queue penalty before the handshake proves a key
 IDLE_S: Final = 5.0  # unused accounts are forgotten
 ACCOUNTS_MAX: Final = 256  # origins, and peers per origin
 
@@ -65,7 +65,7 @@ class _Account:
         self.value, self.at = max(0.0, faded + cost_s), now
         return self.value / SPAN_S
 
-    def of(self, who: str, now: float) -> "_Account":
+    def member(self, who: str, now: float) -> "_Account":
         """The account of a member. Idle ones are forgotten."""
         account = self.within.get(who)
         if account is None:
@@ -79,12 +79,6 @@ class _Account:
         return account
 
 
-@dataclass(slots=True)
-class MeterFigures:
-    work_s: float = 0.0  # charged
-    heavy: int = 0  # pieces of work sent through the lane
-
-
 class WorkMeter:
     """All accounts and the lane. `run` drives the lane until cancelled."""
 
@@ -93,7 +87,6 @@ class WorkMeter:
         self._waiting: list[tuple[float, int, _Turn]] = []
         self._numbers = count()
         self._wake = trio.Event()
-        self.figures = MeterFigures()
 
     async def settle(self, origin: Origin, peer: str, cost_s: float) -> None:
         """Charge work; a heavy account waits for its turn. `peer` is "" until its key is proved."""
@@ -101,14 +94,13 @@ class WorkMeter:
         if share is None:
             await trio.lowlevel.checkpoint()
             return
-        self.figures.heavy += 1
         turn = _Turn(cost_s)
-        behind_s = share * BEHIND_S
+        penalty_s = share * PENALTY_S_PER_CORE
         if not peer:
-            behind_s += NEWCOMER_BEHIND_S
+            penalty_s += NEWCOMER_PENALTY_S
         elif share <= MODEST_SHARE:
-            behind_s -= MODEST_AHEAD_S
-        entry = (trio.current_time() + behind_s, next(self._numbers), turn)
+            penalty_s -= MODEST_BONUS_S
+        entry = (trio.current_time() + penalty_s, next(self._numbers), turn)
         heapq.heappush(self._waiting, entry)
         self._wake.set()
         try:
@@ -122,11 +114,10 @@ class WorkMeter:
     def charge(self, origin: Origin, peer: str, cost_s: float) -> float | None:
         """Charge or refund work. Returns the peer's share of a core if it is heavy, else None."""
         now = trio.current_time()
-        self.figures.work_s += cost_s
         of_node = self._node.add(cost_s, now)
-        at_origin = self._node.of(origin, now)
+        at_origin = self._node.member(origin, now)
         of_origin = at_origin.add(cost_s, now)
-        of_peer = at_origin.of(peer, now).add(cost_s, now)
+        of_peer = at_origin.member(peer, now).add(cost_s, now)
         peers_share = ORIGIN_SHARE_MAX / len(at_origin.within)
         origins_share = NODE_SHARE_MAX / len(self._node.within)
         is_heavy = (
@@ -150,7 +141,7 @@ class WorkMeter:
             free_at = trio.current_time() + turn.cost_s / LANE_SHARE
             await trio.sleep_until(free_at)
             late_s = trio.current_time() - free_at  # others have work to do: they go first
-            await trio.sleep(min(LATE_TIMES * late_s, LATE_S_MAX))
+            await trio.sleep(min(LATE_FACTOR * late_s, LATE_S_MAX))
 
 
 @dataclass(eq=False, slots=True)

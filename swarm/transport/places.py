@@ -47,8 +47,6 @@ def _nothing() -> None:
 
 @dataclass(eq=False, slots=True)
 class ConnectionSlot:
-    """The slot of one connection."""
-
     ip: str | None
     since_s: float
     inbound: bool = True
@@ -72,7 +70,6 @@ class PlaceFigures:
     connections: int
     connections_max: int
     inbound: int
-    inbound_max: int
     handshakes: int
     handshakes_max: int
     largest_origin: str  # "" if nobody is connected
@@ -91,8 +88,6 @@ _Slots = BoundedTable[ConnectionSlot, ConnectionSlot]
 
 
 class ConnectionSlots:
-    """All slots of one node."""
-
     def __init__(self) -> None:
         self.limits = OriginLimits()  # of admitted connections, for each direction
         self._handshakes = _Slots(HANDSHAKES_MAX, limit_of=_HANDSHAKE_LIMITS, newest_first=True)
@@ -107,7 +102,6 @@ class ConnectionSlots:
 
     @property
     def handshakes(self) -> int:
-        """Connections in their handshake."""
         return len(self._handshakes)
 
     def _admitted(self) -> list[ConnectionSlot]:
@@ -162,7 +156,6 @@ class ConnectionSlots:
     # --- the end ----------------------------------------------------------------------------------
 
     def release(self, slot: ConnectionSlot | None) -> None:
-        """Give a slot back."""
         if slot is not None:
             self._handshakes.pop(slot)
             self._drop(slot)
@@ -178,7 +171,6 @@ class ConnectionSlots:
             connections=len(self._inbound) + len(self._own),
             connections_max=CONNECTIONS_MAX,
             inbound=len(self._inbound),
-            inbound_max=INBOUND_MAX,
             handshakes=len(self._handshakes),
             handshakes_max=HANDSHAKES_MAX,
             largest_origin=largest,

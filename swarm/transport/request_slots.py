@@ -15,7 +15,7 @@ import trio
 
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import Block
-from swarm.transport.base import Handler, Sent, ServeLimits, untold
+from swarm.transport.base import Handler, Sent, ServeLimits, ignore_sent
 
 REQUEST_STALL_S = 5.0  # for a request to arrive, plus:
 REQUEST_BYTES_PER_S = 32_768.0
@@ -32,8 +32,6 @@ Share = PeerId | Block
 
 @dataclass(eq=False, slots=True)
 class RequestSlot:
-    """One request that is being answered."""
-
     share: Share
     answering_since_s: float | None = None  # trio's clock; None while the handler runs
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # around the answering
@@ -41,11 +39,9 @@ class RequestSlot:
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """One announced request."""
-
     share: Share
     size: int  # in bytes, as announced
-    is_here: bool = False  # complete, so never evicted
+    is_complete: bool = False  # complete, so never evicted
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # around its reading
 
 
@@ -61,8 +57,8 @@ class Arrivals:
     def held_bytes(self) -> int:
         return self._held.total()
 
-    def enter(self, share: Share, size: int) -> Arrival | None:
-        """Count an announced request until `leave`. None: there is no room."""
+    def reserve(self, share: Share, size: int) -> Arrival | None:
+        """Count an announced request until `release`. None: there is no room."""
         arrival = Arrival(share, size)
         if size <= REQUEST_BYTES_SMALL:
             return arrival
@@ -75,7 +71,7 @@ class Arrivals:
         self._held[share] += size
         return arrival
 
-    def leave(self, arrival: Arrival) -> None:
+    def release(self, arrival: Arrival) -> None:
         if arrival in self._known:
             del self._known[arrival]
             self._held[arrival.share] -= arrival.size
@@ -84,13 +80,15 @@ class Arrivals:
 
     def _evict(self, would_hold: int) -> bool:
         larger = [
-            each for each in self._known if not each.is_here and self._held[each.share] > would_hold
+            each
+            for each in self._known
+            if not each.is_complete and self._held[each.share] > would_hold
         ]
         if not larger:
             return False
         victim = max(larger, key=lambda each: self._held[each.share])  # the oldest if several
         victim.scope.cancel()
-        self.leave(victim)
+        self.release(victim)
         return True
 
 
@@ -107,8 +105,8 @@ class Served:
 
     handler: Handler
     limits: ServeLimits
-    sent: Sent = untold
-    of_peers: Counter[PeerId] = field(default_factory=Counter)  # arriving ones included
+    sent: Sent = ignore_sent
+    requests_by_peer: Counter[PeerId] = field(default_factory=Counter)  # arriving ones included
     slots: dict[RequestSlot, None] = field(default_factory=dict)  # oldest first
     waiting: list[Waiting] = field(default_factory=list)  # oldest first
 
@@ -118,17 +116,17 @@ class Served:
         needed_s = REQUEST_STALL_S + self.limits.request_bytes_max / REQUEST_BYTES_PER_S
         return min(self.limits.timeout_s, needed_s)
 
-    def enter(self, peer: PeerId) -> bool:
+    def count_in(self, peer: PeerId) -> bool:
         """Count a request of a peer. False: it is at its limit."""
-        if self.of_peers[peer] >= self.limits.concurrent_per_peer_max:
+        if self.requests_by_peer[peer] >= self.limits.concurrent_per_peer_max:
             return False
-        self.of_peers[peer] += 1
+        self.requests_by_peer[peer] += 1
         return True
 
-    def leave(self, peer: PeerId) -> None:
-        self.of_peers[peer] -= 1
-        if not self.of_peers[peer]:
-            del self.of_peers[peer]
+    def count_out(self, peer: PeerId) -> None:
+        self.requests_by_peer[peer] -= 1
+        if not self.requests_by_peer[peer]:
+            del self.requests_by_peer[peer]
 
     async def acquire(self, share: Share) -> RequestSlot | None:
         """Take a slot for a complete request, or wait for one. None: refused."""

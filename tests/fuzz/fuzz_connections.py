@@ -231,7 +231,7 @@ async def _check_frames(desk: Desk, wire: Wire) -> None:
     desk.swallowed.check()
     assert not muxed.streams, f"{len(muxed.streams)} streams are left"
     for protocol, served in desk.real._served.items():
-        taken = [*served.of_peers, *served.slots]
+        taken = [*served.requests_by_peer, *served.slots]
         assert not taken, f"{protocol}: a slot is not given back"
 
 

@@ -165,7 +165,7 @@ async def _check_stream(bench: Bench, data: bytes, cut: int, end: End) -> None:
     async with bench.desk() as desk:
         stream = await desk.serve_stream(data, cut, end)
         for protocol, served in desk.real._served.items():
-            taken = [*served.of_peers, *served.slots]
+            taken = [*served.requests_by_peer, *served.slots]
             assert not taken, f"{protocol}: a slot is not given back"
         assert stream.written <= WRITTEN_BYTES_MAX, f"{stream.written} bytes written"
 

@@ -43,7 +43,7 @@ from swarm.transport.base import (
     Validator,
     admit_all,
     ask_always,
-    untold,
+    ignore_sent,
 )
 from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
 from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL
@@ -225,7 +225,7 @@ class DeskTransport:
         self.connected = tuple(each for each in self.connected if each != peer)
 
     def serve(
-        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = untold
+        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = ignore_sent
     ) -> None:
         self._real.serve(protocol, handler, limits)
 

@@ -192,7 +192,7 @@ def _validator_fails(patch: Patch) -> None:
 
 
 def _slot_kept(patch: Patch) -> None:
-    patch.setattr(request_slots.Served, "leave", lambda self, peer: None)
+    patch.setattr(request_slots.Served, "count_out", lambda self, peer: None)
 
 
 def _no_patience(patch: Patch) -> None:
@@ -248,7 +248,7 @@ def _signature_unchecked(patch: Patch) -> None:
 
 def _no_windows(patch: Patch) -> None:
     """As upstream: what goes beyond the window is stored."""
-    take_header = yamux.MuxedConnection._take_header
+    take_header = yamux.MuxedConnection._process_header
 
     def take(self: Any, version: int, kind: int, flags: int, stream_id: int, length: int) -> Any:
         stream = self.streams.get(stream_id)
@@ -256,7 +256,7 @@ def _no_windows(patch: Patch) -> None:
             stream.recv_window = max(stream.recv_window, length)
         return take_header(self, version, kind, flags, stream_id, length)
 
-    patch.setattr(yamux.MuxedConnection, "_take_header", take)
+    patch.setattr(yamux.MuxedConnection, "_process_header", take)
 
 
 def _frame_error_escapes(patch: Patch) -> None:
@@ -268,7 +268,7 @@ async def _reading_without_a_boundary(self: Any) -> None:
     try:
         while self.alive:
             for piece in (await self._receive())[0]:
-                await self._take_piece(piece)
+                await self._process_piece(piece)
     except BaseLibp2pError:
         pass
     finally:

@@ -83,7 +83,7 @@ def test_peers_that_prune_us_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
             prune = rpc_pb2.ControlPrune(topicID=TOPIC, backoff=60)
             for i in range(9):
                 peer = ID.from_base58(Identity(bytes([i]) * 32).peer_id)
-                await b._gossip._take(peer, rpc_pb2.RPC(control=Control(prune=[prune])))
+                await b._gossip._process_rpc(peer, rpc_pb2.RPC(control=Control(prune=[prune])))
             assert len(b._router.back_off[TOPIC]) == 3
 
     run(main)
@@ -123,7 +123,7 @@ def test_messages_are_sent_again_within_a_budget(monkeypatch: pytest.MonkeyPatch
             )
             wanted = rpc_pb2.ControlIWant(messageIDs=list(b._router.mcache.msgs) * 3)
             assert len(wanted.messageIDs) == 24
-            await b._gossip._take(a._id, rpc_pb2.RPC(control=Control(iwant=[wanted])))
+            await b._gossip._process_rpc(a._id, rpc_pb2.RPC(control=Control(iwant=[wanted])))
             again = [message for rpc in sent for message in rpc.publish]
             assert len(again) == 3
             assert len({message.seqno for message in again}) == 3
@@ -149,7 +149,7 @@ def test_what_is_offered_is_asked_for_while_it_is_wanted() -> None:
             )
             offer = rpc_pb2.ControlIHave(topicID=TOPIC, messageIDs=[b"00", b"01"])
             for wanted, asked in ((False, 0), (True, 2)):  # noqa: B007  read by `asks`
-                await b._gossip._take(a._id, rpc_pb2.RPC(control=Control(ihave=[offer])))
+                await b._gossip._process_rpc(a._id, rpc_pb2.RPC(control=Control(ihave=[offer])))
                 ids = [i for rpc in sent for each in rpc.control.iwant for i in each.messageIDs]
                 assert len(ids) == asked
 
@@ -172,7 +172,7 @@ def test_a_prune_makes_nobody_dial(monkeypatch: pytest.MonkeyPatch) -> None:
             named = rpc_pb2.PeerInfo(peerID=a._id.from_base58(victim).to_bytes())
             b._host.get_peerstore().add_addrs(a._id.from_base58(victim), [], 60)
             prune = rpc_pb2.ControlPrune(topicID=TOPIC, peers=[named])
-            await b._gossip._take(a._id, rpc_pb2.RPC(control=Control(prune=[prune])))
+            await b._gossip._process_rpc(a._id, rpc_pb2.RPC(control=Control(prune=[prune])))
             assert a._id not in b._router.mesh[TOPIC]  # it was heard
             assert dialled == []
 

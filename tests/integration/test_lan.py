@@ -94,9 +94,9 @@ def test_what_a_hostile_service_says_is_dropped() -> None:
         {"a0": "/ip4/127.0.0.1/tcp/1"}, {"a0": "/dns/" + "x" * 300}, {"a0": "/dns4/x/tcp/1"},
         {"a0": "//ip4/127.0.0.1/tcp/1"}, {"a0": "dns4/x/tcp/1"}, {"a0": "/unix/x"},
     ):  # fmt: skip
-        judge._judge(good | change)
+        judge._report_service(good | change)
     assert told == []
-    judge._judge(good)
+    judge._report_service(good)
     assert told == [(BEN, (f"/ip4/10.0.0.1/tcp/1/p2p/{BEN}",))]
 
 

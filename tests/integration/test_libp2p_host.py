@@ -353,8 +353,8 @@ def test_requests_leave_nothing_behind() -> None:
                 with trio.move_on_after(0.0005 * i):
                     await ask(a, b.peer_id, bytes(MIB))
             await until(lambda: [set(conn.streams) for conn in muxed] == before)  # type: ignore[attr-defined]
-            await until(lambda: not b._served[PROTOCOL].of_peers)
-            assert not b._served["/test/picky"].of_peers
+            await until(lambda: not b._served[PROTOCOL].requests_by_peer)
+            assert not b._served["/test/picky"].requests_by_peer
 
     run(main)
 

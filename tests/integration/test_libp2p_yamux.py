@@ -221,7 +221,7 @@ def test_a_read_full_of_small_frames_stops_nobody() -> None:
 
         async with listening() as (conn, _), trio.open_nursery() as nursery:
             nursery.start_soon(others)
-            await conn._take_piece(memoryview(frame(TYPE_WINDOW_UPDATE, 0, 99, 1) * count))
+            await conn._process_piece(memoryview(frame(TYPE_WINDOW_UPDATE, 0, 99, 1) * count))
             nursery.cancel_scope.cancel()
         assert turns >= count // FRAMES_PER_TURN // 2
 
@@ -307,9 +307,9 @@ def test_what_is_still_to_come_of_a_frame_is_not_credited_yet() -> None:
                 await peer.write(bytes(size))
                 sent += size
                 assert len(await read_all(stream, size)) == size
-                to_come = DEFAULT_WINDOW_SIZE - sent
+                missing_bytes = DEFAULT_WINDOW_SIZE - sent
                 most = max(most, stream.recv_window)
-                assert stream.recv_window + to_come <= stream.target_recv_window
+                assert stream.recv_window + missing_bytes <= stream.target_recv_window
             assert most > 0, "it was credited in between"
 
     run(main, virtual=True)

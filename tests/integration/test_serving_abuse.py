@@ -51,7 +51,9 @@ async def attacked(request: bytes) -> AsyncIterator[tuple[Libp2pTransport, Libp2
             for _ in range(2):
                 stream = await connection.muxed_conn.open_stream()
                 await stream.write(head + request)
-        await until(lambda: server._served[PROTOCOL].of_peers.total() == LIMITS.concurrent_max)
+        await until(
+            lambda: server._served[PROTOCOL].requests_by_peer.total() == LIMITS.concurrent_max
+        )
         yield server, honest
 
 

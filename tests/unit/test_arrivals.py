@@ -15,7 +15,7 @@ PIECE = ARRIVING_BYTES_MAX // 16  # half is eight
 
 
 def entered(arrivals: Arrivals, share: PeerId, size: int = PIECE) -> Arrival:
-    arrival = arrivals.enter(share, size)
+    arrival = arrivals.reserve(share, size)
     assert arrival is not None
     return arrival
 
@@ -24,7 +24,7 @@ def test_no_share_has_more_than_half() -> None:
     arrivals = Arrivals()
     for _ in range(8):
         entered(arrivals, A)
-    assert arrivals.enter(A, PIECE) is None
+    assert arrivals.reserve(A, PIECE) is None
     assert arrivals.held_bytes == ARRIVING_SHARE_MAX
 
 
@@ -34,13 +34,13 @@ def test_the_oldest_of_the_largest_share_gives_way_to_a_smaller_one() -> None:
         of_a = [entered(arrivals, A) for _ in range(6)]
         of_b = [entered(arrivals, B) for _ in range(7)]
         of_c = [entered(arrivals, C) for _ in range(3)]
-        of_b[0].is_here = True
+        of_b[0].is_complete = True
         entered(arrivals, NEW)
         assert [each.scope.cancel_called for each in of_b[:3]] == [False, True, False]
         assert not any(each.scope.cancel_called for each in (*of_a, *of_c))
         assert arrivals.held_bytes == ARRIVING_BYTES_MAX
-        assert arrivals.enter(B, PIECE) is None  # it would have as much as the largest
-        arrivals.leave(of_b[1])  # as whoever read it does; it counts once
+        assert arrivals.reserve(B, PIECE) is None  # it would have as much as the largest
+        arrivals.release(of_b[1])  # as whoever read it does; it counts once
         assert arrivals.held_bytes == ARRIVING_BYTES_MAX
 
     run(main)
@@ -50,9 +50,9 @@ def test_what_is_here_gives_way_to_nobody() -> None:
     arrivals = Arrivals()
     for share in (A, B):
         for _ in range(8):
-            entered(arrivals, share).is_here = True
-    assert arrivals.enter(NEW, PIECE) is None
-    assert arrivals.enter(NEW, REQUEST_BYTES_SMALL) is not None
+            entered(arrivals, share).is_complete = True
+    assert arrivals.reserve(NEW, PIECE) is None
+    assert arrivals.reserve(NEW, REQUEST_BYTES_SMALL) is not None
 
 
 def test_who_leaves_makes_room() -> None:
@@ -60,5 +60,5 @@ def test_who_leaves_makes_room() -> None:
     held = [entered(arrivals, A) for _ in range(8)]
     small = entered(arrivals, A, REQUEST_BYTES_SMALL)
     for each in (*held, small):
-        arrivals.leave(each)
+        arrivals.release(each)
     assert arrivals.held_bytes == 0

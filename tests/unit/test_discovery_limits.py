@@ -26,8 +26,8 @@ from swarm.peers.discovery import (
     BOOTSTRAP_DIALS_MAX,
     DIAL_TIMEOUT_S,
     DIALS_AT_A_TIME_MAX,
+    EXTRA_DIAL_S,
     HEARSAY_PER_REPLY_MAX,
-    LOOK_AROUND_S,
     PEERS_WANTED,
     Discovery,
     NodeInfo,
@@ -246,12 +246,12 @@ def test_looking_around_is_one_of_the_dials_at_a_time() -> None:
             await own._transport.connect(world.join(at).addresses()[0])
         named = [Identity(Random(at).randbytes(32)).peer_id for at in range(9)]
         own._book.learn(named[0], [f"/memory/100/p2p/{named[0]}"], worked=True)
-        await trio.sleep(LOOK_AROUND_S)
+        await trio.sleep(EXTRA_DIAL_S)
         own._dialling.update(named[-DIALS_AT_A_TIME_MAX:])
-        own._look_around(nursery)
+        own._dial_extra(nursery)
         assert len(own._dialling) == DIALS_AT_A_TIME_MAX
         own._dialling.pop()
-        own._look_around(nursery)
+        own._dial_extra(nursery)
         assert named[0] in own._dialling
 
     simulate(PEERS_WANTED + 1, body)

@@ -168,7 +168,7 @@ def test_a_host_may_get_another_link() -> None:
     links = SimulatedLinks(LinkProfile(0.1))
     links.change(A, LinkProfile(0.3))
     assert links.path(A, B).latency_s == pytest.approx(0.2)
-    assert links.of(B) == LinkProfile(0.1)
+    assert links.profile_of(B) == LinkProfile(0.1)
 
 
 def test_every_profile_gives_each_host_a_link() -> None:

@@ -9,7 +9,7 @@ from swarm.transport import metering
 from swarm.transport.metering import (
     ACCOUNTS_MAX,
     LANE_SHARE,
-    MODEST_AHEAD_S,
+    MODEST_BONUS_S,
     NODE_SHARE_MAX,
     ORIGIN_SHARE_MAX,
     PEER_SHARE_MAX,
@@ -180,7 +180,7 @@ def test_new_addresses_wait_behind_who_is_admitted(monkeypatch: pytest.MonkeyPat
     waits_s = waits_beside_new_addresses_s()
     assert len(waits_s) > 60
     assert max(waits_s) < 0.05
-    monkeypatch.setattr(metering, "MODEST_AHEAD_S", 0.0)
+    monkeypatch.setattr(metering, "MODEST_BONUS_S", 0.0)
     assert max(waits_beside_new_addresses_s()) > 0.5
 
 
@@ -196,7 +196,7 @@ def test_new_addresses_have_their_turn_beside_modest_peers() -> None:
             await trio.sleep(20.0)
             started = trio.current_time()
             await meter.settle("new", "", 0.0025)
-            assert trio.current_time() - started < MODEST_AHEAD_S + 2 * metering.NEWCOMER_BEHIND_S
+            assert trio.current_time() - started < MODEST_BONUS_S + 2 * metering.NEWCOMER_PENALTY_S
             nursery.cancel_scope.cancel()
 
     run(main, virtual=True, timeout_s=100)
@@ -273,7 +273,7 @@ def test_a_debt_is_paid_in_pieces_and_what_carries_its_weight_is_given_back() ->
         assert not payer.owe(0.0004)
         assert payer.owe(0.0007)
         await payer.pay()
-        assert meter.figures.work_s == pytest.approx(0.0011)
+        assert meter._node.value == pytest.approx(0.0011)
         payer.refund(0.0011)
         assert meter.charge("a", "p", 0.0) is None
         assert meter._node.value == pytest.approx(0.0, abs=1e-9)

@@ -10,7 +10,7 @@ import trio
 from multiaddr import Multiaddr
 
 from swarm.transport.libp2p import addresses
-from swarm.transport.libp2p.addresses import LOOK_UPS_MAX, dial_each
+from swarm.transport.libp2p.addresses import LOOK_UPS_MAX, dial_in_turn
 from tests.support import run
 
 NAME = Multiaddr("/dns4/node.example.org/tcp/4001")
@@ -48,7 +48,7 @@ async def give_up(failures: list[str]) -> None:
         raise AssertionError("it has no address")
 
     try:
-        await dial_each(NAME, dial, ())
+        await dial_in_turn(NAME, dial, ())
     except OSError as error:
         failures.append(str(error))
 
@@ -82,7 +82,7 @@ def test_a_hanging_resolver_takes_few_threads_and_none_of_others(
             await trio.lowlevel.checkpoint()
             dialled.append(str(address))
 
-        await dial_each(NAME, dial, ())
+        await dial_in_turn(NAME, dial, ())
         assert dialled == ["/ip4/203.0.113.7/tcp/4001"]
 
     run(main)
@@ -92,7 +92,7 @@ def test_with_everybody_elses_threads_it_would_show(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = trio.to_thread.current_default_thread_limiter
-    monkeypatch.setattr(addresses, "_look_ups", default)
+    monkeypatch.setattr(addresses, "_lookup_threads", default)
 
     async def main() -> None:
         assert await places_taken(resolver, 3 * LOOK_UPS_MAX) == 3 * LOOK_UPS_MAX

@@ -27,8 +27,8 @@ from swarm.peers.connection_gater import NEW_BANS_MAX
 from swarm.peers.discovery import (
     BOOTSTRAP_DIALS_MAX,
     DIALS_AT_A_TIME_MAX,
+    EXTRA_PEERS_MAX,
     INSTANCES_MAX,
-    LOOKED_AROUND_MAX,
 )
 from swarm.peers.ledger import LEDGER_PEERS_MAX
 from swarm.peers.reputation import RULES as REPUTATION
@@ -91,7 +91,7 @@ LIMITS: Final[Mapping[str, int]] = {
     "Discovery._dialling": DIALS_AT_A_TIME_MAX + BOOTSTRAP_DIALS_MAX,
     "Discovery._heard": INSTANCES_MAX,
     "Discovery._heard[]": HEARD_INSTANCES_MAX,
-    "Discovery._looked_around": LOOKED_AROUND_MAX,
+    "Discovery._extra_peers": EXTRA_PEERS_MAX,
     "Discovery._strangers": BOOK_PEERS_MAX,
     "Exchange._peer_budgets": SERVED_PEERS_MAX,
     "HeldOutGuard._prompts": SETTLED_MAX,

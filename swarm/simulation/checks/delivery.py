@@ -1,11 +1,11 @@
 """Deliveries in a simulated run: which groups were due where, came in time, and whether too few
 did. Pure.
 
-**Due.** A group is due at each other honest host if host and producer are up, running, not cut off
-from each other, and have moving links, from sharing until `patience_s` later, by the plan of
-faults. Bad links, faults of third hosts and faults just over excuse nothing. Pairs with an absent
-producer (`orphans_*`) or a stalled link (`stalled_*`) are counted, not judged; the rule of reach in
-`invariants.py` covers them.
+**Due.** A group is due at each other honest host that can get it. Host and producer must be up,
+running, not cut off from each other, and have moving links. This holds from sharing until
+`patience_s` later, by the plan of faults. Bad links, faults of third hosts and faults just over
+excuse nothing. Pairs with an absent producer (`orphans_*`) or a stalled link (`stalled_*`) are
+counted, not judged; the rule of reach in `invariants.py` covers them.
 
 **The floor** (`shortfalls`) follows from the number of hosts:
 

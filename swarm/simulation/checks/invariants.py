@@ -56,8 +56,6 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class RecordRules:
-    """Limits of the run on a record."""
-
     run_id: str
     life_s: int
     skew_s: int
@@ -229,8 +227,6 @@ class ByteWatch:
 
 @dataclass(frozen=True, slots=True)
 class PublishedGroup:
-    """A group of an honest host."""
-
     group_id: GroupId
     host: int
     round: int

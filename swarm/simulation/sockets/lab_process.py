@@ -41,8 +41,6 @@ TUN_QUEUE_PACKETS = 1000
 
 @dataclass(slots=True)
 class BuiltNetwork:
-    """The networks of a plan."""
-
     namespaces: list[Namespace] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)  # by host
     addresses: dict[str, str] = field(default_factory=dict)  # of hosts and routers
@@ -122,7 +120,7 @@ class Commands:
         self._text += more
         *lines, self._text = self._text.split(b"\n")
         for line in lines:
-            _say(self._answer(json.loads(line)))
+            _write_line(self._answer(json.loads(line)))
         return not more or len(self._text) > COMMAND_BYTES_MAX
 
     def _answer(self, command: Mapping[str, Any]) -> object:
@@ -136,7 +134,7 @@ class Commands:
         return {}
 
 
-def _say(answer: object) -> None:
+def _write_line(answer: object) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
@@ -149,9 +147,9 @@ def main() -> None:
         try:
             build(plan, made)
         except ConfigError as error:
-            _say({"error": str(error)})
+            _write_line({"error": str(error)})
             return
-        _say({"paths": made.paths, "addresses": made.addresses})
+        _write_line({"paths": made.paths, "addresses": made.addresses})
         links = PacketLinks(made.profiles, Random(plan["seed"]))
         packed = {name: ipaddress.IPv4Address(made.addresses[name]).packed for name in made.tuns}
         shaper = Shaper(links, made.tuns, packed, time.monotonic)

@@ -56,7 +56,6 @@ class PacketLinks:
         self.counters = {host: LinkCounters() for host in hosts}
 
     def cut(self, sources: Collection[str], targets: Collection[str]) -> None:
-        """Drop packets from `sources` to `targets`."""
         self._cuts.update((a, b) for a in sources for b in targets)
 
     def heal(self) -> None:
@@ -147,12 +146,12 @@ class Shaper:
             ready, _, _ = select.select(watched, [], [], max(0.0, due_s - self._now()))
             for descriptor in ready:
                 if descriptor in self._names:
-                    self._take(descriptor)
+                    self._read_packets(descriptor)
                 elif on_other(descriptor):
                     return
             self._release()
 
-    def _take(self, tun: int) -> None:
+    def _read_packets(self, tun: int) -> None:
         source = self._names[tun]
         for _ in range(READ_PACKETS_MAX):
             try:
@@ -178,7 +177,6 @@ class Shaper:
         heapq.heappush(self._waiting, packet)
 
     def _release(self) -> None:
-        """Move on all due packets."""
         now_s = self._now()
         while self._waiting and self._waiting[0].at_s <= now_s:
             packet = heapq.heappop(self._waiting)

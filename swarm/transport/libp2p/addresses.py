@@ -61,7 +61,7 @@ def parse_tcp_address(text: str) -> Multiaddr:
     return address
 
 
-async def dial_each(
+async def dial_in_turn(
     address: Multiaddr,
     dial: Callable[[Multiaddr], Awaitable[object]],
     failures: tuple[type[Exception], ...],
@@ -92,7 +92,7 @@ async def _resolve(address: Multiaddr) -> list[Multiaddr]:
         with trio.fail_after(LOOK_UP_TIMEOUT_S):
             found = await trio.to_thread.run_sync(
                 socket.getaddrinfo, name, port, FAMILIES[kind], socket.SOCK_STREAM,
-                abandon_on_cancel=True, limiter=_look_ups(),
+                abandon_on_cancel=True, limiter=_lookup_threads(),
             )  # fmt: skip
     except UnicodeError:
         raise OSError("no DNS name") from None
@@ -108,7 +108,7 @@ async def _resolve(address: Multiaddr) -> list[Multiaddr]:
     return targets
 
 
-def _look_ups() -> trio.CapacityLimiter:
+def _lookup_threads() -> trio.CapacityLimiter:
     """Threads for lookups alone; trio's own serve all other work."""
     try:
         return _limiter.get()

@@ -219,7 +219,7 @@ def trim_control(rpc: rpc_pb2.RPC, topics: Container[str]) -> int:
     for offer in _about(topics, rpc.control.ihave):
         ids = offer.messageIDs[: IDS_PER_RPC_MAX - offered]
         offered += len(ids)
-        entry = rpc_pb2.ControlIHave(topicID=offer.topicID, messageIDs=_some_ids(ids))
+        entry = rpc_pb2.ControlIHave(topicID=offer.topicID, messageIDs=_valid_ids(ids))
         control.ihave.append(entry)
     control.graft.extend(_about(topics, rpc.control.graft))
     for prune in _about(topics, rpc.control.prune):
@@ -229,7 +229,7 @@ def trim_control(rpc: rpc_pb2.RPC, topics: Container[str]) -> int:
     for want in rpc.control.iwant[:TOPICS_PER_PEER_MAX]:
         wanted += want.messageIDs[: IDS_PER_RPC_MAX - len(wanted)]
     if wanted:
-        control.iwant.append(rpc_pb2.ControlIWant(messageIDs=_some_ids(wanted)))
+        control.iwant.append(rpc_pb2.ControlIWant(messageIDs=_valid_ids(wanted)))
     rpc.control.CopyFrom(control)
     return offered + len(wanted)
 
@@ -239,7 +239,7 @@ def _about(topics: Container[str], entries: Sequence[Any]) -> list[Any]:
     return [entry for entry in some if entry.topicID in topics][:TOPICS_PER_PEER_MAX]
 
 
-def _some_ids(ids: Sequence[bytes]) -> list[bytes]:
+def _valid_ids(ids: Sequence[bytes]) -> list[bytes]:
     """Distinct ids of legal length."""
     return [each for each in dict.fromkeys(ids) if len(each) <= ID_BYTES_MAX]
 
@@ -357,7 +357,7 @@ class Gossip(Pubsub):
         if stream is None or _alive(stream) or not self._peer_is_connected(peer_id):
             super()._handle_dead_peer(peer_id)
             if stream is not None and _alive(stream) and self.manager.is_running:
-                self.manager.run_task(_let_go, stream)
+                self.manager.run_task(_close_and_reset, stream)
             return
         del self.peers[peer_id]
         self.peer_queues.pop(peer_id).close()
@@ -372,10 +372,10 @@ class Gossip(Pubsub):
         buffer = bytearray()
         while True:
             if not buffer:
-                await self._more(stream, buffer)
+                await self._read_more(stream, buffer)
             with trio.move_on_after(RPC_TIMEOUT_S) as scope:
                 while (end := _whole_message(buffer)) is None:
-                    await self._more(stream, buffer)
+                    await self._read_more(stream, buffer)
             if end is None or scope.cancelled_caught:
                 raise StreamError(f"the rest of a message did not come in {RPC_TIMEOUT_S:.0f} s")
             data = bytes(memoryview(buffer)[end[0] : end[1]])
@@ -385,9 +385,9 @@ class Gossip(Pubsub):
             rpc = _parsed(data)
             check_size(rpc)
             self._payer_of(peer_id).owe(fields * ENTRY_S)
-            await self._take(peer_id, rpc)
+            await self._process_rpc(peer_id, rpc)
 
-    async def _more(self, stream: NetStream, buffer: bytearray) -> None:
+    async def _read_more(self, stream: NetStream, buffer: bytearray) -> None:
         """Read more of a message. If all peers' incomplete messages take too much, the largest
         stream is reset."""
         buffer += await stream.muxed_stream.read(READ_BYTES)
@@ -405,7 +405,7 @@ class Gossip(Pubsub):
         muxed = None if stream is None else stream.muxed_conn
         return muxed.payer if isinstance(muxed, MuxedConnection) else UNMETERED
 
-    async def _take(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
+    async def _process_rpc(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
         payer, before = self._payer_of(peer_id), self._mesh.ids_looked_at
         payer.owe(RPC_S)
         if len(rpc.publish) > MESSAGES_PER_RPC_MAX:
@@ -462,7 +462,7 @@ class Gossip(Pubsub):
             await super()._handle_new_peer(peer_id)
         finally:
             self._opening.discard(peer_id)
-        self._tell_topics(peer_id, topics.symmetric_difference(self.topic_ids))
+        self._send_topics(peer_id, topics.symmetric_difference(self.topic_ids))
         queue = self.peer_queues.get(peer_id)
         if queue is not None:
             queue.max_message_size = SENT_BYTES_MAX
@@ -471,7 +471,7 @@ class Gossip(Pubsub):
                 wide.push(rpc)
             queue._queue = wide
 
-    def _tell_topics(self, peer_id: ID, topics: set[str]) -> None:
+    def _send_topics(self, peer_id: ID, topics: set[str]) -> None:
         """Tell one peer our current subscription of each of these topics."""
         if topics and peer_id in self.peers:
             now = set(self.topic_ids)
@@ -508,7 +508,7 @@ async def _reset(stream: INetStream) -> None:
         await reset(muxed)
 
 
-async def _let_go(stream: INetStream) -> None:
+async def _close_and_reset(stream: INetStream) -> None:
     """Close our end of a stream, and reset it soon after."""
     muxed = stream.muxed_stream  # type: ignore[attr-defined]
     assert isinstance(muxed, Stream)

@@ -52,10 +52,10 @@ from swarm.transport.base import (
     Validator,
     admit_all,
     ask_always,
-    untold,
+    ignore_sent,
 )
 from swarm.transport.libp2p.addresses import (
-    dial_each,
+    dial_in_turn,
     own_addresses,
     parse_listen,
     parse_peer_address,
@@ -258,7 +258,7 @@ class Libp2pTransport:
             target, peer = parse_peer_address(rest)
             key = id_of(peer)
             failures = (BaseLibp2pError, OSError)
-            return lambda: dial_each(
+            return lambda: dial_in_turn(
                 target, lambda where: self._network.dial_addr(where, key), failures
             ), peer
         parse_peer_address(relay)
@@ -291,7 +291,7 @@ class Libp2pTransport:
     # --- serving ---
 
     def serve(
-        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = untold
+        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = ignore_sent
     ) -> None:
         if protocol in self._served:
             raise LocalProtocolError(f"{protocol} is served already")
@@ -356,11 +356,11 @@ class Libp2pTransport:
         inbound, served, peer = request.inbound, request.served, request.peer
         try:
             refusal: str | None = "busy"
-            if served.enter(peer):
+            if served.count_in(peer):
                 try:
                     refusal = await self._read_and_answer(request)
                 finally:
-                    served.leave(peer)
+                    served.count_out(peer)
             else:
                 self._counters.refused[request.protocol] += 1
             if refusal is None:
@@ -380,7 +380,7 @@ class Libp2pTransport:
             length = await inbound.announced()
             refusal = "request is over the limit"
             if length <= served.limits.request_bytes_max:
-                arrival, refusal = self._arrivals.enter(request.share, length), "busy"
+                arrival, refusal = self._arrivals.reserve(request.share, length), "busy"
         if arrival is None:
             self._counters.refused[protocol] += 1
             return refusal or "took too long"
@@ -388,7 +388,7 @@ class Libp2pTransport:
             arrival.scope.deadline = deadline
             with arrival.scope:
                 payload = await inbound.read_request(length)
-                arrival.is_here = True
+                arrival.is_complete = True
             if arrival.scope.cancelled_caught:
                 self._counters.refused[protocol] += 1
                 return "took too long"
@@ -402,7 +402,7 @@ class Libp2pTransport:
             finally:
                 served.release(slot)
         finally:
-            self._arrivals.leave(arrival)
+            self._arrivals.release(arrival)
 
     async def _answer(self, request: _Request, payload: bytes, slot: RequestSlot) -> str | None:
         """Answer one request. Returns the reason of a refusal."""
@@ -418,7 +418,7 @@ class Libp2pTransport:
             slot.answering_since_s = trio.current_time()
             try:
                 await inbound.answer(response)
-                if served.sent is not untold:
+                if served.sent is not ignore_sent:
                     await inbound.written()
             finally:
                 served.sent(peer, len(response))

@@ -43,7 +43,7 @@ class Flight:
 
 
 class Wire(Protocol):
-    """What gossip needs of the network."""
+    """The network as gossip uses it."""
 
     def send(
         self, source: PeerId, target: PeerId, size_bytes: int, about: str, *, reliable: bool
@@ -99,7 +99,7 @@ class GossipEnd:
     in_flight: Counter[PeerId] = field(default_factory=Counter)
     seen: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
-    def is_news(self, number: int) -> bool:
+    def mark_seen(self, number: int) -> bool:
         """Mark a message as seen. Returns True if it is new."""
         if number in self.seen:
             return False
@@ -108,7 +108,7 @@ class GossipEnd:
             self.seen.popitem(last=False)
         return True
 
-    def fellows(self, topic: str) -> "list[GossipEnd]":
+    def subscribers_near(self, topic: str) -> "list[GossipEnd]":
         """Connected subscribers of a topic, ordered by id."""
         ends = [end for _, (end, _) in sorted(self.links.items())]
         return [end for end in ends if topic in end.subscriptions]
@@ -142,7 +142,7 @@ class MemoryGossip:
     def subscribe(self, host: GossipEnd, topic: str, subscription: Subscription) -> None:
         host.subscriptions[topic] = subscription
         self._mend(host, topic)
-        for fellow in host.fellows(topic):
+        for fellow in host.subscribers_near(topic):
             self._mend(fellow, topic)
         self._next_beat(host, topic)
 
@@ -157,7 +157,7 @@ class MemoryGossip:
         mesh = host.subscriptions[topic].mesh
         if len(mesh) >= DEGREE_LOW:
             return
-        others = [end for end in host.fellows(topic) if end.peer_id not in mesh]
+        others = [end for end in host.subscribers_near(topic) if end.peer_id not in mesh]
         free = [end for end in others if len(end.subscriptions[topic].mesh) < DEGREE_HIGH]
         if not mesh and not free:
             free = others[:1]
@@ -171,11 +171,11 @@ class MemoryGossip:
         """Publish a message; a host that does not subscribe sends it to a few that do."""
         self._messages += 1
         message = Message(self._messages, host.peer_id, topic, payload)
-        host.is_news(message.number)
+        host.mark_seen(message.number)
         subscription = host.subscriptions.get(topic)
         if subscription is None:
-            fellows = host.fellows(topic)
-            targets = self._rng.sample(fellows, min(len(fellows), DEGREE))
+            subscribers_near = host.subscribers_near(topic)
+            targets = self._rng.sample(subscribers_near, min(len(subscribers_near), DEGREE))
         else:
             subscription.heard[-1].append(message)
             targets = list(subscription.mesh.values())
@@ -216,14 +216,14 @@ class MemoryGossip:
             if last:
                 source.in_flight[there] -= 1
             if self._holds(source, there, link):
-                self._hear(target, here, message)
+                self._receive(target, here, message)
 
         self._wire.at(flight.last_s, reach)
 
     def _holds(self, source: GossipEnd, there: PeerId, link: Link) -> bool:
         return there in source.links and source.links[there][1] is link
 
-    def _hear(self, host: GossipEnd, sender: PeerId, message: Message) -> None:
+    def _receive(self, host: GossipEnd, sender: PeerId, message: Message) -> None:
         subscription = host.subscriptions.get(message.topic)
         if subscription is None:
             return
@@ -233,7 +233,7 @@ class MemoryGossip:
         if not subscription.admit(sender):
             host.counters.refused[message.topic] += 1
             return
-        host.is_news(message.number)
+        host.mark_seen(message.number)
         topic, payload = message.topic, message.payload
         self._wire.observe("gossip", sender, host.peer_id, topic, payload)
         host.counters.count_in(topic, len(payload), sender)
@@ -269,7 +269,7 @@ class MemoryGossip:
         recent = [m for heard in list(subscription.heard)[-OFFER_HEARTBEATS:] for m in heard]
         subscription.heard.append([])
         if recent:
-            others = [e for e in host.fellows(topic) if e.peer_id not in subscription.mesh]
+            others = [e for e in host.subscribers_near(topic) if e.peer_id not in subscription.mesh]
             for end in self._rng.sample(others, min(len(others), OFFER_PEERS)):
                 self._offer(host, end, topic, recent[-OFFERED_IDS_MAX:])
 

@@ -52,7 +52,7 @@ from swarm.transport.base import (
     Validator,
     admit_all,
     ask_always,
-    untold,
+    ignore_sent,
 )
 from swarm.transport.memory.gossip import Flight, GossipEnd, MemoryGossip, Subscription
 from swarm.transport.places import ConnectionSlot, ConnectionSlots, PlaceFigures
@@ -292,7 +292,6 @@ class MemoryNetwork:
         return any(cut.severs(source, target) for cut in self._cuts)
 
     def at(self, time_s: float, do: Callable[[], object]) -> None:
-        """Call `do` at this time, as the network."""
         self._post.at(time_s, do)
 
     def when_awake(self, host: PeerId, do: Callable[[], None]) -> None:
@@ -472,7 +471,7 @@ class MemoryNetwork:
                 flight = await self._send_in_turns(exchange, size, leave)
             else:
                 flight = self.send(server, client, size, exchange.protocol, reliable=True)
-                if service.sent is not untold:
+                if service.sent is not ignore_sent:
                     self.at(flight.left_s, leave)
             await self._land(server, client, flight)
         finally:
@@ -606,7 +605,7 @@ class MemoryTransport:
             self._network._hang_up(connection)
 
     def serve(
-        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = untold
+        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = ignore_sent
     ) -> None:
         if protocol in self._services:
             raise LocalProtocolError(f"{protocol} is served already")

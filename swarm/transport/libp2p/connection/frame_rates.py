@@ -42,8 +42,6 @@ class FrameError(Exception):
 
 
 class FrameRates:
-    """The rates of one connection."""
-
     def __init__(self, now_s: float) -> None:
         limits = {
             Ended.STREAMS: (STREAMS_PER_S_MAX, STREAMS_AT_ONCE_MAX),

@@ -41,7 +41,7 @@ TAG_BYTES = 16
 LENGTH_BYTES = 2
 OVERHEAD_BYTES = LENGTH_BYTES + TAG_BYTES  # of one record
 RECORD_PLAIN_BYTES_MAX = 65_535 - TAG_BYTES
-GATHERED_BYTES_MAX = 16_384  # pieces up to this size share a record
+JOINED_BYTES_MAX = 16_384  # pieces up to this size share a record
 SOCKET_READ_BYTES = 262_144
 SOCKET_WAKE_BYTES_MAX = 32_768  # socket wake-up threshold; must fit the socket buffer
 UNSENT_BYTES = 32_768  # approximate unsent bytes in the kernel
@@ -235,7 +235,7 @@ class NoiseSession(SecureSession):
                 raise ConnectionClosedError("too many Noise records", transport="tcp")
             await self._fetch_record()
             self._open_records(1)
-        return self._take(self._opened_bytes if n is None else n)
+        return self._consume(self._opened_bytes if n is None else n)
 
     async def receive(self) -> tuple[list[memoryview], int]:
         """Return the next data and the number of small records in it. Waits for at least one
@@ -250,7 +250,7 @@ class NoiseSession(SecureSession):
         return pieces, small
 
     async def _fetch_record(self) -> None:
-        while self._lacking() > 0:
+        while self._missing_bytes() > 0:
             await self._fetch()
 
     async def _fetch(self) -> None:
@@ -258,7 +258,7 @@ class NoiseSession(SecureSession):
             data = await self._raw.read(SOCKET_READ_BYTES)
         else:
             try:
-                self._wake_at(min(self._lacking(), SOCKET_WAKE_BYTES_MAX))
+                self._wake_at(min(self._missing_bytes(), SOCKET_WAKE_BYTES_MAX))
                 data = bytes(await self._tcp.receive_some(SOCKET_READ_BYTES))
             except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
                 raise ConnectionClosedError(str(error), transport="tcp") from error
@@ -266,7 +266,7 @@ class NoiseSession(SecureSession):
             raise ConnectionClosedError("connection closed by peer", transport="tcp")
         self._sealed = memoryview(b"".join((self._sealed, data)) if self._sealed else data)
 
-    def _lacking(self) -> int:
+    def _missing_bytes(self) -> int:
         """Bytes missing before a record can be decrypted; 0 or less: none."""
         if len(self._sealed) < LENGTH_BYTES:
             return 1
@@ -305,7 +305,7 @@ class NoiseSession(SecureSession):
         self._sealed = memoryview(bytes(rest)) if records_max else rest
         return small
 
-    def _take(self, count: int) -> bytes:
+    def _consume(self, count: int) -> bytes:
         self._opened_bytes -= count
         parts: list[memoryview] = []
         while count:
@@ -369,7 +369,7 @@ def _records(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     gathered: list[bytes | memoryview] = []
     gathered_bytes = 0
     for piece in pieces:
-        small = len(piece) <= GATHERED_BYTES_MAX
+        small = len(piece) <= JOINED_BYTES_MAX
         if gathered and (not small or gathered_bytes + len(piece) > RECORD_PLAIN_BYTES_MAX):
             records.append(b"".join(gathered))
             gathered, gathered_bytes = [], 0

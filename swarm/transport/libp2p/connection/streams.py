@@ -126,7 +126,6 @@ async def finish(stream: Stream) -> None:
 
 
 async def reset(stream: Stream) -> None:
-    """Reset a stream; the connection stays."""
     with trio.move_on_after(RESET_TIMEOUT_S):
         await stream.reset()
 

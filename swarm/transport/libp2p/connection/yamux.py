@@ -51,7 +51,7 @@ WRITE_STEP_BYTES = 16_384  # granularity of progress on relayed connections
 PING_INTERVAL_S = 10.0
 PING_TIMEOUT_S = 30.0  # generous: a peer that trains on one core answers late
 CLOSE_FLUSH_S = 0.5
-RTT_UNKNOWN_S = 0.001
+RTT_DEFAULT_S = 0.001
 
 HEADER = struct.Struct("!BBHII")  # version, type, flags, stream, length
 
@@ -154,11 +154,11 @@ class EventStream(YamuxStream):
 
     def _credit_sender(self) -> None:
         """Reopen the window once half is used; widen it if that took under four round trips."""
-        held = self.recv_window + len(self.buffer) + self.conn.to_come(self)
+        held = self.recv_window + len(self.buffer) + self.conn.missing_bytes(self)
         if self.target_recv_window - held < self.target_recv_window // 2:
             return
         now_s = trio.current_time()
-        round_trips_s = 4 * (self.conn.rtt() or RTT_UNKNOWN_S)
+        round_trips_s = 4 * (self.conn.rtt() or RTT_DEFAULT_S)
         if not self.epoch_start or now_s - self.epoch_start < round_trips_s:
             self.target_recv_window = self.conn.wider(self.target_recv_window)
         self.epoch_start = now_s
@@ -190,8 +190,8 @@ class MuxedConnection(Yamux):
         self._on_end = on_end
         self._why_ended: Ended | None = None
         self._cleaned = False
-        self._heard_s = trio.current_time()  # last data from the peer
-        self._rates = FrameRates(self._heard_s)
+        self._last_data_s = trio.current_time()  # last data from the peer
+        self._rates = FrameRates(self._last_data_s)
         self._frames = 0
         self._small_frames = 0  # not counted in the rates yet
         self._head = bytearray()  # incomplete header
@@ -224,7 +224,7 @@ class MuxedConnection(Yamux):
             try:
                 self.outbox.put_control(header)
             except ConnectionClosedError:
-                self._tell_end(Ended.UNREAD)
+                self._report_end(Ended.UNREAD)
                 self._shut()
 
     async def _write_frames(self) -> None:
@@ -232,7 +232,7 @@ class MuxedConnection(Yamux):
             while True:
                 await self._write_batch(await self.outbox.next_batch())
         except trio.TooSlowError:
-            self._tell_end(Ended.STALLED)
+            self._report_end(Ended.STALLED)
             await self._cleanup_on_error()
         except (BaseLibp2pError, OSError):
             await self._cleanup_on_error()
@@ -264,14 +264,14 @@ class MuxedConnection(Yamux):
         try:
             while self.alive:
                 pieces, small_records = await self._receive()
-                self._heard_s = trio.current_time()
+                self._last_data_s = trio.current_time()
                 for piece in pieces:
-                    await self._take_piece(piece)
+                    await self._process_piece(piece)
                 if self.payer.owe(small_records * RECORD_S):
                     await self.payer.pay()
         except FrameError as error:
             if error.reason is not None:
-                self._tell_end(error.reason)
+                self._report_end(error.reason)
         except (BaseLibp2pError, OSError, trio.ClosedResourceError):
             pass
         finally:
@@ -286,13 +286,13 @@ class MuxedConnection(Yamux):
             raise ConnectionClosedError("connection closed by peer", transport="tcp")
         return [memoryview(data)], 0
 
-    async def _take_piece(self, piece: memoryview) -> None:
+    async def _process_piece(self, piece: memoryview) -> None:
         at = 0
         while at < len(piece):
             if self._data_left:
                 data = piece[at : at + self._data_left]
                 at += len(data)
-                self._take_data(data)
+                self._process_data(data)
                 continue
             missing = HEADER_SIZE - len(self._head)
             self._head += piece[at : at + missing]
@@ -302,7 +302,7 @@ class MuxedConnection(Yamux):
                 self._head.clear()
                 if self._count_frame(*header):
                     await self.payer.pay()  # one read may hold 20,000 frames
-                opened = self._take_header(*header)
+                opened = self._process_header(*header)
                 if opened is not None:
                     await self.new_stream_send_channel.send(opened)
 
@@ -322,14 +322,14 @@ class MuxedConnection(Yamux):
         self._small_frames = 0
         return True
 
-    def _take_header(
+    def _process_header(
         self, version: int, kind: int, flags: int, stream_id: int, length: int
     ) -> EventStream | None:
         """Process a frame's header. Returns the stream that it opens, if any."""
         if version != 0:
             raise FrameError("version")
         if kind == TYPE_PING:
-            self._take_ping(flags, length)
+            self._process_ping(flags, length)
             return None
         if kind not in (TYPE_DATA, TYPE_WINDOW_UPDATE):
             leaves = kind == TYPE_GO_AWAY
@@ -340,7 +340,7 @@ class MuxedConnection(Yamux):
         if kind == TYPE_WINDOW_UPDATE:
             if stream is not None:
                 stream.credit(length)
-                self._take_flags(stream, flags)
+                self._process_flags(stream, flags)
             return opened
         if length > (MAX_WINDOW_SIZE if stream is None else stream.recv_window):
             raise FrameError("more data than the window has room for")
@@ -348,10 +348,10 @@ class MuxedConnection(Yamux):
         if stream is not None:
             stream.recv_window -= length
             if not length:
-                self._take_flags(stream, flags)
+                self._process_flags(stream, flags)
         return opened
 
-    def _take_data(self, data: memoryview) -> None:
+    def _process_data(self, data: memoryview) -> None:
         self._data_left -= len(data)
         stream = self._stream
         if stream is None or stream.stream_id not in self.streams:
@@ -359,9 +359,9 @@ class MuxedConnection(Yamux):
         stream.buffer.append(data)
         self.stream_events[stream.stream_id].set()
         if not self._data_left:
-            self._take_flags(stream, self._flags)
+            self._process_flags(stream, self._flags)
 
-    def _take_flags(self, stream: EventStream, flags: int) -> None:
+    def _process_flags(self, stream: EventStream, flags: int) -> None:
         if not flags & (FLAG_FIN | FLAG_RST):
             return
         if flags & FLAG_FIN:
@@ -387,7 +387,7 @@ class MuxedConnection(Yamux):
         self.send_control(HEADER.pack(0, TYPE_WINDOW_UPDATE, FLAG_ACK, stream_id, 0))
         return stream
 
-    def _take_ping(self, flags: int, value: int) -> None:
+    def _process_ping(self, flags: int, value: int) -> None:
         if flags & FLAG_SYN:
             self._rates.count(Ended.PINGS, trio.current_time())
             self.send_control(HEADER.pack(0, TYPE_PING, FLAG_ACK, 0, value))
@@ -398,7 +398,7 @@ class MuxedConnection(Yamux):
 
     # --- streams ---
 
-    def to_come(self, stream: EventStream) -> int:
+    def missing_bytes(self, stream: EventStream) -> int:
         """Bytes of the current frame still to come; the window counts them already."""
         return self._data_left if stream is self._stream else 0
 
@@ -435,7 +435,7 @@ class MuxedConnection(Yamux):
 
     # --- the end ---
 
-    def _tell_end(self, reason: Ended) -> None:
+    def _report_end(self, reason: Ended) -> None:
         """Report why this side ends the connection, unless the end has begun."""
         if self._why_ended is None and not self._cleaned:
             self._why_ended = reason
@@ -460,10 +460,10 @@ class MuxedConnection(Yamux):
         stalled peer for ever."""
         if self.alive:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_FLUSH_S):
-                await self._say_goodbye(error_code)
+                await self._send_go_away(error_code)
             await self._cleanup_on_error()
 
-    async def _say_goodbye(self, error_code: int) -> None:
+    async def _send_go_away(self, error_code: int) -> None:
         try:
             await self.outbox.flushed()
             self.outbox.put_control(HEADER.pack(0, TYPE_GO_AWAY, 0, 0, error_code))
@@ -481,7 +481,7 @@ class MuxedConnection(Yamux):
             self.send_control(HEADER.pack(0, TYPE_PING, FLAG_SYN, 0, self._ping_id))
             await self.outbox.wait_written()
             if not await self._shows_life():
-                self._tell_end(Ended.SILENT)
+                self._report_end(Ended.SILENT)
                 await self._cleanup_on_error()
                 return
             with trio.move_on_after(PING_INTERVAL_S):
@@ -492,7 +492,7 @@ class MuxedConnection(Yamux):
         answer may queue for minutes behind data."""
         asked_s = trio.current_time()
         while not self._ping_event.is_set():
-            silent_since_s = max(asked_s, self._heard_s)
+            silent_since_s = max(asked_s, self._last_data_s)
             if trio.current_time() >= silent_since_s + PING_TIMEOUT_S:
                 return False
             with trio.move_on_at(silent_since_s + PING_TIMEOUT_S):

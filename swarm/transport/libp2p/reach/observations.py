@@ -1,4 +1,4 @@
-"""What peers report about our address, and how much of it is believed. Pure: time is passed in.
+"""Reports of peers about our address, and how much of them is believed. Pure: time is passed in.
 
 Peers may lie, and one address easily brings a whole block. So each public address block has one
 vote. A report of public peers is believed once `AGREE` blocks agree, and only more votes replace
@@ -115,7 +115,7 @@ class Observations:
         return opinion is not None and now_s - opinion.at_s < ASK_AGAIN_S
 
     def _is_of_one_mind(self) -> bool:
-        said = {(opinion.observed_ip, bool(opinion.ports)) for opinion in self._counting()}
+        said = {(opinion.observed_ip, bool(opinion.ports)) for opinion in self._widest_opinions()}
         return len({_family(ip) for ip, _ in said}) == len(said)  # one address per family
 
     # --- what they say -----------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Observations:
         if is_public(ip) and (opinion is None or not opinion.ports):
             self._came_in.add(_family(ip))
 
-    def _counting(self) -> list[Opinion]:
+    def _widest_opinions(self) -> list[Opinion]:
         """Reports of peers of the widest scope."""
         if not self._opinions:
             return []
@@ -149,7 +149,7 @@ class Observations:
         for voice, opinion in list(self._opinions.items()):
             if now_s - opinion.at_s > FORGET_S:
                 self._opinions.pop(voice)
-        counting = self._counting()
+        counting = self._widest_opinions()
         if not counting:
             self.forget()
             return ReachVerdict()

@@ -219,8 +219,8 @@ class Reach:
         async with trio.open_nursery() as self._nursery:
             while True:
                 await trio.sleep(TICK_S * (0.9 + 0.2 * self._rng.random()))
-                self._notice_inbound()
-                await self._ask_somebody()
+                self._record_inbound()
+                await self._ask_next()
                 await self._keep_reservations()
                 self._forget()
                 self._punch_relayed()
@@ -242,7 +242,7 @@ class Reach:
         ports = [int(address.split("/")[4]) for address in self._host.own_addresses()]
         return tuple(dict.fromkeys(ports))[:REACH_PORTS_MAX]
 
-    async def _ask_somebody(self) -> None:
+    async def _ask_next(self) -> None:
         """Ask one more peer if needed, then update the verdict."""
         now_s = trio.current_time()
         able = (
@@ -254,7 +254,7 @@ class Reach:
         if chosen is not None:
             self._asked[chosen[0]] = now_s
             await self._ask(*chosen)
-        self._judge()
+        self._update_verdict()
 
     async def _ask(self, peer: PeerId, ip: str) -> None:
         local = _local_port(self.direct(ID.from_base58(peer)))  # the answer may end the connection
@@ -284,7 +284,7 @@ class Reach:
         )
         self._observations.record(peer, opinion)
 
-    def _notice_inbound(self) -> None:
+    def _record_inbound(self) -> None:
         """Record inbound connections as proof of reachability, except those from hole punching."""
         for target, conns in self._network.connections.items():
             for conn in conns:
@@ -296,7 +296,7 @@ class Reach:
                 if ip is not None and target not in {*self._punched, *self._answered}:
                     self._observations.record_inbound(PeerId(str(target)), ip)
 
-    def _judge(self) -> None:
+    def _update_verdict(self) -> None:
         verdict = self._verdict = self._observations.decide(trio.current_time())
         self.summary.reachable = verdict.reachable
         self.summary.voices = len(self._observations)
@@ -323,7 +323,7 @@ class Reach:
             raise RequestRefused("others asked from the same address")
         self._dialled_back.put(peer, now_s)
         reached = [
-            port for port in dict.fromkeys(asked.ports) if await self._leads(ip, port, target)
+            port for port in dict.fromkeys(asked.ports) if await self._answers_at(ip, port, target)
         ]
         conn = self.direct(target)
         remote = None if conn is None else conn.muxed_conn.secured_conn.get_remote_address()  # type: ignore[attr-defined]
@@ -335,7 +335,7 @@ class Reach:
         )
         return codec.encode(reply)
 
-    async def _leads(self, ip: str, port: int, target: ID) -> bool:
+    async def _answers_at(self, ip: str, port: int, target: ID) -> bool:
         """True if the peer answers at this address with its key."""
         address = Multiaddr(_multiaddr(ip, port))
         with trio.move_on_after(DIAL_BACK_TIMEOUT_S):
@@ -457,7 +457,7 @@ class Reach:
         ips = list(dict.fromkeys(ip for ip, _ in able))[:PUNCH_IPS_MAX]
         return [Multiaddr(_multiaddr(ip, port)) for ip, port in able if ip in ips]
 
-    def _aims(self, received: Iterable[bytes]) -> list[Multiaddr]:
+    def _targets(self, received: Iterable[bytes]) -> list[Multiaddr]:
         """The sensible addresses within the limits of this round."""
         addresses, now_s = self._sensible(received), trio.current_time()
         ips = {str(address).split("/")[2] for address in addresses}
@@ -524,7 +524,7 @@ class Reach:
             call, answer = await Call.ask(conn, PUNCH_PROTOCOL, hello)
             try:
                 round_trip_s = trio.current_time() - sent_s
-                theirs = self._aims(answer.ObsAddrs)
+                theirs = self._targets(answer.ObsAddrs)
                 await self._dial_plainly(target, theirs)
                 if self.direct(target) is None:
                     await call.send(pb.HolePunch(type=pb.HolePunch.SYNC))
@@ -575,7 +575,7 @@ class Reach:
     async def _answer_punch(self, target: ID, raw: Any) -> None:
         reader = Reader(raw, READ_BYTES)
         with trio.fail_after(ASK_TIMEOUT_S):
-            theirs = self._aims((await read_message(reader, pb.HolePunch)).ObsAddrs)
+            theirs = self._targets((await read_message(reader, pb.HolePunch)).ObsAddrs)
             own = [address.to_bytes() for address in self._punch_addresses()]
             await raw.write(encoded(pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)))
             sync = await read_message(reader, pb.HolePunch)

@@ -288,7 +288,6 @@ class Relay:
 
     @property
     def reservations(self) -> int:
-        """Number of active reservations."""
         self._forget()
         return len(self._reserved)
 
@@ -350,7 +349,7 @@ class Relay:
         ip = self._ip_of(asker)
         if ip is None or asker == target:
             refusal = pb.PERMISSION_DENIED
-        elif not self._may_ask(asker, ip):
+        elif not self._within_quota(asker, ip):
             refusal = pb.RESOURCE_LIMIT_EXCEEDED
         elif conn is None:
             refusal = pb.NO_RESERVATION
@@ -365,7 +364,7 @@ class Relay:
         await self._answer(raw, refusal)
         await raw.close()
 
-    def _may_ask(self, asker: ID, ip: str) -> bool:
+    def _within_quota(self, asker: ID, ip: str) -> bool:
         """Charge the asker's quota: each circuit costs the target a stream."""
         block, now_s = shared_block(ip), trio.current_time()
         verdict = self._quotas.spend(Kind.CONNECT, PeerId(str(asker)), block, now_s)
@@ -377,25 +376,25 @@ class Relay:
         `circuit`."""
         to = (*path_of(self._ip_of(target)), str(target), shared_block(ip) or str(asker))
         try:
-            is_in = self._enter(self._by_asker, circuit, (*path_of(ip), str(asker)))
-            is_in = is_in and self._enter(self._by_target, circuit, to)
+            is_in = self._add_circuit(self._by_asker, circuit, (*path_of(ip), str(asker)))
+            is_in = is_in and self._add_circuit(self._by_target, circuit, to)
             self.figures.circuits = len(self._by_asker)
             yield is_in
         finally:
-            self._leave(circuit)
+            self._drop_circuit(circuit)
 
-    def _enter(self, table: _Circuits, circuit: trio.CancelScope, path: OriginPath) -> bool:
+    def _add_circuit(self, table: _Circuits, circuit: trio.CancelScope, path: OriginPath) -> bool:
         gone = table.put(circuit, None, path)
         if gone is None:
             return True
-        self._leave(gone.key)
+        self._drop_circuit(gone.key)
         if gone.key is circuit:
             return False
         gone.key.cancel()
         self.figures.ended["crowded"] += 1
         return True
 
-    def _leave(self, circuit: trio.CancelScope) -> None:
+    def _drop_circuit(self, circuit: trio.CancelScope) -> None:
         self._by_asker.pop(circuit)
         self._by_target.pop(circuit)
         self.figures.circuits = len(self._by_asker)
@@ -472,5 +471,4 @@ class Relay:
 
 
 def circuit_addresses(relay_addresses: Sequence[str], peer: str) -> list[str]:
-    """Addresses of a peer through this relay."""
     return [f"{address}/p2p-circuit/p2p/{peer}" for address in relay_addresses]
