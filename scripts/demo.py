@@ -20,11 +20,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import trio
 from rich.console import Console, Group, RenderableType
@@ -85,21 +85,7 @@ class DemoFailed(Exception):
     """The demo cannot go on; the message says why in one line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the command line says, and what suits the model where it says nothing."""
-
-    given: argparse.Namespace
-    model: str
-    run: str
-    nodes: int
-    seconds: float
-    rounds: int | None
-    seed: int
-    engine: str
-    out: Path
-    resume: bool
-    fresh_policy: bool
+Settings = argparse.Namespace  # the command line, and what suits the model where it says nothing
 
 
 @dataclass(slots=True)
@@ -128,11 +114,10 @@ class Child:
 
 def node_command(settings: Settings, place: int, data_dir: Path, peers: Sequence[str]) -> list[str]:
     """The command line of one node."""
-    command = [sys.executable, "-m", "node.cli", "join"]
+    command = [sys.executable, "-m", "node.cli", "join", "--data-dir", str(data_dir)]
     command += ["--run", settings.run, "--model", settings.model]
     command += ["--engine", settings.engine, "--listen", LOOPBACK, "--threads", "1"]
-    command += ["--seed", str(settings.seed + place), "--data-dir", str(data_dir)]
-    command += ["--stop-after", f"{settings.seconds:g}"]
+    command += ["--seed", str(settings.seed + place), "--stop-after", f"{settings.seconds:g}"]
     command += ["--evaluate-every", str(PLAYS[settings.model].evaluate_every)]
     if settings.rounds is not None:
         command += ["--rounds", str(settings.rounds)]
@@ -150,29 +135,36 @@ def environment(settings: Settings) -> dict[str, str]:
         # three evaluations are too few to go back by.
         found["SWARM_NODE_VALIDATION_TASKS"] = "0"
     found |= os.environ
-    if settings.fresh_policy:
+    if settings.fresh:
         found["SWARM_NODE_CACHE_DIR"] = str((settings.out / "cache").absolute())
     return found
 
 
-def start_node(settings: Settings, place: int, peers: Sequence[str]) -> Child:
-    """Start one node; what it prints goes to its log file.
+def start(
+    command: Sequence[str], place: int, data_dir: Path, env: Mapping[str, str] | None = None
+) -> Child:
+    """Start a program of ours; what it prints goes to its log file.
 
-    It leads a session of its own, so that a Ctrl-C at the terminal reaches the demo alone, and it
-    ends by itself after its time, even should the demo be gone by then.
+    It leads a session of its own, so that a Ctrl-C at the terminal reaches the demo alone.
     """
-    data_dir = settings.out / f"node-{place}"
     data_dir.mkdir(parents=True, exist_ok=True)
     with (data_dir / LOG_NAME).open("ab") as log:
         process = subprocess.Popen(
-            node_command(settings, place, data_dir, peers),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment(settings),
+            env=env,
             start_new_session=True,
         )
     return Child(place, data_dir, process)
+
+
+def start_node(settings: Settings, place: int, peers: Sequence[str]) -> Child:
+    """Start one node. It ends by itself after its time, even should the demo be gone by then."""
+    data_dir = settings.out / f"node-{place}"
+    command = node_command(settings, place, data_dir, peers)
+    return start(command, place, data_dir, environment(settings))
 
 
 def clear(settings: Settings) -> None:
@@ -181,21 +173,24 @@ def clear(settings: Settings) -> None:
     for data_dir in settings.out.glob("node-*"):
         if (data_dir / LOG_NAME).is_file():
             shutil.rmtree(data_dir)
-    if settings.fresh_policy:
+    if settings.fresh:
         for name in ("policies", "models"):
             shutil.rmtree(settings.out / "cache" / name, ignore_errors=True)
 
 
+async def make_policy(words: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+    """Fetch or make a policy, unless it is in the cache, and show the progress; the exit status."""
+    command = [sys.executable, "-m", "node.cli", "prepare", "--yes", *words]
+    return (
+        await trio.run_process(command, check=False, env=env, start_new_session=True)
+    ).returncode
+
+
 async def prepare(settings: Settings, console: Console) -> bool:
-    """Fetch or make the policy that every node starts from, unless it is in the cache, and show the
-    progress. Whether it is there now."""
+    """Have the policy that every node starts from; whether it is there now."""
     console.print(f"Preparing the policy that every node starts from: {settings.model}")
-    command = [sys.executable, "-m", "node.cli", "prepare", "--yes"]
-    command += ["--run", settings.run, "--model", settings.model]
-    process = await trio.run_process(
-        command, check=False, env=environment(settings), start_new_session=True
-    )
-    return process.returncode == 0
+    words = ["--run", settings.run, "--model", settings.model]
+    return await make_policy(words, environment(settings)) == 0
 
 
 def lacking(settings: Settings) -> str | None:
@@ -303,6 +298,26 @@ async def stop_on_signals() -> AsyncIterator[Stop]:
         await nursery.start(listen)
         yield stop
         nursery.cancel_scope.cancel()
+
+
+async def staged(
+    console: Console, children: Sequence[Child], play: Callable[[], Awaitable[None]]
+) -> tuple[bool, str]:
+    """Run a demo: whether it was interrupted, and why it failed. Whatever happens, no process
+    outlives it."""
+    failure = ""
+    async with stop_on_signals() as stop:
+        try:
+            with stop.scope:
+                await play()
+            if stop.asked and children:
+                console.print("The nodes save and leave (Ctrl-C again ends them at once)")
+        except DemoFailed as error:
+            failure = str(error)
+        finally:
+            with trio.CancelScope(shield=True):
+                await end_all(children, stop)
+    return stop.asked, failure
 
 
 async def end_all(children: Sequence[Child], stop: Stop) -> None:
@@ -509,21 +524,19 @@ def problems(children: Sequence[Child], summary: ReportSummary) -> list[str]:
     return found
 
 
-def log_tail(child: Child) -> str:
-    """The last lines that a node printed."""
-    try:
-        text = child.log.read_text(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(printable(line, 200) for line in text.splitlines()[-LOG_TAIL_LINES:])
+def show_ends(console: Console, children: Sequence[Child]) -> None:
+    """The last lines of those that did not end well."""
+    for child in children:
+        if child.process.returncode not in LEFT_WELL and child.log.exists():
+            lines = child.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+            console.rule(f"end of {child.log}")
+            tail = "\n".join(printable(line, 200) for line in lines)
+            console.print(tail, markup=False, highlight=False)
 
 
 def finish(settings: Settings, console: Console, children: Sequence[Child]) -> int:
     """Print the summary, write the report, and give the exit status."""
-    for child in children:
-        if child.process.returncode not in LEFT_WELL:
-            console.rule(f"end of {child.log}")
-            console.print(log_tail(child), markup=False, highlight=False)
+    show_ends(console, children)
     logged = [child for child in children if (child.data_dir / FILE_NAME).is_file()]
     if not logged:
         console.print("No node logged anything.", style="red")
@@ -542,29 +555,23 @@ def finish(settings: Settings, console: Console, children: Sequence[Child]) -> i
 
 
 async def demo(settings: Settings, console: Console) -> int:
-    """The whole demo; gives the exit status. Whatever happens, no node outlives it."""
+    """The whole demo; gives the exit status."""
     if not settings.resume:
         clear(settings)
     children: list[Child] = []
-    failure = ""
-    async with stop_on_signals() as stop:
-        try:
-            with stop.scope:
-                settings = await prepared(settings, console)
-                await start_all(settings, console, children)
-                await watch(settings, console, children)
-            if stop.asked and children:
-                console.print("The nodes save and leave (Ctrl-C again ends them at once)")
-        except DemoFailed as error:
-            failure = str(error)
-        finally:
-            with trio.CancelScope(shield=True):
-                await end_all(children, stop)
+
+    async def play() -> None:
+        nonlocal settings
+        settings = await prepared(settings, console)
+        await start_all(settings, console, children)
+        await watch(settings, console, children)
+
+    stopped, failure = await staged(console, children, play)
     status = await trio.to_thread.run_sync(finish, settings, console, children) if children else 1
     if failure:
         console.print(Text(failure, style="red"))
         return 1
-    return 130 if stop.asked else status
+    return 130 if stopped else status
 
 
 def parse(arguments: Sequence[str]) -> Settings:
@@ -603,27 +610,17 @@ def parse(arguments: Sequence[str]) -> Settings:
 def settings_of(given: argparse.Namespace, model: str) -> Settings:
     """What was given, and for the rest what suits the model."""
     play = PLAYS[model]
-    return Settings(
-        given=given,
-        model=model,
-        run=play.run,
-        nodes=play.nodes if given.nodes is None else given.nodes,
-        seconds=play.seconds if given.seconds is None else given.seconds,
-        rounds=given.rounds or (None if given.resume else play.rounds),
-        seed=given.seed,
-        engine=given.engine,
-        out=given.out,
-        resume=given.resume,
-        fresh_policy=given.fresh,
-    )
+    rounds = None if given.resume else play.rounds
+    suits = {"nodes": play.nodes, "seconds": play.seconds, "rounds": rounds}
+    unsaid = {name: value for name, value in suits.items() if getattr(given, name) is None}
+    return Settings(**{**vars(given), **unsaid, "model": model, "run": play.run, "given": given})
 
 
-def main() -> int:
-    """Run the demo from the command line."""
-    settings = parse(sys.argv[1:])
-    console = Console()
+def main(play: Callable[[Any, Console], Awaitable[int]] = demo, parsed: Any = parse) -> int:
+    """Run a demo from the command line."""
+    settings = parsed(sys.argv[1:])
     try:
-        return trio.run(demo, settings, console)
+        return trio.run(play, settings, Console())
     except KeyboardInterrupt:  # before the demo watches for signals itself
         return 130
 

@@ -22,7 +22,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,10 +38,12 @@ from demo import (
     LOOPBACK,
     Child,
     DemoFailed,
-    end_all,
     first_address,
-    log_tail,
-    stop_on_signals,
+    main,
+    make_policy,
+    show_ends,
+    staged,
+    start,
 )
 from rich.console import Console
 from rich.table import Table
@@ -244,33 +245,23 @@ def write_fleet(settings: Settings, address: str) -> None:
     (settings.out / "fleet.toml").write_text(text)
 
 
-def start(command: Sequence[str], place: int, data_dir: Path) -> Child:
-    """Start a program of ours, in a session of its own."""
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / LOG_NAME).open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command, "--data-dir", str(data_dir)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return Child(place, data_dir, process)
-
-
 def start_learner(settings: Settings, coordinator: str) -> Child:
     """The learner's process."""
-    command = ["node.cli", "learn", "--run", str(settings.out / "demo-learner.toml")]
+    data_dir = settings.out / "learner"
+    command = [sys.executable, "-m", "node.cli", "learn", "--data-dir", str(data_dir)]
+    command += ["--run", str(settings.out / "demo-learner.toml")]
     command += ["--listen", LOOPBACK, "--threads", "1", "--no-lan"]
     command += ["--key-file", str(key_file(settings)), "--yes"]
     command += ["--evaluate-every", str(settings.play.evaluate_every)]
     command += ["--stop-after", f"{settings.seconds:g}", "--coordinator", coordinator]
-    return start(command, 0, settings.out / "learner")
+    return start(command, 0, data_dir)
 
 
 def start_coordinator(settings: Settings) -> Child:
     """The coordinator's process."""
-    command = ["coordinator.cli", "serve", "--file", str(settings.out / "fleet.toml")]
+    command = [sys.executable, "-m", "coordinator.cli", "serve"]
+    command += ["--data-dir", str(settings.coordinator)]
+    command += ["--file", str(settings.out / "fleet.toml")]
     broker = os.environ.get("SWARM_NODE_TELEMETRY")  # the nodes read it themselves
     if broker:
         command += ["--telemetry", broker]
@@ -314,12 +305,8 @@ def events_of(child: Child) -> list[Record]:
 async def run(settings: Settings, console: Console, children: list[Child], story: Story) -> None:
     """Start everything, and tell the story, until the learner is done."""
     console.print("Preparing the policy that the learner starts from (made once, then cached)")
-    prepare = [sys.executable, "-m", "node.cli", "prepare", "--yes", "--run"]
-    prepared = await trio.run_process(
-        [*prepare, str(settings.out / "demo-learner.toml")], check=False, start_new_session=True
-    )
-    if prepared.returncode:
-        raise DemoFailed(f"the policy could not be made (exit status {prepared.returncode})")
+    if status := await make_policy(["--run", str(settings.out / "demo-learner.toml")]):
+        raise DemoFailed(f"the policy could not be made (exit status {status})")
     children.append(start_learner(settings, coordinator_id(settings)))
     address = await first_address(children[0])
     console.print("The learner listens; any other machine could work for it with")
@@ -466,27 +453,18 @@ def summary(
 
 
 async def demo(settings: Settings, console: Console) -> int:
-    """The whole demo; gives the exit status. Whatever happens, no process outlives it."""
+    """The whole demo; gives the exit status."""
     clear(settings)
     await trio.to_thread.run_sync(write_run, settings)
     children: list[Child] = []
-    story, failure = Story(), ""
-    async with stop_on_signals() as stop:
-        try:
-            with stop.scope:
-                await run(settings, console, children, story)
-        except DemoFailed as error:
-            failure = str(error)
-        finally:
-            with trio.CancelScope(shield=True):
-                await end_all(children, stop)
-    if stop.asked:
+    story = Story()
+    stopped, failure = await staged(
+        console, children, lambda: run(settings, console, children, story)
+    )
+    if stopped:
         return 130
     problems = [failure] if failure else summary(settings, console, children, story)
-    for child in children:
-        if child.process.returncode not in LEFT_WELL:
-            console.rule(f"end of {child.log}")
-            console.print(log_tail(child), markup=False, highlight=False)
+    show_ends(console, children)
     for problem in problems:
         console.print(Text(problem, style="red"))
     return 1 if problems else 0
@@ -508,13 +486,5 @@ def parse(arguments: Sequence[str]) -> Settings:
     return Settings(given.model, seconds, given.out)
 
 
-def main() -> int:
-    """Run the demo from the command line."""
-    try:
-        return trio.run(demo, parse(sys.argv[1:]), Console())
-    except KeyboardInterrupt:  # before the demo watches for signals itself
-        return 130
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(demo, parse))

@@ -38,6 +38,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -45,7 +46,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from measuring import Timed, interval, value_at
+from measuring import interval, train_swarm, value_at
 from on_record import files_of, kept, key_of, run_missing
 
 from node.methods.choices import ADVANTAGES
@@ -162,68 +163,29 @@ def run_one(kind: str, arm: str, seed: int, rounds: int) -> dict[str, Any]:
     return {"arm": arm, "seed": seed, **result, "processor_s": time.process_time() - started}
 
 
-# Long: the whole life of one swarm.
 async def _swarm(config: Any, model: str, seed: int, nodes: int) -> dict[str, Any]:
-    import trio
-
-    from node.hosting.models import trainer_spec
     from node.loops.evaluation import examine
     from node.records.records import HeldOut, RoundDone
-    from node.simulation.nodes import SimulatedNode, build, run
-    from swarm.simulation.links import LinkProfile
-    from swarm.simulation.world import open_world
 
     points: list[dict[str, Any]] = []
     ends: list[dict[str, Any]] = []
-    taken_back = 0
-    totals = dict.fromkeys(TOTALS, 0)
-    async with (
-        open_world(seed, nodes, LinkProfile(latency_s=0.05)) as world,
-        trio.open_nursery() as nursery,
-    ):
-        done = trio.Semaphore(0)
+    totals = dict.fromkeys((*TOTALS, "steps_taken_back"), 0)
 
-        async def live(simulated: SimulatedNode) -> None:
-            trainer = Timed(trainer_spec(config, model))
+    async def heard(simulated: Any, trainer: Any, record: object) -> None:
+        if isinstance(record, RoundDone):
+            for name in totals:
+                totals[name] += getattr(record, name)
+        if not isinstance(record, HeldOut):
+            return
+        about = {"node": simulated.host, "round": record.round}
+        tokens = record.generated_tokens_total
+        points.append({**about, "passed": record.passed, "generated": tokens})
+        if record.round in (0, config.rounds):
+            found = await examine(config.run, trainer, simulated.node.verifier, SAMPLES)
+            ends.append({**about, "tasks": [[each.greedy, each.passed] for each in found]})
 
-            async def on_record(record: object) -> None:
-                nonlocal taken_back
-                if isinstance(record, RoundDone):
-                    taken_back += record.steps_taken_back
-                    for name in TOTALS:
-                        totals[name] += getattr(record, name)
-                if not isinstance(record, HeldOut):
-                    return
-                host = simulated.host
-                points.append(
-                    {
-                        "node": host,
-                        "round": record.round,
-                        "passed": record.passed,
-                        "generated": record.generated_tokens_total,
-                    }
-                )
-                if record.round in (0, config.rounds):
-                    found = await examine(config.run, trainer, simulated.node.verifier, SAMPLES)
-                    ends.append(
-                        {
-                            "node": host,
-                            "round": record.round,
-                            "tasks": [[each.greedy, each.passed] for each in found],
-                        }
-                    )
-                if record.round >= config.rounds:
-                    done.release()
-
-            await run(simulated, trainer, trainer, on_record)
-
-        first = build(world, 0, config)
-        others = [build(world, n, config, first.transport.addresses()) for n in range(1, nodes)]
-        for simulated in (first, *others):
-            nursery.start_soon(live, simulated)
-        for _ in range(nodes):
-            await done.acquire()
-        nursery.cancel_scope.cancel()
+    await train_swarm(config, [model] * nodes, seed, heard)
+    taken_back = totals.pop("steps_taken_back")
     return {"points": points, "ends": ends, "steps_taken_back": taken_back, "totals": totals}
 
 
@@ -301,17 +263,13 @@ def costs_of(
 ) -> dict[str, list[float]]:
     """What an arm's swarms took, in the order of seeds, and how much of what those of the first arm
     (`others`) generated, until their policies were as good as the first arm's at the end."""
-    found: dict[str, list[float]] = {
-        "tokens": [], "kept, %": [], "informative, %": [], "rescued, %": [], "hinted, %": [],
-        "processor, s": [], "to the end": [],
-    }  # fmt: skip
+    found: dict[str, list[float]] = defaultdict(list)
     for mine, first in zip(results, others, strict=True):
         totals = mine["totals"]
         found["tokens"].append(totals["generated_tokens"])
         found["kept, %"].append(100 * totals["kept_tokens"] / max(1, totals["drafted_tokens"]))
-        found["informative, %"].append(100 * totals["own_informative"] / totals["local_groups"])
-        found["rescued, %"].append(100 * totals["rescued_groups"] / totals["local_groups"])
-        found["hinted, %"].append(100 * totals["hinted_groups"] / totals["local_groups"])
+        for name in ("own_informative", "rescued_groups", "hinted_groups"):
+            found[name].append(100 * totals[name] / totals["local_groups"])
         found["processor, s"].append(mine["processor_s"])
         goal, whole = _curve(first)[-1]
         found["to the end"].append(reached(_curve(mine), goal) / whole)
@@ -362,16 +320,8 @@ def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
     figures = {arm: [figures_of(each, rounds) for each in by_arm[arm]] for arm in arms}
     names = list(figures[arms[0]][0])
     heads = ["arm", *names, *(f"{name} less {arms[0]}" for name in names), "falls", "deepest"]
-    heads += [
-        "longest",
-        "steps taken back",
-        "tokens",
-        "kept, %",
-        "informative, %",
-        "rescued, %",
-        "hinted, %",
-    ]
-    heads += ["processor, s", "share of tokens to the first arm's end"]
+    heads += ["longest", "steps taken back", "tokens", "kept, %", "informative, %"]
+    heads += ["rescued, %", "hinted, %", "processor, s", "share of tokens to the first arm's end"]
     heads += [f"sampled less {arms[0]}, at equal tokens"]
     lines = [
         f"{NODES[kind]} nodes, {rounds} rounds, {seeds} seeds, means of percent with 95 % "

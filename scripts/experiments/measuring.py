@@ -1,8 +1,8 @@
-"""What the experiments share: a trainer that is timed, and figures of curves and of seeds."""
+"""Shared by the experiments: a simulated swarm, a timed trainer, figures of curves and seeds."""
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
@@ -43,6 +43,48 @@ def Timed(spec: Any) -> Any:
                     self.training_s += time.process_time() - before
 
     return TimedTrainer(spec)
+
+
+Heard = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+async def train_swarm(config: Any, models: Sequence[str], seed: int, heard: Heard) -> None:
+    """Train production nodes, one for each model, until all have made their last evaluation.
+
+    `heard` gets each record with the node and the trainer that it is of.
+    """
+    import trio
+
+    from node.hosting.models import trainer_spec
+    from node.records.records import HeldOut
+    from node.simulation.nodes import build, run
+    from swarm.simulation.links import LinkProfile
+    from swarm.simulation.world import open_world
+
+    async with (
+        open_world(seed, len(models), LinkProfile(latency_s=0.05)) as world,
+        trio.open_nursery() as nursery,
+    ):
+        done = trio.Semaphore(0)
+
+        async def live(simulated: Any) -> None:
+            trainer = Timed(trainer_spec(config, models[simulated.host]))
+
+            async def on_record(record: object) -> None:
+                await heard(simulated, trainer, record)
+                if isinstance(record, HeldOut) and record.round >= config.rounds:
+                    done.release()
+
+            await run(simulated, trainer, trainer, on_record)
+
+        first = build(world, 0, config)
+        known = first.transport.addresses()
+        others = [build(world, n, config, known) for n in range(1, len(models))]
+        for simulated in (first, *others):
+            nursery.start_soon(live, simulated)
+        for _ in models:
+            await done.acquire()
+        nursery.cancel_scope.cancel()
 
 
 def value_at(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -43,7 +43,7 @@ from typing import Any, Final
 
 import numpy as np
 from experiment_policies import reached
-from measuring import Timed, value_at
+from measuring import train_swarm, value_at
 from on_record import CODE as LIBRARY
 from on_record import code_of, files_of, kept, key_of, run_missing
 from scipy.stats import bootstrap
@@ -163,62 +163,35 @@ def run_one(condition: str, arm: str, seed: int, rounds: int, out: Path) -> dict
     return {"condition": condition, "arm": arm, "seed": seed, **result, "took_s": took_s}
 
 
-# Long: the whole life of one swarm.
 async def _swarm(config: Any, models: Sequence[str], seed: int) -> dict[str, Any]:
-    import trio
-
-    from node.hosting.models import trainer_spec
     from node.loops.evaluation import examine
     from node.records.records import HeldOut, RoundDone
-    from node.simulation.nodes import SimulatedNode, build, run
-    from swarm.simulation.links import LinkProfile
-    from swarm.simulation.world import open_world
 
     points: list[dict[str, Any]] = []
     totals = dict.fromkeys(COUNTED, 0)
-    async with (
-        open_world(seed, len(models), LinkProfile(latency_s=0.05)) as world,
-        trio.open_nursery() as nursery,
-    ):
-        done = trio.Semaphore(0)
 
-        async def live(simulated: SimulatedNode) -> None:
-            trainer = Timed(trainer_spec(config, models[simulated.host]))
+    async def heard(simulated: Any, trainer: Any, record: object) -> None:
+        if isinstance(record, RoundDone):
+            for name in COUNTED:
+                totals[name] += getattr(record, name)
+        if not isinstance(record, HeldOut):
+            return
+        samples = PLAN["samples"] if record.round in (0, config.rounds) else 0
+        spent_s = trainer.training_s
+        found = await examine(config.run, trainer, simulated.node.verifier, samples)
+        trainer.training_s = spent_s
+        points.append(
+            {
+                "node": simulated.host,
+                "round": record.round,
+                "tokens": record.generated_tokens_total,
+                "seconds": spent_s,
+                "sampled": record.passed,
+                "tasks": [[each.environment, each.greedy, each.passed] for each in found],
+            }
+        )
 
-            async def on_record(record: object) -> None:
-                if isinstance(record, RoundDone):
-                    for name in COUNTED:
-                        totals[name] += getattr(record, name)
-                if not isinstance(record, HeldOut):
-                    return
-                is_end = record.round in (0, config.rounds)
-                samples = PLAN["samples"] if is_end else 0
-                spent_s = trainer.training_s
-                found = await examine(config.run, trainer, simulated.node.verifier, samples)
-                trainer.training_s = spent_s
-                points.append(
-                    {
-                        "node": simulated.host,
-                        "round": record.round,
-                        "tokens": record.generated_tokens_total,
-                        "seconds": spent_s,
-                        "sampled": record.passed,
-                        "tasks": [[each.environment, each.greedy, each.passed] for each in found],
-                    }
-                )
-                if record.round >= config.rounds:
-                    done.release()
-
-            await run(simulated, trainer, trainer, on_record)
-
-        first = build(world, 0, config)
-        known = first.transport.addresses()
-        others = [build(world, n, config, known) for n in range(1, len(models))]
-        for simulated in (first, *others):
-            nursery.start_soon(live, simulated)
-        for _ in models:
-            await done.acquire()
-        nursery.cancel_scope.cancel()
+    await train_swarm(config, models, seed, heard)
     return {"points": points, "totals": totals}
 
 

@@ -16,43 +16,37 @@ nothing of it is left.
 
 import struct
 from collections.abc import Callable, Iterator
-from functools import cache
 from random import Random
 from typing import Any
 
 import trio
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.crypto.x25519 import X25519PublicKey
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.peer.id import ID
-from libp2p.security.noise.messages import NoiseHandshakePayload, make_handshake_payload_sig
 from libp2p.stream_muxer.yamux.yamux import DEFAULT_WINDOW_SIZE, MAX_WINDOW_SIZE
 from libp2p.transport.exceptions import UpgradeFailure
 from libp2p.utils import encode_delim
-from noise.connection import Keypair, NoiseConnection
 
 from swarm.errors import RemoteProtocolError, RequestRefused
 from swarm.transport.libp2p.admission.front_door import ADMISSION_TIMEOUT_S, BoundedRawConnection
 from swarm.transport.libp2p.connection.negotiation import MULTISTREAM
-from swarm.transport.libp2p.connection.noise import PROTOCOL_NAME
 from swarm.transport.libp2p.connection.streams import Sending, receive
 from swarm.transport.libp2p.connection.yamux import HEADER, INBOUND_STREAMS_MAX, MuxedConnection
 from swarm.wire.messages import ROLLOUTS_PROTOCOL
 from tests.fuzz.fuzz_streams import request
-from tests.fuzz.rig import PATIENCE_S, Bench, Desk, End, pieces, run_case
+from tests.fuzz.rig import HEAD_BYTES, PATIENCE_S, Bench, BenchCheck, Desk, End, pieces
+from tests.hostile.wire import Handshake, line
 from tests.unit.test_wire_files import golden
 from tests.wire_samples import ALICE
 
 INPUT_BYTES_MAX = 2_048
-BENCH_RUNS = 100
-HEAD_BYTES = 3
 MODES = 6
 INBOUND, OUTBOUND, PAYLOAD, MUXER, FRAMES, SHAPED = range(MODES)
 NOISE = "/noise"
 YAMUX = "/yamux/1.0.0"
+AGREED = line(MULTISTREAM.encode()) + line(NOISE.encode())
 STATIC = bytes(range(32))  # of the stranger's Noise keys
 ALICE_KEYS = create_new_key_pair(ALICE.seed)
 ALICE_ID = ID.from_base58(ALICE.peer_id)
@@ -107,13 +101,9 @@ class Stranger:
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
-        self._noise: Any = NoiseConnection.from_name(PROTOCOL_NAME)
-        self._noise.set_keypair_from_private_bytes(Keypair.STATIC, STATIC)
-        self._noise.set_as_initiator()
-        self._noise.start_handshake()
+        self._shake = _handshake()
         self._heard = b""
-        self._to_say = encode_delim(MULTISTREAM.encode()) + encode_delim(NOISE.encode())
-        self._to_say += _record(bytes(self._noise.write_message(b"")))
+        self._to_say = AGREED + self._shake.message()
 
     async def read(self, n: int | None = None) -> bytes:
         await trio.lowlevel.checkpoint()
@@ -124,11 +114,10 @@ class Stranger:
     async def write(self, data: bytes) -> None:
         await trio.lowlevel.checkpoint()
         self._heard += data
-        agreed = encode_delim(MULTISTREAM.encode()) + encode_delim(NOISE.encode())
-        answer = self._heard.removeprefix(agreed)
+        answer = self._heard.removeprefix(AGREED)
         if len(answer) > 2 and len(answer) >= 2 + int.from_bytes(answer[:2], "big"):
-            self._noise.read_message(answer[2:])
-            self._to_say += _record(bytes(self._noise.write_message(self._payload)))
+            self._shake.noise.read_message(answer[2:])
+            self._to_say += self._shake.message(self._payload)
             self._heard = b""
 
     async def close(self) -> None:
@@ -142,57 +131,27 @@ def _record(message: bytes) -> bytes:
     return len(message).to_bytes(2, "big") + message
 
 
+def _handshake() -> Handshake:
+    no_wire: Any = None
+    return Handshake(no_wire, ALICE, STATIC)
+
+
 def right_payload() -> bytes:
-    """What Alice proves herself with under the stranger's key."""
-    return NoiseHandshakePayload(ALICE_KEYS.public_key, _signature()).serialize()
+    """The proof of Alice's key under the stranger's Noise key."""
+    return _handshake().payload
 
 
-@cache
-def _signature() -> bytes:
-    public = X25519PrivateKey.from_private_bytes(STATIC).public_key().public_bytes_raw()
-    return make_handshake_payload_sig(ALICE_KEYS.private_key, X25519PublicKey.from_bytes(public))
-
-
-class _Bench:
-    """The bench of this process, made anew now and then."""
-
-    bench: Bench | None = None
-    runs = 0
-
-
-def check(data: bytes) -> None:
-    """Judge one input.
-
-    Raises:
-        Exception: whatever a connection lets out.
-    """
-    if len(data) < HEAD_BYTES:
-        return
-    mode, end, cut = data[0] % MODES, End(data[1] % len(End)), data[2]
-    if _Bench.runs >= BENCH_RUNS:
-        _Bench.bench, _Bench.runs = None, 0
-    day = _Bench.runs
-    _Bench.runs += 1
-    try:
-        run_case(_run, mode, end, cut, data[HEAD_BYTES:], day=day)
-    except Exception as error:
-        _Bench.bench, _Bench.runs = None, 0
-        if day:  # does it fail on a new bench, too?
-            check(data)
-            error.add_note(f"only as input {day} of its bench")
-        raise
-
-
-async def _run(mode: int, end: End, cut: int, data: bytes) -> None:
-    if _Bench.bench is None:
-        _Bench.bench = Bench()
-    async with _Bench.bench.desk() as desk:
+async def _run(bench: Bench, mode: int, end: End, cut: int, data: bytes) -> None:
+    async with bench.desk() as desk:
         if mode in (FRAMES, SHAPED):
             frames = data if mode == FRAMES else b"".join(shaped(data))
             await _check_frames(desk, Wire(frames, cut, end, is_initiator=bool(cut & 2)))
         else:
             with trio.move_on_after(ADMISSION_TIMEOUT_S):  # the front door's, around all steps
                 await _check_upgrade(desk, mode, Wire(data, cut, end), data)
+
+
+check = BenchCheck(MODES, _run)
 
 
 async def _check_upgrade(desk: Desk, mode: int, wire: Wire, data: bytes) -> None:
@@ -205,7 +164,7 @@ async def _check_upgrade(desk: Desk, mode: int, wire: Wire, data: bytes) -> None
             stranger: Any = Stranger(data)
             found = await upgrader.upgrade_security(BoundedRawConnection(stranger, False), False)
             assert found.get_remote_peer() == ALICE_ID
-            assert _signature() in data, "without a signature"
+            assert right_payload()[-64:] in data, "without a signature"
         else:
             dialled = mode == OUTBOUND
             raw = BoundedRawConnection(secured, dialled)

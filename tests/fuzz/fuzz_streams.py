@@ -57,68 +57,33 @@ from swarm.wire.messages import (
 )
 from tests.fuzz import fuzz_codec
 from tests.fuzz.fuzz_codec import sealed
-from tests.fuzz.rig import RUN_ID, Bench, DeskStream, End, run_case
+from tests.fuzz.rig import HEAD_BYTES, RUN_ID, Bench, BenchCheck, DeskStream, End
 from tests.unit.test_wire_files import golden
 from tests.wire_samples import ALICE, sample_advert, sample_group
 
 INPUT_BYTES_MAX = 2_048
-BENCH_RUNS = 100  # inputs on one bench
 ANSWER_BYTES_MAX = 65_536
 WRITTEN_BYTES_MAX = 5_000_000  # by a node on one stream
 LOOPS_S = 6.0  # virtual, that discovery and exchange run over an answer
 MODES = 8
 STREAM, REQUEST, HELLO, RPC, ADVERT, ANSWER, REPLIES, ADDRESS = range(MODES)
 PROTOCOLS = (HELLO_PROTOCOL, ADVERTS_PROTOCOL, ROLLOUTS_PROTOCOL, HOLDERS_PROTOCOL, REACH_PROTOCOL)
-HEAD_BYTES = 3
 ALICE_KEYS = create_new_key_pair(ALICE.seed)
 ALICE_ID = ID.from_base58(ALICE.peer_id)
 
 
-class _Bench:
-    """The bench of this process, made anew now and then."""
-
-    bench: Bench | None = None
-    runs = 0
-
-    @classmethod
-    def clear(cls) -> None:
-        cls.bench, cls.runs = None, 0
-
-
-def check(data: bytes) -> None:
-    """Judge one input.
-
-    Raises:
-        Exception: whatever the handlers let out.
-    """
-    if len(data) < HEAD_BYTES:
-        return
-    mode, end, cut = data[0] % MODES, End(data[1] % len(End)), data[2]
-    if _Bench.runs >= BENCH_RUNS:
-        _Bench.clear()
-    day = _Bench.runs
-    _Bench.runs += 1
-    try:
-        run_case(_run, mode, end, cut, data[HEAD_BYTES:], day=day)
-    except Exception as error:
-        _Bench.clear()
-        if day:  # does it fail on a new bench, too?
-            check(data)
-            error.add_note(f"only as input {day} of its bench")
-        raise
-
-
-async def _run(mode: int, end: End, cut: int, data: bytes) -> None:
-    if _Bench.bench is None:
-        _Bench.bench = Bench()
+async def _run(bench: Bench, mode: int, end: End, cut: int, data: bytes) -> None:
     if mode == ANSWER:
         await _check_answer(data, cut, end)
     elif mode == ADDRESS:
-        _check_address(_Bench.bench, data)
+        _check_address(bench, data)
     elif mode == REPLIES:
-        await _check_replies(_Bench.bench, data)
+        await _check_replies(bench, data)
     else:
-        await _check_stream(_Bench.bench, _stream_bytes(mode, data), cut, end)
+        await _check_stream(bench, _stream_bytes(mode, data), cut, end)
+
+
+check = BenchCheck(MODES, _run)
 
 
 def choose(protocol: str, payload: bytes) -> bytes:

@@ -6,7 +6,7 @@ it says; time is virtual.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from enum import IntEnum
 from random import Random
@@ -61,6 +61,8 @@ PATIENCE_S = 300.0  # virtual, after which a silent stream ends by itself
 SINGLE_BYTES = 100
 PIECES_MAX = 500
 DAY_S = 86_400.0
+HEAD_BYTES = 3  # of an input: mode, end, cut
+BENCH_RUNS = 100  # inputs on one bench
 CASE_S = 2 * PATIENCE_S  # within which an input is over
 RULES = ExchangeRules(
     run_id=RUN_ID, stock_groups=8, record_life_s=1_200, clock_skew_s=30, group_size_max=8
@@ -362,3 +364,44 @@ def run_case(async_fn: Callable[..., Any], *args: Any, day: int = 0) -> None:
     clock = trio.testing.MockClock(autojump_threshold=0.0)
     clock.jump(DAY_S * day)
     trio.run(bounded, clock=clock)
+
+
+Run = Callable[[Bench, int, End, int, bytes], Awaitable[None]]
+
+
+class BenchCheck:
+    """The check of a target whose inputs share a bench, which is made anew now and then.
+
+    An input is a mode, its end (`End`), how its bytes are cut into pieces, and the bytes.
+
+    Raises:
+        Exception: whatever the node lets out.
+    """
+
+    def __init__(self, modes: int, run: Run) -> None:
+        self._modes = modes
+        self._run = run
+        self._bench: Bench | None = None
+        self._runs = 0
+
+    def __call__(self, data: bytes) -> None:
+        if len(data) < HEAD_BYTES:
+            return
+        if self._runs >= BENCH_RUNS:
+            self._bench, self._runs = None, 0
+        day = self._runs
+        self._runs += 1
+        try:
+            run_case(self._case, data, day=day)
+        except Exception as error:
+            self._bench, self._runs = None, 0
+            if day:  # does it fail on a new bench, too?
+                self(data)
+                error.add_note(f"only as input {day} of its bench")
+            raise
+
+    async def _case(self, data: bytes) -> None:
+        if self._bench is None:
+            self._bench = Bench()
+        mode, end = data[0] % self._modes, End(data[1] % len(End))
+        await self._run(self._bench, mode, end, data[2], data[HEAD_BYTES:])

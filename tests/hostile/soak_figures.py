@@ -10,6 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from scipy.stats import linregress
+from scipy.stats import t as student
+
 from node.records.event_log import read_events
 from node.records.records import RoundDone, StepDone, WorkDone
 from tests.hostile.targets import MIB, aligned, heading
@@ -20,7 +23,6 @@ GROWTH_MAX = 0.05  # over that time, of its mean
 STEP_MIN = {"memory": 4 * MIB, "descriptors": 2.0, "threads": 1.0, "disk": MIB, "database": MIB}
 ARRIVES_S = 180.0  # within which a group is to be somewhere else
 LOGS = ("events.jsonl", "console.log")  # they grow with the work done, and are told apart
-T_95 = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 
 
 def sizes_of(data_dir: Path) -> dict[str, int]:
@@ -122,10 +124,9 @@ class Growth:
 def growth(points: Sequence[tuple[float, float]], total_s: float) -> Growth:
     """Of (time, value): level at the start, after the first third, at the end, and the slope over
     means of equal times in between, with its interval of 95 %."""
-    nothing = float("nan")
     tail = [(at, value) for at, value in points if at >= total_s / 3]
     if len(tail) < 6:
-        return Growth(nothing, nothing, nothing, nothing, nothing, nothing, nothing)
+        return Growth(*[math.nan] * 7)
     bins = binned(tail)
     slope, error = line_through(bins)
     mean = fmean(value for _, value in bins) or 1.0
@@ -156,15 +157,10 @@ def binned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def line_through(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Slope, and half the width of its interval of 95 %."""
-    count = len(points)
-    x_mean, y_mean = fmean(x for x, _ in points), fmean(y for _, y in points)
-    squares = sum((x - x_mean) ** 2 for x, _ in points)
-    if count < 3 or not squares:
+    if len(points) < 3:
         return 0.0, float("inf")
-    slope = sum((x - x_mean) * (y - y_mean) for x, y in points) / squares
-    rest = sum((y - y_mean - slope * (x - x_mean)) ** 2 for x, y in points)
-    t = T_95[count - 3] if count - 3 < len(T_95) else 2.1
-    return slope, t * math.sqrt(rest / (count - 2) / squares)
+    fit = linregress(*zip(*points, strict=True))
+    return float(fit.slope), float(student.ppf(0.975, len(points) - 2)) * fit.stderr
 
 
 # --- the table -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ It shares no code with the node's transport. So it can leave out or overdo any s
 of the transport is not repeated here. Every byte that leaves is counted.
 """
 
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -231,9 +232,10 @@ class Session(Reader):
 class Handshake:
     """A Noise handshake of the side that dials, message by message."""
 
-    def __init__(self, wire: Wire, identity: Identity) -> None:
+    def __init__(self, wire: Wire, identity: Identity, noise_key: bytes | None = None) -> None:
         self.wire = wire
-        static = X25519PrivateKey.generate()
+        drawn = noise_key or os.urandom(32)
+        static = X25519PrivateKey.from_private_bytes(drawn)
         public = static.public_key().public_bytes_raw()
         key = KEY_HEAD + public_key_of(identity.peer_id)
         self.payload = delimited((1, key), (2, identity.sign(STATIC_DOMAIN, public)))

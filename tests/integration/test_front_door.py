@@ -1,28 +1,36 @@
 """What a stranger may do before it is admitted, over real sockets: it costs little, and leaves
 nothing behind."""
 
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 import trio
 from libp2p.exceptions import BaseLibp2pError
-from libp2p.peer.id import ID
 
 from swarm.errors import PeerUnreachable, Reject
 from swarm.identity import Identity, PeerId
 from swarm.transport.libp2p.connection import negotiation
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
-from tests.integration.strangers import (
+from tests.hostile.wire import (
+    FAILURES,
     GO_AWAY,
     MULTISTREAM,
     NOISE,
     YAMUX,
-    caller,
-    muxed,
-    reset,
+    Door,
+    Session,
+    Spent,
+    Wire,
+    choose,
+    dialled,
+    frame,
+    line,
     secured,
+    varint,
 )
 from tests.support import run
 
@@ -31,10 +39,32 @@ pytestmark = pytest.mark.integration
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 MIB = 1_048_576
 SENT_MAX = 6 * MIB  # what the buffers of two sockets hold, and more
+SELECT = line(MULTISTREAM)
+LINGER_NOT = struct.pack("ii", 1, 0)  # a close becomes a reset
 
 
 def host(number: int) -> Any:
     return open_libp2p(Identity(bytes([number]) * 32), LOOPBACK)
+
+
+def caller(node: Libp2pTransport, ip: str = "127.0.0.1") -> AbstractAsyncContextManager[Wire]:
+    """A TCP connection from an address of this machine."""
+    return dialled(Door("127.0.0.1", port_of(node), node.peer_id), ip, Spent())
+
+
+def port_of(node: Libp2pTransport) -> int:
+    return int(node.own_addresses()[0].rpartition("/")[2])
+
+
+def stranger(number: int) -> Identity:
+    return Identity(number.to_bytes(32, "big"))
+
+
+async def muxed(wire: Wire, number: int) -> Session:
+    """A session of a stranger with Yamux agreed on."""
+    session = await secured(wire, stranger(number))
+    await choose(session, YAMUX)
+    return session
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
@@ -61,32 +91,32 @@ async def admits_somebody(node: Libp2pTransport) -> bool:
 # --- slots -------------------------------------------------------------------------------------
 
 
-async def by_reset(stream: trio.SocketStream, session: Any) -> None:
-    reset(stream)
+async def by_reset(wire: Wire, session: Session) -> None:
+    wire.reset()
 
 
-async def by_end(stream: trio.SocketStream, session: Any) -> None:
-    await stream.aclose()
+async def by_end(wire: Wire, session: Session) -> None:
+    await wire.stream.aclose()
 
 
-async def by_goodbye(stream: trio.SocketStream, session: Any) -> None:
-    await session.write(GO_AWAY)
-    await stream.aclose()
+async def by_goodbye(wire: Wire, session: Session) -> None:
+    await session.send(frame(GO_AWAY, 0, 0, 0))
+    await wire.stream.aclose()
 
 
-Leave = Callable[[trio.SocketStream, Any], Awaitable[None]]
+Leave = Callable[[Wire, Session], Awaitable[None]]
 
 
 @pytest.mark.parametrize("leave", [by_reset, by_end, by_goodbye])
 def test_a_connection_that_dies_while_it_is_admitted_leaves_no_place_taken(leave: Leave) -> None:
     async def visit(node: Libp2pTransport, number: int) -> None:
-        with suppress(BaseLibp2pError, trio.BrokenResourceError, OSError):
-            async with caller(node) as stream:
-                session = await secured(stream, node, 1 + number)
-                await session.write(MULTISTREAM + YAMUX)
+        with suppress(*FAILURES):
+            async with caller(node) as wire:
+                session = await secured(wire, stranger(1 + number))
+                await session.send(SELECT + line(YAMUX))
                 if number % 2:
-                    await session.read(len(MULTISTREAM + YAMUX))
-                await leave(stream, session)
+                    await session.exactly(len(SELECT + line(YAMUX)))
+                await leave(wire, session)
 
     async def main() -> None:
         async with host(1) as node:
@@ -109,10 +139,10 @@ def test_few_addresses_do_not_fill_a_node() -> None:
         async with host(1) as node, trio.open_nursery() as nursery:
 
             async def stay(ip: str, number: int) -> None:
-                with suppress(BaseLibp2pError, trio.BrokenResourceError, OSError):
-                    async with caller(node, ip) as stream:
-                        session = await muxed(stream, node, number)
-                        while await session.read(1):
+                with suppress(*FAILURES):
+                    async with caller(node, ip) as wire:
+                        session = await muxed(wire, number)
+                        while await session.some():
                             pass
 
             for block in range(6):
@@ -123,10 +153,10 @@ def test_few_addresses_do_not_fill_a_node() -> None:
             await until(lambda: held(node) >= 200)
             await trio.sleep(1.0)
             arrived = False
-            with suppress(BaseLibp2pError, trio.BrokenResourceError, OSError):
-                async with caller(node, "127.0.200.1") as stream:
-                    await muxed(stream, node, 5_000)
-                    newcomer = str(ID.from_base58(Identity((5_000).to_bytes(32, "big")).peer_id))
+            with suppress(*FAILURES):
+                async with caller(node, "127.0.200.1") as wire:
+                    await muxed(wire, 5_000)
+                    newcomer = stranger(5_000).peer_id
                     with suppress(trio.TooSlowError):
                         await until(lambda: newcomer in node.peers(), 3.0)
                     arrived = newcomer in node.peers()
@@ -156,8 +186,8 @@ def test_who_is_gone_before_it_is_looked_at_does_not_count_as_relayed() -> None:
     async def main() -> None:
         async with host(1) as node:
             for _ in range(20):  # faster than the node accepts them
-                async with caller(node) as stream:
-                    reset(stream)
+                with socket.create_connection(("127.0.0.1", port_of(node))) as sock:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
             await until(lambda: node.door and node.door.failed.get("reset"))
             assert node.door is not None
             assert set(node.door.failed) <= {"reset", "handshake"}
@@ -172,9 +202,9 @@ def test_one_peer_has_three_connections_at_most() -> None:
         async with host(1) as node, trio.open_nursery() as nursery:
 
             async def stay() -> None:
-                with suppress(BaseLibp2pError, trio.BrokenResourceError, OSError):
-                    async with caller(node) as stream:
-                        await muxed(stream, node, 7)
+                with suppress(*FAILURES):
+                    async with caller(node) as wire:
+                        await muxed(wire, 7)
                         await trio.sleep_forever()
 
             for _ in range(6):
@@ -191,18 +221,10 @@ def test_one_peer_has_three_connections_at_most() -> None:
 # --- what is collected ----------------------------------------------------------------------------
 
 
-def length_of(size: int) -> bytes:
-    out = b""
-    while size > 127:
-        out += bytes([size & 127 | 128])
-        size >>= 7
-    return out + bytes([size])
-
-
 async def sent_before_the_end(send: Callable[[bytes], Awaitable[None]]) -> int:
     """How many bytes a stranger gets rid of, up to 32 MiB."""
     total = 0
-    with suppress(BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+    with suppress(*FAILURES):
         with trio.move_on_after(8.0):
             while total < 32 * MIB:
                 await send(b"x" * 65_536)
@@ -211,36 +233,36 @@ async def sent_before_the_end(send: Callable[[bytes], Awaitable[None]]) -> int:
 
 
 BEFORE_NOISE = {
-    "first-line": length_of(26 * MIB),
-    "second-line": MULTISTREAM + length_of(12 * MIB),
+    "first-line": varint(26 * MIB),
+    "second-line": SELECT + varint(12 * MIB),
     "no-end-of-length": b"\xff" * 9,
-    "handshake": MULTISTREAM + NOISE + b"\xff\xff",
+    "handshake": SELECT + line(NOISE) + b"\xff\xff",
 }
 
 
 @pytest.mark.parametrize("head", BEFORE_NOISE.values(), ids=BEFORE_NOISE)
 def test_before_the_handshake_little_is_collected(head: bytes) -> None:
     async def main() -> None:
-        async with host(1) as node, caller(node) as stream:
-            await stream.send_all(head)
-            assert await sent_before_the_end(stream.send_all) < SENT_MAX
+        async with host(1) as node, caller(node) as wire:
+            await wire.send(head)
+            assert await sent_before_the_end(wire.send) < SENT_MAX
 
     run(main)
 
 
 AFTER_NOISE = {
-    "first-line": length_of(700 * MIB),
-    "second-line": MULTISTREAM + length_of(700 * MIB),
+    "first-line": varint(700 * MIB),
+    "second-line": SELECT + varint(700 * MIB),
 }
 
 
 @pytest.mark.parametrize("head", AFTER_NOISE.values(), ids=AFTER_NOISE)
 def test_after_the_handshake_little_is_collected(head: bytes) -> None:
     async def main() -> None:
-        async with host(1) as node, caller(node) as stream:
-            session = await secured(stream, node, 5)
-            await session.write(head)
-            assert await sent_before_the_end(session.write) < SENT_MAX
+        async with host(1) as node, caller(node) as wire:
+            session = await secured(wire, stranger(5))
+            await session.send(head)
+            assert await sent_before_the_end(session.send) < SENT_MAX
 
     run(main)
 
@@ -251,23 +273,22 @@ def test_without_a_bound_the_whole_line_is_collected(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(negotiation, "LENGTH_SHIFTS", tuple(range(0, 63, 7)))
 
     async def main() -> None:
-        async with host(1) as node, caller(node) as stream:
-            await stream.send_all(BEFORE_NOISE["first-line"])
-            assert await sent_before_the_end(stream.send_all) >= 20 * MIB
+        async with host(1) as node, caller(node) as wire:
+            await wire.send(BEFORE_NOISE["first-line"])
+            assert await sent_before_the_end(wire.send) >= 20 * MIB
 
     run(main)
 
 
 def test_protocols_are_not_tried_without_end() -> None:
     async def main() -> None:
-        async with host(1) as node, caller(node) as stream:
-            await stream.send_all(MULTISTREAM)
+        async with host(1) as node, caller(node) as wire:
+            await wire.send(SELECT)
             tried = 0
-            with suppress(trio.BrokenResourceError):
+            with suppress(*FAILURES):
                 while tried < 1_000:
-                    await stream.send_all(b"\x04/no\n")
-                    if not await stream.receive_some():
-                        break
+                    await wire.send(line(b"/no"))
+                    await wire.some()
                     tried += 1
             assert tried < 20
             await until(lambda: node.door and node.door.failed == {"handshake": 1})
@@ -282,7 +303,7 @@ def test_whom_we_dial_has_us_collect_little() -> None:
 
             async def answer(stream: trio.SocketStream) -> None:
                 async with stream:
-                    await stream.send_all(length_of(26 * MIB))
+                    await stream.send_all(varint(26 * MIB))
                     sent.append(await sent_before_the_end(stream.send_all))
 
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -305,11 +326,11 @@ def test_one_deadline_holds_for_all_steps_together(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(front_door, "ADMISSION_TIMEOUT_S", 1.0)
 
     async def main() -> None:
-        async with host(1) as node, caller(node) as stream:
+        async with host(1) as node, caller(node) as wire:
             started = trio.current_time()
             with suppress(trio.BrokenResourceError):
-                for byte in MULTISTREAM + NOISE:
-                    await stream.send_all(bytes([byte]))
+                for byte in SELECT + line(NOISE):
+                    await wire.send(bytes([byte]))
                     await trio.sleep(0.2)
             assert trio.current_time() - started < 4.0, "of 5.4 s that all bytes take"
             await until(lambda: node.door and node.door.failed == {"deadline": 1})
@@ -352,9 +373,9 @@ def test_a_gossip_message_of_empty_entries_is_an_offence() -> None:
             await b.subscribe("/test/topic", lambda peer, payload: True)
             await until(lambda: a._id in b._gossip._inbound and b._id in a._gossip.peers)
             entries = b"\x12\x00" * 100_000
-            rpc = b"\x1a" + length_of(len(entries)) + entries
+            rpc = b"\x1a" + varint(len(entries)) + entries
             stream = await a._host.new_stream(b._id, ["/meshsub/1.1.0"])  # type: ignore[list-item]
-            await stream.write(length_of(len(rpc)) + rpc)
+            await stream.write(varint(len(rpc)) + rpc)
             with suppress(trio.TooSlowError):
                 await until(lambda: offences, 5.0)
             assert offences == [(a.peer_id, Reject.FLOOD)]
