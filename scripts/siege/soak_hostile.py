@@ -50,7 +50,7 @@ def nonsense(identity: Identity, lease: bytes) -> bytes:
             signature=identity.sign(GROUP_DOMAIN, payload),
         )
     )
-    return codec.encode(Submission(type="submission", lease=lease, record=record, spans=b""))
+    return codec.encode(Submission(type="submission", lease=lease, record=record))
 
 
 async def take_and_spoil(mux: Mux, identity: Identity, run_id: str, number: int) -> None:

@@ -108,7 +108,7 @@ def spoiled(key: Identity, lease: bytes) -> bytes:
     record = codec.encode(
         Signed(payload=payload, signer=key.peer_id, signature=key.sign(GROUP_DOMAIN, payload))
     )
-    return codec.encode(Submission(type="submission", lease=lease, record=record, spans=b""))
+    return codec.encode(Submission(type="submission", lease=lease, record=record))
 
 
 @attack(
