@@ -279,7 +279,6 @@ submissions = st.builds(
     type=st.just("submission"),
     lease=lease_ids,
     record=st.binary(max_size=200),
-    spans=st.binary(max_size=60),
 )
 submission_replies = st.builds(
     SubmissionReply,

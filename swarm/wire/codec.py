@@ -12,7 +12,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import msgpack
@@ -423,19 +423,12 @@ def _advert_id(payload: bytes) -> bytes:
 
 
 def _group_body(group: RolloutGroup) -> GroupBody:
-    task = group.task
     return GroupBody(
         type="group",
         run_id=group.run_id,
         producer=group.producer,
         round=group.round,
-        task=TaskBody(
-            environment=task.environment,
-            version=task.version,
-            parameters=task.parameters,
-            seed=task.seed,
-            index=task.index,
-        ),
+        task=TaskBody(**asdict(group.task)),
         completions=tuple(_completion_body(each) for each in group.completions),
         tokenizer=group.tokenizer,
         temperature=float(group.temperature),
@@ -509,7 +502,6 @@ def _completion_fault(completion: Completion, tokens: int) -> str | None:
 
 
 def _rollout_group(body: GroupBody, columns: bool) -> RolloutGroup:
-    task = body.task
     counters = tuple((b, t, s) for b, t, s in _rows_of(body.counters, 3, "counters"))
     fault = counters_fault(counters)
     if fault is not None:
@@ -518,13 +510,7 @@ def _rollout_group(body: GroupBody, columns: bool) -> RolloutGroup:
         run_id=body.run_id,
         producer=PeerId(body.producer),
         round=body.round,
-        task=Task(
-            environment=task.environment,
-            version=task.version,
-            parameters=task.parameters,
-            seed=task.seed,
-            index=task.index,
-        ),
+        task=Task(**dict(body.task)),
         completions=tuple(_completion(completion, columns) for completion in body.completions),
         tokenizer=body.tokenizer,
         temperature=body.temperature,
