@@ -113,7 +113,7 @@ def sealed(key: Identity, payload: bytes, domain: bytes) -> bytes:
 def spoiled(key: Identity, lease: bytes, size_bytes: int) -> bytes:
     """A submission whose signature holds, and nothing else does."""
     record = sealed(key, secrets.token_bytes(size_bytes), GROUP_DOMAIN)
-    return codec.encode(Submission(type="submission", lease=lease, record=record, spans=b""))
+    return codec.encode(Submission(type="submission", lease=lease, record=record))
 
 
 def find_providers(key: bytes, intent: Any, addresses: Sequence[str] = ()) -> bytes:
