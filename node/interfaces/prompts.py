@@ -23,7 +23,7 @@ Encode = Callable[[str], list[int]]
 Decode = Callable[[list[int]], str]
 
 
-class Message(NamedTuple):
+class PromptMessage(NamedTuple):
     """One message of a prompt."""
 
     role: str  # `system`, `user` or `assistant`
@@ -34,7 +34,7 @@ class Message(NamedTuple):
 class Prompt:
     """Messages, the question last, and the text that completions begin with (a hint)."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[PromptMessage, ...]
     beginning: str = ""
 
     @classmethod
@@ -42,11 +42,13 @@ class Prompt:
         cls, question: str, system: str = "", examples: Sequence[tuple[str, str]] = ()
     ) -> "Prompt":
         """The prompt of a question. `examples`: pairs of question and completion."""
-        told = [Message("system", system)] if system else []
+        told = [PromptMessage("system", system)] if system else []
         shown = [
-            each for q, c in examples for each in (Message("user", q), Message("assistant", c))
+            each
+            for q, c in examples
+            for each in (PromptMessage("user", q), PromptMessage("assistant", c))
         ]
-        return cls((*told, *shown, Message("user", question)))
+        return cls((*told, *shown, PromptMessage("user", question)))
 
     @classmethod
     def read(cls, text: str) -> "Prompt":
@@ -58,7 +60,7 @@ class Prompt:
         """The whole prompt as one text."""
         if len(self.messages) == 1 and not self.beginning:
             return self.messages[0].content
-        last = [Message("assistant", self.beginning)] if self.beginning else []
+        last = [PromptMessage("assistant", self.beginning)] if self.beginning else []
         return MARK + json.dumps([*self.messages, *last], ensure_ascii=False, separators=(",", ":"))
 
     def begun(self, beginning: str) -> "Prompt":
@@ -103,16 +105,16 @@ class Prompt:
 
 @lru_cache(_READ_MAX)
 def _read(text: str) -> Prompt:
-    found: list[Message] = []
+    found: list[PromptMessage] = []
     if text.startswith(MARK):
         try:
-            found = [Message(role, content) for role, content in json.loads(text[1:])]
+            found = [PromptMessage(role, content) for role, content in json.loads(text[1:])]
         except (ValueError, TypeError, RecursionError):
             found = []
     # A beginning alone is no prompt: a question comes before it
     sound = all(each.role in _ROLES and isinstance(each.content, str) for each in found)
     if not sound or not any(each.role == "user" for each in found):
-        return Prompt((Message("user", text),))
+        return Prompt((PromptMessage("user", text),))
     if found[-1].role == "assistant":
         return Prompt(tuple(found[:-1]), found[-1].content)
     return Prompt(tuple(found))
