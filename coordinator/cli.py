@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError
-from swarm.peers.invite_flags import add_invitation, take_invitation
+from swarm.peers.invite import add_invitation, take_invitation
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
 EXIT_OK, EXIT_NO_PLAN, EXIT_USAGE = 0, 1, 2
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from coordinator.files.fleet import EXAMPLE, load_fleet
+    from coordinator.fleet_file import EXAMPLE, load_fleet
     from coordinator.serve import INTERVAL_S_MIN, serve
     from swarm.peers.invite import Invitation
 
@@ -202,8 +202,8 @@ def _dashboard(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from coordinator.files.plan_file import EXAMPLE, load_plan
     from coordinator.plan import make_report, plan_json, render_plan
+    from coordinator.plan_file import EXAMPLE, load_plan
 
     if options.example:
         print(EXAMPLE, end="")

@@ -19,7 +19,7 @@ from coordinator.overrides import drain, set_depth
 from coordinator.view import is_known, known_names
 from swarm.errors import ConfigError, first_of
 from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.dashboard.server import Guarded, serve_broker
+from swarm.telemetry.dashboard.page_server import Guarded, serve_broker
 from swarm.telemetry.reports import NAME_CHARS_MAX
 
 NAMES_TOLD_MAX: Final = 8

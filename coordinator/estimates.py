@@ -6,13 +6,23 @@ names a faster uplink is asked to pass on more.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from coordinator.files.fleet import LearnerCosts, Machine
-from coordinator.model.capacity import Infeasible, Run, Worker, predicted_broadcast
-from swarm.leasing.coordination import ReportedWorker
-from swarm.wire.steering import LearnerReport
+from coordinator.fleet_file import LearnerCosts, Machine
+from coordinator.model.activation import ActivationState, Decision, Seen, Settings, decide
+from coordinator.model.capacity import (
+    Capacity,
+    Form,
+    Infeasible,
+    Obstacle,
+    Run,
+    Worker,
+    assess,
+    predicted_broadcast,
+)
+from swarm.leases.coordination import ReportedWorker
+from swarm.wire.messages import LearnerReport
 
 MEASURED_GROUPS_MIN: Final = 3  # that were granted, before a rate counts
 LINK_MIN_BYTES_PER_S: Final = 16_384.0  # what says less is given up anyway
@@ -128,3 +138,60 @@ def calibrated_load_s(run: Run, active: Sequence[Worker], measured_s: float) -> 
 def reason(problem: Infeasible | None) -> str:
     """Why there is no plan, as a word; empty: there is one."""
     return "" if problem is None else f"{problem.obstacle}: {problem.why}"
+
+
+# The capacity model's view of a fleet at one moment. Pure, and slow where workers are many.
+
+DEPTHS_TRIED_MAX: Final = 64
+
+
+def soonest(run: Run, members: Sequence[Worker], least: int = 1) -> Capacity | None:
+    """The run's capacity with these workers at the least staleness, from `least` up, at which their
+    groups are in time, published as often as links allow; None: there is none."""
+    for depth in range(least, DEPTHS_TRIED_MAX + 1):
+        found = assess(replace(run, staleness_max=depth), members, Form.OVERLAPPED)
+        if isinstance(found, Capacity):
+            return found
+        if found.obstacle in (Obstacle.NO_WORKERS, Obstacle.SUPPLY):
+            return None
+    return None
+
+
+def decided(
+    run: Run, state: ActivationState, seen: Seen, now_s: float, settings: Settings, bound: int
+) -> Decision:
+    """Decide on the workers, at the least depth, from the run's up, at which the groups of those
+    wanted now are in time, and so are those of all. Beyond `bound` the decision's problem says
+    so."""
+    wanted = [each for each in seen.workers if each.name in state.wanted]
+    depth = run.staleness_max
+    for members in (wanted, seen.workers):
+        found = soonest(run, members, depth)
+        depth = depth if found is None else found.staleness_max
+    decision = decide(state, seen, replace(run, staleness_max=depth), now_s, settings)
+    if decision.problem is None and depth > bound:
+        problem = Infeasible(
+            Obstacle.STALENESS,
+            f"groups may be {depth} steps old when their turn comes, and S = {bound}: some will be "
+            "refused",
+        )
+        return replace(decision, problem=problem)
+    return decision
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The outlook for the machines that run: `capacity` at the depth that is planned for or
+    the least above it, and `least`, the least depth of all; None where there is none."""
+
+    capacity: Capacity | None
+    least: int | None
+
+
+def outlook(run: Run, members: Sequence[Worker], broadcast_s: float) -> Forecast:
+    """`broadcast_s`: what broadcasts were measured to take; 0: nothing was."""
+    run = replace(run, load_s=calibrated_load_s(run, members, broadcast_s))
+    fresh = soonest(run, members)
+    if fresh is None or fresh.staleness_max >= run.staleness_max:
+        return Forecast(fresh, None if fresh is None else fresh.staleness_max)
+    return Forecast(soonest(run, members, run.staleness_max), fresh.staleness_max)

@@ -14,15 +14,17 @@ from typing import Any, Final
 import trio
 
 from coordinator.estimates import (
+    Forecast,
     MachineHistory,
     calibrated_load_s,
+    decided,
     is_measured,
+    outlook,
     reason,
     run_of,
     worker_of,
 )
-from coordinator.files.fleet import Fleet, Machine
-from coordinator.forecast import Forecast, decided, outlook
+from coordinator.fleet_file import Fleet, Machine
 from coordinator.model.activation import ActivationState, Phase, Seen, Standing, is_fresh_enough
 from coordinator.model.capacity import WORKERS_MAX, Capacity, Infeasible, Obstacle, Run, Worker
 from coordinator.model.pacing import Measured, Pacing, next_pacing
@@ -31,10 +33,10 @@ from coordinator.providers.static import is_there
 from coordinator.view import MachineRow, View
 from swarm.errors import RemoteProtocolError, TransportError
 from swarm.identity import PeerId
-from swarm.leasing import coordination
-from swarm.leasing.coordination import ControlClient, ReportedWorker
-from swarm.storage.files import Runtime
-from swarm.wire.steering import LearnerReport, SetPlan
+from swarm.leases import coordination
+from swarm.leases.coordination import ControlClient, ReportedWorker
+from swarm.storage import Runtime
+from swarm.wire.messages import LearnerReport, SetPlan
 
 GONE_S: Final = 60.0  # a worker that is not connected and unheard of for so long is lost
 HUNG_S: Final = 600.0  # and one that is, has no lease, and does not ask for any

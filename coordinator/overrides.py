@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from coordinator.model.pacing import check_depth
 from swarm.errors import ConfigError
-from swarm.storage.files import write_whole
-from swarm.storage.private_files import make_private, private_files
+from swarm.storage import make_private, private_files, write_whole
 
 DRAINED_FILE: Final = "drained.json"
 DRAINED_MAX: Final = 4_096

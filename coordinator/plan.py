@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coordinator.files.plan_file import PlanFile
 from coordinator.model.activation import Choice, cheapest_set
 from coordinator.model.capacity import (
     SECONDS_PER_H,
@@ -17,6 +16,7 @@ from coordinator.model.capacity import (
     default_period,
     worker_cost_per_s,
 )
+from coordinator.plan_file import PlanFile
 
 PER_GROUPS = 1000  # of which a worker's price is told
 

@@ -15,24 +15,22 @@ from typing import Final
 
 import trio
 
-from coordinator.files.fleet import Fleet, check_peer, priced
+from coordinator.fleet_file import Fleet, check_peer, priced
 from coordinator.loop import VOLUNTEERS, Coordinator, Say
 from coordinator.overrides import read_depth, read_drained
 from coordinator.providers.base import Provider, ProviderFailed
 from coordinator.providers.local import LocalProvider
-from coordinator.providers.sky_tasks import Catalogue
-from coordinator.providers.skypilot import SkyProvider, load_sky
+from coordinator.providers.skypilot import Catalogue, SkyProvider, load_sky
 from coordinator.providers.static import StaticProvider
 from coordinator.reporting import CoordinatorReports
 from coordinator.view import load_state, render_state, save_state, view_json
 from swarm.errors import ConfigError, PeerUnreachable, first_of
 from swarm.identity import Identity, PeerId
-from swarm.leasing.coordination import ControlClient
+from swarm.leases.coordination import ControlClient
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.invite import Invitation
-from swarm.peers.ledger import Ledger
-from swarm.storage.files import Runtime
-from swarm.storage.locking import data_directory
+from swarm.peers.reputation import Ledger
+from swarm.storage import Runtime, data_directory
 from swarm.telemetry.broker_address import Broker
 from swarm.transport.base import Transport
 from swarm.transport.libp2p.host import open_libp2p

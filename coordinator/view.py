@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from coordinator.model.capacity import Capacity
 from swarm.errors import ConfigError
-from swarm.storage.files import write_whole
-from swarm.wire.steering import LearnerReport
+from swarm.storage import write_whole
+from swarm.wire.messages import LearnerReport
 
 STATE_FILE: Final = "state.json"
 STATE_BYTES_MAX: Final = 4_194_304

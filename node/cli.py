@@ -25,8 +25,7 @@ from node.commands.arguments import (
 )
 from node.commands.data import add_data
 from node.commands.methods import add_methods
-from node.service.command import add_service
-from node.service.pausing import add_pausing
+from node.commands.service import add_pausing, add_service
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
@@ -256,10 +255,10 @@ def _add_weights(commands: Any) -> None:
 
 def _config(options: argparse.Namespace, *, joins: bool = False) -> Any:
     from node.config import load_config
-    from node.system.child_environment import withhold
+    from node.system.child_process import withhold
 
     if joins:
-        from node.hosting.handed_on_runs import fetch_unknown_run
+        from node.hosting.run_data import fetch_unknown_run
 
         fetch_unknown_run(*given(options), say)
     config = load_config(*given(options))
@@ -272,34 +271,33 @@ def _config(options: argparse.Namespace, *, joins: bool = False) -> Any:
 def _join(options: argparse.Namespace) -> int:
     config = _config(options, joins=True)
     if config.run.learner is None or config.role == "node":
-        from node.roles.sapo import SapoRole
+        from node.run.sapo_role import SapoRole
 
         return _run_app(options, config, SapoRole)
-    from node.roles.worker import WorkerRole
+    from node.run.worker_role import WorkerRole
 
     return _run_app(options, config, WorkerRole)
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from node.training.ranks import Ranks
+    from node.train.ranks import Ranks
 
     ranks = Ranks.of(os.environ)
     if ranks is not None and ranks.rank > 0:
-        from node.training.sharded.worker import follow
+        from node.train.sharded_worker import follow
 
         return follow(ranks, lambda line: print(line, file=sys.stderr, flush=True))
     config = _config(options)
     from node.config.node import rules_of
-    from node.roles.learner import LearnerRole
+    from node.run.learner_role import LearnerRole
 
     rules_of(config)  # before anything is made on disk
     return _run_app(options, config, LearnerRole)
 
 
 def _run_app(options: argparse.Namespace, config: Any, makes: Any) -> int:
-    from node.monitor.console.details import detailed
-    from node.monitor.console.json_lines import view_of
-    from node.roles.app import run_node
+    from node.observe.log_lines import detailed, view_of
+    from node.run.app import run_node
 
     with view_of(config.log, sys.stdout) as view, detailed(view.detail, config.verbose):
         return run_node(config, view, view.say, makes, options.run or "")
@@ -342,7 +340,7 @@ def _explain_config(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     from node.hosting.membership import JOIN_KEY_FILE
-    from node.monitor.status import fetch_status, render_status, snapshot_json
+    from node.observe.status import fetch_status, render_status, snapshot_json
 
     snapshot = fetch_status(options.data_dir)
     private = (options.data_dir / JOIN_KEY_FILE).exists()
@@ -351,7 +349,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _samples(options: argparse.Namespace) -> int:
-    from node.records.samples import read_samples, render_samples
+    from node.observe.samples import read_samples, render_samples
 
     if options.count < 1:
         raise ConfigError(f"-n {options.count}: must be at least 1")
@@ -365,7 +363,7 @@ def _samples(options: argparse.Namespace) -> int:
 def _top(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from node.monitor.console.top import look_at, top
+    from node.observe.top import look_at, top
     from swarm.telemetry.broker_address import Broker
 
     broker = None
@@ -383,7 +381,7 @@ def _monitor(options: argparse.Namespace) -> int:
 
         say(json.dumps(grafana_dashboard(), indent=2))
         return EXIT_OK
-    from node.monitor.monitoring import MonitorOptions, monitor
+    from node.observe.monitoring import MonitorOptions, monitor
 
     names = ("broker", "broker_listen", "broker_ca", "listen", "run_id", "names")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
@@ -414,8 +412,8 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from node.monitor.console.progress import on_stderr
-    from node.monitor.report.report import write_report
+    from node.observe.progress_bars import on_stderr
+    from node.observe.saved_report import write_report
 
     for directory in options.data_dirs:
         if not directory.is_dir():
@@ -434,9 +432,9 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from node.monitor.console.progress import on_stderr
-    from node.simulation.report import plot, render
+    from node.observe.progress_bars import on_stderr
     from node.simulation.simulate import replay_of, simulate
+    from node.simulation.simulation_report import plot, render
 
     replay = replay_of(options.scenario, options.seed, nodes=options.nodes, profile=options.profile)
     with on_stderr().showing(f"simulating {options.scenario}"):
@@ -448,7 +446,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _list_weights(options: argparse.Namespace) -> int:
-    from node.hosting.weights import list_weights
+    from node.hosting.policy_weights import list_weights
 
     for line in list_weights(options.data_dir):
         say(line)
@@ -456,7 +454,7 @@ def _list_weights(options: argparse.Namespace) -> int:
 
 
 def _verify_weights(options: argparse.Namespace) -> int:
-    from node.hosting.weights import verify
+    from node.hosting.policy_weights import verify
 
     verdict = verify(options.directory, options.manifest, options.against)
     for line in verdict.lines:

@@ -32,13 +32,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.monitor.report.report import ReportSummary, write_report
-from node.monitor.status import fetch_status
-from node.records.event_log import FILE_NAME, History, history, read_events
-from node.records.format import amount, duration, percent, short_id
-from node.records.records import StatusSnapshot
-from node.records.samples import FILE_NAME as SAMPLES_NAME
-from node.records.samples import Sample, read_samples
+from node.observe.event_log import FILE_NAME, History, history, read_events
+from node.observe.records import StatusSnapshot
+from node.observe.samples import FILE_NAME as SAMPLES_NAME
+from node.observe.samples import Sample, read_samples
+from node.observe.saved_report import ReportSummary, write_report
+from node.observe.status import fetch_status
+from node.observe.text_format import amount, duration, percent, short_id
 from node.system.machine import free_memory_bytes
 from swarm.errors import ConfigError, RequestTimeout
 from swarm.texts import printable

@@ -50,9 +50,9 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.view import load_state
-from node.records.event_log import FILE_NAME, Record, read_events
-from node.records.format import percent, short_id
-from node.records.records import HeldOut, StepDone, WorkDone
+from node.observe.event_log import FILE_NAME, Record, read_events
+from node.observe.records import HeldOut, StepDone, WorkDone
+from node.observe.text_format import percent, short_id
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 

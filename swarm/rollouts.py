@@ -121,7 +121,7 @@ class RolloutGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiedGroup:
+class ScoredGroup:
     """A group with what this node worked out about it. Nothing of that comes from a sender."""
 
     group_id: GroupId  # empty until the node signs its own group

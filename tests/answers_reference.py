@@ -1,6 +1,6 @@
 """A second judge of what of a text is its answer: slow, by patterns and by trying every place.
 
-It shares nothing with `node.environments.answers` but the limits. Its patterns may go back over a
+It shares nothing with `node.envs.answers` but the limits. Its patterns may go back over a
 text, so it looks at short ones.
 """
 
@@ -8,7 +8,7 @@ import re
 import unicodedata
 from itertools import permutations
 
-from node.environments.answers import ANSWER_CHARS_MAX, CLOSING_MARKS, NUMBER_CHARS_MAX
+from node.envs.answers import ANSWER_CHARS_MAX, CLOSING_MARKS, NUMBER_CHARS_MAX
 
 TEXT_CHARS_MAX = 200  # of what is compared
 

@@ -19,7 +19,7 @@ from node.hosting.fetched_models import fetch_preset
 from node.policies.presets import PRESETS
 from node.system.caches import cache_directory
 from swarm.errors import ChildFailed, ConfigError
-from swarm.simulation.sockets.lab import Lab, missing, missing_for_homes, open_lab
+from swarm.simulation.socket_lab import Lab, missing, missing_for_homes, open_lab
 from tests import extra_env, p2pd
 from tests.brokers import no_mosquitto
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from swarm.identity import Identity
-from swarm.rollouts import Task, VerifiedGroup
+from swarm.rollouts import ScoredGroup, Task
 from swarm.wire import codec
 from tests.wire_samples import sample_group
 
@@ -20,7 +20,7 @@ def make_group(
     round_: int = 0,
     created_at_s: int = CREATED_AT_S,
     expires_at_s: int = EXPIRES_AT_S,
-) -> tuple[bytes, VerifiedGroup]:
+) -> tuple[bytes, ScoredGroup]:
     """The group of one producer's task; another variant is another group for the same task."""
     identity = PRODUCERS[producer]
     group = replace(
@@ -33,4 +33,4 @@ def make_group(
         expires_at_s=expires_at_s,
     )
     group_id, record = codec.sign_group(group, identity)
-    return record, VerifiedGroup(group_id, group, f"prompt {index}", (0.25, 1.0))
+    return record, ScoredGroup(group_id, group, f"prompt {index}", (0.25, 1.0))

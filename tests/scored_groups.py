@@ -8,8 +8,8 @@ from swarm.rollouts import (
     FinishReason,
     GroupId,
     RolloutGroup,
+    ScoredGroup,
     Task,
-    VerifiedGroup,
 )
 
 
@@ -22,7 +22,7 @@ def scored(
     texts: Sequence[str] = (),
     logprobs: Sequence[float] = (),
     contexts: Sequence[str] = (),
-) -> VerifiedGroup:
+) -> ScoredGroup:
     """A group with these rewards. `lengths`: tokens of each completion, all of the same log-prob,
     which `logprobs` gives; no `source`: an own group."""
     count = len(rewards)
@@ -43,11 +43,11 @@ def of_completions(
     source: str = "",
     contexts: Sequence[str] = (),
     task: Task | None = None,
-) -> VerifiedGroup:
+) -> ScoredGroup:
     task = task or Task("", "", "", 0, 0)
     made = tuple(completions)
     group = RolloutGroup("run", PeerId(source), 0, task, made, "", 1.0, 1.0, 0, 0)
     own = not source
-    return VerifiedGroup(
+    return ScoredGroup(
         GroupId(b""), group, prompt, tuple(rewards), own=own, contexts=tuple(contexts)
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from swarm.weights.format.entropy_coding import Array
-from swarm.weights.format.layout import DTYPE_BITS
+from swarm.weights.entropy_coding import Array
+from swarm.weights.manifest import DTYPE_BITS
 
 Tensors = Mapping[str, tuple[str, Array]]  # by name: dtype, content of any type
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, TensorSpec
+from swarm.weights.manifest import Artifact, ChunkRef, Manifest, TensorSpec
 from tests.wire_samples import ALICE
 
 

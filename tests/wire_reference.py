@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from pydantic.fields import FieldInfo
 
-from swarm.wire import messages, steering
+from swarm.wire import messages
+from swarm.wire import messages as steering
 from swarm.wire.codec import VALUES_MAX
 from swarm.wire.messages import NESTING_MAX, WireModel
 

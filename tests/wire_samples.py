@@ -6,12 +6,11 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from swarm.identity import Identity, PeerId
-from swarm.leasing import coordination
+from swarm.leases import coordination
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
-from swarm.weights.format import manifest_wire
-from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, TensorSpec
+from swarm.weights import manifest as manifest_wire
+from swarm.weights.manifest import Artifact, ChunkRef, Manifest, TensorSpec
 from swarm.wire import codec
-from swarm.wire.data_manifest import manifest_of
 from swarm.wire.messages import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
@@ -44,13 +43,20 @@ from swarm.wire.messages import (
     Hello,
     HelloReply,
     KnownPeer,
+    LearnerPaceBody,
+    LearnerReport,
+    LearnerRulesBody,
+    LearnerSizesBody,
+    LearnerWorkBody,
     LeaseReply,
     ManifestBody,
     PackageBody,
     PieceReply,
+    PlanReply,
     ProvidersReply,
     RecentAdverts,
     RunReply,
+    SetPlan,
     Submission,
     SubmissionReply,
     Verdict,
@@ -61,18 +67,10 @@ from swarm.wire.messages import (
     WantLease,
     WantManifest,
     WantPiece,
+    WantReport,
     WantRun,
     WireModel,
-)
-from swarm.wire.steering import (
-    LearnerPaceBody,
-    LearnerReport,
-    LearnerRulesBody,
-    LearnerSizesBody,
-    LearnerWorkBody,
-    PlanReply,
-    SetPlan,
-    WantReport,
+    manifest_of,
 )
 
 ALICE = Identity(bytes(range(32)))

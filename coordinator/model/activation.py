@@ -33,11 +33,11 @@ from coordinator.model.capacity import (
     Obstacle,
     Run,
     Worker,
+    WrongSetting,
     assess,
     check_workers,
     worker_cost_per_s,
 )
-from coordinator.model.ranges import WrongSetting
 from swarm.limits.backoff import Backoff
 
 POOLS = (0.0, 0.25, 0.5, 0.75)  # of the workers, those with the slowest downlinks, are left out

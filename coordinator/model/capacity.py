@@ -1,51 +1,67 @@
-"""The capacity model of ECHO-2: a learner's need of rollout workers, and its supply.
-
-Pure. Seconds, bytes and dollars; a group is a rollout group, a step one update of the learner, a
-period the κ steps from one publication of weights to the next. Two forms:
-
-*Paused*, the paper's: a worker stands still while weights arrive, so a period of κT seconds leaves
-κT - B for its κR groups: Σμ ≥ κR / (κT - B), and a step takes max(T, R/Σμ + B/κ).
-
-*Overlapped*: it goes on with the version it has. Then the broadcast costs no groups, Σμ ≥ R/T, but
-staleness: a group begun just before the new version arrives is κ - 1 + ⌈(B + H)/T⌉ steps old when
-it is consumed, H being the time from its beginning to then.
-
-H has two bounds, and the larger counts. A group is ready after its generation and then waits for
-the next step: T_gen + T. And as the oldest go first, one that began with C groups generating or
-waiting goes with the ⌈C/R⌉th step from then. C has to be R, and what is being generated, and, where
-workers pause, what is consumed meanwhile; with less the learner waits, with more groups grow old.
-A learner that waits publishes that much before its next step, which counts for freshness.
-
-`tests/unit/test_capacity_simulation.py` holds all of it against a queue of events: where workers
-suffice, the worst staleness is what is said here or one less. Where they do not, in the paused
-form, steps come in bursts, and it is an estimate.
-
-Production holds a lease back where its groups would come too late (`swarm.leasing.staleness`), so
-where groups would be too old by this model, none are: workers wait, and the learner for them. The
-model does not say how long; it plans only where it does not happen.
-
-The time of a broadcast depends on who takes part. Here that is given; who should, and with it the
-fixed point, is the business of `activation`.
-"""
+"""The ranges of settings, and the errors for wrong ones."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
-from coordinator.model.ranges import (
-    VALUE_MIN,
-    Downlink,
-    Uplink,
-    WrongSetting,
-    require_above_0,
-    require_not_negative,
-    require_unlike,
-)
+from pydantic import AfterValidator, Field
+
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
-from swarm.weights.format.artifacts import suggested_chunk_bytes
-from swarm.weights.format.topology import PeerLink, broadcast_s
+from swarm.weights.artifacts import suggested_chunk_bytes
+from swarm.weights.broadcast_time import PeerLink, broadcast_s
+
+VALUE_MIN, VALUE_MAX = 1e-12, 1e18  # of any input: quotients of these stay finite
+MBIT = 1e6 / 8  # bytes a second
+
+_IN_MBIT = AfterValidator(lambda mbit_per_s: mbit_per_s * MBIT)  # as files give a link
+Uplink = Annotated[float, Field(alias="up_mbit_per_s", gt=0, le=1e9), _IN_MBIT]
+Downlink = Annotated[float, Field(alias="down_mbit_per_s", gt=0, le=1e9), _IN_MBIT]
+
+
+class WrongSetting(ConfigError, ValueError):
+    """A setting is out of its range. A ValueError too: so pydantic adds where in a file it is."""
+
+
+def require_above_0(owner: object, *names: str) -> None:
+    """
+    Raises:
+        WrongSetting: a field is neither None nor a number above 0.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not VALUE_MIN <= value <= VALUE_MAX:
+            raise WrongSetting(
+                f"{name} = {value}: must be a number above 0 (up to {VALUE_MAX:.0e})"
+            )
+
+
+def require_not_negative(owner: object, *names: str) -> None:
+    """
+    Raises:
+        WrongSetting: a field is no number from 0 up.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if not 0.0 <= value <= VALUE_MAX:
+            raise WrongSetting(f"{name} = {value}: must be a number from 0 up (to {VALUE_MAX:.0e})")
+
+
+def require_unlike(names: Sequence[str]) -> None:
+    """
+    Raises:
+        WrongSetting: two workers have one name.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise WrongSetting(f"name = {name}: two workers have it")
+        seen.add(name)
+
+
+# The capacity model of ECHO-2: a learner's need of rollout workers, and its supply.
 
 WORKERS_MAX = 512  # in one plan
 STALENESS_MAX = 64

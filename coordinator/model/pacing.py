@@ -12,7 +12,7 @@ learner is not tried again for ever longer times, so that it does not go up and 
 
 from dataclasses import dataclass, replace
 
-from coordinator.model.ranges import WrongSetting
+from coordinator.model.capacity import WrongSetting
 
 BACKOFF_DOUBLINGS_MAX = 10
 DEPTH_MAX = 1_024

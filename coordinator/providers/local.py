@@ -14,14 +14,12 @@ from typing import Final
 import psutil
 import trio
 
-from coordinator.files.fleet import Fleet, Machine
-from coordinator.providers.base import Condition, Instance, ProviderFailed, printable
-from coordinator.providers.keys import WorkerKeys
+from coordinator.fleet_file import Fleet, Machine
+from coordinator.providers.base import Condition, Instance, ProviderFailed, WorkerKeys, printable
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
-from swarm.leasing.coordination import ReportedWorker
-from swarm.storage.files import write_whole
-from swarm.storage.private_files import shared_umask
+from swarm.leases.coordination import ReportedWorker
+from swarm.storage import shared_umask, write_whole
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
 PROCESS_FILE: Final = "coordinator.json"

@@ -6,10 +6,10 @@ from typing import Final
 
 import trio
 
-from coordinator.files.fleet import Fleet, Machine
+from coordinator.fleet_file import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed
 from swarm.identity import PeerId
-from swarm.leasing.coordination import ReportedWorker
+from swarm.leases.coordination import ReportedWorker
 
 SILENT_S: Final = 45.0  # unheard of for so long and not connected: it has left
 

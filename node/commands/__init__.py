@@ -1,1 +1,1 @@
-"""What subcommands of `swarm-node` run that are no node."""
+"""The subcommands of `swarm-node`, one file for each subject."""

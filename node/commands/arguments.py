@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
-from swarm.peers.invite_flags import add_invitation, take_invitation
+from swarm.peers.invite import add_invitation, take_invitation
 
 if TYPE_CHECKING:
     from node.config.described import Setting
@@ -273,7 +273,7 @@ def add_clean(commands: Any) -> None:
 
 
 def _clean(options: argparse.Namespace) -> int:
-    from node.commands.model import clean
+    from node.commands.policy import clean
     from node.hosting.fetched_models import ask
 
     clean(options.cache_dir, ask(options.yes, by_default=False), say)
@@ -281,14 +281,14 @@ def _clean(options: argparse.Namespace) -> int:
 
 
 def _get_model(options: argparse.Namespace) -> int:
-    from node.commands.model import get_model
+    from node.commands.policy import get_model
 
     say(str(get_model(options.name, options.cache_dir, say)))
     return EXIT_OK
 
 
 def _list_models(options: argparse.Namespace) -> int:
-    from node.commands.model import list_models
+    from node.commands.policy import list_models
 
     for line in list_models(options.cache_dir):
         say(line)
@@ -354,7 +354,7 @@ def _typed(_said: str, one_line: bool) -> str:
 
 
 def _check_environment(options: argparse.Namespace) -> int:
-    from node.commands.environment_check import check_environment
+    from node.commands.environments import check_environment
 
     is_fit = check_environment(options.name, options.parameters, say)
     return EXIT_OK if is_fit else EXIT_FAILED

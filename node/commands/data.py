@@ -46,12 +46,11 @@ def check_file(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
     Raises:
         ConfigError: it is none, or not for this scorer: one line.
     """
-    from node.environments.data import store
-    from node.environments.data.dataset import prompt_of
-    from node.environments.data.items import Items
-    from node.environments.data.readers import read_rows
-    from node.environments.data.rules import DataRules
-    from node.records.format import amount
+    from node.envs.data import items as store
+    from node.envs.data.dataset import DataRules, prompt_of
+    from node.envs.data.items import Items
+    from node.envs.data.readers import read_rows
+    from node.observe.text_format import amount
 
     rules = DataRules.of(parameters)
     content = rules.content(read_rows(path, rules.columns), path.name)
@@ -82,7 +81,7 @@ def check_file(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
 
 def _table(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
     """For a run file beside the working directory's."""
-    from node.environments.data.items import canonical_json
+    from node.envs.data.items import canonical_json
 
     yield "[[environments]]"
     yield 'name = "dataset"'

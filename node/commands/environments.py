@@ -1,27 +1,277 @@
-"""`swarm-node env`: which environments there are, what one asks, and a package to begin with."""
+"""`swarm-node env check`: whether strangers' text may be given to an environment.
+
+It is looked at in two fresh processes (`node.envs.trial`) with unlike hash seeds.
+"""
 
 import inspect
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from string import Template
+from typing import Any, Final
 
-from node.commands.environment_template import template
-from node.environments.base import Environment, Interaction, Problem
-from node.environments.groups import group_version, is_group
-from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
-from node.environments.gym.environment import settings_of
-from node.environments.gym.sizes import is_number, largest
-from node.environments.registry import environment_names, is_plug_in
-from node.environments.scoring import made
-from node.environments.trial import loaded, memory_for_problems, scored, settled_text, tasks_of
+from node.envs.base import Environment, Interaction, Problem
+from node.envs.groups import group_version, is_group
+from node.envs.gym.datasets import GROUPS, OFFERED, REFUSED
+from node.envs.gym.environment import is_number, largest, settings_of
+from node.envs.registry import environment_names, is_plug_in
+from node.envs.scoring import made
+from node.envs.trial import TEXT_CPU_S, loaded, memory_for_problems, scored, settled_text, tasks_of
 from node.system.extras import install_line
-from swarm.errors import ConfigError
+from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Task
 from swarm.texts import printable
+
+CHECKED_TASKS: Final = 16
+CHECK_WALL_S: Final = 300
+CPU_MAX_S: Final = 0.1  # of one text: a group of sixteen has two seconds of a verifier
+MEMORY_MAX_BYTES: Final = 67_108_864  # for one text
+NAMED_MAX: Final = 3  # texts that a line names
+_MIB: Final = 1_048_576
+
+
+@dataclass(frozen=True, slots=True)
+class Fitness:
+    """One thing that was looked at."""
+
+    is_fit: bool
+    line: str
+
+
+def check_environment(name: str, parameters: str, say: Callable[[str], None]) -> bool:
+    """Say of an environment whether strangers' text may be given to it; whether it may.
+
+    Raises:
+        ConfigError: there is no such environment, or it cannot make such problems.
+    """
+    parameters = settled_text(name, parameters)
+    with tempfile.TemporaryDirectory() as room:
+        marker = Path(room) / "made"
+        ask = {"name": name, "parameters": parameters, "count": CHECKED_TASKS}
+        ask["marker"] = str(marker)
+        one = _look({**ask, "backwards": False, "texts": True}, "1")
+        other = _look({**ask, "backwards": True, "texts": False}, "2")
+        ran_code = marker.exists()
+    who = next(each for each in one if "name" in each)
+    say(f"{who['name']}, version {who['version']}")
+    verdicts = [*_on_problems(one, other), *_on_texts(one)]
+    verdicts.append(
+        Fitness(not ran_code, "it runs an answer as code" if ran_code else "no text runs as code")
+    )
+    for verdict in verdicts:
+        say(f"{'ok  ' if verdict.is_fit else 'FAIL'}  {verdict.line}")
+    failed = sum(not verdict.is_fit for verdict in verdicts)
+    say(f"not fit for strangers: {failed} of {len(verdicts)}" if failed else "fit for strangers")
+    return not failed
+
+
+def _look(ask: Mapping[str, Any], hash_seed: str) -> list[dict[str, Any]]:
+    """What a fresh process finds, and how it ended where it did not come to its end."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "node.envs.trial"],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        out, _ = child.communicate(json.dumps(ask), timeout=CHECK_WALL_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        out, _ = child.communicate()
+    found = []
+    for line in out.splitlines():
+        with suppress(ValueError):  # a line that was not written to its end
+            found.append(json.loads(line))
+    if refused := next((each["refused"] for each in found if "refused" in each), None):
+        raise ConfigError(refused)
+    if not found or found[-1] != {"done": True}:
+        found.append({"ended": child.returncode})
+    if not any("own" in each for each in found):
+        raise ConfigError(f"environment {ask['name']}: making its problems ended its process")
+    return found
+
+
+def _on_problems(
+    one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
+) -> Iterator[Fitness]:
+    posed, posed_again = (
+        next(each for each in looked if "posed" in each) for looked in (one, other)
+    )
+    count = len(posed["posed"])
+    differing = sum(a != b for a, b in zip(posed["posed"], posed_again["posed"], strict=True))
+    yield Fitness(
+        not differing,
+        f"{differing} of {count} problems are others in another process: draw from "
+        "random.Random(task.seed + task.index) alone, from no set, and keep nothing between them"
+        if differing
+        else f"{count} problems are the same in two processes, in either order",
+    )
+    unlike = len(set(posed["posed"]))
+    hint = ": draw from the task's seed and index" if unlike < 2 else ""
+    yield Fitness(unlike > 1, f"{unlike} of {count} problems are unlike{hint}")
+    own = next(each["own"] for each in one if "own" in each)
+    wrong = sum(reward != 1.0 for reward in own)
+    yield Fitness(
+        not wrong,
+        f"{wrong} of {count} own answers are worth less than 1: mend the answer or the score"
+        if wrong
+        else "its own answers are worth 1",
+    )
+    threads = posed["threads"]
+    yield Fitness(
+        threads == 1,
+        "no thread is left"
+        if threads == 1
+        else f"{threads - 1} threads run on: a verifier forks after this; start none",
+    )
+
+
+def _on_texts(found: Sequence[Mapping[str, Any]]) -> Iterator[Fitness]:
+    texts = [each for each in found if "text" in each]
+    if ended := next((each for each in found if "ended" in each), None):
+        last = next((each["trying"] for each in reversed(found) if "trying" in each), "nothing")
+        how = (
+            f"took over {TEXT_CPU_S:g} s of CPU"
+            if ended["ended"] == -signal.SIGPROF
+            else f"ended its process with status {ended['ended']}"
+        )
+        yield Fitness(False, f"the text {last} {how}: bound the length of what is looked at")
+    if not texts:
+        return
+    yield from _on_costs(texts)
+    yield from _on_rewards(texts)
+
+
+def _on_costs(texts: Sequence[Mapping[str, Any]]) -> Iterator[Fitness]:
+    slow = max(texts, key=lambda each: each["cpu_s"])
+    yield Fitness(
+        slow["cpu_s"] <= CPU_MAX_S,
+        f"of {len(texts)} hostile texts the dearest takes {slow['cpu_s'] * 1000:.2f} ms of CPU, "
+        f"{CPU_MAX_S * 1000:g} may be: {slow['text']}",
+    )
+    large = max(texts, key=lambda each: each["memory_bytes"])
+    yield Fitness(
+        large["memory_bytes"] <= MEMORY_MAX_BYTES,
+        f"the largest takes {large['memory_bytes'] / _MIB:.0f} MiB more, "
+        f"{MEMORY_MAX_BYTES // _MIB} may be: {large['text']}",
+    )
+
+
+def _on_rewards(texts: Sequence[Mapping[str, Any]]) -> Iterator[Fitness]:
+    outside = _names(texts, lambda each: not (each["reward"] is None or 0 <= each["reward"] <= 1))
+    yield Fitness(not outside, f"out of [0, 1]: {outside}" if outside else "rewards are in [0, 1]")
+    passing = _names(texts, lambda each: each["must_fail"] and each["reward"] == 1)
+    yield Fitness(
+        not passing,
+        f"worth 1: {passing}; what no scorer sees could be taught there, judge the whole text"
+        if passing
+        else "none of them is worth 1",
+    )
+    moody = _names(texts, lambda each: each["reward"] != each["again"])
+    yield Fitness(
+        not moody, f"another reward the second time: {moody}" if moody else "a text has one reward"
+    )
+    if failing := _names(texts, lambda each: each["reward"] is None):
+        yield Fitness(True, f"its scorer fails, which counts as 0, on: {failing}")
+
+
+def _names(
+    texts: Sequence[Mapping[str, Any]], is_meant: Callable[[Mapping[str, Any]], bool]
+) -> str:
+    found = [each["text"] for each in texts if is_meant(each)]
+    more = len(found) - NAMED_MAX
+    return ", ".join(found[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+# The package that `swarm-node env new` writes.
+
+MODULE: Final = '''\
+"""Numbers to be written backwards."""
+
+import json
+import random
+
+from node.envs.base import Problem
+from swarm.errors import ConfigError
+from swarm.rollouts import Task
+
+TEXT_CHARS_MAX = 64  # longer texts are worth 0 unread
+
+
+class Puzzles:
+    """Parameter `digits`: how many digits a number has, from 1 to 32; 4 by default."""
+
+    name = "$name"
+    version = "1"  # raise it when a problem, an answer or a score changes
+
+    def problem(self, task: Task) -> Problem:
+        parameters = json.loads(task.parameters)
+        digits = parameters.pop("digits", 4)
+        if parameters or not isinstance(digits, int) or not 1 <= digits <= 32:
+            raise ConfigError(f"environment {self.name}: give digits, from 1 to 32")
+        rng = random.Random(task.seed + task.index)  # the one source of chance
+        number = "".join(rng.choices("123456789", k=digits))
+        return Problem(task, f"Write {number} backwards.", number[::-1], {})
+
+    def score(self, problem: Problem, text: str) -> float:
+        if len(text) > TEXT_CHARS_MAX:
+            return 0.0
+        return float(text.strip() == problem.answer)
+'''
+PROJECT: Final = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "$name"
+version = "1"
+dependencies = ["swarm-node"]
+
+[project.entry-points."swarm_node.environments"]
+$name = "$name:Puzzles"
+
+[tool.setuptools]
+py-modules = ["$name"]
+"""
+TEST: Final = '''\
+"""Whether strangers' text may be given to it, and what its answers are worth."""
+
+import subprocess
+import sys
+
+from $name import Puzzles
+from swarm.rollouts import Task
+
+
+def test_it_is_fit_for_strangers() -> None:
+    subprocess.run([sys.executable, "-m", "node.cli", "env", "check", "$name:Puzzles"], check=True)
+
+
+def test_a_wrong_answer_is_worth_nothing() -> None:
+    source = Puzzles()
+    problem = source.problem(Task(source.name, source.version, "{}", 1, 0))
+    assert [source.score(problem, text) for text in (problem.answer, "0")] == [1.0, 0.0]
+'''
+
+
+def template(name: str) -> dict[str, str]:
+    """The texts of the package, by their paths in it."""
+    files = {f"{name}.py": MODULE, "pyproject.toml": PROJECT, f"test_{name}.py": TEST}
+    return {path: Template(text).substitute(name=name) for path, text in files.items()}
+
+
+# `swarm-node env`: which environments there are, what one asks, and a package to begin with.
 
 Say = Callable[[str], None]
 Answerer = Callable[[str, bool], str]  # what was said so far, whether one line is enough
@@ -176,3 +426,42 @@ def new_environment(directory: Path, say: Say) -> None:
         raise ConfigError(f"{directory}: {error.strerror}") from None
     say(f"{directory}: change {name}.py, then {install_line(f'./{directory.name}')}")
     say(f"then look at it with: swarm-node env check {name}")
+
+
+# A model directory on its way to a model hub. Only what the user names goes there.
+
+ERROR_CHARS_MAX = 200
+_REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+
+
+def check_repository(name: str) -> None:
+    """
+    Raises:
+        ConfigError: this is no name of a repository.
+    """
+    if not _REPOSITORY.fullmatch(name):
+        raise ConfigError(f"--push {name}: no repository's name; write OWNER/NAME")
+
+
+def push(directory: Path, repository: str, message: str, say: Callable[[str], None]) -> None:
+    """Upload a model directory; the repository is made, as a private one, where it is not there.
+    Who uploads is told by the hub's own means: `HF_TOKEN`, or what `hf auth login` left.
+
+    Raises:
+        ChildFailed: the hub did not take it; the directory is as it was.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # made at first use
+
+    hub = HfApi()
+    try:
+        hub.create_repo(repository, private=True, exist_ok=True)
+        done = hub.upload_folder(repo_id=repository, folder_path=directory, commit_message=message)
+    except (httpx.HTTPError, HFValidationError, OSError) as error:
+        lines = str(error).split("\n") or [type(error).__name__]
+        said = printable(lines[0], ERROR_CHARS_MAX)
+        raise ChildFailed(
+            f"{repository}: not uploaded ({said}); the model is in {directory}"
+        ) from error
+    say(f"{repository}: uploaded, {done.commit_url}")

@@ -97,8 +97,7 @@ def list_usable(
 
 def list_literature(say: Say) -> None:
     """Say of each system by which functions it is here, who uses them, or why it is not."""
-    from node.methods.literature import LITERATURE
-    from node.methods.registry import METHODS
+    from node.methods.registry import LITERATURE, METHODS
 
     known = {each.name: each for each in METHODS}
     for row in LITERATURE:

@@ -24,17 +24,16 @@ from node.hosting.policy_weights import (
     open_weights_service,
     weights_rules,
 )
-from node.monitor.console.progress import Bars, Work, on_stderr, spread_work, version_work
-from node.records.format import amount
-from node.roles.machine import RealNetwork
-from node.roles.peer import ADDRESSES_FILE, Peer, open_peer
+from node.observe.progress_bars import Bars, Work, on_stderr, spread_work, version_work
+from node.observe.text_format import amount
+from node.run.machine import RealNetwork
+from node.run.peer import ADDRESSES_FILE, Peer, open_peer
 from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, SwarmError, first_of
 from swarm.identity import PeerId, public_key_of
-from swarm.storage.locking import data_directory
-from swarm.storage.private_files import make_shared, shared_files
+from swarm.storage import data_directory, make_shared, shared_files
 from swarm.weights.publisher import Published, Publisher, Spread
-from swarm.weights.service import Follower, Outcome, WeightsRules, WeightsService
-from swarm.weights.store.versions import MANIFEST_SUFFIX, LocalVersion
+from swarm.weights.version_store import MANIFEST_SUFFIX, LocalVersion
+from swarm.weights.weights_service import Follower, Outcome, WeightsRules, WeightsService
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 DEFAULT_POLICY: Final = "policy"

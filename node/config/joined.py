@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from node.config.load import RUN_VARIABLE, data_dir_of
 from node.config.node import NodeConfig
-from node.system.child_environment import ENVIRON_PREFIX
-from swarm.storage.files import write_whole
+from node.system.child_process import ENVIRON_PREFIX
+from swarm.storage import write_whole
 
 FILE_NAME: Final = "joined.json"
 FILE_BYTES_MAX: Final = 65_536

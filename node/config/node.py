@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from node.config.described import METHOD, Flag
-from node.config.run import Count, Frozen, LearnerRules, RunConfig
-from node.config.texts import (
+from node.config.described import (
+    METHOD,
     AnnounceAddress,
     BrokerUrl,
+    Flag,
     HostAndPort,
     HoursText,
     InvitationText,
@@ -27,6 +27,7 @@ from node.config.texts import (
     ServerUrl,
     WebName,
 )
+from node.config.run import Count, Frozen, LearnerRules, RunConfig
 from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, Held
 from node.interfaces.quantisation import Quantisation
 from node.interfaces.trainer_spec import (
@@ -35,7 +36,7 @@ from node.interfaces.trainer_spec import (
     Precision,
     Recomputing,
 )
-from node.methods.advantages.group import Grpo
+from node.methods.advantages import Grpo
 from node.methods.choices import (
     Advantage,
     Control,
@@ -46,9 +47,9 @@ from node.methods.choices import (
     Loss,
     Replay,
 )
-from node.methods.generate.hints import Hints
-from node.methods.generate.speculative import Speculative
-from node.system.child_environment import PASSPHRASE_VARIABLE
+from node.methods.generation import Speculative
+from node.methods.hints import Hints
+from node.system.child_process import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
 from swarm.wire.messages import ADDRESSES_MAX, COMPLETIONS_MAX

@@ -20,14 +20,14 @@ from pydantic import (
     model_validator,
 )
 
-from node.config.texts import PublisherId
-from node.environments.answers import FORMAT_REWARD_MAX, AnswerFormat, AnswerRule, answer_in
-from node.environments.base import Settles
-from node.environments.groups import expanded
-from node.environments.registry import environment, how_to_get, interaction
+from node.config.described import PublisherId
+from node.envs.answers import FORMAT_REWARD_MAX, AnswerFormat, AnswerRule, answer_in
+from node.envs.base import Settles
+from node.envs.groups import expanded
+from node.envs.registry import environment, how_to_get, interaction
 from node.interfaces.engine import Sampling
 from node.methods.choices import Loss
-from node.methods.losses.settings import SapoLoss
+from node.methods.loss_settings import SapoLoss
 from swarm.errors import ConfigError
 from swarm.wire.messages import (
     COMPLETIONS_MAX,
@@ -119,7 +119,7 @@ _Examples = Annotated[tuple[Example, ...], Field(max_length=EXAMPLES_MAX)]
 
 
 class AnswerRules(Frozen):
-    """What of a completion is its answer (`node.environments.answers`), and what a policy is told
+    """What of a completion is its answer (`node.envs.answers`), and what a policy is told
     about that."""
 
     format: AnswerFormat = "whole"

@@ -20,8 +20,8 @@ from node.engines.torch_engine import (
     uniforms_of,
 )
 from node.interfaces.engine import Sampling
-from node.methods.generate.drafts import Draft
-from node.methods.generate.speculative import Speculative, speculative
+from node.methods.drafts import Draft
+from node.methods.generation import Speculative, speculative
 from node.policies.policy import Policy
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason, Spans
@@ -30,7 +30,7 @@ _KEEPING = "keep"  # its random numbers are others than those that tokens are dr
 
 
 class DraftGeneration(Generation):
-    """One completion of each draft; see `RolloutEngine.redraft`.
+    """One completion of each draft; see `Engine.redraft`.
 
     As many drafts as a batch holds are weighed together, sharing their prompts, and what they keep
     is gone on from before the next ones are weighed.

@@ -11,7 +11,7 @@ from random import Random
 
 import trio
 
-from node.interfaces.engine import Maker, RolloutEngine, Sampling
+from node.interfaces.engine import Engine, EngineInfo, Sampling
 from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision
@@ -23,10 +23,10 @@ SKILL_STEP = 0.005  # gained with each informative group
 TOKENIZER = "scripted-bytes"
 
 
-class ScriptedPolicy(RolloutEngine):
+class ScriptedPolicy(Engine):
     """Engine and trainer in one, as the real trainer process is."""
 
-    maker = Maker("scripted")
+    maker = EngineInfo("scripted")
 
     def __init__(
         self, *, skill: float = 0.4, generate_s: float = 1.0, train_s: float = 1.0
@@ -44,7 +44,7 @@ class ScriptedPolicy(RolloutEngine):
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.generate`. A prompt is "a+b="; a wrong answer is off by one. A
+        """See `Engine.generate`. A prompt is "a+b="; a wrong answer is off by one. A
         completion goes on from the prompt's hint where that is the answer's beginning. All is
         sampled at the end, with the version of that moment."""
         await trio.sleep(self._generate_s)
@@ -69,7 +69,7 @@ class ScriptedPolicy(RolloutEngine):
         )
 
     async def load(self, weights: Path, policy_version: int) -> None:
-        """See `RolloutEngine.load`: the skill is the file's text."""
+        """See `Engine.load`: the skill is the file's text."""
         try:
             skill = float(await trio.to_thread.run_sync((weights / "skill").read_text))
         except (OSError, ValueError) as error:
@@ -97,7 +97,7 @@ class ScriptedPolicy(RolloutEngine):
     async def save(self, directory: Path) -> None:
         await self.export(directory)
 
-    async def turn_back(self, directory: Path) -> int:
+    async def roll_back(self, directory: Path) -> int:
         await self.load(directory, self.version + 1)
         return self.version
 

@@ -161,7 +161,7 @@ class Generation:
 
 
 class TurnGeneration(Generation):
-    """A turn of each context, each with a limit of its own; see `RolloutEngine.go_on`."""
+    """A turn of each context, each with a limit of its own; see `Engine.go_on`."""
 
     def __init__(
         self, policy: Policy, contexts: Sequence[Context], sampling: Sampling, seed: int
@@ -204,7 +204,7 @@ def generate(
     seed: int,
     policy_version: int,
 ) -> list[tuple[Completion, ...]]:
-    """Sample in one go; see `RolloutEngine.generate`. Synchronous.
+    """Sample in one go; see `Engine.generate`. Synchronous.
 
     Raises:
         ConfigError: a prompt leaves no room for a token, or the sampling settings make no sense.

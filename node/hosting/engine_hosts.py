@@ -17,11 +17,11 @@ from node.engines.vllm.engine import UpdateMode, VllmEngine, make_vllm
 from node.engines.vllm.probe import LogProbs, Rows
 from node.engines.vllm.server import ServerRefused, ServerSettings
 from node.interfaces.adapter_files import is_adapter
-from node.interfaces.engine import RolloutEngine, Tell
+from node.interfaces.engine import Engine, Tell
 from node.interfaces.trainer_spec import TrainerSpec
-from node.training.process import TrainerProcess
+from node.train.process import TrainerProcess
 from swarm.errors import ChildFailed, ConfigError
-from swarm.weights.store.versions import version_of
+from swarm.weights.version_store import version_of
 
 PARAMETER_BYTES: Final = 4  # of a model that is written
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class HostedEngine:
     """A worker's engine that runs, with the reference that a vLLM engine is checked against. Made
     by `open_torch` and `open_checked_vllm`."""
 
-    engine: RolloutEngine
+    engine: Engine
     tokenizer: str  # fingerprint
     reference: "ReferencePolicy | None" = None
 

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from node.monitor.console.progress import Work, on_stderr
+from node.observe.progress_bars import Work, on_stderr
+from node.observe.text_format import amount
 from node.policies.presets import ModelPreset
-from node.records.format import amount
 from swarm.errors import ChildFailed, ConfigError
-from swarm.storage.private_files import shared_files
+from swarm.storage import shared_files
 
 DONE_FILE: Final = "config.json"  # part of every complete model directory
 GGUF_SUFFIX: Final = ".gguf"
@@ -187,7 +187,7 @@ def made_once(directory: Path) -> Iterator[bool]:
 def _convert(file: Path, directory: Path) -> None:
     with on_stderr().showing(f"converting {file.name}"):
         done = subprocess.run(
-            [sys.executable, "-m", "node.policies.files.gguf_models", str(file), str(directory)],
+            [sys.executable, "-m", "node.policies.gguf_models", str(file), str(directory)],
             capture_output=True, text=True, timeout=CONVERT_TIMEOUT_S, check=False,
         )  # fmt: skip
     if done.returncode != 0:

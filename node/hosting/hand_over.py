@@ -22,7 +22,7 @@ from node.engines.vllm.server import (
 )
 from node.interfaces.engine import Tell
 from node.interfaces.trainer import PolicyInfo
-from node.training.process import TrainerProcess
+from node.train.process import TrainerProcess
 from swarm.errors import ChildFailed
 
 HAND_OVERS_MAX: Final = 3  # failures in a row; then trainer and engine are started again
@@ -71,7 +71,7 @@ def share_left(config: NodeConfig) -> float:
 
 
 class EngineHandOver:
-    """See `node.loops.parts.HandOver`.
+    """See `node.run.parts.HandOver`.
 
     An engine that does not take a policy serves the one before for another round: what it samples
     says so, and the next policy is given to it again.

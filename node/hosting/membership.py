@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.config import NodeConfig
-from node.monitor.status import fetch_status
+from node.observe.status import fetch_status
 from swarm.errors import ConfigError
 from swarm.identity import Identity, PeerId
 from swarm.peers.invite import INVITE_ADDRESSES_MAX, Invitation, JoinKey, read_allow_list

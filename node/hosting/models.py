@@ -4,7 +4,7 @@
 from partial competence without any download. It is cached under a hash of all that decides it;
 nodes of one run that make it get the same weights. The making happens in a child process
 (`python -m node.hosting.models`), which leaves no torch in the node's own; the problems are made in
-another one, in a sandbox (`node.verification.warm_up`).
+another one, in a sandbox (`node.verify.warm_up`).
 """
 
 import json
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from node.config import NodeConfig, RunConfig
-from node.engines.openai.engine import ServedModel, open_served_model
-from node.engines.openai.tokenizer import fingerprint_of
+from node.engines.openai_engine import ServedModel, open_served_model
+from node.engines.openai_tokenizer import fingerprint_of
 from node.hosting.fetched_models import (
     DONE_FILE,
     GGUF_SUFFIX,
@@ -34,16 +34,15 @@ from node.hosting.fetched_models import (
 )
 from node.hosting.hand_over import share_left
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods.losses.settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
-from node.monitor.console.progress import Work, on_stderr
-from node.policies.presets import PRESETS, missing_directory
-from node.policies.recipe import TinyRecipe, recipe_key
+from node.methods.loss_settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
+from node.observe.progress_bars import Work, on_stderr
+from node.policies.presets import PRESETS, TinyRecipe, missing_directory, recipe_key
 from node.system.caches import cache_directory
 from node.system.extras import need
-from node.verification.warm_up import Asked, asked_of, warm_up_problems
+from node.verify.warm_up import Asked, asked_of, warm_up_problems
 from swarm.errors import ChildFailed, ConfigError
-from swarm.storage.private_files import make_shared
-from swarm.weights.format.code import names_code
+from swarm.storage import make_shared
+from swarm.weights.delta import names_code
 
 TINY = "tiny"
 CHECKPOINTS: Final = "checkpoints"  # in a data directory

@@ -21,10 +21,10 @@ from node.hosting.models import resolve_model, trainer_spec, vllm_context_tokens
 from node.interfaces.adapter_files import is_adapter
 from node.interfaces.engine import Serving, Tell
 from swarm.weights.hot_swap import VersionLoader
-from swarm.weights.store.versions import version_of
+from swarm.weights.version_store import version_of
 
 
-class HostsPolicy(VersionLoader, Protocol):
+class WorkerEngine(VersionLoader, Protocol):
     """The protocol of a worker's engine, from its first version on."""
 
     version: int
@@ -77,7 +77,7 @@ class PolicyHost:
 
     @property
     def paused_s(self) -> float | None:
-        """See `HostsPolicy`. The first start of the engine keeps nothing from sampling."""
+        """See `WorkerEngine`. The first start of the engine keeps nothing from sampling."""
         if self._first:
             return 0.0
         return None if self._host is None else self._host.engine.paused_s

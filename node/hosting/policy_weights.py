@@ -1,27 +1,187 @@
-"""The weights of a run's policy in a node's data directory: what learner and workers share."""
+"""`swarm-node weights`: which versions are here, and whether a directory is what it should be.
+
+Both work without a node, and on any directory of safetensors files.
+
+A node keeps the weights of a run's policies in its data directory:
+
+    weights/policies/NAME/   the versions of one policy (`swarm.weights.version_store`)
+    weights/store/           chunks (`swarm.weights.chunk_store`)
+"""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Final, Protocol
 
 from node.config import NodeConfig
-from node.hosting.weights import POLICIES, STORE
+from node.observe.text_format import amount, printable, short_id
+from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.storage.files import RunSync, Runtime
+from swarm.storage import RunSync, Runtime
 from swarm.transport.base import Transport
-from swarm.weights.heads import HeadRules
+from swarm.weights import manifest as manifest_wire
+from swarm.weights.chunk_store import ChunkStore
+from swarm.weights.hot_swap import HeadRules
+from swarm.weights.manifest import FILE_DTYPE, HEADER_DTYPE, TensorSpec, open_weights, state_of
 from swarm.weights.publisher import VERSIONS_KEPT
-from swarm.weights.service import (
-    Follower,
-    WeightsRules,
-    WeightsService,
+from swarm.weights.version_store import (
+    MANIFEST_SUFFIX,
+    LocalVersion,
+    Versions,
+    read_current,
+    read_versions,
 )
-from swarm.weights.store.chunks import ChunkStore
-from swarm.weights.store.versions import Versions
+from swarm.weights.weights_service import Follower, WeightsRules, WeightsService
+from swarm.wire.messages import MANIFEST_BYTES_MAX
+
+POLICIES = Path("weights", "policies")
+STORE = Path("weights", "store")
+DIFFERENCES_SHOWN_MAX = 20
+NAME_CHARS_SHOWN_MAX = 100
+STATE_CHARS_SHOWN = 12
+
+
+# --- ls ----------------------------------------------------------------------------------------
+
+
+def list_weights(data_dir: Path) -> Iterator[str]:
+    """A line for each version in a data directory, then one for the chunks. Changes nothing, so
+    that it may be asked while a node runs there.
+
+    Raises:
+        ConfigError: no such directory, or no weights in it.
+    """
+    policies = data_dir / POLICIES
+    if not policies.is_dir():
+        raise ConfigError(f"{data_dir}: no weights in there; name a node's data directory")
+    found = False
+    for policy in sorted(path for path in policies.iterdir() if path.is_dir()):
+        current = read_current(policy)
+        for local in read_versions(policy):
+            found = True
+            yield _line(policy.name, local, local.version == current)
+    if not found:
+        yield "no complete version"
+    chunks = [path.stat().st_size for path in (data_dir / STORE).glob("chunks/*/*")]
+    yield f"{len(chunks)} chunks, {amount(sum(chunks), 'B')}"
+
+
+def _line(policy: str, local: LocalVersion, is_current: bool) -> str:
+    created = datetime.fromtimestamp(local.created_at_s, UTC)
+    return (
+        f"{printable(policy, NAME_CHARS_SHOWN_MAX)} {local.version}{'*' if is_current else ' '} "
+        f"{amount(local.size_bytes, 'B'):>8} {local.entries:>6} entries  "
+        f"{local.state.hex()[:STATE_CHARS_SHOWN]}  {created:%Y-%m-%d %H:%M:%S} UTC "
+        f"by {short_id(local.publisher)}"
+    )
+
+
+# --- verify ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """The result of comparing a directory bit for bit, and the lines that report it."""
+
+    is_same: bool
+    lines: tuple[str, ...]
+
+
+def verify(directory: Path, manifest: Path | None, against: Path | None) -> VerifyResult:
+    """Hash the weights in a directory and compare them with a manifest or with another directory.
+
+    Args:
+        manifest: a manifest as it was published; None: the one that lies beside a node's version.
+        against: a directory of weights, in place of a manifest.
+
+    Raises:
+        ConfigError: nothing to compare with, or one of them cannot be read.
+    """
+    if against is not None:
+        wanted = open_weights(against).specs
+    else:
+        wanted = _read_manifest(manifest or _beside(directory))
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: no such directory")
+    try:
+        opened = open_weights(directory)
+    except ConfigError as error:  # a file that is cut short or missing, for one
+        return VerifyResult(False, (str(error), "not the same"))
+    found = opened.specs
+    lines = list(differences(found, wanted))
+    if not lines:
+        size_bytes = sum(spec.size_bytes for spec in found)
+        state = state_of(found).hex()[:STATE_CHARS_SHOWN]
+        lines = [f"the same: {len(found)} entries, {amount(size_bytes, 'B')}, state {state}"]
+        if opened.left_out:
+            lines.append(f"not looked at, no part of weights: {_some(opened.left_out)}")
+        return VerifyResult(True, tuple(lines))
+    shown = lines[:DIFFERENCES_SHOWN_MAX]
+    if len(lines) > len(shown):
+        shown.append(f"and {len(lines) - len(shown)} more")
+    return VerifyResult(
+        False, (*shown, f"not the same: {len(lines)} of {len(wanted)} entries differ")
+    )
+
+
+def differences(found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> Iterator[str]:
+    """A line for each entry in which weights differ from what they should be, by name. Pure."""
+    here, there = ({spec.name: spec for spec in specs} for specs in (found, wanted))
+    for name in sorted(here.keys() | there.keys()):
+        shown = printable(name, NAME_CHARS_SHOWN_MAX)
+        if name not in here:
+            yield f"{shown}: missing"
+        elif name not in there:
+            yield f"{shown}: should not be there"
+        elif here[name] != there[name]:
+            yield f"{shown}: {_difference(here[name], there[name])}"
+
+
+def _difference(found: TensorSpec, wanted: TensorSpec) -> str:
+    if found.file != wanted.file or found.offset_bytes != wanted.offset_bytes:
+        here = f"{found.file} at byte {found.offset_bytes}"
+        return f"in {here}, should be in {wanted.file} at byte {wanted.offset_bytes}"
+    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
+        return f"{_kind(found)}, should be {_kind(wanted)}"
+    return "other content"
+
+
+def _kind(spec: TensorSpec) -> str:
+    if spec.dtype in (FILE_DTYPE, HEADER_DTYPE):
+        return f"{spec.dtype} of {spec.size_bytes} bytes"
+    return f"{spec.dtype} {list(spec.shape)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = [printable(name, NAME_CHARS_SHOWN_MAX) for name in names[:DIFFERENCES_SHOWN_MAX]]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return ", ".join(shown) + more
+
+
+def _beside(directory: Path) -> Path:
+    path = directory.resolve()
+    return path.with_name(path.name + MANIFEST_SUFFIX)
+
+
+def _read_manifest(path: Path) -> tuple[TensorSpec, ...]:
+    try:
+        with path.open("rb") as file:
+            body = file.read(MANIFEST_BYTES_MAX + 1)
+        return manifest_wire.decode_manifest(body).tensors
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; name a manifest with --manifest, or weights with --against"
+        ) from None
+    except RemoteProtocolError as error:
+        raise ConfigError(f"{path}: no manifest: {error.detail}") from None
+
+
+# The weights of a run's policy in a node's data directory: what learner and workers share.
 
 POLICY: Final = "policy"
 STORE_BYTES_MAX: Final = 64 << 30

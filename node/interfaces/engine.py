@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 import trio
 
-from node.methods.generate.drafts import Draft
-from node.methods.generate.speculative import Speculative
+from node.methods.drafts import Draft
+from node.methods.generation import Speculative
 from swarm.errors import LocalProtocolError
 from swarm.rollouts import Completion, FinishReason
 
@@ -35,7 +35,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class EngineInfo:
     """The engine that sampled a rollout group, as the group names it."""
 
     engine: str  # `torch`, `vllm`, `openai`, `scripted`
@@ -44,7 +44,7 @@ class Maker:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The optional parts of `RolloutEngine` that an engine has."""
+    """The optional parts of `Engine` that an engine has."""
 
     turns: bool = False  # `go_on`
     drafts: bool = False  # `redraft`
@@ -74,7 +74,7 @@ class PendingGroup(Protocol):
         ...
 
 
-class RolloutEngine(Protocol):
+class Engine(Protocol):
     """Generates with one policy version at a time.
 
     An engine is started by the function or context manager that makes it. Weights may be loaded
@@ -84,7 +84,7 @@ class RolloutEngine(Protocol):
     """
 
     capabilities: Capabilities = Capabilities()
-    maker: Maker  # complete once the engine has started
+    maker: EngineInfo  # complete once the engine has started
     paused_s: float | None = None  # how long the last load stopped sampling; None: all of the load
 
     @property
@@ -177,6 +177,6 @@ class RolloutEngine(Protocol):
 class Serving:
     """The policy that a rollout worker generates with."""
 
-    engine: RolloutEngine
+    engine: Engine
     tokenizer: str  # fingerprint
     version: Callable[[], int]  # of the weights that serve at the time of the call

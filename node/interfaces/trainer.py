@@ -1,4 +1,4 @@
-"""The protocol of trainers. `node.training.process` has the real one, in a process of its own;
+"""The protocol of trainers. `node.train.process` has the real one, in a process of its own;
 `node.engines.scripted` stands in where a simulation needs none of the learning."""
 
 import math
@@ -43,7 +43,7 @@ class TrainingGroup:
     a text that is not that of its tokens.
 
     Without `own_tokens`, a `tokenizer` that is the trainer's says that the ids are of its tokens
-    all the same, so that they can be taken with their log-probs; see `node.training.rows`.
+    all the same, so that they can be taken with their log-probs; see `node.train.rows`.
 
     A completion's log-probs are used, with its token ids, by the losses that correct for the policy
     that generated it. None, as many as not fit, all zero, above zero or not finite: unknown.
@@ -113,7 +113,7 @@ class TrainReport:
     rate_scale: float = 1.0  # the share of the rate that the next update takes, for caution
     unlikely_tokens: int = 0  # foreign ones left out, below a floor of likelihood
     left_out_completions: int = 0  # foreign ones, for their advantage below zero (`positives`)
-    weighed_tokens: int = 0  # foreign ones that count by the log-probs that came along
+    weighted_tokens: int = 0  # foreign ones that count by the log-probs that came along
     # of |d loss / d log p|, summed over the tokens of the first update, what is of others' tokens
     foreign_gradient: float = math.nan  # 0 to 1; nan: there is no gradient
     # of losses that use behaviour log-probs
@@ -121,7 +121,7 @@ class TrainReport:
     unknown_tokens: int = 0  # trained with weight 1, for want of behaviour log-probs
     left_out_groups: int = 0  # over the share of the batch that may lack them
     # of all losses, at the first update, over tokens of ours that came with log-probs
-    known_tokens: int = 0
+    behaviour_tokens: int = 0
     effective_share: float = math.nan  # effective sample size of the weights over their number
     mismatch_k1: float = math.nan  # KL from the behaviour policy to the one before the update
     mismatch_k3: float = math.nan  # the same by the estimator that is never below zero
@@ -167,7 +167,7 @@ class Trainer(Protocol):
         """Write model, optimizer and RNG into an existing empty directory."""
         ...
 
-    async def turn_back(self, directory: Path) -> int:
+    async def roll_back(self, directory: Path) -> int:
         """Take the weights of what `save` wrote, without momentum. The new policy version: one
         above the present one, as no two policies may have one version.
 

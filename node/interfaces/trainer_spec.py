@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, AdapterShape, Held
 from node.methods.choices import chosen_correction, chosen_loss
-from node.methods.losses.settings import DEFAULT_LOSS, StaleLoss
+from node.methods.loss_settings import DEFAULT_LOSS, StaleLoss
 from swarm.errors import ConfigError, require
 
 ForeignWeighting = Literal["auto", "none", "positives"]
@@ -26,7 +26,7 @@ class TrainerSpec:
     """
 
     model: str
-    learning_rate: float | None = None  # None: what suits the policy (`node.training.suited`)
+    learning_rate: float | None = None  # None: what suits the policy (`node.train.default_rate`)
     warm_up_updates: int | None = None  # in which the rate rises to full; None: what suits it
     updates_per_batch: int = 1
     correction: str = ""  # as the loss; empty: foreign tokens count by their weight, up to twice
@@ -42,7 +42,7 @@ class TrainerSpec:
     completion_tokens_max: int | None = None  # of what the run samples, EOS aside; None: context
     completion_chars_max: int | None = None  # of foreign completions; None: any
     temperature: float = 1.0  # that the run samples at; losses are of that distribution
-    foreign_weighting: ForeignWeighting = "auto"  # see `node.training.rows`
+    foreign_weighting: ForeignWeighting = "auto"  # see `node.train.rows`
     foreign_logprob_min: float | None = None  # of foreign tokens to train on; None: all of them
     lora_rank: int = 0  # of the adapter that is trained in place of the model; 0: none
     lora_alpha: float | None = None  # the adapter is scaled by alpha / rank; None: twice the rank

@@ -6,20 +6,24 @@ from typing import Annotated, Any, Final, cast
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from node.methods.advantages import contexts, group, robust, unlikely
-from node.methods.control import external, vade
-from node.methods.filters.need import ByNeed
-from node.methods.filters.rescue import Rescue
-from node.methods.generate import hints, speculative
+from node.methods import advantages as contexts
+from node.methods import advantages as group
+from node.methods import advantages as robust
+from node.methods import advantages as unlikely
+from node.methods import generation as speculative
+from node.methods import hints
+from node.methods import loss_settings as losses
+from node.methods import loss_settings as weighing
+from node.methods import task_control as external
+from node.methods import task_control as vade
+from node.methods.filters import ByNeed
 from node.methods.groups import Advantages
-from node.methods.losses import settings as losses
-from node.methods.losses import weighing_settings as weighing
-from node.methods.losses.settings import LOSSES, LossSettings
-from node.methods.losses.weighing_settings import CORRECTIONS
+from node.methods.loss_settings import CORRECTIONS, LOSSES, LossSettings
 from node.methods.method import MethodSettings
-from swarm.rollouts import VerifiedGroup
+from node.methods.replay import Rescue
+from swarm.rollouts import ScoredGroup
 
-_Function = Callable[[Sequence[VerifiedGroup], Any], Advantages]
+_Function = Callable[[Sequence[ScoredGroup], Any], Advantages]
 
 ADVANTAGES: Final[Mapping[str, tuple[type[MethodSettings], _Function]]] = {
     "grpo": (group.Grpo, group.grpo),
@@ -36,7 +40,7 @@ ADVANTAGES: Final[Mapping[str, tuple[type[MethodSettings], _Function]]] = {
 }
 
 
-def advantages(groups: Sequence[VerifiedGroup], set_to: MethodSettings) -> Advantages:
+def advantages(groups: Sequence[ScoredGroup], set_to: MethodSettings) -> Advantages:
     """The advantages of a batch by the method that `set_to` belongs to.
 
     Raises:

@@ -1,26 +1,35 @@
 """The methods that there are, by family and name."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
-from node.methods.advantages import rewards, turns
+from node.methods import admission_control as admission
+from node.methods import advantages as turns
+from node.methods import filters as extremes
+from node.methods import filters as informative
+from node.methods import filters as need
+from node.methods import filters as overlong
+from node.methods import filters as variance
+from node.methods import generation as branching
+from node.methods import generation as noise
+from node.methods import generation as pruning
+from node.methods import generation as purify
+from node.methods import generation as speculative
+from node.methods import hints, rewards
+from node.methods import replay as rescue
+from node.methods import replay as salvage
+from node.methods import replay as successes
+from node.methods import rollout_budgets as budgets
+from node.methods import rollout_budgets as schedules
+from node.methods import rollout_budgets as widths
+from node.methods import task_control as cdas
+from node.methods import task_control as external
+from node.methods import task_control as vade
 from node.methods.choices import ADVANTAGES
-from node.methods.control import admission, budgets, cdas, external, schedules, vade, widths
-from node.methods.filters import (
-    extremes,
-    informative,
-    need,
-    overlong,
-    rescue,
-    salvage,
-    successes,
-    variance,
-)
-from node.methods.generate import branching, hints, noise, pruning, purify, speculative
-from node.methods.losses.objectives import OBJECTIVES
-from node.methods.losses.settings import LOSSES, StaleLoss
-from node.methods.losses.weighing import IMPORTANCE_WEIGHTS
-from node.methods.losses.weighing_settings import CORRECTIONS
+from node.methods.importance_weights import IMPORTANCE_WEIGHTS
+from node.methods.loss_settings import CORRECTIONS, LOSSES, StaleLoss
+from node.methods.losses import OBJECTIVES
 from node.methods.method import Family, KnownMethod, MethodSettings, Need
 
 _NODES: Final = ("node", "learner")
@@ -162,3 +171,90 @@ def families(methods: Iterable[KnownMethod] = METHODS) -> dict[Family, list[Know
     for each in methods:
         found.setdefault(each.family, []).append(each)
     return found
+
+
+# Methods of the literature on rollouts: each with its place in the tree, or the reason that it is
+# absent.
+
+_SURROGATE = "time steps of a numerical surrogate: no policy, no reward, no tokens"
+_DENOISING = "denoising steps, whose likelihoods are no token's"
+
+
+@dataclass(frozen=True, slots=True)
+class LiteratureRow:
+    """One system. `methods`: names in `registry.METHODS`; `where`: another part that serves it;
+    `why_not`: it is left out."""
+
+    name: str
+    source: str
+    methods: tuple[str, ...] = ()
+    where: str = ""
+    why_not: str = ""
+
+
+LITERATURE: Final = (
+    LiteratureRow("SAPO, sharing of rollouts", "2509.08721", ("sapo",), "node/run/sapo.py"),
+    LiteratureRow("ECHO-2", "2602.02192", where="coordinator/, node/run/learner.py"),
+    LiteratureRow("AReaL", "2505.24298", ("decoupled", "admission")),
+    LiteratureRow("APRIL", "2509.18521", where="node/run/partial_rollouts.py"),
+    LiteratureRow("M2PO", "2510.01161", ("m2po",)),
+    LiteratureRow(
+        "Missing Old Logits", "2605.12070",
+        why_not="PPO-EWMA needs snapshots of the trainer, which it does not keep yet",
+    ),
+    LiteratureRow("GFCR survey", "2605.02913", where="the families of methods are its vocabulary"),
+    LiteratureRow("ROLL", "ROLL", ("reclamation",)),
+    LiteratureRow("RollArt", "RollArt", where="nodes of unlike hardware, each at its own pace"),
+    LiteratureRow("SPEC-RL", "2509.23232", ("speculative",)),
+    LiteratureRow("BAPO", "2510.18927", ("bapo",)),
+    LiteratureRow("GAPO", "2510.21830", ("gapo",)),
+    LiteratureRow("MC-GRPO", "2601.22582", ("mc_grpo",)),
+    LiteratureRow("VADE", "2511.18902", ("vade",)),
+    LiteratureRow("VCRL", "2509.19803", ("variance_curriculum", "variance")),
+    LiteratureRow("CDAS", "2505.17652", ("cdas",)),
+    LiteratureRow("DARS", "2508.13755", ("dars",)),
+    LiteratureRow("D3S", "2509.22115", ("extremes",)),
+    LiteratureRow("XRPO", "2510.06672", ("novelty", "xrpo_allocation")),
+    LiteratureRow("DUET", "2605.08441", ("duet",)),
+    LiteratureRow("ARRoL", "2603.24840", ("pruning",)),
+    LiteratureRow("LENS", "2601.21244", ("purify",)),
+    LiteratureRow("LATR", "2510.24302", ("branching",)),
+    LiteratureRow("UI-S1", "2509.11543", ("two_levels",)),
+    LiteratureRow("DART", "2509.23866", ("truncated", "pool_of_successes")),
+    LiteratureRow("Uniqueness-aware RL", "2601.08763", ("uniqueness",)),
+    LiteratureRow("BroRL", "2510.01180", ("brorl",)),
+    LiteratureRow("NudgeRL", "2605.15726", ("contexts", "nudges")),
+    LiteratureRow("POISE", "2605.07579", ("cross_value",)),
+    LiteratureRow("FAPO", "2510.22543", ("flawed",)),
+    LiteratureRow("SCRL", "2605.22074", ("sub_problems",)),
+    LiteratureRow("SIRI", "2509.25176", ("length_schedule",)),
+    LiteratureRow("QeRL", "2510.11696", ("noise",)),
+    LiteratureRow("DARE, TTRL", "2601.21804", ("distribution", "majority")),
+    LiteratureRow(
+        "ECHO for test-time RL", "2602.02150", why_not="its constants are not published"
+    ),
+    LiteratureRow("AEPO", "2510.14545", why_not="its abstract alone is known: no formula"),
+    LiteratureRow("ADHint", "2512.13095", ("hints",)),
+    LiteratureRow("SCOPE", "2602.24110", ("salvage",)),
+    LiteratureRow("BES", "2605.28814", why_not="generates offline; its operators are not public"),
+    LiteratureRow("VerIPO", "VerIPO", why_not="DPO needs a reference policy, which is not kept"),
+    LiteratureRow("AgentMath", "AgentMath", where="node/run/partial_rollouts.py"),
+    LiteratureRow("FlexMARL", "FlexMARL", why_not="several agents that learn together"),
+    LiteratureRow("ToMPO", "ToMPO", why_not="several agents, on a graph"),
+    LiteratureRow("OTR", "OTR", why_not="supervised: a loss for single tokens of given answers"),
+    LiteratureRow("RTV, PDR", "RTV", why_not="scaffolds at inference time"),
+    LiteratureRow("GEPO", "2508.17850", ("gepo",)),
+    LiteratureRow("SAGE", "SAGE", why_not="an agent's scaffold"),
+    LiteratureRow("semi-PD", "semi-PD", why_not="serving inside of one machine, below an engine"),
+    LiteratureRow("Sol-RL", "Sol-RL", why_not=_DENOISING),
+    LiteratureRow("BranchGRPO", "BranchGRPO", why_not=_DENOISING),
+    LiteratureRow("FedAMD", "FedAMD", why_not="shares gradients, not experience"),
+    LiteratureRow("RAVL", "RAVL", why_not="offline control with a learned model of the world"),
+    LiteratureRow("Mixed Fair Division", "survey", why_not="theory of dividing goods"),
+    LiteratureRow("Privacy policies by jurisdiction", "study", why_not="no learning"),
+    LiteratureRow("DeepONet", "DeepONet", why_not=_SURROGATE),
+    LiteratureRow("PDE-Refiner", "PDE-Refiner", why_not=_SURROGATE),
+    LiteratureRow("StreamChar", "StreamChar", why_not=_DENOISING),
+    LiteratureRow("ReflectDrive-2", "ReflectDrive-2", why_not=_DENOISING),
+    LiteratureRow("Multi-agent software platform", "platform", why_not="no learning"),
+)  # fmt: skip

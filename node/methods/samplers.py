@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
 
-from node.methods.filters.need import ByNeed, by_need
+from node.methods.filters import ByNeed, by_need
 from swarm.exchange.pool import Candidate
 from swarm.identity import PeerId
-from swarm.rollouts import GroupId, VerifiedGroup, informative
+from swarm.rollouts import GroupId, ScoredGroup, informative
 
 
 def draw_foreign(
@@ -64,11 +64,11 @@ def _bounded(order: Iterable[Candidate], count: int, per_producer_max: int) -> l
     return drawn
 
 
-def distinct(groups: Sequence[VerifiedGroup]) -> list[VerifiedGroup]:
+def distinct(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     """Those groups that say something new, in their order: of several with one task, the first of
     each producer, and the first with the same texts in whatever order. Whoever copies another's
     answers to a common task, or does one again and again, gains no second place."""
-    found: list[VerifiedGroup] = []
+    found: list[ScoredGroup] = []
     known: set[object] = set()
     for each in groups:
         task, texts = each.group.task, tuple(sorted(c.text for c in each.group.completions))

@@ -20,8 +20,8 @@ from transformers.utils import CONFIG_NAME
 
 from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import Precision
-from node.policies.files.tensors import not_finite
 from node.policies.policy import Policy
+from node.policies.tensor_files import not_finite
 from swarm.errors import ConfigError, LocalProtocolError
 
 FORMAT = 1
@@ -33,10 +33,10 @@ def save(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
     policy_version: int,
-    course: Mapping[str, Any] | None = None,
+    step_guard: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint into an existing empty directory; every file is on disk on return.
-    `course`: what else a trainer remembers, as plain values (`course_of`).
+    `step_guard`: what else a trainer remembers, as plain values (`step_guard_of`).
 
     Raises:
         LocalProtocolError: weights that are not finite, which nothing could be resumed from.
@@ -52,7 +52,7 @@ def save(
         "policy_version": policy_version,
         "tokenizer": policy.fingerprint,
         "adapter": _adapter_record(policy),
-        "course": course or {},
+        "step_guard": step_guard or {},
     }
     (directory / _STATE).write_text(json.dumps(state))
     sync_directory(directory)
@@ -95,9 +95,9 @@ def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> i
     return version
 
 
-def course_of(directory: Path) -> Mapping[str, Any]:
+def step_guard_of(directory: Path) -> Mapping[str, Any]:
     """The step guard's record in a checkpoint that `load` has taken; empty: none."""
-    found: Mapping[str, Any] = json.loads((directory / _STATE).read_text()).get("course", {})
+    found: Mapping[str, Any] = json.loads((directory / _STATE).read_text()).get("step_guard", {})
     return found
 
 

@@ -34,13 +34,14 @@ from node.interfaces.contexts import context_in
 from node.interfaces.prompts import NO_TEXT, PromptEncoder
 from node.interfaces.trainer_spec import Device
 from node.policies import frozen
-from node.policies.files import tensors, tokenizers
-from node.policies.files.templates import Renderer
+from node.policies import tensor_files as tensors
+from node.policies import tokenizer_files as tokenizers
+from node.policies.chat_templates import Renderer
 from node.policies.presets import missing_directory
 from node.policies.weight_diff import kinds_of
 from swarm.errors import ChildFailed, ConfigError
-from swarm.storage.private_files import shared_files
-from swarm.weights.format.code import AUTO_MAP
+from swarm.storage import shared_files
+from swarm.weights.delta import AUTO_MAP
 
 transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
 

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from node.methods.losses import clip as losses
+from node.methods import losses
 from node.policies import lean
-from node.policies.recipe import TinyRecipe, recipe_key
+from node.policies.presets import TinyRecipe, recipe_key
 from swarm.errors import ConfigError
 
 __all__ = ["TinyRecipe", "byte_tokenizer", "make_tiny", "recipe_key"]

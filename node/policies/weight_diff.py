@@ -12,9 +12,15 @@ from typing import Final
 import numpy as np
 
 from swarm.errors import ChildFailed, ConfigError, StorageFailed
-from swarm.weights.format.layout import BadLayout, Entry, header_size, parse_header
-from swarm.weights.format.manifest import HEADER_DTYPE
-from swarm.weights.format.tensors import READ_BYTES, read_at
+from swarm.weights.manifest import (
+    HEADER_DTYPE,
+    READ_BYTES,
+    BadLayout,
+    Entry,
+    header_size,
+    parse_header,
+    read_at,
+)
 
 SUFFIX: Final = "*.safetensors"
 _LAYER: Final = re.compile(r"(?:^|\.)\d+\.")  # the outermost number in a tensor's name

@@ -16,9 +16,12 @@ releases or need libseccomp.
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import resource
+import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -90,7 +93,7 @@ NEEDED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Visible:
+class VisiblePaths:
     """Paths that a confined process may read, folders that it may list, and paths hidden
     from it."""
 
@@ -100,14 +103,14 @@ class Visible:
     scratch: bool = True
 
 
-def view_of_library(library: Iterable[Path]) -> Visible:
+def view_of_library(library: Iterable[Path]) -> VisiblePaths:
     """The standard library only, nothing writable."""
     read = [*map(Path, (*_SYSTEM, *_libraries())), *library]
     spelled = (each for path in read for each in (path, path.resolve()))
-    return Visible(tuple(dict.fromkeys(spelled)), scratch=False)
+    return VisiblePaths(tuple(dict.fromkeys(spelled)), scratch=False)
 
 
-def view_of_python(hidden: Iterable[Path], more: Iterable[Path] = ()) -> Visible:
+def view_of_python(hidden: Iterable[Path], more: Iterable[Path] = ()) -> VisiblePaths:
     """The files that this interpreter and its packages need, and `more`. Of an import folder with
     hidden content, only importable files."""
     apart = tuple({spelled for each in hidden for spelled in (each.absolute(), each.resolve())})
@@ -124,7 +127,7 @@ def view_of_python(hidden: Iterable[Path], more: Iterable[Path] = ()) -> Visible
         else:
             read.append(place)
     spelled = (each for path in read for each in (path, path.resolve()))
-    return Visible(tuple(dict.fromkeys(spelled)), tuple(listed), apart)
+    return VisiblePaths(tuple(dict.fromkeys(spelled)), tuple(listed), apart)
 
 
 def _libraries() -> list[str]:
@@ -148,7 +151,7 @@ def _importable(folder: Path, apart: Iterable[Path]) -> list[Path]:
     return []
 
 
-def confine(view: Visible) -> Layers:
+def confine(view: VisiblePaths) -> Layers:
     """Confine this single-threaded process and its children for good, as far as the
     machine allows."""
     if sys.platform == "darwin":
@@ -189,7 +192,7 @@ def lock(memory_bytes: int | None = None) -> None:
     seccomp.lock()
 
 
-def leave_alone(memory_bytes: int) -> None:
+def restrict_to_computing(memory_bytes: int) -> None:
     """Leave a confined single-threaded process only computing.
 
     Raises:
@@ -197,7 +200,7 @@ def leave_alone(memory_bytes: int) -> None:
     """
     limit(memory_bytes)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
-    seccomp.leave_alone()
+    seccomp.restrict_to_computing()
 
 
 def found() -> Layers:
@@ -229,3 +232,48 @@ def _apply_seatbelt(hidden: Iterable[Path]) -> bool:
         return False
     message = ctypes.c_char_p()
     return bool(init(profile.encode(), ctypes.c_uint64(0), ctypes.byref(message)) == 0)
+
+
+# Empty the scratch folder between texts.
+
+_SET_FLAGS: Final = 0x40086602  # FS_IOC_SETFLAGS
+_NO_FLAGS: Final = struct.pack("l", 0)
+
+
+def clear(folder: Path) -> None:
+    """Reset a folder to its initial state: empty, default mode, times, attributes and flags. The
+    working directory is `/` afterwards.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    folder.chmod(0o700)
+    os.chdir(folder)
+    _empty()
+    for name in os.listxattr("."):
+        os.removexattr(".", name)
+    opened = os.open(".", os.O_RDONLY | os.O_CLOEXEC)
+    with suppress(OSError):  # a file system without flags
+        fcntl.ioctl(opened, _SET_FLAGS, _NO_FLAGS)
+    os.close(opened)
+    os.utime(".", (0, 0))
+    os.chdir("/")
+
+
+def _empty() -> None:
+    """Empty the working folder iteratively: nesting may exceed any path length or recursion, and
+    folders may be closed."""
+    left, above = [os.listdir()], [""]
+    while left:
+        if not left[-1]:
+            left.pop()
+            if name := above.pop():
+                os.chdir("..")
+                os.rmdir(name)
+        elif stat.S_ISDIR(os.lstat(name := left[-1].pop()).st_mode):
+            os.chmod(name, 0o700)
+            os.chdir(name)
+            left.append(os.listdir())
+            above.append(name)
+        else:
+            os.unlink(name)

@@ -37,7 +37,7 @@ from node.sandbox.runner_main import (
     RESULT_BYTES_MAX,
     WALL_MAX_S,
     WALL_SHARE,
-    is_starved,
+    lacks_cpu,
 )
 from swarm.errors import ChildFailed, ConfigError
 
@@ -56,7 +56,7 @@ class NoSandbox(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RunResult:
     """The end of a text's code and each call's result as plain JSON; None: the call failed."""
 
     ended: Ended
@@ -215,7 +215,7 @@ def has_waited() -> bool:
     return _Current.waited
 
 
-def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
+def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> RunResult:
     """Run a text's code and call its function with each list of arguments (plain JSON).
 
     Raises:
@@ -229,7 +229,7 @@ def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
     left_s = min(WALL_MAX_S, _Current.wall_until_s - wall_s)
     if paid_s >= _Current.paid_until_s or left_s <= 0:
         _record_waiting(_Current.cpu_s, _Current.wall_s)
-        return Ran("undecided")
+        return RunResult("undecided")
     job = {"source": source, "function": function, "calls": [list(call) for call in calls]}
     said, (how, cpu_s, wall_s) = _Current.runner.ask(json.dumps(job).encode(), left_s)
     _Current.cpu_s += cpu_s
@@ -240,18 +240,18 @@ def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
     cpu_s = max(cpu_s, WALL_SHARE * wall_s)
     _Current.account.add(cpu_s, wall_s)
     if len(said) > RESULT_BYTES_MAX:  # on every machine
-        return Ran("over", cpu_s=cpu_s)
+        return RunResult("over", cpu_s=cpu_s)
     ended, results, lines = _understood(said)
     if how in (BY_FAULT, BY_CLOCK) or (how == NEAR and ended == "done"):
         ended = "undecided"
     if ended == "done" and len(results) != len(calls):
         ended = "over"  # the code wrote into the pipe
     found = tuple(tuple(each) if each else None for each in results) if ended == "done" else ()
-    return Ran(ended, found, lines, cpu_s)
+    return RunResult(ended, found, lines, cpu_s)
 
 
 def _record_waiting(cpu_s: float, wall_s: float) -> None:
-    if cpu_s < wall_s / 2 and not is_starved():
+    if cpu_s < wall_s / 2 and not lacks_cpu():
         _Current.waited = True
 
 

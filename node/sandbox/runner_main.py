@@ -132,7 +132,7 @@ def _wait_until(child: int, until: float) -> tuple[int, resource.struct_rusage, 
     return status, usage, False
 
 
-def is_starved() -> bool:
+def lacks_cpu() -> bool:
     """True if this machine has no core for this process: a short computation takes too long. Load
     by others is then to blame."""
     began, before_s = time.perf_counter(), time.process_time()
@@ -160,7 +160,7 @@ def _begin(job: int, result: int, *, has_filter: bool) -> Mapping[str, Any]:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)  # refused by the filter from here on
     if has_filter:
-        confinement.leave_alone(memory_bytes)
+        confinement.restrict_to_computing(memory_bytes)
     else:
         confinement.limit(memory_bytes)
     sys.stdin, sys.stdout, sys.stderr = (

@@ -126,7 +126,7 @@ def lock() -> None:
     )
 
 
-def leave_alone() -> None:
+def restrict_to_computing() -> None:
     """Install the filter `alone` on top, for a single-threaded process.
 
     Raises:

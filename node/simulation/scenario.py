@@ -13,7 +13,7 @@ group_bytes = 16384
 [learner]                   # where there is one: it and its workers, beside the nodes
 workers = 2
 
-[[faults]]                  # see swarm/simulation/faults.py
+[[faults]]                  # see swarm/simulation/network_faults.py
 kind = "crash"
 every_s = 60
 share = 0.3
@@ -69,7 +69,7 @@ class _Table(BaseModel):
 
 
 class FaultTable(_Table):
-    """One `[[faults]]`: a `swarm.simulation.faults.Fault`."""
+    """One `[[faults]]`: a `swarm.simulation.network_faults.Fault`."""
 
     kind: Literal["crash", "pause", "partition", "clog", "bad_link", "stillborn"]
     at_s: Seconds = 0.0

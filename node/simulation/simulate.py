@@ -4,7 +4,7 @@ Everything above `Transport` is the code that `swarm-node join` runs; `nodes.py`
 exceptions. Scenario, number of nodes, profile and seed determine a run. The last line of a report
 replays it, fault by fault.
 
-**Delivery.** Which group is due where is in `swarm/simulation/checks/delivery.py`. Its latency is
+**Delivery.** Which group is due where is in `swarm/simulation/delivery.py`. Its latency is
 from `share()` at its producer until a host has heard of it, chosen it, fetched it, verified it and
 stored it.
 
@@ -29,46 +29,44 @@ import trio
 from node.config import NodeConfig, RunConfig
 from node.config.run import LearnerRules
 from node.engines.scripted import TOKENIZER
-from node.environments.scoring import pose
+from node.envs.scoring import pose
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup, TrainReport
-from node.loops.checkpoints import Checkpoints
-from node.loops.progress import Progress
-from node.records.records import RoundDone
-from node.roles.sharing import FETCH_PARALLEL, pool_limits
-from node.simulation.learner import LearnerCase, SimulatedLearner, run_of
-from node.simulation.nodes import EPOCH_S, SimulatedNode, build, run, run_inline
-from node.simulation.policy import KeptPolicy
-from node.simulation.report import Replay, Report
+from node.observe.records import RoundDone
+from node.run.checkpoints import Checkpoints
+from node.run.node import FETCH_PARALLEL, pool_limits
+from node.run.progress import Progress
 from node.simulation.scenario import CHAOS, NODES_MAX, chaos_scenario, load_scenario, whole_number
-from node.verification.assignment import assigned_task
+from node.simulation.simulated_learner import LearnerCase, SimulatedLearner, run_of
+from node.simulation.simulated_nodes import EPOCH_S, SimulatedNode, build, run, run_inline
+from node.simulation.simulated_policy import KeptPolicy
+from node.simulation.simulation_report import Replay, Report
+from node.verify.assignment import assigned_task
 from swarm.errors import ConfigError, TransportError
-from swarm.exchange.fetching import ADVERTS_PER_PRODUCER_MAX, OFFER_LIMITS
+from swarm.exchange.fetching import ADVERTS_PER_PRODUCER_MAX, BATCHES_FACTOR, OFFER_LIMITS
 from swarm.exchange.pool import AddResult, PoolLimits
-from swarm.exchange.stragglers import BATCHES_FACTOR
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import Block, block_of
 from swarm.peers.address_book import AddressBook
 from swarm.peers.reputation import Ban
-from swarm.rollouts import Completion, FinishReason, GroupId, RolloutGroup, VerifiedGroup
-from swarm.simulation.addresses import draw_ips
-from swarm.simulation.checks.bounds import Size, limits_of
-from swarm.simulation.checks.delivery import Away, count_deliveries, shortfalls
-from swarm.simulation.checks.invariants import (
+from swarm.rollouts import Completion, FinishReason, GroupId, RolloutGroup, ScoredGroup
+from swarm.simulation.delivery import Away, count_deliveries, shortfalls
+from swarm.simulation.invariants import (
     BanRules,
     ByteWatch,
     Invariants,
     PublishedGroup,
     RecordRules,
+    Size,
     WatchedPool,
+    limits_of,
     still_on_offer,
 )
-from swarm.simulation.determinism import deterministic_run, stop_at_once
-from swarm.simulation.faults import Fault, FaultEvent, FaultRunner, draw_faults, plan
-from swarm.simulation.hostile.liar import Liar
-from swarm.simulation.hostile.lies import CATALOGUE
-from swarm.simulation.profiles import links_of
-from swarm.simulation.world import open_world
+from swarm.simulation.liar import Liar
+from swarm.simulation.lies import CATALOGUE
+from swarm.simulation.links import draw_ips, links_of
+from swarm.simulation.network_faults import Fault, FaultEvent, FaultRunner, draw_faults, plan
+from swarm.simulation.world import deterministic_run, open_world, stop_at_once
 from swarm.wire.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL
 
 BOOTSTRAP_HOSTS = 3  # whose addresses every node is given
@@ -498,7 +496,7 @@ class _Simulation:
         drawn = [(c.text, c.logprobs[:16]) for c in group.completions]
         self._invariants.trained(host, repr((group.prompt, drawn)).encode())
 
-    def _on_stored(self, host: int, record: bytes, verified: VerifiedGroup, own: bool) -> None:
+    def _on_stored(self, host: int, record: bytes, verified: ScoredGroup, own: bool) -> None:
         now_s, group = trio.current_time(), verified.group
         self._invariants.stored(host, record, verified.group_id)
         self._world.record(f"stored {host} {verified.group_id.hex()}")
@@ -511,7 +509,7 @@ class _Simulation:
             self._arrived[verified.group_id, host] = now_s
             self._first_foreign.setdefault(host, []).append(now_s)
 
-    def _on_refused(self, verified: VerifiedGroup, result: AddResult) -> None:
+    def _on_refused(self, verified: ScoredGroup, result: AddResult) -> None:
         self._report.fetched_again += result is AddResult.KNOWN
 
     # --- what must hold ---------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """A socket server with few clients at a time. Beyond the limit the newest client of the largest
-address is dropped. Clients cannot cause errors here; failed ones are counted by reason."""
+address is dropped. Clients cannot cause errors here; failed ones are counted by reason.
+"""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+import httpx
 import trio
 
 from swarm.limits.address_blocks import OriginPath, path_of
@@ -54,3 +56,22 @@ def _path_of(stream: trio.SocketStream) -> OriginPath:
     except OSError:
         return ()
     return path_of(remote[0]) if isinstance(remote, tuple) else ()
+
+
+# Body of a cancellable HTTP request.
+
+
+class WholeBody(httpx.AsyncByteStream):
+    """A body in one piece. httpx would use an async generator, which a cancelled request leaves to
+    the garbage collector, outside the loop."""
+
+    def __init__(self, content: bytes) -> None:
+        self._left = [content]
+
+    def __aiter__(self) -> "WholeBody":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._left:
+            raise StopAsyncIteration
+        return self._left.pop()

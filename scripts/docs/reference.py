@@ -15,15 +15,15 @@ from typing import Any, Final, get_type_hints
 
 from pydantic import BaseModel
 
+from coordinator import fleet_file as fleet
+from coordinator import plan_file
 from coordinator.cli import parser as coordinator_parser
-from coordinator.files import fleet, plan_file
 from coordinator.model.activation import Settings
-from coordinator.model.capacity import Run, Worker
+from coordinator.model.capacity import MBIT, Run, Worker
 from coordinator.model.pacing import PacingRules
-from coordinator.model.ranges import MBIT
 from node.cli import whole_parser as node_parser
 from node.commands.arguments import Parser
-from node.commands.environment_template import template
+from node.commands.environments import template
 from node.config.described import Setting, default_of, groups_of, kind_of, meanings, settings_of
 from node.config.node import NodeConfig
 from node.config.run import (

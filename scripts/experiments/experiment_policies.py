@@ -50,8 +50,7 @@ from measuring import interval, train_swarm, value_at
 from on_record import files_of, kept, key_of, run_missing
 
 from node.methods.choices import ADVANTAGES
-from node.methods.losses.settings import LOSSES
-from node.methods.losses.weighing_settings import CORRECTIONS
+from node.methods.loss_settings import CORRECTIONS, LOSSES
 
 HERE = Path(__file__).parent
 RUNS = {  # of others: `demo`
@@ -153,7 +152,7 @@ def run_one(kind: str, arm: str, seed: int, rounds: int) -> dict[str, Any]:
     import torch
 
     from node.hosting.models import resolve_model
-    from swarm.simulation.determinism import deterministic_run
+    from swarm.simulation.world import deterministic_run
 
     torch.set_num_threads(1)
     config = config_of(kind, arm, seed, rounds)
@@ -164,8 +163,8 @@ def run_one(kind: str, arm: str, seed: int, rounds: int) -> dict[str, Any]:
 
 
 async def _swarm(config: Any, model: str, seed: int, nodes: int) -> dict[str, Any]:
-    from node.loops.evaluation import examine
-    from node.records.records import HeldOut, RoundDone
+    from node.observe.records import HeldOut, RoundDone
+    from node.run.evaluation import examine
 
     points: list[dict[str, Any]] = []
     ends: list[dict[str, Any]] = []

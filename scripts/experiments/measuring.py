@@ -16,7 +16,7 @@ def Timed(spec: Any) -> Any:
     counted: they generate one completion a prompt."""
     import trio
 
-    from node.training.process import InProcessTrainer
+    from node.train.process import InProcessTrainer
 
     class TimedTrainer(InProcessTrainer):
         training_s = 0.0
@@ -56,8 +56,8 @@ async def train_swarm(config: Any, models: Sequence[str], seed: int, heard: Hear
     import trio
 
     from node.hosting.models import trainer_spec
-    from node.records.records import HeldOut
-    from node.simulation.nodes import build, run
+    from node.observe.records import HeldOut
+    from node.simulation.simulated_nodes import build, run
     from swarm.simulation.links import LinkProfile
     from swarm.simulation.world import open_world
 

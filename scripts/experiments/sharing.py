@@ -18,7 +18,7 @@ arm and a control in the plan together (Bonferroni), by Student's t over seeds a
 that draws tasks, each with all of its nodes and seeds. They hold for the policies that the nodes
 begin with: no seed has another warm-up. That the best control is taken, by the same data, works
 against the arms that share. Last comes, beside what was found, what the model of when sharing pays
-lets expect (`node/records/usefulness.py`), as a table and a plot.
+lets expect (`node/observe/usefulness.py`), as a table and a plot.
 
 Results are kept under a key of all that decides them: settings, policies, code, packages,
 processor; of seconds also the load of the machine does.
@@ -49,7 +49,7 @@ from on_record import code_of, files_of, kept, key_of, run_missing
 from scipy.stats import bootstrap
 from scipy.stats import t as student
 
-from node.records.usefulness import GroupCost, expected_together
+from node.observe.usefulness import GroupCost, expected_together
 
 HERE: Final = Path(__file__).parent
 PLAN: Final[dict[str, Any]] = tomllib.loads((HERE / "sharing_plan.toml").read_text())
@@ -112,7 +112,7 @@ def models_of(condition: str, out: Path) -> list[str]:
 def _warmed(config: Any, environment: str, to: float, out: Path) -> Path:
     """A tiny policy that was warmed on the run's tasks, on those of this environment `SPECIAL`
     times as often as on those of each other; "": on all alike."""
-    from node.policies.recipe import TinyRecipe, recipe_key
+    from node.policies.presets import TinyRecipe, recipe_key
     from node.policies.tiny import make_tiny
 
     recipe = TinyRecipe(target=to, steps=1_200)
@@ -120,7 +120,7 @@ def _warmed(config: Any, environment: str, to: float, out: Path) -> Path:
         "node/policies",
         "node/environments",
         "node/hosting/models.py",
-        "node/verification/warm_up.py",
+        "node/verify/warm_up.py",
     )
     key = recipe_key(recipe, f"{config.run.run_id} {environment} {SPECIAL} {code}")
     directory = out / "policies" / f"{environment or 'all'}-{key[:16]}"
@@ -135,7 +135,7 @@ def _warmed(config: Any, environment: str, to: float, out: Path) -> Path:
 
 def _mixed_pairs(config: Any, special: str) -> Iterator[tuple[str, str]]:
     from node.hosting.models import warm_up_pairs
-    from node.verification.warm_up import asked_of
+    from node.verify.warm_up import asked_of
 
     names = sorted({each.name for each in config.run.environments})
     pairs = [warm_up_pairs(asked_of(config, {name})) for name in names]
@@ -152,7 +152,7 @@ def run_one(condition: str, arm: str, seed: int, rounds: int, out: Path) -> dict
     """Train one swarm; what its policies could do at each evaluation."""
     import torch
 
-    from swarm.simulation.determinism import deterministic_run
+    from swarm.simulation.world import deterministic_run
 
     torch.set_num_threads(threads_of(condition))
     config = config_of(condition, arm, seed, rounds)
@@ -164,8 +164,8 @@ def run_one(condition: str, arm: str, seed: int, rounds: int, out: Path) -> dict
 
 
 async def _swarm(config: Any, models: Sequence[str], seed: int) -> dict[str, Any]:
-    from node.loops.evaluation import examine
-    from node.records.records import HeldOut, RoundDone
+    from node.observe.records import HeldOut, RoundDone
+    from node.run.evaluation import examine
 
     points: list[dict[str, Any]] = []
     totals = dict.fromkeys(COUNTED, 0)

@@ -1,13 +1,12 @@
-"""The fetching side of the exchange: choose, fetch, verify, pool.
+"""Bounds on the fetches that wait for slow peers. Pure.
 
-No producer holds up the others. One batch at a time is under way to each; what is under way to a
-producer that has not delivered hardly counts as stock to come; and one that failed is left alone
-for a while, so that silence costs the swarm a few seconds now and then.
+A late batch keeps no place from others, but it counts among the batches under way, whose number is
+bounded. A peer with many names that answers everything late would fill them all. So late batches
+have a bound of their own, and those that wait for one peer or one address block a lower one. Beyond
+a bound, the oldest batch of the most crowded block is given up.
 
-A batch has the time that its size needs over a slow link before it counts as not delivered. One
-that is later than expected no longer keeps a place from others nor counts as stock to come, and
-its groups are looked for at other holders meanwhile: whoever delivers first is taken. How many late
-ones there may be, and for whom, is bounded (`stragglers.py`).
+Producers whose last batch was late, or of whom nothing came yet, may be honest, with a slow uplink
+or new. They get places too, but not all of them.
 """
 
 from collections import Counter
@@ -25,17 +24,16 @@ from swarm.errors import (
     RequestRefused,
     TransportError,
 )
-from swarm.exchange import large
+from swarm.exchange import offers as large
 from swarm.exchange.holder_search import Found, HolderSearch
 from swarm.exchange.offers import Offer, OfferLimits, OfferTable
 from swarm.exchange.pool import AddResult, Candidate, Pool
-from swarm.exchange.stragglers import BATCHES_FACTOR, Trials, to_give_up
 from swarm.identity import PeerId
-from swarm.limits.byte_budget import ByteBudget
+from swarm.limits.quotas import RELAYED, ByteBudget
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.requests import ask
-from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup, informative
-from swarm.storage.files import Runtime
+from swarm.rollouts import GroupId, RolloutGroup, ScoredGroup, informative
+from swarm.storage import Runtime
 from swarm.transport.base import Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -47,6 +45,67 @@ from swarm.wire.messages import (
     GroupsReply,
     Want,
 )
+
+BATCHES_FACTOR = 4  # times `fetch_parallel`: batches under way, late ones included, at most
+LATE_FACTOR = 3  # times `fetch_parallel`: late batches, at most
+LATE_OF_ONE_FACTOR = 1  # times `fetch_parallel`: late batches of one peer or one block, at most
+LATE_OF_RELAYED_SHARE = 0.5  # of all late batches, those of relayed peers, at most
+
+
+def to_give_up(waiting_for: Sequence[str], parallel: int) -> int | None:
+    """The index of the late batch to give up; None: there are not too many.
+
+    `waiting_for` says for each, the oldest first, whose it is: a peer's, a block's, `RELAYED`.
+    """
+    most = LATE_FACTOR * parallel
+    crowds = Counter(waiting_for)
+
+    def is_over(whose: str) -> bool:
+        part = LATE_OF_RELAYED_SHARE * most
+        return crowds[whose] > (part if whose == RELAYED else LATE_OF_ONE_FACTOR * parallel)
+
+    over = [whose for whose in crowds if is_over(whose)]
+    if not over and len(waiting_for) <= most:
+        return None
+    return waiting_for.index(max(over or crowds, key=lambda whose: crowds[whose]))
+
+
+@dataclass(slots=True)
+class Trials:
+    """The numbers of doubtful producers that may be tried now."""
+
+    unproven: int  # of those that have delivered nothing yet, or not since they last failed
+    slow: int  # of those that delivered late
+    doubtful: int  # of both together
+
+    @classmethod
+    def left(cls, parallel: int, unproven: Sequence[bool], slow: Sequence[bool]) -> "Trials":
+        """The numbers left beside the batches under way, given as one flag each, True if late. Each
+        kind gets half of the places, and one place stays free of both. Unproven producers get
+        half of all batches."""
+        half = max(1, parallel // 2)
+        unproven_in_place, slow_in_place = unproven.count(False), slow.count(False)
+        return cls(
+            unproven=min(half - unproven_in_place, BATCHES_FACTOR * parallel // 2 - len(unproven)),
+            slow=half - slow_in_place,
+            doubtful=max(1, parallel - 1) - unproven_in_place - slow_in_place,
+        )
+
+    def take(self, is_proven: bool, is_slow: bool) -> bool:
+        """True if this producer may be tried; counts it. Proven, quick ones always may."""
+        if is_proven and not is_slow:
+            return True
+        if self.doubtful <= 0 or (self.slow if is_proven else self.unproven) <= 0:
+            return False
+        self.doubtful -= 1
+        if is_proven:
+            self.slow -= 1
+        else:
+            self.unproven -= 1
+        return True
+
+
+# The fetching side of the exchange: choose, fetch, verify, pool.
 
 Verify = Callable[[RolloutGroup], Awaitable[tuple[str, tuple[float, ...]]]]
 """Regenerates the task and scores the completions: group -> (prompt, rewards).
@@ -112,7 +171,7 @@ class ExchangeRules:
         return self.fetch_timeout_s + size_bytes / self.fetch_bytes_per_s_min
 
 
-_Checked = tuple[bytes, VerifiedGroup]  # a signed record and what this node found in it
+_Checked = tuple[bytes, ScoredGroup]  # a signed record and what this node found in it
 
 
 class _Answer(Enum):
@@ -551,7 +610,7 @@ class Fetcher:
         except ChildFailed:  # our own fault, as it seems; a group that it happens to again is left
             self.offers.failed(offer)
             raise
-        return record, VerifiedGroup(group_id, group, prompt, rewards)
+        return record, ScoredGroup(group_id, group, prompt, rewards)
 
     async def _keep(self, checked: Sequence[_Checked]) -> None:
         """Put groups into the pool, in one transaction, and settle their offers."""

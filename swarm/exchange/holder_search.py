@@ -14,7 +14,7 @@ import trio
 from swarm.errors import RemoteProtocolError, TransportError
 from swarm.identity import PeerId
 from swarm.limits.bounded_table import BoundedTable
-from swarm.peers.ledger import Ledger
+from swarm.peers.reputation import Ledger
 from swarm.peers.requests import ask
 from swarm.rollouts import GroupId
 from swarm.transport.base import Transport

@@ -15,13 +15,26 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from random import Random
+from typing import Final
 
+import trio
+
+from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import OriginPath
 from swarm.limits.backoff import Backoff
 from swarm.limits.bounded_table import BoundedTable
+from swarm.peers.requests import ask
 from swarm.rollouts import GroupId
-from swarm.wire.messages import AdvertBody
+from swarm.transport.base import Transport
+from swarm.wire.messages import (
+    PIECE_BYTES,
+    PIECE_REPLY_BYTES_MAX,
+    PIECES_PROTOCOL,
+    AdvertBody,
+    PieceReply,
+    WantPiece,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,3 +260,60 @@ class OfferTable:
         for producer in self._producers.values():
             for offer in [o for o in producer.offers.values() if o.expires_at_s <= now_s]:
                 del producer.offers[offer.group_id]
+
+
+# Groups that are too large for one answer: fetched in pieces, from one peer, one after the other.
+
+RETRY_S: Final = 0.5  # after a refusal in the middle: the responder's budget refills
+
+
+async def fetch(
+    transport: Transport,
+    peer: PeerId,
+    run_id: str,
+    group_id: GroupId,
+    size_bytes: int,
+    *,
+    timeout_s: float,
+    piece_timeout_s: float,
+) -> bytes | None:
+    """The signed record of `size_bytes`, as advertised, that a peer gives for an id; None: it has
+    none. `timeout_s` is for all of it.
+
+    Raises:
+        RemoteProtocolError: MALFORMED or OVERSIZE: pieces that do not make up what was advertised.
+        TransportError: as `Transport.request`.
+    """
+    record = bytearray()
+    with trio.move_on_after(timeout_s):
+        while len(record) < size_bytes:
+            want = WantPiece(
+                type="want_piece",
+                run_id=run_id,
+                group_id=group_id,
+                piece=len(record) // PIECE_BYTES,
+            )
+            try:
+                reply = await ask(
+                    transport,
+                    peer,
+                    PIECES_PROTOCOL,
+                    want,
+                    PieceReply,
+                    PIECE_REPLY_BYTES_MAX,
+                    piece_timeout_s,
+                )
+            except RequestRefused:
+                if not record:
+                    raise
+                await trio.sleep(RETRY_S)
+                continue
+            if not reply.data:
+                return None
+            if reply.size_bytes != size_bytes:
+                raise RemoteProtocolError(Reject.MALFORMED, "a group of another size than told")
+            if len(reply.data) != min(PIECE_BYTES, size_bytes - len(record)):
+                raise RemoteProtocolError(Reject.MALFORMED, "a piece of another size")
+            record += reply.data
+        return bytes(record)
+    raise RequestTimeout(f"{len(record)} of {size_bytes} bytes in {timeout_s:.0f} s")

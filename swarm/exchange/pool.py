@@ -38,7 +38,7 @@ from typing import NamedTuple, Self
 
 from swarm.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from swarm.identity import PeerId
-from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
+from swarm.rollouts import GroupId, RolloutGroup, ScoredGroup
 from swarm.wire.codec import kept_group
 
 SCHEMA_VERSION = 1
@@ -203,12 +203,12 @@ class Pool:
         with self._lock:
             self._db.close()
 
-    def add(self, record: bytes, verified: VerifiedGroup, *, own: bool, now_s: float) -> AddResult:
+    def add(self, record: bytes, verified: ScoredGroup, *, own: bool, now_s: float) -> AddResult:
         """As `add_all`, for one group."""
         return self.add_all([(record, verified)], own=own, now_s=now_s)[0]
 
     def add_all(
-        self, groups: Sequence[tuple[bytes, VerifiedGroup]], *, own: bool, now_s: float
+        self, groups: Sequence[tuple[bytes, ScoredGroup]], *, own: bool, now_s: float
     ) -> list[AddResult]:
         """Keep groups that the caller has verified, each with its signed record, in one go: all
         of them survive a killed process once it returns, and none if it does not."""
@@ -216,7 +216,7 @@ class Pool:
             self._drop_expired(now_s)
             return [self._add(record, verified, own=own) for record, verified in groups]
 
-    def _add(self, record: bytes, verified: VerifiedGroup, *, own: bool) -> AddResult:
+    def _add(self, record: bytes, verified: ScoredGroup, *, own: bool) -> AddResult:
         group = verified.group
         rewards = json.dumps(verified.rewards, allow_nan=False)
         size = len(record) + len(verified.prompt.encode()) + len(rewards)
@@ -352,14 +352,14 @@ class Pool:
             if of_round > oldest[producer]
         ]
 
-    def groups(self, group_ids: Sequence[GroupId]) -> list[VerifiedGroup]:
+    def groups(self, group_ids: Sequence[GroupId]) -> list[ScoredGroup]:
         """The groups themselves, in the order asked for; those that have left are left out."""
         query = (
             "SELECT record, prompt, rewards FROM groups JOIN records USING (seq) WHERE group_id = ?"
         )
         with self._lock:
             found = [(each, self._db.execute(query, (each,)).fetchone()) for each in group_ids]
-        verified: list[VerifiedGroup] = []
+        verified: list[ScoredGroup] = []
         for group_id, row in found:
             if row is None:
                 continue
@@ -368,7 +368,7 @@ class Pool:
             except RemoteProtocolError:
                 self._drop_damaged(group_id)
                 continue
-            verified.append(VerifiedGroup(group_id, group, row[1], _rewards(row[2])))
+            verified.append(ScoredGroup(group_id, group, row[1], _rewards(row[2])))
         return verified
 
     def mark_trained(self, group_ids: Iterable[GroupId], round_number: int) -> None:

@@ -19,7 +19,7 @@ from swarm.limits.address_blocks import (
 )
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.dial_backoff import CIRCUIT, DIAL_AGAIN
-from swarm.storage.files import RunSync
+from swarm.storage import RunSync
 from swarm.wire.messages import ADDRESSES_MAX
 
 BOOK_PEERS_MAX = 512  # peers once connected
@@ -157,7 +157,7 @@ def _path_of(addresses: Sequence[str]) -> OriginPath:
     return path_of(ip_in(addresses[0]) if addresses else None)
 
 
-def of_peer(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
+def addresses_of_peer(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
     """The addresses that end in this peer's id."""
     return tuple(text for text in addresses if text.endswith(f"/p2p/{peer}"))[:ADDRESSES_MAX]
 

@@ -27,8 +27,7 @@ from swarm.limits.address_blocks import Block, OriginPath, path_of
 from swarm.limits.bounded_table import OriginLimits
 from swarm.limits.dial_backoff import DialBackoff, hops_of
 from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict, shared_block
-from swarm.peers.ledger import Ledger
-from swarm.peers.reputation import Ban, Reputation
+from swarm.peers.reputation import Ban, Ledger, Reputation
 from swarm.transport.base import Gate, Transport
 from swarm.wire import codec
 from swarm.wire.messages import WireModel

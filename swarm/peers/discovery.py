@@ -30,9 +30,9 @@ from swarm.errors import (
 from swarm.identity import Identity, PeerId, public_key_of
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
-from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, of_peer, plausible
+from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, addresses_of_peer, plausible
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.storage.files import RunSync
+from swarm.storage import RunSync
 from swarm.texts import printable
 from swarm.transport.base import ServeLimits
 from swarm.wire import codec
@@ -403,7 +403,7 @@ class Discovery:
 
     def _plausible(self, teller: PeerId, peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
         """Addresses in a peer's answer that it can know and we can dial."""
-        return plausible(of_peer(peer, addresses), self._transport.ip_of(teller))
+        return plausible(addresses_of_peer(peer, addresses), self._transport.ip_of(teller))
 
     def _learn_hearsay(self, teller: PeerId, known_peers: Sequence[KnownPeer]) -> None:
         """Keep a few new names: no peer may fill our book."""
@@ -422,7 +422,7 @@ class Discovery:
     def learn_found(self, peer: PeerId, addresses: Sequence[str], *, by: str) -> None:
         """Record a peer found by DHT or local network, as hearsay."""
         if peer != self._identity.peer_id:
-            self._book.learn(peer, of_peer(peer, addresses), worked=False, told_by=by)
+            self._book.learn(peer, addresses_of_peer(peer, addresses), worked=False, told_by=by)
 
     async def _leave(self, peer: PeerId, run_id: str) -> None:
         self._record_stranger(peer, run_id)

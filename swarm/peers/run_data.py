@@ -17,7 +17,6 @@ from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.requests import ask
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
-from swarm.wire.data_manifest import chunk_hash, chunk_size, chunks_of
 from swarm.wire.messages import (
     DATA_CHUNK_BYTES_MAX,
     DATA_MANIFEST_BYTES_MAX,
@@ -33,6 +32,9 @@ from swarm.wire.messages import (
     WantData,
     WantDataManifest,
     WantRun,
+    chunk_hash,
+    chunk_size,
+    chunks_of,
 )
 
 RULES_TIMEOUT_S: Final = 20.0

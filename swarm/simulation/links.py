@@ -10,14 +10,17 @@ again after a round trip, or after a timeout at the end of a message. A clogged 
 directions and then goes on.
 """
 
+import ipaddress
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
-from swarm.transport.memory.gossip import Flight
+from swarm.limits.address_blocks import IPV4_BITS, IPV6_BITS
+from swarm.transport.memory.memory_gossip import Flight
 
 PACKET_BYTES = 1460
 OVERHEAD_BYTES = 80  # headers per message
@@ -196,3 +199,99 @@ def _copies(path: LinkProfile, rng: Random) -> int:
     if path.duplication > 0.0 and rng.random() < path.duplication:
         return 2
     return 1
+
+
+# Named links: Mbit/s up / down, latency one way between two such hosts.
+
+_MBIT = 1_000_000 / 8  # bytes per second
+
+
+def _profile(
+    up: float, down: float, latency_ms: float, jitter_ms: float, loss: float = 0.0
+) -> LinkProfile:
+    return LinkProfile(latency_ms / 1e3, jitter_ms / 1e3, up * _MBIT, down * _MBIT, loss)
+
+
+_GIGABIT_FIBRE = _profile(1000, 1000, 12, 1, 0.0005)
+_FAST_CABLE = _profile(100, 500, 28, 3, 0.001)
+_CABLE = _profile(20, 200, 28, 3, 0.001)
+
+# name -> links of hosts 0, 1, 2 ..., repeated
+PROFILES: Mapping[str, tuple[LinkProfile, ...]] = {
+    "lan": (_profile(1000, 1000, 0.3, 0.05),),
+    "fibre": (_profile(300, 300, 12, 1, 0.0005),),
+    "cable": (_CABLE,),
+    "adsl": (_profile(1, 10, 38, 5, 0.002),),
+    "4g": (_profile(12, 12, 70, 20, 0.005),),
+    "transatlantic": (_profile(300, 300, 57, 2, 0.005),),
+    # mixed, so that smaller swarms get each kind
+    "volunteer": (_GIGABIT_FIBRE, _FAST_CABLE, _CABLE, _FAST_CABLE),
+}
+
+
+def links_of(name: str, hosts: int) -> tuple[LinkProfile, ...]:
+    """Link of each host by index.
+
+    Raises:
+        ConfigError: there is no such profile.
+    """
+    if name not in PROFILES:
+        raise ConfigError(f"profile {name}: no such profile; known: {', '.join(sorted(PROFILES))}")
+    mix = PROFILES[name]
+    return tuple(mix[host % len(mix)] for host in range(hosts))
+
+
+# IP addresses of simulated hosts, drawn by the caller's random generator.
+
+IPV4_RANGE: Final = ipaddress.IPv4Network("198.18.0.0/15")
+IPV6_RANGE: Final = ipaddress.IPv6Network("2001:db8::/32")
+IPV4_SHARE: Final = 0.5  # share of IPv4 blocks while there are any
+IPV4_BLOCKS_MAX: Final = 1 << (IPV4_BITS - IPV4_RANGE.prefixlen)
+IPV6_BLOCKS_MAX: Final = 1 << (IPV6_BITS - IPV6_RANGE.prefixlen)
+NEIGHBOUR_SHARE: Final = 6  # one host in so many shares another's block
+HOUSEHOLD_MAX: Final = 4  # hosts in a shared block: as many as its quota serves
+
+
+def draw_ips(hosts: int, rng: Random, together: Collection[int] = ()) -> tuple[str, ...]:
+    """A distinct address for each host, by index.
+
+    Most hosts have a block of their own. One in `NEIGHBOUR_SHARE`, but at least one of three or
+    more, shares another's block. The hosts in `together` share one more block.
+    """
+    apart = [host for host in range(hosts) if host not in together]
+    number = min(len(apart) // 2, max(1, len(apart) // NEIGHBOUR_SHARE)) if len(apart) > 2 else 0
+    neighbours = set(rng.sample(apart, number))
+    households = [[host] for host in apart if host not in neighbours]
+    for host in sorted(neighbours):
+        rng.choice([each for each in households if len(each) < HOUSEHOLD_MAX]).append(host)
+    if together:
+        households.append(sorted(together))
+    ips = [""] * hosts
+    for block, household in zip(_blocks(len(households), rng), households, strict=True):
+        lowest = 1 + rng.randrange(100)
+        for place, host in enumerate(household):
+            ips[host] = str(block[lowest + place])
+    return tuple(ips)
+
+
+def separate_ips(hosts: int) -> tuple[str, ...]:
+    """An address for each host, each in a block of its own."""
+    return tuple(str(_ipv6_block(number)[1]) for number in range(hosts))
+
+
+def _blocks(number: int, rng: Random) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    """Distinct address blocks of both families in random order."""
+    old = min(IPV4_BLOCKS_MAX, round(IPV4_SHARE * number))
+    base = int(IPV4_RANGE.network_address)
+    blocks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = [
+        ipaddress.IPv4Network((base + (each << (32 - IPV4_BITS)), IPV4_BITS))
+        for each in rng.sample(range(IPV4_BLOCKS_MAX), old)
+    ]
+    blocks += [_ipv6_block(each) for each in rng.sample(range(IPV6_BLOCKS_MAX), number - old)]
+    rng.shuffle(blocks)
+    return blocks
+
+
+def _ipv6_block(number: int) -> ipaddress.IPv6Network:
+    base = int(IPV6_RANGE.network_address)
+    return ipaddress.IPv6Network((base + (number << (128 - IPV6_BITS)), IPV6_BITS))

@@ -12,7 +12,7 @@ No threads, processes or sockets inside.
 
 import pytest
 
-from swarm.simulation.wan import Wan
+from swarm.simulation.world import Wan
 
 
 @pytest.fixture

@@ -1,27 +1,121 @@
-"""A network of simulated hosts with a recorded trace, replayed by its seed.
+"""Deterministic runs under a virtual clock.
 
-async def main() -> str:
-    async with open_world(seed=7, hosts=16, profile=LinkProfile(latency_s=0.1)) as world:
-        ...
-        return world.trace_hash
-
-deterministic_run(main, seed=7)
+Trio shuffles the ready tasks, so a virtual clock alone does not fix the order of simultaneous
+events. Only this file touches trio's private scheduler; it refuses an unknown trio. `Freezer` holds
+up the tasks of one host. Runs must not use threads, processes, sockets, the wall clock, or the
+order of sets.
 """
 
 import hashlib
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from importlib.metadata import version
 from random import Random
+from typing import Any, TypeVar
 
 import trio
+import trio._core._run as scheduler
+from trio.testing import MockClock
 
+from swarm.errors import LocalProtocolError
 from swarm.identity import Identity, PeerId
-from swarm.simulation.addresses import separate_ips
-from swarm.simulation.determinism import Freezer
-from swarm.simulation.links import LinkProfile, SimulatedLinks
+from swarm.simulation.links import LinkProfile, SimulatedLinks, links_of, separate_ips
 from swarm.transport.memory.network import RUNS_ON, Cut, MemoryNetwork, MemoryTransport
+
+T = TypeVar("T")
+_FLAG = "_ALLOW_DETERMINISTIC_SCHEDULING"
+_RANDOM = "_r"
+_QUEUE = "runq"
+
+
+def deterministic_run(async_fn: Callable[..., Awaitable[T]], *args: Any, seed: int | str) -> T:
+    """`trio.run` under a virtual clock, with scheduling drawn from `seed`.
+
+    Raises:
+        LocalProtocolError: this trio's scheduler cannot be seeded.
+    """
+    rng = getattr(scheduler, _RANDOM, None)
+    before = getattr(scheduler, _FLAG, None)
+    if not isinstance(rng, Random) or not isinstance(before, bool):
+        raise LocalProtocolError(f"trio {version('trio')} cannot be seeded: use another version")
+    state = rng.getstate()
+    rng.seed(f"{seed}/scheduler")
+    setattr(scheduler, _FLAG, True)
+    try:
+        return trio.run(async_fn, *args, clock=MockClock(autojump_threshold=0.0))
+    finally:
+        setattr(scheduler, _FLAG, before)
+        rng.setstate(state)
+
+
+class Freezer:
+    """Suspends all tasks that run a host's code. Answers and timeouts in between take effect on
+    waking. Use only inside a running trio."""
+
+    def __init__(self) -> None:
+        self._frozen: dict[PeerId, list[Any]] = {}
+
+    def freeze(self, host: PeerId) -> None:
+        """Suspend the host's tasks.
+
+        Raises:
+            LocalProtocolError: this trio's run queue cannot be replaced.
+        """
+        self._frozen.setdefault(host, [])
+        runner = scheduler.GLOBAL_RUN_CONTEXT.runner
+        before = getattr(runner, _QUEUE, None)
+        if not isinstance(before, deque):
+            raise LocalProtocolError(f"trio {version('trio')} cannot hold up tasks")
+        queue = _RunQueue(self._frozen)
+        for task in before:  # suspend ready tasks as well
+            queue.append(task)
+        setattr(runner, _QUEUE, queue)
+
+    def thaw(self, host: PeerId) -> None:
+        """Resume the host's tasks."""
+        held = self._frozen.pop(host, [])
+        getattr(scheduler.GLOBAL_RUN_CONTEXT.runner, _QUEUE).extend(held)
+
+
+class _RunQueue(deque[Any]):
+    """Trio's run queue, without the tasks of frozen hosts."""
+
+    def __init__(self, frozen: dict[PeerId, list[Any]]) -> None:
+        super().__init__()
+        self._frozen = frozen
+
+    def append(self, task: Any) -> None:
+        if self._frozen and (held := self._frozen.get(task.context.get(RUNS_ON))) is not None:
+            held.append(task)
+        else:
+            super().append(task)
+
+
+def stop_at_once(nursery: trio.Nursery) -> None:
+    """End all tasks in a nursery like a killed process: shielded work is not finished."""
+    todo = list(nursery.child_tasks)
+    while todo:
+        task = todo.pop()
+        for inner in task.child_nurseries:
+            todo.extend(inner.child_tasks)
+        status: Any = task._cancel_status
+        while status is not None and status is not nursery._cancel_status:
+            status._scope.shield = False
+            status = status.parent
+    nursery.cancel_scope.cancel()
+
+
+# A network of simulated hosts with a recorded trace, replayed by its seed.
 
 TRACE_LINES_MAX = 10_000
 
@@ -174,3 +268,50 @@ async def open_world(
     async with trio.open_nursery() as nursery:
         yield SimulatedWorld(seed, hosts, profile, nursery, profiles, ips)
         nursery.cancel_scope.cancel()
+
+
+# Network code of a test in a simulated wide-area network; a fixture of `pytest_plugin`.
+
+
+class Wan:
+    """The `wan` fixture: call it with the body of a test."""
+
+    def __call__(
+        self,
+        main: Callable[[SimulatedWorld], Awaitable[T]],
+        *,
+        hosts: int = 2,
+        profile: str | LinkProfile | Sequence[LinkProfile] = "cable",
+        seed: int | str = 0,
+        timeout_s: float = 3600.0,
+    ) -> T:
+        """Run `main` in a new world. `profile`: a name, one link for all hosts, or one per host.
+        `timeout_s` is virtual.
+
+        Raises:
+            ConfigError: there is no such profile.
+            TooSlowError: `main` took longer than `timeout_s`.
+        """
+        if isinstance(profile, str):
+            links: Sequence[LinkProfile] = links_of(profile, hosts)
+        elif isinstance(profile, LinkProfile):
+            links = [profile] * hosts
+        else:
+            links = profile
+
+        async def body() -> T:
+            failure: Exception | None = None
+            async with open_world(seed, hosts, links[0], dict(enumerate(links))) as world:
+                try:
+                    with trio.fail_after(timeout_s):
+                        return await main(world)
+                except Exception as error:  # noqa: BLE001 - raised below, out of the world's nursery
+                    failure = error
+            assert failure is not None
+            raise failure
+
+        try:
+            return deterministic_run(body, seed=seed)
+        except BaseException as error:
+            error.add_note(f"in wan(hosts={hosts}, profile={profile!r}, seed={seed!r})")
+            raise

@@ -15,7 +15,7 @@ import trio
 from swarm.errors import Reject
 from swarm.identity import PeerId
 from swarm.limits.bounded_table import BoundedTable, OriginLimits
-from swarm.transport.places import PlaceFigures
+from swarm.transport.connection_slots import SlotFigures
 
 Handler = Callable[[PeerId, bytes], Awaitable[bytes]]
 """(peer, request bytes) -> response bytes.
@@ -167,7 +167,7 @@ class Transport(Protocol):
         ...
 
     @property
-    def door(self) -> PlaceFigures | None:
+    def door(self) -> SlotFigures | None:
         """Use of the connection slots. None: they are not bounded."""
         ...
 

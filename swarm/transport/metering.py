@@ -21,7 +21,7 @@ from typing import Final
 
 import trio
 
-from swarm.transport.places import Origin
+from swarm.transport.connection_slots import Origin
 
 SPAN_S: Final = 1.0  # half-life of the charges
 PEER_SHARE_MAX: Final = 0.05  # of a core; seven requests a second take 0.005
@@ -117,19 +117,19 @@ class WorkMeter:
         of_node = self._node.add(cost_s, now)
         at_origin = self._node.member(origin, now)
         of_origin = at_origin.add(cost_s, now)
-        of_peer = at_origin.member(peer, now).add(cost_s, now)
+        addresses_of_peer = at_origin.member(peer, now).add(cost_s, now)
         peers_share = ORIGIN_SHARE_MAX / len(at_origin.within)
         origins_share = NODE_SHARE_MAX / len(self._node.within)
         is_heavy = (
-            of_peer > PEER_SHARE_MAX
-            or (of_origin > ORIGIN_SHARE_MAX and of_peer > peers_share)
+            addresses_of_peer > PEER_SHARE_MAX
+            or (of_origin > ORIGIN_SHARE_MAX and addresses_of_peer > peers_share)
             or (
                 of_node > NODE_SHARE_MAX
                 and of_origin > origins_share
-                and of_peer > origins_share / len(at_origin.within)
+                and addresses_of_peer > origins_share / len(at_origin.within)
             )
         )
-        return of_peer if is_heavy else None
+        return addresses_of_peer if is_heavy else None
 
     async def run(self) -> None:
         while True:

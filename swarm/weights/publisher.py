@@ -12,13 +12,12 @@ import trio
 
 from swarm.errors import ConfigError
 from swarm.identity import Identity, PeerId
-from swarm.weights.format import manifest_wire
-from swarm.weights.format.code import AUTO_MAP, names_code
-from swarm.weights.format.manifest import Artifact, Manifest, state_of
-from swarm.weights.format.tensors import WeightsDirectory, open_weights
-from swarm.weights.format.topology import bound_s
-from swarm.weights.service import WeightsService
-from swarm.weights.store import snapshots
+from swarm.weights import manifest as manifest_wire
+from swarm.weights import version_store as snapshots
+from swarm.weights.broadcast_time import bound_s
+from swarm.weights.delta import AUTO_MAP, names_code
+from swarm.weights.manifest import Artifact, Manifest, WeightsDirectory, open_weights, state_of
+from swarm.weights.weights_service import WeightsService
 from swarm.wire import codec
 from swarm.wire.messages import HeadBody
 

@@ -33,7 +33,6 @@ from swarm.rollouts import (
     spans_fault,
     splices_fault,
 )
-from swarm.wire.data_manifest import chunks_of, data_id
 from swarm.wire.messages import (
     ADVERT_BYTES_MAX,
     ADVERT_DOMAIN,
@@ -64,6 +63,8 @@ from swarm.wire.messages import (
     Submission,
     TaskBody,
     WireModel,
+    chunks_of,
+    data_id,
 )
 
 M = TypeVar("M", bound=WireModel)
@@ -246,7 +247,7 @@ def sign_head(body: HeadBody, identity: Identity) -> bytes:
 def decode_head(record: bytes) -> HeadBody:
     """The head in a signed record, made by the publisher that it names.
 
-    Whether that may publish, and what the head claims, is for `swarm.weights.format.manifest_wire`.
+    Whether that may publish, and what the head claims, is for `swarm.weights.manifest`.
 
     Raises:
         RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer

@@ -164,4 +164,4 @@ def imported_by(statement: str) -> set[str]:
 def test_the_command_line_is_there_before_what_takes_long_to_import() -> None:
     """Help takes a tenth of a second, and Ctrl-C within it leaves no traceback of an import."""
     assert imported_by("import node.cli") & LATE == set()
-    assert imported_by("import node.cli\nimport node.monitor.status") & LATE != set()
+    assert imported_by("import node.cli\nimport node.observe.status") & LATE != set()

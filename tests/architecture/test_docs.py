@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field
 from node.config.load import load_run
 from node.config.node import Group, NodeConfig
 from node.config.run import Frozen
-from node.environments.tasksets import environment
-from node.environments.tasksets.environment import Taskset
+from node.envs import taskset as environment
+from node.envs.taskset import Taskset
 from swarm.identity import Identity
 from tests.architecture.test_cli_surface import COORDINATOR, SETTINGS, SURFACE
 from tests.support import script

@@ -20,41 +20,41 @@ VIOLATIONS = {
         ("swarm/limits/planted.py", "import node"),
     ],
     "the rooms of swarm stand on each other in one order": [
-        ("swarm/limits/planted.py", "import swarm.peers.ledger"),
-        ("swarm/exchange/planted.py", "import swarm.leasing.leases"),
+        ("swarm/limits/planted.py", "import swarm.peers.reputation"),
+        ("swarm/exchange/planted.py", "import swarm.leases.lease_table"),
         ("swarm/planted.py", ""),  # belongs to no room
     ],
     "the rooms of node stand on each other in one order": [
-        ("node/loops/planted.py", "import node.roles.app"),
-        ("node/hosting/planted.py", "import node.loops.sapo"),
+        ("node/loops/planted.py", "import node.run.app"),
+        ("node/hosting/planted.py", "import node.run.sapo"),
         ("node/roles/planted.py", "import node.simulation.scenario"),
         ("node/planted.py", ""),  # belongs to no room
     ],
     "the trainer knows nothing of its being cut": [
-        ("node/training/planted.py", "import node.training.sharded.team"),
+        ("node/training/planted.py", "import node.train.sharded_team"),
     ],
     "the rooms of the coordinator stand on each other in one order": [
-        ("coordinator/model/planted.py", "import coordinator.files.fleet"),
+        ("coordinator/model/planted.py", "import coordinator.fleet_file"),
         ("coordinator/files/planted.py", "import coordinator.providers.base"),
         ("coordinator/planted.py", ""),  # belongs to no room
     ],
     "both transports stand on what they share": [
         ("swarm/transport/memory/planted.py", "import swarm.transport.libp2p.addresses"),
-        ("swarm/transport/places.py", "import swarm.transport.base"),
+        ("swarm/transport/connection_slots.py", "import swarm.transport.base"),
     ],
     "a libp2p host stands on reach, admission and connection in this order": [
         (
             "swarm/transport/libp2p/connection/planted.py",
-            "import swarm.transport.libp2p.admission.front_door",
+            "import swarm.transport.libp2p.admission",
         ),
         ("swarm/transport/libp2p/planted.py", ""),
     ],
     "the rooms of weights stand on each other in one order": [
-        ("swarm/weights/format/planted.py", "import swarm.weights.store.chunks"),
-        ("swarm/weights/store/planted.py", "import swarm.weights.broadcast.pacing"),
+        ("swarm/weights/format/planted.py", "import swarm.weights.chunk_store"),
+        ("swarm/weights/store/planted.py", "import swarm.weights.piece_selection"),
     ],
     "the rooms of the simulation stand on each other in one order": [
-        ("swarm/simulation/hostile/planted.py", "import swarm.simulation.checks.bounds"),
+        ("swarm/simulation/hostile/planted.py", "import swarm.simulation.invariants"),
     ],
     "swarm and coordinator import neither torch nor vLLM nor transformers": [
         ("swarm/limits/planted.py", "import torch"),
@@ -70,47 +70,47 @@ VIOLATIONS = {
         ("swarm/limits/planted.py", "import zeroconf"),
         ("node/system/planted.py", "from zeroconf import Zeroconf"),
     ],
-    "starlette and uvicorn are imported in swarm.telemetry.dashboard.server alone": [
+    "starlette and uvicorn are imported in swarm.telemetry.dashboard.page_server alone": [
         ("swarm/limits/planted.py", "import starlette"),
         ("swarm/telemetry/dashboard/planted.py", "from starlette.routing import Route"),
         ("node/system/planted.py", "import uvicorn"),
         ("coordinator/model/planted.py", "from starlette.applications import Starlette"),
     ],
-    "prometheus_client and h11 are imported in node.monitor.metrics_page alone": [
+    "prometheus_client and h11 are imported in node.observe.metrics_page alone": [
         ("node/system/planted.py", "import prometheus_client"),
         ("swarm/limits/planted.py", "import h11"),
     ],
-    "asyncio and what needs it stay in swarm.telemetry.mqtt and node.monitor.embedded_broker": [
+    "asyncio and what needs it stay in swarm.telemetry.mqtt and node.observe.embedded_broker": [
         ("node/system/planted.py", "import amqtt.broker"),
         ("swarm/limits/planted.py", "import aiomqtt"),
         ("node/system/planted.py", "import asyncio"),
         ("coordinator/model/planted.py", "from paho.mqtt import client"),
     ],
-    "zstandard is imported in swarm.weights.format.entropy_coding alone": [
+    "zstandard is imported in swarm.weights.entropy_coding alone": [
         ("swarm/limits/planted.py", "import zstandard"),
         ("swarm/weights/store/planted.py", "from zstandard import ZstdCompressor"),
     ],
-    "reasoning_gym is imported in node.environments.gym.upstream alone": [
+    "reasoning_gym is imported in node.envs.gym.upstream alone": [
         ("node/system/planted.py", "import reasoning_gym"),
         ("node/environments/planted.py", "from reasoning_gym import factory"),
     ],
-    "verifiers is imported in node.environments.tasksets.upstream alone": [
+    "verifiers is imported in node.envs.taskset_upstream alone": [
         ("node/system/planted.py", "import verifiers.v1"),
         ("node/environments/tasksets/planted.py", "def late():\n    import verifiers"),
     ],
-    "math_verify is imported in node.environments.data.math_scorer alone": [
+    "math_verify is imported in node.envs.data.math_scorer alone": [
         ("node/system/planted.py", "import math_verify"),
         ("node/environments/data/planted.py", "def late():\n    import math_verify"),
     ],
-    "re2 is imported in node.environments.data.regex_scorer alone": [
+    "re2 is imported in node.envs.data.regex_scorer alone": [
         ("node/system/planted.py", "import re2"),
         ("node/environments/data/planted.py", "def late():\n    import re2"),
     ],
-    "jsonschema is imported in node.environments.data.schema_scorer alone": [
+    "jsonschema is imported in node.envs.data.schema_scorer alone": [
         ("node/system/planted.py", "import jsonschema"),
         ("node/environments/data/planted.py", "def late():\n    import jsonschema"),
     ],
-    "pyarrow is imported in node.environments.data.readers alone": [
+    "pyarrow is imported in node.envs.data.readers alone": [
         ("node/system/planted.py", "import pyarrow"),
         ("node/environments/data/planted.py", "def late():\n    import pyarrow"),
     ],

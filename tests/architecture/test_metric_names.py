@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from node.interfaces.trainer import TrainReport
-from node.records.records import StepDone
+from node.observe.records import StepDone
 from swarm.telemetry.metrics import FIGURES, METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -17,16 +17,16 @@ DEALS_IN_REPORTS = re.compile(r"\b(import metrics as m|NodeReport|NodeView|Extra
 OTHER_NAMES = {"swarm/telemetry/reports.py"}  # the report's own fields
 COMPUTED = {
     "node/interfaces/trainer.py",
-    "node/methods/losses/corrections.py",
-    "node/training/trainer.py",
+    "node/methods/losses.py",
+    "node/train/trainer.py",
 }
 # Of a learner's steps the record, the report of a run, and what goes to a coordinator by wire.
 STEPS = {
-    "node/records/records.py",
-    "node/loops/learner.py",
-    "node/monitor/report/learner_report.py",
-    "node/roles/steering.py",
-    "swarm/wire/steering.py",
+    "node/observe/records.py",
+    "node/run/learner.py",
+    "node/observe/saved_report.py",
+    "node/run/coordinator_client.py",
+    "swarm/wire/messages.py",
     "coordinator/loop.py",
     "coordinator/model/pacing.py",
 }

@@ -4,17 +4,18 @@ import re
 from pathlib import Path
 
 from swarm.errors import Reject
-from swarm.leasing.intake import BLOCK_PART, RELAYED_PART
-from swarm.leasing.known_worker import CREDIT_LASTS_S, LOST_SHARE
-from swarm.leasing.leases import LeaseRules
-from swarm.leasing.trial import LONG_SHARE, WAITS_S
+from swarm.leases.intake import BLOCK_PART, RELAYED_PART
+from swarm.leases.known_workers import CREDIT_LASTS_S, LONG_SHARE, LOST_SHARE, WAITS_S
+from swarm.leases.lease_table import LeaseRules
 from swarm.limits.quotas import RATES
 from swarm.peers.reputation import LITTLE, MUCH
 from swarm.transport import base
-from swarm.transport.libp2p.connection import buffers, frame_rates, yamux
-from swarm.transport.libp2p.reach import relay
-from swarm.weights.broadcast import chunk_server
-from swarm.weights.format import layout, manifest, manifest_wire
+from swarm.transport.libp2p import frames as buffers
+from swarm.transport.libp2p import frames as frame_rates
+from swarm.transport.libp2p import relay, yamux
+from swarm.weights import chunk_server, manifest
+from swarm.weights import manifest as layout
+from swarm.weights import manifest as manifest_wire
 from swarm.wire import codec, messages
 
 PAGE = (Path(__file__).parents[2] / "swarm" / "PROTOCOL.md").read_text()

@@ -13,8 +13,8 @@ from typing import Any
 import trio
 
 from swarm.identity import Identity
-from swarm.telemetry.dashboard.server import Board, Guarded, listen_on, serve, serve_board
-from swarm.telemetry.dashboard.state import ReportSource
+from swarm.telemetry.dashboard.page_server import Board, Guarded, listen_on, serve, serve_board
+from swarm.telemetry.dashboard.page_state import ReportSource
 from swarm.telemetry.fleet_view import Watch
 from tests.dashboard_samples import NOW_S, signed
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from node.monitor.report.report import write_report
-from node.records.event_log import FILE_NAME, EventLog
-from node.records.records import Trouble, VersionPublished
+from node.observe.event_log import FILE_NAME, EventLog
+from node.observe.records import Trouble, VersionPublished
+from node.observe.saved_report import write_report
 from swarm.identity import Identity
-from swarm.telemetry.dashboard.state import DashboardState
+from swarm.telemetry.dashboard.page_state import DashboardState
 from swarm.telemetry.reports import Alarm, AlarmReport, BroadcastReport, PeerTraffic, WorkerRow
 from tests.browser.live_page import LivePage, blank_page, figures
 from tests.unit.monitor_records import held_out, round_done, started

@@ -10,7 +10,7 @@ import trio
 
 from node.system.bounded_server import CLIENTS_MAX
 from swarm.errors import Reject
-from swarm.exchange.advert_cache import AdvertCache
+from swarm.exchange.adverts import AdvertCache
 from swarm.exchange.offers import OfferLimits, OfferTable
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import path_of
@@ -18,10 +18,10 @@ from swarm.limits.bounded_table import BoundedTable
 from swarm.peers.address_book import BOOK_PEERS_MAX, HEARSAY_PEERS_MAX, AddressBook
 from swarm.peers.connection_gater import CONNECTION_LIMITS
 from swarm.peers.dht import BUCKET_PEERS_MAX, ENTRIES_MAX, PROVIDERS_PER_KEY_MAX, Store, Table
-from swarm.peers.ledger import Ledger
-from swarm.telemetry.dashboard.server import CONNECTIONS_MAX, STREAMS_MAX, Board
-from swarm.transport.libp2p.reach import relay
-from swarm.transport.places import HANDSHAKES_MAX, INBOUND_MAX, ConnectionSlots
+from swarm.peers.reputation import Ledger
+from swarm.telemetry.dashboard.page_server import CONNECTIONS_MAX, STREAMS_MAX, Board
+from swarm.transport.connection_slots import HANDSHAKES_MAX, INBOUND_MAX, ConnectionSlots
+from swarm.transport.libp2p import relay
 from swarm.wire.messages import AdvertBody, AdvertEntry
 from tests.support import run
 

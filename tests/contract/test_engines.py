@@ -14,10 +14,10 @@ from trio.testing import wait_all_tasks_blocked
 
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.adapter_files import AdapterShape
-from node.interfaces.engine import RolloutEngine, Sampling
+from node.interfaces.engine import Engine, Sampling
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import adapters, checkpoint
-from node.training.process import InProcessTrainer, open_trainer
+from node.train.process import InProcessTrainer, open_trainer
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason, version_spans
 from swarm.wire import codec
@@ -36,29 +36,29 @@ LONG = Sampling(max_new_tokens=40)  # several segments
 class Case:
     """An engine, and a directory of other weights that it can load."""
 
-    open: Callable[[Path], AbstractAsyncContextManager[RolloutEngine]]
+    open: Callable[[Path], AbstractAsyncContextManager[Engine]]
     weights: Callable[[Path], Path]
     marks: tuple[pytest.MarkDecorator, ...] = ()
     run: Callable[..., Any] = run
 
 
 @asynccontextmanager
-async def scripted(_: Path) -> AsyncIterator[RolloutEngine]:
+async def scripted(_: Path) -> AsyncIterator[Engine]:
     yield ScriptedPolicy(generate_s=0.0)
 
 
 @asynccontextmanager
-async def torch_lean(directory: Path) -> AsyncIterator[RolloutEngine]:
+async def torch_lean(directory: Path) -> AsyncIterator[Engine]:
     yield InProcessTrainer(TrainerSpec(str(qwen_directory(directory / "model")), device="cpu"))
 
 
 @asynccontextmanager
-async def torch_hugging_face(directory: Path) -> AsyncIterator[RolloutEngine]:
+async def torch_hugging_face(directory: Path) -> AsyncIterator[Engine]:
     yield InProcessTrainer(TrainerSpec(str(gpt2_directory(directory / "model")), device="cpu"))
 
 
 @asynccontextmanager
-async def torch_process(directory: Path) -> AsyncIterator[RolloutEngine]:
+async def torch_process(directory: Path) -> AsyncIterator[Engine]:
     spec = TrainerSpec(str(qwen_directory(directory / "model")), device="cpu", threads=1)
     async with open_trainer(spec, directory / "data") as trainer:
         yield trainer
@@ -81,7 +81,7 @@ class Vllm:
         self._shared.run(body)
 
     @asynccontextmanager
-    async def open(self, _: Path) -> AsyncIterator[RolloutEngine]:
+    async def open(self, _: Path) -> AsyncIterator[Engine]:
         assert self._shared is not None
         yield await self._shared.reset()
 

@@ -34,7 +34,7 @@ INSTRUMENTED = {
     "connections": ["swarm", "libp2p.stream_muxer", "libp2p.security"],
     "gossip": ["swarm.transport"],
     "multistream": ["swarm.transport"],
-    "answers": ["node.environments.answers", "tests.answers_reference"],
+    "answers": ["node.envs.answers", "tests.answers_reference"],
 }
 SAVE_EVERY = 500  # executions
 HANG_S = 300  # of wall time: an input that never ends, on however busy a machine

@@ -7,7 +7,7 @@ before it, and not where a blank, a line's end or a special token follows.
 
 from random import Random
 
-from node.environments.answers import FORMATS, answer_in, written
+from node.envs.answers import FORMATS, answer_in, written
 from tests.answers_reference import TEXT_CHARS_MAX, reference
 
 INPUT_BYTES_MAX = 16_384

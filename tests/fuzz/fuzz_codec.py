@@ -20,9 +20,8 @@ import msgpack
 
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import peer_id_of, public_key_of
-from swarm.weights.format import manifest_wire
+from swarm.weights import manifest as manifest_wire
 from swarm.wire import codec
-from swarm.wire.data_manifest import data_id
 from swarm.wire.messages import (
     ADVERT_DOMAIN,
     DATA_CHUNK_BYTES_MAX,
@@ -38,6 +37,7 @@ from swarm.wire.messages import (
     ManifestBody,
     Signed,
     WireModel,
+    data_id,
 )
 from tests.unit.test_codec import BOMBS
 from tests.unit.test_wire_files import golden

@@ -30,10 +30,10 @@ from libp2p.transport.exceptions import UpgradeFailure
 from libp2p.utils import encode_delim
 
 from swarm.errors import RemoteProtocolError, RequestRefused
-from swarm.transport.libp2p.admission.front_door import ADMISSION_TIMEOUT_S, BoundedRawConnection
-from swarm.transport.libp2p.connection.negotiation import MULTISTREAM
-from swarm.transport.libp2p.connection.streams import Sending, receive
-from swarm.transport.libp2p.connection.yamux import HEADER, INBOUND_STREAMS_MAX, MuxedConnection
+from swarm.transport.libp2p.admission import ADMISSION_TIMEOUT_S, BoundedRawConnection
+from swarm.transport.libp2p.negotiation import MULTISTREAM
+from swarm.transport.libp2p.streams import Sending, receive
+from swarm.transport.libp2p.yamux import HEADER, INBOUND_STREAMS_MAX, MuxedConnection
 from swarm.wire.messages import ROLLOUTS_PROTOCOL
 from tests.fuzz.fuzz_streams import request
 from tests.fuzz.rig import HEAD_BYTES, PATIENCE_S, Bench, BenchCheck, Desk, End, pieces

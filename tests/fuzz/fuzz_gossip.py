@@ -11,7 +11,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_uvarint
 
 from swarm.errors import Reject, RemoteProtocolError
-from swarm.transport.libp2p.gossip import (
+from swarm.transport.libp2p.gossipsub import (
     BACK_OFF_S_MAX,
     CONTROL_ENTRIES_MAX,
     FIELDS_MAX,

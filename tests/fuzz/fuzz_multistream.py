@@ -16,7 +16,7 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.utils import encode_delim
 
 from swarm.errors import RemoteProtocolError, RequestRefused
-from swarm.transport.libp2p.connection.negotiation import (
+from swarm.transport.libp2p.negotiation import (
     LINE_BYTES_MAX,
     MULTISTREAM,
     NOT_SERVED,

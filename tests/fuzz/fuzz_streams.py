@@ -36,11 +36,11 @@ from swarm.identity import peer_id_of, public_key_of
 from swarm.limits.address_blocks import GLOBAL, NOWHERE, reach_of_ip
 from swarm.peers.address_book import reach_of
 from swarm.transport.libp2p.addresses import parse_peer_address
-from swarm.transport.libp2p.connection.negotiation import MULTISTREAM
-from swarm.transport.libp2p.connection.streams import LENGTH, STATUS, receive
-from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL
-from swarm.transport.libp2p.reach.reachability import PUNCH_PROTOCOL
-from swarm.transport.libp2p.reach.relay import HOP_PROTOCOL, STOP_PROTOCOL, encoded
+from swarm.transport.libp2p.gossipsub import MESHSUB_PROTOCOL
+from swarm.transport.libp2p.negotiation import MULTISTREAM
+from swarm.transport.libp2p.reachability import PUNCH_PROTOCOL
+from swarm.transport.libp2p.relay import HOP_PROTOCOL, STOP_PROTOCOL, encoded
+from swarm.transport.libp2p.streams import LENGTH, STATUS, receive
 from swarm.wire import codec
 from swarm.wire.messages import (
     ADVERT_DOMAIN,

@@ -24,13 +24,13 @@ from libp2p.pubsub.rpc_queue import RpcQueue
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 
 from swarm.errors import PeerUnreachable, RemoteProtocolError, RequestRefused
+from swarm.exchange.exchange_service import Exchange, ExchangeRules
 from swarm.exchange.pool import Pool, PoolLimits
-from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
 from swarm.limits.bounded_table import OriginLimits
 from swarm.peers.discovery import AddressBook, Discovery, NodeInfo
 from swarm.rollouts import RolloutGroup
-from swarm.storage.files import Runtime
+from swarm.storage import Runtime
 from swarm.transport.base import (
     Admit,
     Asks,
@@ -45,12 +45,12 @@ from swarm.transport.base import (
     ask_always,
     ignore_sent,
 )
-from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
-from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL
+from swarm.transport.connection_slots import SlotFigures
+from swarm.transport.libp2p.gossipsub import MESHSUB_PROTOCOL
 from swarm.transport.libp2p.host import Libp2pTransport
-from swarm.transport.libp2p.reach.reachability import ReachRules
+from swarm.transport.libp2p.reachability import ReachRules
+from swarm.transport.libp2p.yamux import MuxedConnection, Stream
 from swarm.transport.metering import UNMETERED
-from swarm.transport.places import PlaceFigures
 from swarm.wire.messages import adverts_topic
 from tests.wire_samples import ALICE, BOB
 
@@ -206,7 +206,7 @@ class DeskTransport:
         return self.connected
 
     @property
-    def door(self) -> PlaceFigures | None:
+    def door(self) -> SlotFigures | None:
         return None
 
     def ip_of(self, peer: PeerId) -> str | None:

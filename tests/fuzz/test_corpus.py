@@ -11,15 +11,14 @@ import pytest
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.transport.upgrader import TransportUpgrader
 
-from node.environments import answers
+from node.envs import answers
 from swarm.errors import RemoteProtocolError
-from swarm.exchange.service import Exchange
+from swarm.exchange.exchange_service import Exchange
 from swarm.peers.discovery import Discovery
 from swarm.transport import request_slots
-from swarm.transport.libp2p import host
-from swarm.transport.libp2p.admission import front_door
-from swarm.transport.libp2p.connection import noise, streams, yamux
-from swarm.weights.format import manifest_wire
+from swarm.transport.libp2p import admission as front_door
+from swarm.transport.libp2p import host, noise, streams, yamux
+from swarm.weights import manifest as manifest_wire
 from swarm.wire import codec, messages
 from tests.fuzz import fuzz_answers, fuzz_codec, fuzz_connections, fuzz_streams
 from tests.fuzz.harness import CPU_S_MAX, GROWTH_BYTES_MAX, Finding, Watch, keep_finding

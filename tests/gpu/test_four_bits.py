@@ -10,8 +10,8 @@ from node.engines.torch_engine import generate
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import adapters, checkpoint, frozen
-from node.training.trainer import GroupTrainer
-from node.training.worker import opened
+from node.train.trainer import GroupTrainer
+from node.train.trainer_worker import opened
 from tests.unit import training_support
 from tests.unit.training_support import group, open_policy, qwen_directory
 

@@ -21,7 +21,7 @@ from swarm.errors import SwarmError
 from swarm.identity import Identity, PeerId
 from swarm.transport.base import ServeLimits
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p.reach.reachability import ReachRules
+from swarm.transport.libp2p.reachability import ReachRules
 from swarm.wire.messages import (
     CHUNK_BYTES_MAX,
     CHUNKS_PROTOCOL,

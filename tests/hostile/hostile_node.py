@@ -24,13 +24,13 @@ import trio
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as a script it is in no package
 
 from node.config import RunConfig, load_config
-from node.environments.scoring import pose
-from node.verification.assignment import INDEX_MAX, assigned_task
+from node.envs.scoring import pose
+from node.verify.assignment import INDEX_MAX, assigned_task
 from swarm.errors import SwarmError
 from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
-from swarm.simulation.hostile.liar import LIFE_S, Liar
-from swarm.simulation.hostile.lies import CATALOGUE, Lie, hello
+from swarm.simulation.liar import LIFE_S, Liar
+from swarm.simulation.lies import CATALOGUE, Lie, hello
 from swarm.transport.libp2p.host import open_libp2p
 from swarm.wire import codec
 from swarm.wire.messages import HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX, HelloReply

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from node.config import RunConfig, load_config
-from node.verification.assignment import assigned_task
+from node.verify.assignment import assigned_task
 from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
 from swarm.wire import codec

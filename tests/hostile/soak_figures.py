@@ -13,8 +13,8 @@ from typing import Any
 from scipy.stats import linregress
 from scipy.stats import t as student
 
-from node.records.event_log import read_events
-from node.records.records import RoundDone, StepDone, WorkDone
+from node.observe.event_log import read_events
+from node.observe.records import RoundDone, StepDone, WorkDone
 from tests.hostile.targets import MIB, aligned, heading
 
 WARM_S = 90.0  # of each life, in which a process grows into its work

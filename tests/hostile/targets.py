@@ -302,7 +302,7 @@ def broker_of(target: Target) -> psutil.Process:
         TargetFailed: there is none.
     """
     for child in psutil.Process(target.process.pid).children(recursive=True):
-        if "node.monitor.embedded_broker" in " ".join(child.cmdline()):
+        if "node.observe.embedded_broker" in " ".join(child.cmdline()):
             return child
     raise TargetFailed("the monitor has no broker of its own")
 

@@ -9,21 +9,21 @@ from random import Random
 import pytest
 import trio
 
-from node.simulation.nodes import EPOCH_S, run_inline
+from node.simulation.simulated_nodes import EPOCH_S, run_inline
 from swarm.errors import Reject, SwarmError
+from swarm.exchange.exchange_service import Exchange, ExchangeRules
 from swarm.exchange.pool import Pool, PoolLimits
-from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
 from swarm.limits import quotas
 from swarm.limits.bounded_table import OriginLimits
 from swarm.limits.quotas import BLOCK_SHARE, RATES, Kind
 from swarm.peers.connection_gater import CONNECTION_LIMITS, ConnectionGater
 from swarm.peers.discovery import AddressBook, Discovery, NodeInfo
-from swarm.peers.ledger import Ledger
+from swarm.peers.reputation import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
-from swarm.simulation.hostile.liar import LIFE_S, Liar
-from swarm.simulation.hostile.lies import CATALOGUE, hello
-from swarm.storage.files import Runtime
+from swarm.simulation.liar import LIFE_S, Liar
+from swarm.simulation.lies import CATALOGUE, hello
+from swarm.storage import Runtime
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from swarm.wire import codec
 from swarm.wire.messages import HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX, HelloReply
@@ -169,7 +169,7 @@ def test_others_are_served_during_it_and_nothing_stays_behind(
         async with node() as target:
             door = Door.of(target.address)
             assault = Assault(name, door, RUN_ID, WAIT_S, network="127.9", identity=liar)
-            counted = target.gater.ledger.of(liar.peer_id).rejected
+            counted = target.gater.ledger.account(liar.peer_id).rejected
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(attacked, assault)
                 await until(lambda: assault.spent.connections)

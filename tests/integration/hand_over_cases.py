@@ -10,7 +10,7 @@ from node.engines.vllm.engine import VllmEngine
 from node.hosting.hand_over import EngineHandOver
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer_spec import Device, TrainerSpec
-from node.training.process import TrainerProcess, open_trainer
+from node.train.process import TrainerProcess, open_trainer
 from tests.integration.vllm_models import open_model
 
 PROMPTS = ("3+4=", "what day is it?", "and tomorrow?")

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from node.monitor.status import fetch_status
-from node.records.event_log import read_events
-from node.records.records import RoundDone, Started, StatusSnapshot, Trouble
+from node.observe.event_log import read_events
+from node.observe.records import RoundDone, Started, StatusSnapshot, Trouble
+from node.observe.status import fetch_status
 from swarm.errors import SwarmError
 from tests.integration.process_groups import PAUSE_S, pause
 
@@ -136,7 +136,9 @@ class NodeProcess:
 
     def trainer(self) -> psutil.Process | None:
         """Its trainer process, if one runs."""
-        return next(iter(p for p in self.children() if "node.training.worker" in _line(p)), None)
+        return next(
+            iter(p for p in self.children() if "node.train.trainer_worker" in _line(p)), None
+        )
 
     def children(self) -> list[psutil.Process]:
         """All processes under it."""

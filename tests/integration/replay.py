@@ -14,17 +14,17 @@ import trio
 from node.config import NodeConfig, load_config
 from node.hosting.membership import load_identity
 from node.hosting.models import resolve_model, trainer_spec
-from node.loops.parts import LivePolicy, NodeParts
-from node.loops.progress import Progress
-from node.loops.sapo import Sapo
-from node.methods.filters.rescue import SolvedTasks
-from node.records.records import RoundDone
-from node.training.process import open_trainer
-from node.verification.held_out import HeldOutGuard
-from node.verification.task_choice import TaskChoice
-from node.verification.verifier import ProcessVerifier
-from swarm.peers.ledger import Ledger
-from swarm.rollouts import GroupId, VerifiedGroup
+from node.methods.replay import SolvedTasks
+from node.observe.records import RoundDone
+from node.run.parts import LivePolicy, NodeParts
+from node.run.progress import Progress
+from node.run.sapo import Sapo
+from node.train.process import open_trainer
+from node.verify.held_out import HeldOutGuard
+from node.verify.task_choice import TaskChoice
+from node.verify.verifier import ProcessVerifier
+from swarm.peers.reputation import Ledger
+from swarm.rollouts import GroupId, ScoredGroup
 from swarm.wire.codec import decode_group
 from tests.integration.nodes import NodeProcess
 
@@ -42,7 +42,7 @@ def settings_of(node: NodeProcess) -> NodeConfig:
     return load_config(flags, {}, node.run_file)
 
 
-def groups_kept(pool_file: Path) -> dict[GroupId, VerifiedGroup]:
+def groups_kept(pool_file: Path) -> dict[GroupId, ScoredGroup]:
     """All groups of a pool that is not in use, with the prompts and rewards worked out for them."""
     with closing(sqlite3.connect(pool_file)) as db:
         rows = db.execute("SELECT record, prompt, rewards FROM groups JOIN records USING (seq)")
@@ -50,7 +50,7 @@ def groups_kept(pool_file: Path) -> dict[GroupId, VerifiedGroup]:
         for record, prompt, rewards in rows:
             group_id, group = decode_group(bytes(record))
             values = tuple(float(each) for each in rewards.strip("[]").split(","))
-            found[group_id] = VerifiedGroup(group_id, group, prompt, values)
+            found[group_id] = ScoredGroup(group_id, group, prompt, values)
     return found
 
 
@@ -58,7 +58,7 @@ class RecordedExchange:
     """Hands out what the real exchange handed out in each round, and takes what is shared."""
 
     def __init__(
-        self, kept: Mapping[GroupId, VerifiedGroup], drawn: Mapping[int, Sequence[GroupId]]
+        self, kept: Mapping[GroupId, ScoredGroup], drawn: Mapping[int, Sequence[GroupId]]
     ) -> None:
         self._kept = kept
         self._drawn = drawn
@@ -70,7 +70,7 @@ class RecordedExchange:
     async def candidates(self) -> list[Any]:
         return []
 
-    async def take(self, _: Sequence[GroupId], round_: int) -> list[VerifiedGroup]:
+    async def take(self, _: Sequence[GroupId], round_: int) -> list[ScoredGroup]:
         return [self._kept[group_id] for group_id in self._drawn[round_]]
 
 

@@ -13,10 +13,10 @@ from torch import distributed
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies.policy import Policy
-from node.training.ranks import Ranks
-from node.training.sharded.trainer import ShardedTrainer
-from node.training.trainer import GroupTrainer
-from node.training.worker import opened
+from node.train.ranks import Ranks
+from node.train.sharded_trainer import ShardedTrainer
+from node.train.trainer import GroupTrainer
+from node.train.trainer_worker import opened
 from tests.unit.training_support import group
 
 STEPS = 3

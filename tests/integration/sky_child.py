@@ -15,10 +15,18 @@ from typing import Any
 
 import trio
 
-from coordinator.files.fleet import Cloud, Fleet, Machine
+from coordinator.fleet_file import Cloud, Fleet, Machine
 from coordinator.providers.base import ProviderFailed
-from coordinator.providers.sky_tasks import Catalogue, cluster_of, one_line, resources_of, task_of
-from coordinator.providers.skypilot import RECORD_FILE, SkyProvider, load_sky
+from coordinator.providers.skypilot import (
+    RECORD_FILE,
+    Catalogue,
+    SkyProvider,
+    cluster_of,
+    load_sky,
+    one_line,
+    resources_of,
+    task_of,
+)
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 

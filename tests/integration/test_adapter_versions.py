@@ -17,9 +17,9 @@ from node.hosting.engine_hosts import ReferencePolicy
 from node.hosting.policy_host import PolicyHost
 from node.interfaces.adapter_files import BASE_FILE, WEIGHTS_FILE
 from node.interfaces.engine import Sampling
+from node.observe.records import StepDone, VersionCame, WorkDone
 from node.policies.policy import Policy
-from node.records.records import StepDone, VersionCame, WorkDone
-from node.training.worker import load_version
+from node.train.trainer_worker import load_version
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, version_spans
 from swarm.wire.messages import CHUNKS_PROTOCOL

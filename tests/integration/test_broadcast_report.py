@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from node.monitor.report.report import NodeSummary, summarise
-from node.monitor.report.waterfall import PUBLISHER, Waterfall, waterfall
-from node.records.event_log import FILE_NAME, history, read_events
-from node.records.records import (
+from node.observe.event_log import FILE_NAME, history, read_events
+from node.observe.records import (
     VersionCame,
     VersionComing,
     VersionPublished,
     VersionSpread,
     VersionSpreading,
 )
+from node.observe.saved_report import PUBLISHER, NodeSummary, Waterfall, summarise, waterfall
 from tests.integration.nodes import MakeFed, NodeProcess, swarm_node, until
 
 pytestmark = pytest.mark.integration

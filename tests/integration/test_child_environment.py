@@ -10,9 +10,9 @@ import pytest
 from node.cli import _config, _parser
 from node.engines.vllm import server as vllm_server
 from node.engines.vllm.server import ServerSettings, VllmServer
-from node.monitor.monitoring import embedded_broker
-from node.training.process import _spawn
-from node.verification.verifier import ProcessVerifier
+from node.observe.monitoring import embedded_broker
+from node.train.process import _spawn
+from node.verify.verifier import ProcessVerifier
 from swarm.errors import ChildFailed
 from tests.brokers import free_port
 from tests.support import environ_of, run
@@ -60,7 +60,7 @@ def test_the_verifiers(sandbox: str) -> None:
 
 def test_the_trainers(tmp_path: Path) -> None:
     async def body() -> None:
-        channel = await _spawn("node.training.worker", tmp_path / "log")
+        channel = await _spawn("node.train.trainer_worker", tmp_path / "log")
         try:
             check(await environ_of(psutil.Process(channel.process.pid)))
         finally:

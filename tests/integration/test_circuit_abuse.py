@@ -13,10 +13,10 @@ from libp2p.peer.id import ID
 from swarm.errors import PeerUnreachable
 from swarm.identity import PeerId
 from swarm.limits.quotas import RATES, Kind
-from swarm.transport.libp2p.connection import yamux
+from swarm.transport.libp2p import relay as relay_module
+from swarm.transport.libp2p import yamux
 from swarm.transport.libp2p.host import Libp2pTransport
-from swarm.transport.libp2p.reach import relay as relay_module
-from swarm.transport.libp2p.reach.relay import (
+from swarm.transport.libp2p.relay import (
     CIRCUIT_IDLE_S_MAX,
     CIRCUIT_S_MAX,
     STOP_PROTOCOL,

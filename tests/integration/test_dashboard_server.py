@@ -15,8 +15,8 @@ import trio
 
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.telemetry.dashboard import server
-from swarm.telemetry.dashboard.server import (
+from swarm.telemetry.dashboard import page_server as server
+from swarm.telemetry.dashboard.page_server import (
     ACTION_BYTES_MAX,
     CONNECTIONS_MAX,
     POLICY,
@@ -28,7 +28,7 @@ from swarm.telemetry.dashboard.server import (
     serve,
     serve_board,
 )
-from swarm.telemetry.dashboard.state import ReportSource
+from swarm.telemetry.dashboard.page_state import ReportSource
 from swarm.telemetry.fleet_view import Watch
 from tests.dashboard_samples import NOW_S, signed
 

@@ -12,7 +12,7 @@ from multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable
 from swarm.identity import Identity
-from swarm.transport.libp2p.reach.relay import STOP_PROTOCOL, accept_circuit
+from swarm.transport.libp2p.relay import STOP_PROTOCOL, accept_circuit
 from swarm.wire import codec
 from swarm.wire.messages import REACH_BYTES_MAX, REACH_PROTOCOL, DialBack, DialBackReply
 from tests.integration.test_reach import RULES, circuit, hosts, is_well, relayed

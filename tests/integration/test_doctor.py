@@ -10,27 +10,29 @@ from random import Random
 import pytest
 import trio
 
-from node.config import NodeConfig
-from node.doctor import doctor
-from node.doctor.doctor import check_addresses, check_clock, examine_network
-from node.doctor.machine import (
+from node.commands import doctor
+from node.commands.doctor import (
     Finding,
+    check_addresses,
     check_broker,
+    check_clock,
     check_congestion,
     check_model,
     check_tasks,
+    examine_network,
     usual_tokens,
 )
+from node.config import NodeConfig
 from node.interfaces.trainer_spec import TrainerSpec
-from node.simulation.nodes import EPOCH_S
+from node.simulation.simulated_nodes import EPOCH_S
 from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.discovery import Discovery, NodeInfo
-from swarm.peers.ledger import Ledger
+from swarm.peers.reputation import Ledger
+from swarm.transport.libp2p import reachability
 from swarm.transport.libp2p.host import open_libp2p
-from swarm.transport.libp2p.reach import reachability
-from swarm.transport.libp2p.reach.reachability import ReachRules
+from swarm.transport.libp2p.reachability import ReachRules
 from tests.brokers import PASSWORD, USER, free_port, open_mosquitto
 from tests.integration.nodes import LOOPBACK, swarm_node
 from tests.support import run
@@ -100,7 +102,7 @@ def test_where_the_port_is_closed_it_says_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "PEERS_WAIT_S", 3.0)
-    monkeypatch.setattr(reachability.Reach, "_ports", lambda self: (1,))
+    monkeypatch.setattr(reachability.Reachability, "_ports", lambda self: (1,))
     found = examined(settings(tmp_path))
     assert found["reachability"].level == "warn"
     assert "announce" in found["reachability"].advice

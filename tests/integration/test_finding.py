@@ -7,12 +7,12 @@ from random import Random
 import pytest
 import trio
 
-from node.simulation.nodes import EPOCH_S
+from node.simulation.simulated_nodes import EPOCH_S
 from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.discovery import Discovery, NodeInfo
-from swarm.peers.ledger import Ledger
+from swarm.peers.reputation import Ledger
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.support import run
 

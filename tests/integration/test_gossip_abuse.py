@@ -13,10 +13,10 @@ from libp2p.utils import encode_delim, encode_varint_prefixed
 from swarm.errors import Reject
 from swarm.identity import Identity, PeerId
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.ledger import Ledger
+from swarm.peers.reputation import Ledger
 from swarm.transport.base import GOSSIP_BYTES_MAX
-from swarm.transport.libp2p import gossip
-from swarm.transport.libp2p.gossip import (
+from swarm.transport.libp2p import gossipsub as gossip
+from swarm.transport.libp2p.gossipsub import (
     BACK_OFF_S_MAX,
     ID_BYTES_MAX,
     IDS_PER_RPC_MAX,

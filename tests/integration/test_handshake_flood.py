@@ -5,10 +5,8 @@ import trio
 
 from swarm.errors import PeerUnreachable
 from swarm.identity import Identity
-from swarm.transport import places
-from swarm.transport.libp2p.admission import front_door
-from swarm.transport.libp2p.host import open_libp2p
-from swarm.transport.places import (
+from swarm.transport import connection_slots as places
+from swarm.transport.connection_slots import (
     CONNECTIONS_MAX,
     HANDSHAKE_PATIENCE_S,
     HANDSHAKES_MAX,
@@ -16,6 +14,8 @@ from swarm.transport.places import (
     HANDSHAKES_PER_PRIVATE_IP_MAX,
     ConnectionSlots,
 )
+from swarm.transport.libp2p import admission as front_door
+from swarm.transport.libp2p.host import open_libp2p
 from tests.support import run
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)

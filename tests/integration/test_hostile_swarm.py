@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from node.records.event_log import read_events
-from node.records.records import Banned
+from node.observe.event_log import read_events
+from node.observe.records import Banned
 from tests.integration.nodes import ENVIRON, MakeNode, NodeProcess
 from tests.integration.replay import curve, replayed, settings_of
 

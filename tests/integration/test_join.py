@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.monitor.status import SOCKET_NAME, socket_path
+from node.observe.status import SOCKET_NAME, socket_path
 from swarm.identity import Identity
 from tests.integration.nodes import (
     LOOPBACK,

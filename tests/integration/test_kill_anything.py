@@ -28,7 +28,7 @@ from tests.integration.process_groups import PAUSE_S, pause
 
 pytestmark = pytest.mark.integration
 
-KINDS = {"node": "node.cli", "trainer": "node.training.worker", "verifier": "verifier_worker"}
+KINDS = {"node": "node.cli", "trainer": "node.train.trainer_worker", "verifier": "verifier_worker"}
 MOMENT_S_MAX = 4.0  # after a kill was survived, the next comes within this time
 HURRY = 0.25  # of the kills come before the last one was survived
 SERVED_ROUNDS = 8  # of a restarted node, its newest, whose groups it is asked for

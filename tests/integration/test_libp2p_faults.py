@@ -14,7 +14,7 @@ from libp2p.utils import encode_varint_prefixed
 from swarm.errors import ConfigError, RequestRefused, SwarmError
 from swarm.identity import Identity, PeerId
 from swarm.transport.base import GOSSIP_BYTES_MAX, ServeLimits
-from swarm.transport.libp2p import gossip
+from swarm.transport.libp2p import gossipsub as gossip
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p, require_version
 from tests.support import run
 

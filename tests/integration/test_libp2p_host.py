@@ -28,8 +28,8 @@ from swarm.errors import (
 )
 from swarm.identity import Identity, PeerId
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p.connection import yamux
-from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL, MESSAGES_PER_RPC_MAX
+from swarm.transport.libp2p import yamux
+from swarm.transport.libp2p.gossipsub import MESHSUB_PROTOCOL, MESSAGES_PER_RPC_MAX
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.support import run
 

@@ -17,9 +17,9 @@ from libp2p.peer.id import ID
 from swarm.errors import PeerUnreachable
 from swarm.identity import Identity, PeerId
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p.connection.streams import LENGTH, STATUS
-from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL
+from swarm.transport.libp2p.gossipsub import MESHSUB_PROTOCOL
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.streams import LENGTH, STATUS
 from tests import p2pd
 from tests.support import run
 

@@ -21,8 +21,8 @@ from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubke
 from libp2p.security.noise.messages import NoiseExtensions, NoiseHandshakePayload
 from libp2p.security.noise.transport import Transport as UpstreamNoise
 
-from swarm.transport.libp2p.connection import noise as noise_module
-from swarm.transport.libp2p.connection.noise import (
+from swarm.transport.libp2p import noise as noise_module
+from swarm.transport.libp2p.noise import (
     HANDSHAKE_BYTES_MAX,
     HANDSHAKE_TIMEOUT_S,
     RECORD_PLAIN_BYTES_MAX,

@@ -28,16 +28,16 @@ from libp2p.stream_muxer.yamux.yamux import (
 )
 
 from swarm.identity import Identity
-from swarm.transport.libp2p.connection import frame_rates
-from swarm.transport.libp2p.connection.buffers import (
+from swarm.transport.libp2p import frames as frame_rates
+from swarm.transport.libp2p.frames import (
     OUTBOX_BYTES_MAX,
     OUTBOX_CONTROL_MAX,
     PIECE_BYTES_MIN,
+    Ended,
     ReceiveBuffer,
 )
-from swarm.transport.libp2p.connection.frame_rates import Ended
-from swarm.transport.libp2p.connection.noise import RECORD_PLAIN_BYTES_MAX
-from swarm.transport.libp2p.connection.yamux import (
+from swarm.transport.libp2p.noise import RECORD_PLAIN_BYTES_MAX
+from swarm.transport.libp2p.yamux import (
     FRAMES_PER_TURN,
     HEADER,
     INBOUND_STREAMS_MAX,

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import trio
 
-from coordinator.files.fleet import Fleet, Machine
+from coordinator.fleet_file import Fleet, Machine
 from coordinator.providers import local
 from coordinator.providers.base import Condition, ProviderFailed
 from coordinator.providers.local import PROCESS_FILE, LocalProvider, worker_environ

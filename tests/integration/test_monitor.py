@@ -16,7 +16,7 @@ import psutil
 import pytest
 import trio
 
-from node.monitor.monitoring import embedded_broker
+from node.observe.monitoring import embedded_broker
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.telemetry.broker_address import Broker
@@ -200,7 +200,7 @@ def test_a_monitor_whose_own_broker_dies_says_so_and_ends(tmp_path: Path) -> Non
     (broker,) = [
         child
         for child in psutil.Process(monitor.pid).children()
-        if "node.monitor.embedded_broker" in child.cmdline()
+        if "node.observe.embedded_broker" in child.cmdline()
     ]
     broker.kill()
     _, said = monitor.communicate(timeout=WAIT_S)

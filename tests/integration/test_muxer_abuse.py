@@ -24,9 +24,9 @@ from libp2p.stream_muxer.yamux.yamux import (
 from swarm.errors import Reject, TransportError
 from swarm.identity import Identity, PeerId
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p.connection import frame_rates, yamux
-from swarm.transport.libp2p.connection.buffers import Outbox
-from swarm.transport.libp2p.connection.frame_rates import (
+from swarm.transport.libp2p import frames as frame_rates
+from swarm.transport.libp2p import yamux
+from swarm.transport.libp2p.frames import (
     FRAME_BYTES_SMALL,
     PINGS_AT_ONCE_MAX,
     PINGS_PER_S_MAX,
@@ -35,10 +35,12 @@ from swarm.transport.libp2p.connection.frame_rates import (
     STREAMS_AT_ONCE_MAX,
     STREAMS_PER_S_MAX,
     Ended,
+    Outbox,
 )
-from swarm.transport.libp2p.connection.noise import NoiseSession
-from swarm.transport.libp2p.connection.streams import InboundStream
-from swarm.transport.libp2p.connection.yamux import (
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.noise import NoiseSession
+from swarm.transport.libp2p.streams import InboundStream
+from swarm.transport.libp2p.yamux import (
     FRAMES_PER_TURN,
     HEADER,
     PING_INTERVAL_S,
@@ -46,7 +48,6 @@ from swarm.transport.libp2p.connection.yamux import (
     WRITE_STALL_MAX_S,
     MuxedConnection,
 )
-from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.integration.raw_pipes import Raw, lockstep_pipe, pipe
 from tests.support import run
 

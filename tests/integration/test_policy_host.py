@@ -13,7 +13,7 @@ from node.engines.vllm import server as vllm_server
 from node.engines.vllm.engine import VllmEngine
 from node.hosting.policy_host import PolicyHost
 from node.interfaces.engine import Sampling
-from node.training.process import TrainerProcess
+from node.train.process import TrainerProcess
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import CORRUPT

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from node.records.event_log import FILE_NAME, EventLog
+from node.observe.event_log import FILE_NAME, EventLog
 from tests.integration.nodes import ENVIRON, LOOPBACK, RUN_TEXT, MakeNode, swarm_node, until
 from tests.integration.stalling import StallingWay, stalling_way
 from tests.unit.monitor_records import held_out, round_done, started
@@ -23,7 +23,7 @@ TIMEOUT_S = 240.0
 ESCAPE = "\x1b"
 CHILD = """
 import threading
-from node.monitor.console.progress import SHOWN_AFTER_S, Work, on_stderr
+from node.observe.progress_bars import SHOWN_AFTER_S, Work, on_stderr
 with on_stderr().showing("a long work") as show:
     for number in range(3):
         show(Work("a long work", number, 3.0))

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import trio
 
-from node.monitor.metrics_page import serve_metrics
+from node.observe.metrics_page import serve_metrics
 from tests.brokers import free_port
 from tests.grafana import plain, queries
 from tests.integration.nodes import until

@@ -23,17 +23,18 @@ from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRe
 from swarm.identity import Identity, PeerId
 from swarm.limits.bounded_table import OriginLimits
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p.connection.negotiation import Reader
+from swarm.transport.libp2p import observed_addresses as observations
+from swarm.transport.libp2p import reachability
+from swarm.transport.libp2p import relay as relay_module
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p.reach import observations, reachability
-from swarm.transport.libp2p.reach import relay as relay_module
-from swarm.transport.libp2p.reach.reachability import (
+from swarm.transport.libp2p.negotiation import Reader
+from swarm.transport.libp2p.reachability import (
     PUNCH_PROTOCOL,
     PUNCH_ROUNDS,
-    Reach,
+    Reachability,
     ReachRules,
 )
-from swarm.transport.libp2p.reach.relay import (
+from swarm.transport.libp2p.relay import (
     HOP_PROTOCOL,
     STOP_PROTOCOL,
     Call,
@@ -93,7 +94,7 @@ async def ask(a: Libp2pTransport, peer: PeerId, payload: bytes) -> bytes:
     return await a.request(peer, PROTOCOL, payload, timeout_s=20.0, response_bytes_max=2 * MIB)
 
 
-def reach(node: Libp2pTransport) -> Reach:
+def reach(node: Libp2pTransport) -> Reachability:
     assert node._reach is not None
     return node._reach
 

@@ -5,7 +5,7 @@ import trio
 
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.loops.learner_checks import Scorer
+from node.run.claims import Scorer
 from swarm.rollouts import Completion, FinishReason
 from tests.support import run
 from tests.unit.training_support import qwen_directory

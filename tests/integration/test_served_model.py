@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from node.records.event_log import read_events
-from node.records.records import RoundDone
+from node.observe.event_log import read_events
+from node.observe.records import RoundDone
 from tests.integration.nodes import LOOPBACK, MakeNode, NodeProcess, swarm_node
 from tests.openai_server import answer_sums, openai_server
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from node.records.event_log import read_events
-from node.records.records import RoundDone
+from node.observe.event_log import read_events
+from node.observe.records import RoundDone
 from tests.integration.nodes import ENVIRON, LOOPBACK, pause, until
 
 SYSTEMD = """

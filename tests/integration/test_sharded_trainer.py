@@ -17,9 +17,9 @@ from torch import distributed
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
-from node.training.process import InProcessTrainer, TrainerProcess, open_trainer
-from node.training.ranks import Ranks
-from node.training.worker import TrainerCore
+from node.train.process import InProcessTrainer, TrainerProcess, open_trainer
+from node.train.ranks import Ranks
+from node.train.trainer_worker import TrainerCore
 from swarm.errors import ChildFailed, ConfigError
 from tests.integration import sharded_child
 from tests.support import run

@@ -79,8 +79,8 @@ def refused_for(done: Any) -> str:
 
 CHECK = """
 import json, sys
-from node.environments.tasksets.rules import rules_from
-from node.environments.tasksets.upstream import check
+from node.envs.taskset_rules import rules_from
+from node.envs.taskset_upstream import check
 from swarm.errors import ConfigError
 for each in json.loads(sys.argv[1]):
     try:
@@ -148,8 +148,8 @@ def test_another_package_is_another_hash(python: str, tmp_path: Path) -> None:
 
 IDENTIFY = """
 import json, sys
-from node.environments.tasksets.identity import identify
-from node.environments.tasksets.rules import rules_from
+from node.envs.taskset_identity import identify
+from node.envs.taskset_rules import rules_from
 print(identify(rules_from(json.loads(sys.argv[1]))))
 """
 UNCONFINED = """

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import trio
 
-from node.records.records import StatusSnapshot
+from node.observe.records import StatusSnapshot
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.fleet_view import Gone, NodeView, Watch
 from swarm.telemetry.mqtt import Incoming, Subscriber

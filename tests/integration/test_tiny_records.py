@@ -7,7 +7,7 @@ import trio
 from libp2p.peer.id import ID
 
 from swarm.identity import Identity
-from swarm.transport.libp2p.connection.yamux import HEADER, MuxedConnection
+from swarm.transport.libp2p.yamux import HEADER, MuxedConnection
 from tests.integration.raw_pipes import pipe
 from tests.integration.test_libp2p_noise import DIALLER, LISTENER, ours, secured
 from tests.support import run

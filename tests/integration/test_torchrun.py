@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from node.observe.event_log import read_events
+from node.observe.records import Started, StepDone
 from node.policies.checkpoint import load
 from node.policies.policy import load_policy
-from node.records.event_log import read_events
-from node.records.records import Started, StepDone
 from swarm.identity import Identity
 from tests.integration.nodes import ENVIRON, LOOPBACK, RUN_TEXT, all_gone, until
 

@@ -20,8 +20,8 @@ from trio.testing import wait_all_tasks_blocked
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.training import process
-from node.training.process import InProcessTrainer, TrainerProcess, open_trainer
+from node.train import process
+from node.train.process import InProcessTrainer, TrainerProcess, open_trainer
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import version_spans
 from tests.integration.nodes import until
@@ -94,7 +94,7 @@ def test_the_way_back_is_the_same_in_both(spec, tmp_path):
         await one_round(trainer)
         await trainer.save(saved)
         await one_round(trainer)
-        assert await trainer.turn_back(saved) == 3
+        assert await trainer.roll_back(saved) == 3
         await trainer.slow_down(0.5)
         return await one_round(trainer)
 
@@ -106,7 +106,7 @@ def test_the_way_back_is_the_same_in_both(spec, tmp_path):
             first = await there_and_back(child, tmp_path / "child")
             (tmp_path / "child" / "optimizer.pt").write_bytes(b"?")
             with pytest.raises(ConfigError, match=r"^checkpoint damaged"):
-                await child.turn_back(tmp_path / "child")
+                await child.roll_back(tmp_path / "child")
         here = await there_and_back(InProcessTrainer(spec), tmp_path / "here")
         assert repr(first) == repr(here)
 
@@ -295,7 +295,7 @@ import sys
 from pathlib import Path
 import trio
 from node.interfaces.engine import Sampling
-from node.training.process import open_trainer
+from node.train.process import open_trainer
 from node.interfaces.trainer_spec import TrainerSpec
 
 async def main():

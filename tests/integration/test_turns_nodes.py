@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node.records.records import StepDone, WorkDone
+from node.observe.records import StepDone, WorkDone
 from swarm.rollouts import Author
 from swarm.wire.codec import decode_group
 from tests.integration.nodes import ENVIRON, NodeProcess, swarm_node

@@ -11,7 +11,7 @@ import pytest
 
 from node.cli import EXIT_USAGE
 from node.engines.policy_files import SHARED_MEMORY
-from node.records.records import StepDone, WorkDone
+from node.observe.records import StepDone, WorkDone
 from tests.integration.nodes import (
     WAIT_S,
     MakeFed,

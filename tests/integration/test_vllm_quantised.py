@@ -18,7 +18,7 @@ from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.worker import ReloadExtension
 from node.interfaces.engine import Sampling
 from node.interfaces.quantisation import Quantisation
-from node.records.records import Trouble
+from node.observe.records import Trouble
 from swarm.errors import ChildFailed
 from swarm.rollouts import is_quantised
 from tests.integration.nodes import MakeNode

@@ -18,8 +18,8 @@ import pytest
 
 from coordinator.overrides import read_depth, read_drained
 from coordinator.view import load_state
-from node.records.event_log import FILE_NAME, read_events
-from node.records.records import StepDone, WorkDone
+from node.observe.event_log import FILE_NAME, read_events
+from node.observe.records import StepDone, WorkDone
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from tests.brokers import open_mosquitto

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from node.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, main
-from node.hosting.weights import POLICIES, STORE
-from node.records.format import amount
+from node.hosting.policy_weights import POLICIES, STORE
+from node.observe.text_format import amount
 from swarm.identity import Identity
-from swarm.weights.format.manifest_wire import decode_manifest
+from swarm.weights.manifest import decode_manifest
 from tests.integration.nodes import ENVIRON, LOOPBACK, WAIT_S, swarm_node, until
 from tests.integration.stalling import stalling_way
 from tests.weights_files import tree, write_model

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from typing import Any
 
-from swarm.simulation.sockets.lab import Lab
+from swarm.simulation.socket_lab import Lab
 
 PORT = 4001
 _SERVER = """

@@ -11,9 +11,9 @@ import trio
 from swarm.errors import SwarmError
 from swarm.identity import Identity, PeerId
 from swarm.transport.base import ServeLimits
+from swarm.transport.libp2p import reachability
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p.reach import reachability
-from swarm.transport.libp2p.reach.reachability import ReachRules
+from swarm.transport.libp2p.reachability import ReachRules
 
 LISTEN = ["/ip4/0.0.0.0/tcp/4001"]
 PROTOCOL = "/test/echo/1.0.0"

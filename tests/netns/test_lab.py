@@ -11,7 +11,7 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.sockets.lab import Home, Lab
+from swarm.simulation.socket_lab import Home, Lab
 from tests.integration.nodes import until
 from tests.netns.peers import send, serve
 
@@ -101,7 +101,7 @@ def test_what_the_machine_refuses_is_said(
 OWNER = """
 import os, threading
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.sockets.lab import open_lab
+from swarm.simulation.socket_lab import open_lab
 with open_lab({"a": LinkProfile()}) as lab:
     inside = [lab.start("a", ["sleep", "1000"]) for _ in range(3)]  # the last is just on its way
     network = os.stat(lab.namespace("a")).st_ino

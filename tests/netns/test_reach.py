@@ -12,7 +12,7 @@ import pytest
 
 from swarm.identity import Identity
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.sockets.lab import Home, Lab
+from swarm.simulation.socket_lab import Home, Lab
 
 pytestmark = [pytest.mark.netns, pytest.mark.nat]
 OpenLab = Callable[..., Lab]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm.simulation.profiles import links_of
+from swarm.simulation.links import links_of
 from tests.netns.worlds import BULK_BYTES, OpenLab, real, simulated
 
 

@@ -17,7 +17,7 @@ import trio.testing
 
 from swarm.identity import Identity, PeerId
 from swarm.simulation.links import LinkProfile, SimulatedLinks
-from swarm.simulation.sockets.lab import Lab
+from swarm.simulation.socket_lab import Lab
 from swarm.transport.base import GossipMessage, ServeLimits, Transport
 from swarm.transport.libp2p.host import open_libp2p
 from swarm.transport.memory.network import MemoryNetwork

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from node.environments.answers import FORMATS, AnswerFormat, answer_in, written
+from node.envs.answers import FORMATS, AnswerFormat, answer_in, written
 from tests.answers_reference import TEXT_CHARS_MAX, reference
 from tests.fuzz.fuzz_answers import PIECES, REASONING, check
 

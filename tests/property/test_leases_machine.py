@@ -18,9 +18,9 @@ from hypothesis.stateful import (
 )
 
 from swarm.errors import LocalProtocolError
-from swarm.leasing.leases import Answer, Lease, LeaseBook, LeaseRules, SubmittedGroup
-from swarm.leasing.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
-from swarm.leasing.trial import Allowance, WorkerOrigin
+from swarm.leases.known_workers import Allowance, WorkerOrigin
+from swarm.leases.lease_table import Answer, Lease, LeaseBook, LeaseRules, SubmittedGroup
+from swarm.leases.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
 
 BOUND, STEP, CREDITS = 2, 2, 6
 STALENESS = StalenessRules(BOUND, STEP, CREDITS)

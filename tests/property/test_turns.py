@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.environments.registry import interaction
-from node.environments.scoring import score_group
-from node.environments.turns.replay import REPLY_CHARS_MAX, Parts, forgery, replies
+from node.envs.registry import interaction
+from node.envs.replay_turns import REPLY_CHARS_MAX, Parts, forgery, replies
+from node.envs.scoring import score_group
 from swarm.errors import Reject
 from swarm.rollouts import Task
 

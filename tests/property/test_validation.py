@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.loops.validation import RATE_SHARE_MIN, Validated, decide, fall_bound
+from node.run.validation import RATE_SHARE_MIN, Validated, decide, fall_bound
 
 RATES = st.integers(0, 64).map(lambda right: right / 64)
 COURSES = st.lists(RATES, min_size=1, max_size=60)

@@ -12,29 +12,27 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import RemoteProtocolError
-from swarm.weights.format import delta, entropy_coding
-from swarm.weights.format.delta import (
+from swarm.weights import delta, entropy_coding
+from swarm.weights.delta import (
     BLOCK_ELEMENTS_MAX,
+    Classes,
     Method,
     Payload,
+    all_of,
     as_units,
     choose_classes,
+    class_words,
+    count_of,
     decode_block,
     encode_delta,
     encode_full,
     ordered,
-    unit_bytes,
-)
-from swarm.weights.format.entropy_coding import Array, PayloadReader, PayloadWriter
-from swarm.weights.format.layout import DTYPE_BITS
-from swarm.weights.format.magnitude_classes import (
-    Classes,
-    all_of,
-    class_words,
-    count_of,
     ranks_of,
     select,
+    unit_bytes,
 )
+from swarm.weights.entropy_coding import Array, PayloadReader, PayloadWriter
+from swarm.weights.manifest import DTYPE_BITS
 from tests.weights_files import bf16, stepped
 
 FLOATS = ("BF16", "F16", "F32", "F64")

@@ -2,8 +2,8 @@
 
     make chaos SEEDS=1000 FIRST_SEED=0
 
-Prints each seed whose run broke a rule of `swarm/simulation/checks/invariants.py` or fell short of
-the floor of `swarm/simulation/checks/delivery.py`, with the line that replays it. Where a seed
+Prints each seed whose run broke a rule of `swarm/simulation/invariants.py` or fell short of
+the floor of `swarm/simulation/delivery.py`, with the line that replays it. Where a seed
 failed, it belongs into tests/simulation/chaos_cases.toml once its cause is found.
 """
 

@@ -11,9 +11,8 @@ import trio
 from trio.testing import MockClock
 
 from swarm.identity import PeerId
-from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 

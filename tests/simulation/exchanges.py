@@ -9,15 +9,15 @@ from typing import Any
 import trio
 
 from node.engines.scripted import TOKENIZER
-from node.simulation.nodes import EPOCH_S, run_inline
+from node.simulation.simulated_nodes import EPOCH_S, run_inline
 from swarm.errors import Reject
+from swarm.exchange.exchange_service import Exchange, ExchangeRules
 from swarm.exchange.pool import Pool, PoolLimits
-from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
-from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task, VerifiedGroup
+from swarm.rollouts import Completion, FinishReason, RolloutGroup, ScoredGroup, Task
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, open_world
-from swarm.storage.files import Runtime
+from swarm.storage import Runtime
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire.messages import WANT_BYTES_MAX
@@ -65,18 +65,18 @@ class Peer:
     def peer_id(self) -> PeerId:
         return self.identity.peer_id
 
-    async def share(self, *groups: RolloutGroup) -> list[VerifiedGroup]:
+    async def share(self, *groups: RolloutGroup) -> list[ScoredGroup]:
         prompts = [f"prompt {group.task.index}" for group in groups]
         return await self.exchange.share(groups, prompts, [REWARDS] * len(groups))
 
-    async def share_new(self, count: int, first: int = 0, **how: Any) -> list[VerifiedGroup]:
+    async def share_new(self, count: int, first: int = 0, **how: Any) -> list[ScoredGroup]:
         return await self.share(*(group_of(self.identity, first + n, **how) for n in range(count)))
 
-    def has(self, groups: list[VerifiedGroup]) -> bool:
+    def has(self, groups: list[ScoredGroup]) -> bool:
         return all(self.pool.has(group.group_id) for group in groups)
 
     def blamed(self, other: "Peer") -> dict[Reject, int]:
-        return dict(self.exchange.ledger.of(other.peer_id).rejected)
+        return dict(self.exchange.ledger.account(other.peer_id).rejected)
 
     def serve(self, protocol: str, handle: Callable[[PeerId, bytes], Awaitable[bytes]]) -> None:
         """Answer in place of the exchange, which must not run."""

@@ -12,10 +12,10 @@ from functools import partial
 
 import trio
 
-from node.simulation.faults import take_and_hold
-from node.simulation.learner import LearnerCase, SimulatedLearner
-from swarm.simulation.addresses import separate_ips
+from node.simulation.simulated_learner import LearnerCase, SimulatedLearner
+from swarm.simulation.links import separate_ips
 from tests.simulation.learner_lab import lease_rules, play, rules_of, volunteers
+from tests.simulation.worker_faults import take_and_hold
 
 KEYS = 30
 KEYS_EVER = 600  # of those that take new ones; more than they come to use

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import trio
 
-from node.simulation.faults import LIARS
-from node.simulation.learner import LEARNER, Actor, LearnerCase, SimulatedLearner
-from swarm.leasing.leases import LeaseRules
+from node.simulation.simulated_learner import LEARNER, Actor, LearnerCase, SimulatedLearner
+from swarm.leases.lease_table import LeaseRules
 from tests.simulation.learner_lab import TRAIN_S, lease_rules, play, rules_of, until_steps
+from tests.simulation.worker_faults import LIARS
 
 WORKERS = 10
 STALENESS_MAX = 6
@@ -79,7 +79,7 @@ def _liar(there: SimulatedLearner) -> str:
     """What the learner shows of a liar, at the end."""
     assert there.up is not None
     liar = there.world.peer_id(LIAR)
-    held = there.up.gater.ledger.of(liar).rejected
+    held = there.up.gater.ledger.account(liar).rejected
     offences = ", ".join(f"{reason} {count}" for reason, count in held.items()) or "nothing"
     banned = "banned" if there.up.gater.is_banned(liar) else "not banned"
     return f"held against it: {offences}; {banned} at the end"

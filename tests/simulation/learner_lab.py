@@ -14,13 +14,11 @@ import trio
 
 from node.config import RunConfig
 from node.config.run import LearnerRules
-from node.simulation.learner import Actor, LearnerCase, SimulatedLearner, run_of
+from node.simulation.simulated_learner import Actor, LearnerCase, SimulatedLearner, run_of
 from swarm.identity import Identity
-from swarm.leasing.leases import LeaseRules
-from swarm.simulation.determinism import deterministic_run
-from swarm.simulation.links import LinkProfile
-from swarm.simulation.profiles import links_of
-from swarm.simulation.world import open_world
+from swarm.leases.lease_table import LeaseRules
+from swarm.simulation.links import LinkProfile, links_of
+from swarm.simulation.world import deterministic_run, open_world
 
 GROUPS_PER_STEP = 128  # R
 TRAIN_S = 100.0

@@ -20,13 +20,12 @@ from coordinator.model.capacity import (
     assess,
     predicted_broadcast,
 )
-from node.loops.learner import CREDITS_PER_STEP
-from node.simulation.faults import REPEATING, storm
-from node.simulation.learner import LearnerCase, SimulatedLearner
-from swarm.leasing.leases import LeaseRules
-from swarm.simulation.weights.broadcasts import BroadcastCase
-from swarm.simulation.weights.broadcasts import simulate as broadcast
-from swarm.weights.format.artifacts import CHUNK_TARGET_MAX, suggested_chunk_bytes
+from node.run.learner import CREDITS_PER_STEP
+from node.simulation.simulated_learner import LearnerCase, SimulatedLearner
+from swarm.leases.lease_table import LeaseRules
+from swarm.simulation.broadcasts import BroadcastCase
+from swarm.simulation.broadcasts import simulate as broadcast
+from swarm.weights.artifacts import CHUNK_TARGET_MAX, suggested_chunk_bytes
 from tests.simulation.learner_lab import (
     GROUPS_PER_STEP,
     LEASE_LIFE_S,
@@ -37,6 +36,7 @@ from tests.simulation.learner_lab import (
     until_steps,
     volunteers,
 )
+from tests.simulation.worker_faults import REPEATING, storm
 
 SUPPLY = 1.1  # of what the learner consumes
 SPEEDS = (1.3, 1.0, 0.7, 1.0)  # of workers in turn, over their mean

@@ -46,7 +46,9 @@ def advert_body(identity: Identity, ids: list[bytes]) -> dict[str, object]:
 
 def blamed(here: Setting) -> dict[PeerId, dict[Reject, int]]:
     ledger = here.exchange.ledger
-    return {p: dict(ledger.of(p).rejected) for p in ledger.peers() if ledger.of(p).rejected}
+    return {
+        p: dict(ledger.account(p).rejected) for p in ledger.peers() if ledger.account(p).rejected
+    }
 
 
 def told(body: Callable[[Setting], object]) -> None:

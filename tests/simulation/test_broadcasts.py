@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import trio
 
-from swarm.simulation.links import LinkProfile
-from swarm.simulation.profiles import links_of
-from swarm.simulation.weights import broadcasts
-from swarm.simulation.weights.broadcasts import BroadcastCase, simulate
-from swarm.weights.broadcast import broadcast
-from swarm.weights.broadcast.piece_selection import Picker
+from swarm.simulation import broadcasts
+from swarm.simulation.broadcasts import BroadcastCase, simulate
+from swarm.simulation.links import LinkProfile, links_of
+from swarm.weights import broadcast
+from swarm.weights.piece_selection import Picker
 
 MB = 1_000_000
 LINK = LinkProfile(latency_s=0.028, up_bytes_per_s=12.5 * MB, down_bytes_per_s=12.5 * MB)

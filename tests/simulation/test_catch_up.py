@@ -10,12 +10,11 @@ import trio.testing
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup, TrainReport
-from node.records.records import RoundDone
-from node.simulation.nodes import SimulatedNode, build, run
+from node.observe.records import RoundDone
+from node.simulation.simulated_nodes import SimulatedNode, build, run
 from swarm.rollouts import Completion
-from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from swarm.wire.messages import ADVERTS_PROTOCOL
 from tests.simulation.exchanges import exchanges, group_of, now_s
 from tests.simulation.test_swarm import CONFIG, RUN
@@ -97,7 +96,7 @@ def rounds(node: SimulatedNode) -> list[RoundDone]:
 
 def taken(others: Sequence[SimulatedNode], node: SimulatedNode) -> list[int]:
     """How many of a node's groups each of the others took in."""
-    return [other.node.ledger.of(node.transport.peer_id).accepted for other in others]
+    return [other.node.ledger.account(node.transport.peer_id).accepted for other in others]
 
 
 async def until_round(node: SimulatedNode, number: int) -> None:
@@ -148,7 +147,7 @@ async def slept_for_fifty_rounds(life_s: int, drop: bool) -> None:
         assert external[1] > 0, external
         gained = zip(taken_before, taken(others, sleeper), strict=True)
         assert all(after > then for then, after in gained), "its groups wait for something"
-        assert not sleeper.node.ledger.of(others[0].transport.peer_id).rejected.keys() - {
+        assert not sleeper.node.ledger.account(others[0].transport.peer_id).rejected.keys() - {
             "unavailable"
         }
         nursery.cancel_scope.cancel()

@@ -11,24 +11,24 @@ import pytest
 import trio
 
 from node.simulation import simulate as simulate_module
-from node.simulation.report import Replay, Report
 from node.simulation.scenario import CHAOS, GANG, Scenario, SwarmTable, chaos_scenario
 from node.simulation.simulate import SimulatedPolicy, replay_of, simulate
+from node.simulation.simulation_report import Replay, Report
 from swarm.errors import Reject, RequestRefused
+from swarm.exchange.exchange_service import Exchange
 from swarm.exchange.fetching import Fetcher
 from swarm.exchange.pool import Pool
-from swarm.exchange.service import Exchange
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import block_of
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.reputation import RULES as REPUTATION_RULES
 from swarm.peers.reputation import Reputation
-from swarm.simulation.addresses import draw_ips
-from swarm.simulation.checks import bounds
-from swarm.simulation.checks import invariants as invariants_module
-from swarm.simulation.checks.delivery import PAIRS_MIN
-from swarm.simulation.faults import KINDS
-from swarm.simulation.hostile.lies import CATALOGUE
+from swarm.simulation import invariants as bounds
+from swarm.simulation import invariants as invariants_module
+from swarm.simulation.delivery import PAIRS_MIN
+from swarm.simulation.lies import CATALOGUE
+from swarm.simulation.links import draw_ips
+from swarm.simulation.network_faults import KINDS
 from swarm.transport.memory.network import RUNS_ON
 from swarm.wire import codec
 

@@ -11,12 +11,10 @@ from swarm.identity import PeerId
 from swarm.limits.bounded_table import OriginLimits
 from swarm.limits.quotas import RATES, RELAYED, RELAYED_SHARE, Kind
 from swarm.peers.connection_gater import CONNECTION_LIMITS, ConnectionGater
-from swarm.peers.ledger import Ledger
 from swarm.peers.reputation import RULES as REPUTATION_RULES
-from swarm.peers.reputation import Ban
-from swarm.simulation.determinism import deterministic_run
+from swarm.peers.reputation import Ban, Ledger
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from swarm.transport.memory.network import MemoryTransport
 
 LAN = LinkProfile(latency_s=0.01)
@@ -183,7 +181,7 @@ def test_whoever_goes_on_asking_is_banned_and_whoever_waits_is_not() -> None:
             assert guard.gater.allows(Kind.WANT, patient.peer_id)
             await trio.sleep(1 / RATES[Kind.WANT].per_s)
         assert guard.gater.banned_peers() == {flood.peer_id}
-        assert guard.ledger.of(flood.peer_id).rejected == {Reject.FLOOD: 4}
+        assert guard.ledger.account(flood.peer_id).rejected == {Reject.FLOOD: 4}
 
     guarded(3, body)
 

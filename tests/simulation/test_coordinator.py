@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import trio
 
-from coordinator.files.fleet import Fleet, LearnerCosts, Machine
+from coordinator.fleet_file import Fleet, LearnerCosts, Machine
 from coordinator.loop import Coordinator
 from coordinator.model.activation import Settings
 from coordinator.model.pacing import PacingRules
@@ -18,17 +18,16 @@ from coordinator.providers.base import Condition, Instance, Provider, ProviderFa
 from coordinator.providers.static import StaticProvider
 from node.config import RunConfig
 from node.config.run import LearnerRules
-from node.simulation.learner import LEARNER, LearnerCase, SimulatedLearner, run_of
-from node.simulation.nodes import EPOCH_S, run_inline
+from node.simulation.simulated_learner import LEARNER, LearnerCase, SimulatedLearner, run_of
+from node.simulation.simulated_nodes import EPOCH_S, run_inline
 from swarm.identity import PeerId
-from swarm.leasing.coordination import ControlClient, ReportedWorker, pack_peers
-from swarm.leasing.leases import LeaseRules
-from swarm.peers.ledger import Ledger
-from swarm.simulation.determinism import deterministic_run
+from swarm.leases.coordination import ControlClient, ReportedWorker, pack_peers
+from swarm.leases.lease_table import LeaseRules
+from swarm.peers.reputation import Ledger
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
-from swarm.storage.files import Runtime
-from swarm.wire.steering import SetPlan
+from swarm.simulation.world import deterministic_run, open_world
+from swarm.storage import Runtime
+from swarm.wire.messages import SetPlan
 from tests.wire_samples import ALICE
 
 LINK = LinkProfile(latency_s=0.04, up_bytes_per_s=2e6, down_bytes_per_s=1e7)

@@ -11,9 +11,9 @@ from trio.testing import MockClock
 
 from swarm.errors import LocalProtocolError
 from swarm.identity import PeerId
-from swarm.simulation import determinism
-from swarm.simulation.determinism import deterministic_run
+from swarm.simulation import world as determinism
 from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import deterministic_run
 from tests.simulation.determinism_child import run_swarm
 from tests.simulation.test_swarm import swarm_of
 

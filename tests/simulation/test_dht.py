@@ -5,7 +5,7 @@ from random import Random
 
 import trio
 
-from node.simulation.nodes import EPOCH_S, run_inline
+from node.simulation.simulated_nodes import EPOCH_S, run_inline
 from swarm.errors import Reject, RequestRefused
 from swarm.identity import Identity, PeerId
 from swarm.limits.address_blocks import path_of
@@ -29,10 +29,9 @@ from swarm.peers.dht import (
     point_of,
 )
 from swarm.peers.discovery import Discovery, NodeInfo
-from swarm.peers.ledger import Ledger
-from swarm.simulation.determinism import deterministic_run
+from swarm.peers.reputation import Ledger
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec
@@ -201,7 +200,9 @@ def test_who_names_what_nobody_can_be_called_pays_for_it() -> None:
             assert not own.gater.ledger.rejected
             liar.providers = (KnownPeer(peer_id="nobody", addresses=("/memory/1/p2p/nobody",)),)
             await own.dht.look_up()
-            assert own.gater.ledger.of(liar.transport.peer_id).rejected == {Reject.MALFORMED: 1}
+            assert own.gater.ledger.account(liar.transport.peer_id).rejected == {
+                Reject.MALFORMED: 1
+            }
             assert not own.found
 
     deterministic_run(main, seed=1)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from node.engines.scripted import TOKENIZER
-from node.simulation.nodes import EPOCH_S, run_inline
+from node.simulation.simulated_nodes import EPOCH_S, run_inline
 from swarm.errors import (
     ChildFailed,
     PeerUnreachable,
@@ -19,15 +19,15 @@ from swarm.errors import (
     RemoteProtocolError,
     RequestRefused,
 )
+from swarm.exchange.exchange_service import Exchange, ExchangeRules
 from swarm.exchange.fetching import DIAL_ADDRESSES_MAX, TAKEN_IN_AT_ONCE
 from swarm.exchange.offers import OfferLimits
 from swarm.exchange.pool import Pool, PoolLimits
-from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, open_world
-from swarm.storage.files import Runtime
+from swarm.storage import Runtime
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec

@@ -11,16 +11,15 @@ import pytest
 import trio
 
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError, RequestRefused
-from swarm.leasing.intake import CHECKS_MAX, STANDBY, Intake, IntakeRules
-from swarm.leasing.lease_client import Declined, HeldLease, WorkSource
-from swarm.leasing.leases import Lease, LeaseBook, LeaseRules
-from swarm.leasing.staleness import Account, StalenessRules
+from swarm.leases.intake import CHECKS_MAX, STANDBY, Intake, IntakeRules
+from swarm.leases.lease_client import Declined, HeldLease, LeaseClient
+from swarm.leases.lease_table import Lease, LeaseBook, LeaseRules
+from swarm.leases.staleness import Account, StalenessRules
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.ledger import Ledger
-from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task, VerifiedGroup
-from swarm.simulation.determinism import deterministic_run
+from swarm.peers.reputation import Ledger
+from swarm.rollouts import Completion, FinishReason, RolloutGroup, ScoredGroup, Task
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec
 from swarm.wire.messages import SUBMISSION_REPLY_BYTES_MAX, SUBMISSIONS_PROTOCOL, SubmissionReply
@@ -103,9 +102,9 @@ class Scene:
     transports: dict[int, MemoryTransport]
     nursery: trio.Nursery
 
-    def source(self, host: int) -> WorkSource:
+    def source(self, host: int) -> LeaseClient:
         transport = self.transports[host]
-        return WorkSource(
+        return LeaseClient(
             RUN_ID,
             self.world.peer_id(LEARNER),
             self.world.identities[host],
@@ -156,7 +155,7 @@ def test_groups_come_in_and_are_consumed_once() -> None:
     async def body() -> None:
         async with scene() as there:
             source, intake = there.source(1), there.learner.intake
-            taken: list[VerifiedGroup] = []
+            taken: list[ScoredGroup] = []
 
             async def learn() -> None:
                 for version in (1, 2):
@@ -268,7 +267,7 @@ def test_a_lie_is_refused_by_name(name: str) -> None:
             else:
                 answer = codec.decode(await ask(), SubmissionReply, SUBMISSION_REPLY_BYTES_MAX)
                 assert (answer.verdict, answer.reason) == ("refused", lie.reason)
-            rejected = there.learner.gater.ledger.of(there.world.peer_id(1)).rejected
+            rejected = there.learner.gater.ledger.account(there.world.peer_id(1)).rejected
             assert dict(rejected) == ({} if lie.against is None else {lie.against: 1})
             assert there.learner.intake.counts().buffered == 0
             # what is left of the lease is still good for an honest group
@@ -398,7 +397,7 @@ def test_a_fault_of_our_own_costs_nobody_the_group() -> None:
             intake = there.learner.intake
             assert (intake.check_failures, intake.last_check_failure) == (2, str(failures[1]))
             assert intake.counts().discarded == {}
-            assert not there.learner.gater.ledger.of(there.world.peer_id(1)).rejected
+            assert not there.learner.gater.ledger.account(there.world.peer_id(1)).rejected
 
     play(body)
 
@@ -414,7 +413,7 @@ def test_a_group_that_is_never_looked_at_is_refused_and_nobody_blamed() -> None:
             intake = there.learner.intake
             assert intake.check_failures == CHECKS_MAX
             assert intake.faulty == 0
-            assert not there.learner.gater.ledger.of(there.world.peer_id(1)).rejected
+            assert not there.learner.gater.ledger.account(there.world.peer_id(1)).rejected
 
     play(body)
 

@@ -3,7 +3,7 @@ that come in the middle of it. A planted fault is noticed."""
 
 import pytest
 
-from swarm.leasing.staleness import Account
+from swarm.leases.staleness import Account
 from tests.simulation.free_keys import run_siege
 
 COUNTED_S = 300.0

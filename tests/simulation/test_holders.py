@@ -7,7 +7,7 @@ import trio
 
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import PeerId
-from swarm.rollouts import RolloutGroup, VerifiedGroup
+from swarm.rollouts import RolloutGroup, ScoredGroup
 from swarm.simulation.links import LinkProfile
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -50,7 +50,7 @@ def serves(peer: Peer, records: dict[bytes, bytes]) -> None:
     peer.serve(ROLLOUTS_PROTOCOL, want)
 
 
-async def shared_by_the_dead(swarm: Swarm, count: int = 3) -> list[VerifiedGroup]:
+async def shared_by_the_dead(swarm: Swarm, count: int = 3) -> list[ScoredGroup]:
     """Host 0 shares, host 1 fetches, host 0 dies; nobody else ever reached host 0."""
     producer, first, *others = swarm.peers
     swarm.partition(0, *range(2, len(swarm.peers)))
@@ -70,7 +70,7 @@ def test_what_one_node_fetched_from_a_producer_that_died_reaches_all_others() ->
             took_s = await until(lambda: all(peer.has(groups) for peer in swarm.peers[1:]))
             assert took_s < 20
             for peer in swarm.peers[2:]:
-                assert peer.exchange.ledger.of(swarm.peers[0].peer_id).accepted == 3
+                assert peer.exchange.ledger.account(swarm.peers[0].peer_id).accepted == 3
                 assert not peer.exchange.ledger.rejected  # they existed: nobody is at fault
 
     run(main, virtual=True, timeout_s=1000)

@@ -9,13 +9,12 @@ import pytest
 import trio
 
 from node.engines.scripted import ScriptedPolicy
-from node.records.records import BanStatus
-from node.simulation.nodes import SimulatedNode, build, run
+from node.observe.records import BanStatus
+from node.simulation.simulated_nodes import SimulatedNode, build, run
 from swarm.errors import Reject
 from swarm.peers import reputation
-from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from tests.simulation.test_swarm import CONFIG
 
 NODES = 6

@@ -11,18 +11,17 @@ import pytest
 import trio
 
 from node.engines.scripted import TOKENIZER, ScriptedPolicy
-from node.environments.scoring import pose
-from node.monitor.status import render_status
-from node.records.records import RoundDone
-from node.simulation.nodes import EPOCH_S, SimulatedNode, build, run
-from node.verification.assignment import assigned_task
+from node.envs.scoring import pose
+from node.observe.records import RoundDone
+from node.observe.status import render_status
+from node.simulation.simulated_nodes import EPOCH_S, SimulatedNode, build, run
+from node.verify.assignment import assigned_task
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
-from swarm.simulation.determinism import deterministic_run
-from swarm.simulation.hostile.liar import LIFE_S, Liar
-from swarm.simulation.hostile.lies import CATALOGUE, Lie
+from swarm.simulation.liar import LIFE_S, Liar
+from swarm.simulation.lies import CATALOGUE, Lie
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from tests.simulation import test_swarm
 
 RUN = test_swarm.RUN.model_copy(
@@ -127,7 +126,9 @@ def external(simulated: SimulatedNode) -> int:
 def assert_no_honest_peer_is_blamed(swarm: Sequence[SimulatedNode], liar: PeerId) -> None:
     for simulated in swarm:
         ledger = simulated.node.ledger
-        blamed = {p: ledger.of(p).rejected for p in ledger.peers() if ledger.of(p).rejected}
+        blamed = {
+            p: ledger.account(p).rejected for p in ledger.peers() if ledger.account(p).rejected
+        }
         assert blamed.keys() <= {liar}, blamed
         assert banned(simulated) <= {liar}
 
@@ -146,7 +147,7 @@ CLAIMS = [lie for lie in CATALOGUE if lie.reason is None]
 def test_a_lie_is_counted_under_its_name_and_never_trained_on(lie: Lie) -> None:
     liar, swarm = deterministic_run(swarm_with, [lie], ALONE, 5, seed=5)
     assert lie.reason is not None
-    counted = [s.node.ledger.of(liar).rejected for s in swarm]
+    counted = [s.node.ledger.account(liar).rejected for s in swarm]
     assert sum(each[lie.reason] for each in counted) > 0, counted
     if lie.name != "same_task_twice":  # its first group for the task is an honest one
         assert trained_on(swarm, liar) == 0
@@ -160,9 +161,9 @@ def test_a_lie_is_counted_under_its_name_and_never_trained_on(lie: Lie) -> None:
 @pytest.mark.parametrize("lie", CLAIMS, ids=lambda lie: lie.name)
 def test_a_claim_that_nobody_uses_costs_nothing(lie: Lie) -> None:
     liar, swarm = deterministic_run(swarm_with, [lie], ALONE, 5, seed=5)
-    assert not any(s.node.ledger.of(liar).rejected for s in swarm)
+    assert not any(s.node.ledger.account(liar).rejected for s in swarm)
     if lie.name != "known_peers_invented":
-        assert sum(s.node.ledger.of(liar).accepted for s in swarm) > 0
+        assert sum(s.node.ledger.account(liar).accepted for s in swarm) > 0
         assert trained_on(swarm, liar) > 0
 
 

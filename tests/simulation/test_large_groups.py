@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from swarm.errors import Reject
-from swarm.exchange.large import RETRY_S
+from swarm.exchange.offers import RETRY_S
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
-from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.world import deterministic_run
 from swarm.wire import codec
 from swarm.wire.messages import (
     ADVERTS_PROTOCOL,
@@ -80,7 +80,7 @@ def test_an_advert_of_a_group_larger_than_the_run_allows_is_its_makers_offence()
         await until(lambda: taker.has(shared))
         await trio.sleep(60)
         assert not strict.has(shared)
-        assert set(strict.exchange.ledger.of(maker.peer_id).rejected) == {Reject.OVERSIZE}
+        assert set(strict.exchange.ledger.account(maker.peer_id).rejected) == {Reject.OVERSIZE}
 
     simulate(body, 3)
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from node.loops import learner
-from node.loops.learner_checks import LearnerChecks
-from swarm.leasing.staleness import StalenessRules
+from node.run import learner
+from node.run.claims import LearnerChecks
+from swarm.leases.staleness import StalenessRules
 from tests.simulation import planned_learner
 from tests.simulation.learner_faults import run_fault
 

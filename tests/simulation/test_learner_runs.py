@@ -10,14 +10,13 @@ import trio
 
 from node.config import RunConfig
 from node.config.run import LearnerRules, SamplingRules
-from node.interfaces.engine import Maker
+from node.interfaces.engine import EngineInfo
 from node.interfaces.trainer import TrainingGroup, TrainReport
-from node.simulation.learner import LEARNER, Actor, LearnerCase, SimulatedLearner, run_of
-from node.simulation.policy import TimedEngine, TimedTrainer
-from swarm.leasing.leases import LeaseRules
-from swarm.simulation.determinism import deterministic_run
+from node.simulation.simulated_learner import LEARNER, Actor, LearnerCase, SimulatedLearner, run_of
+from node.simulation.simulated_policy import TimedEngine, TimedTrainer
+from swarm.leases.lease_table import LeaseRules
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
+from swarm.simulation.world import deterministic_run, open_world
 from tests.wire_samples import ALICE
 
 Scene = Callable[[SimulatedLearner], Awaitable[None]]
@@ -111,7 +110,7 @@ def test_workers_of_different_speeds_feed_a_learner(tmp_path: Path) -> None:
 
 def test_groups_of_a_worker_with_quantised_weights_are_counted_apart(tmp_path: Path) -> None:
     class Quantised(TimedEngine):
-        maker = Maker("vllm", "awq")
+        maker = EngineInfo("vllm", "awq")
 
     async def scene(there: SimulatedLearner) -> None:
         await until_step(there, 10)

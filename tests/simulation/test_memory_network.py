@@ -7,11 +7,10 @@ import trio
 
 from swarm.errors import LocalProtocolError, PeerUnreachable, RequestTimeout
 from swarm.identity import PeerId
-from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import OVERHEAD_BYTES, LinkProfile
-from swarm.simulation.world import TRACE_LINES_MAX, SimulatedWorld, open_world
+from swarm.simulation.world import TRACE_LINES_MAX, SimulatedWorld, deterministic_run, open_world
 from swarm.transport.base import GOSSIP_QUEUE_MAX, GossipMessage, ServeLimits
-from swarm.transport.memory.gossip import LINK_GOSSIP_MAX, SEEN_MESSAGES_MAX
+from swarm.transport.memory.memory_gossip import LINK_GOSSIP_MAX, SEEN_MESSAGES_MAX
 from swarm.transport.memory.network import HANDSHAKE_ROUND_TRIPS, MemoryTransport
 
 PROTOCOL = "/test/echo/1.0.0"

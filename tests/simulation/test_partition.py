@@ -5,16 +5,15 @@ from collections.abc import Sequence
 import pytest
 import trio
 
-from node.simulation.nodes import EPOCH_S, run_inline
+from node.simulation.simulated_nodes import EPOCH_S, run_inline
 from swarm.limits.dial_backoff import DIAL_AGAIN_MAX_S
 from swarm.peers import discovery
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.discovery import Discovery, NodeInfo
-from swarm.peers.ledger import Ledger
-from swarm.simulation.determinism import deterministic_run
+from swarm.peers.reputation import Ledger
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 
 HALF = 8
 APART_S = 1_500.0

@@ -2,9 +2,9 @@
 
 from random import Random
 
-from node.simulation.nodes import run_inline
-from swarm.exchange.service import Exchange
-from swarm.storage.files import Runtime
+from node.simulation.simulated_nodes import run_inline
+from swarm.exchange.exchange_service import Exchange
+from swarm.storage import Runtime
 from tests.simulation.exchanges import approve, exchanges, now_s, until
 from tests.support import run
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from node.cli import EXIT_OK, main
-from node.simulation.report import Replay, render
 from node.simulation.scenario import packaged_scenarios
 from node.simulation.simulate import replay_of, simulate
+from node.simulation.simulation_report import Replay, render
 
 SHORT = """
 title = "short"

@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from swarm.exchange import fetching
+from swarm.exchange.fetching import BATCHES_FACTOR, LATE_FACTOR, LATE_OF_ONE_FACTOR
 from swarm.exchange.offers import OfferTable
-from swarm.exchange.stragglers import BATCHES_FACTOR, LATE_FACTOR, LATE_OF_ONE_FACTOR
 from swarm.identity import PeerId
-from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.world import deterministic_run
 from swarm.wire import codec
 from swarm.wire.messages import (
     HOLDERS_PROTOCOL,

@@ -8,13 +8,12 @@ import trio
 from node.config.run import LearnerRules
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.trainer import TrainingGroup, TrainReport
-from node.roles.sharing import POOL_FILE
-from node.simulation.learner import LearnerCase, SimulatedLearner, run_of
-from node.simulation.nodes import SimulatedNode, build, run
-from swarm.leasing.leases import LeaseRules
-from swarm.simulation.determinism import deterministic_run
+from node.run.node import POOL_FILE
+from node.simulation.simulated_learner import LearnerCase, SimulatedLearner, run_of
+from node.simulation.simulated_nodes import SimulatedNode, build, run
+from swarm.leases.lease_table import LeaseRules
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
+from swarm.simulation.world import deterministic_run, open_world
 from swarm.wire.messages import ROLLOUTS_PROTOCOL
 from tests.simulation.test_swarm import CONFIG
 from tests.wire_samples import ALICE

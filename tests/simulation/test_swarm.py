@@ -9,14 +9,13 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
-from node.records.records import RoundDone
-from node.simulation import nodes as simulated_nodes
-from node.simulation.nodes import SimulatedNode, build, run
-from node.verification.assignment import is_common
+from node.observe.records import RoundDone
+from node.simulation import simulated_nodes
+from node.simulation.simulated_nodes import SimulatedNode, build, run
+from node.verify.assignment import is_common
 from swarm.exchange.pool import PoolLimits
-from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
+from swarm.simulation.world import deterministic_run, open_world
 
 RUN = RunConfig.model_validate(
     {

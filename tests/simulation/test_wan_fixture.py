@@ -10,8 +10,7 @@ import trio
 
 from swarm.errors import ConfigError
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.wan import Wan
-from swarm.simulation.world import SimulatedWorld
+from swarm.simulation.world import SimulatedWorld, Wan
 
 pytest_plugins = ["swarm.simulation.pytest_plugin"]
 PAGE = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()

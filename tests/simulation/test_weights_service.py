@@ -10,9 +10,9 @@ from swarm.errors import ConfigError, Reject, RequestRefused
 from swarm.identity import PeerId
 from swarm.limits.quotas import RATES, Kind
 from swarm.simulation.links import LinkProfile
-from swarm.weights import service
+from swarm.weights import weights_service as service
 from swarm.weights.publisher import SPREAD_LOOK_S
-from swarm.weights.service import MANIFEST_NEXT_S
+from swarm.weights.weights_service import MANIFEST_NEXT_S
 from swarm.wire import codec
 from swarm.wire.messages import (
     CHUNKS_PROTOCOL,

@@ -6,13 +6,12 @@ import trio
 
 from node.commands.weights_transfer import WAITING_S, _explain, _Swarm
 from node.hosting.policy_weights import open_weights_service, weights_rules
-from node.monitor.console.progress import on_stderr
-from node.roles.peer import Peer, PeerSettings
-from node.simulation.nodes import SimulatedNetwork
-from swarm.simulation.determinism import deterministic_run
+from node.observe.progress_bars import on_stderr
+from node.run.peer import Peer, PeerSettings
+from node.simulation.simulated_nodes import SimulatedNetwork
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
-from swarm.weights.service import Follower
+from swarm.simulation.world import deterministic_run, open_world
+from swarm.weights.weights_service import Follower
 
 OWN, OTHER = 0, 1
 SOON_S = 5.0

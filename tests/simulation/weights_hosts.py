@@ -19,17 +19,16 @@ import trio
 from swarm.errors import Reject
 from swarm.identity import PeerId
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.ledger import Ledger
-from swarm.simulation.determinism import deterministic_run
+from swarm.peers.reputation import Ledger
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, open_world
-from swarm.storage.files import Runtime
+from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
+from swarm.storage import Runtime
 from swarm.transport.memory.network import MemoryTransport
-from swarm.weights.heads import HeadRules
+from swarm.weights.chunk_store import ChunkStore
+from swarm.weights.hot_swap import HeadRules
 from swarm.weights.publisher import Published, Publisher, Spread
-from swarm.weights.service import Follower, Outcome, WeightsRules, WeightsService
-from swarm.weights.store.chunks import ChunkStore
-from swarm.weights.store.versions import Versions
+from swarm.weights.version_store import Versions
+from swarm.weights.weights_service import Follower, Outcome, WeightsRules, WeightsService
 
 RUN_ID = "run"
 POLICY = "actor"
@@ -138,7 +137,7 @@ class SimulatedHost:
 
     def blamed(self, other: PeerId) -> dict[Reject, int]:
         """What is held against a peer here."""
-        return dict(self.ledger.of(other).rejected)
+        return dict(self.ledger.account(other).rejected)
 
 
 class Hosts:

@@ -2,7 +2,7 @@
 
 import sys
 
-from node.system.child_channel import FRAME_BYTES_MAX, HEADER, NUMBER, decode, encode
+from node.system.child_process import FRAME_BYTES_MAX, HEADER, NUMBER, decode, encode
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from swarm.weights.store.chunks import ChunkStore
+from swarm.weights.chunk_store import ChunkStore
 
 CHUNK_BYTES = 1 << 22
 CHUNKS_MAX = 50

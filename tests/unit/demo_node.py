@@ -12,8 +12,8 @@ from pathlib import Path
 
 import trio
 
-from node.monitor.status import serve_status
-from node.records.event_log import FILE_NAME, EventLog
+from node.observe.event_log import FILE_NAME, EventLog
+from node.observe.status import serve_status
 from tests.unit.monitor_records import PEER_A, PEER_B, held_out, round_done, snapshot, started
 
 

@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from node.environments.base import Problem
+from node.envs.base import Problem
 from swarm.rollouts import Task
 
 

@@ -2,9 +2,9 @@
 
 import msgpack
 
-from swarm.leasing.known_worker import CreditLimit, KnownWorker
-from swarm.leasing.leases import Lease, LeaseBook, LeaseRules, SubmittedGroup
-from swarm.leasing.staleness import Account, StalenessRules
+from swarm.leases.known_workers import CreditLimit, KnownWorker
+from swarm.leases.lease_table import Lease, LeaseBook, LeaseRules, SubmittedGroup
+from swarm.leases.staleness import Account, StalenessRules
 
 STALENESS = StalenessRules(bound=2, groups_per_step=8, groups_max=64)
 PATIENT = StalenessRules(bound=1000, groups_per_step=8, groups_max=64)

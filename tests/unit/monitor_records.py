@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from node.records.records import (
+from node.observe.records import (
     HeldOut,
     PeerStatus,
     RoundDone,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from node.environments.base import Problem
+from node.envs.base import Problem
 from node.sandbox import confinement, landlock, namespaces
 from swarm.rollouts import Task
 

@@ -4,12 +4,11 @@ import trio
 
 from node.config import NodeConfig
 from node.engines.scripted import ScriptedPolicy
-from node.records.records import RoundDone, StatusSnapshot
-from node.simulation.nodes import build
-from node.simulation.nodes import run as run_simulated
-from swarm.simulation.determinism import deterministic_run
+from node.observe.records import RoundDone, StatusSnapshot
+from node.simulation.simulated_nodes import build
+from node.simulation.simulated_nodes import run as run_simulated
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
+from swarm.simulation.world import deterministic_run, open_world
 
 
 def rounds_beside(

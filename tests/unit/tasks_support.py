@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from node.config import NodeConfig, RunConfig
-from node.verification.assignment import assigned_task
+from node.verify.assignment import assigned_task
 from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 

@@ -2,8 +2,14 @@
 
 import pytest
 
-from node.records.abilities import TaskResult, abilities, compared, told, told_compared
-from node.records.confidence import share_interval
+from node.observe.abilities import (
+    TaskResult,
+    abilities,
+    compared,
+    share_interval,
+    told,
+    told_compared,
+)
 
 
 def result(greedy: bool, passed: int, name: str = "sums", samples: int = 4) -> TaskResult:

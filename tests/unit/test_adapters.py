@@ -22,10 +22,11 @@ from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import adapters, checkpoint, lean
 from node.policies.policy import Policy
-from node.training import frames, memory, worker
-from node.training.process import InProcessTrainer
-from node.training.trainer import GroupTrainer
-from node.training.worker import TrainerCore, load_version
+from node.train import frames, memory
+from node.train import trainer_worker as worker
+from node.train.process import InProcessTrainer
+from node.train.trainer import GroupTrainer
+from node.train.trainer_worker import TrainerCore, load_version
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from tests.support import run
 from tests.unit.training_support import (

@@ -11,15 +11,15 @@ import pytest
 from node.config import NodeConfig, load_config
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.trainer import TrainingGroup, TrainReport
-from node.loops.progress import Progress
-from node.loops.validation import Validated, decide
-from node.methods.control.external import (
+from node.methods.task_control import (
     AdaptiveExternal,
     ExternalGains,
     evaluated,
     groups_of,
     no_gains,
 )
+from node.run.progress import Progress
+from node.run.validation import Validated, decide
 from swarm.errors import ConfigError
 from tests.unit.simulated_pair import rounds_beside
 from tests.unit.tasks_support import make_run

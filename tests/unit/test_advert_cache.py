@@ -2,7 +2,7 @@
 
 from random import Random
 
-from swarm.exchange.advert_cache import AdvertCache
+from swarm.exchange.adverts import AdvertCache
 from swarm.identity import PeerId
 from swarm.wire.messages import AdvertBody, AdvertEntry
 

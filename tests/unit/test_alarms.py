@@ -9,7 +9,7 @@ import pytest
 from coordinator.cli import parser as coordinator_parser
 from node.cli import whole_parser
 from node.config import NodeConfig
-from node.monitor.alarms import (
+from node.observe.alarms import (
     CHECKS,
     DISK_CRITICAL_BYTES,
     DISK_FREE_BYTES_MIN,

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from node.config import RunConfig, load_run
-from node.environments import answers
-from node.environments.answers import (
+from node.envs import answers
+from node.envs.answers import (
     ANSWER_CHARS_MAX,
     FORMATS,
     NUMBER_CHARS_MAX,
@@ -20,11 +20,11 @@ from node.environments.answers import (
     is_padded,
     written,
 )
-from node.environments.registry import environment
-from node.environments.scoring import check_format, pose, score_group
+from node.envs.registry import environment
+from node.envs.scoring import check_format, pose, score_group
 from node.interfaces.prompts import Prompt
-from node.verification.assignment import assigned_task, format_samples
-from node.verification.verifier import InlineVerifier, ProcessVerifier
+from node.verify.assignment import assigned_task, format_samples
+from node.verify.verifier import InlineVerifier, ProcessVerifier
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 from tests.unit.tasks_support import ALICE, make_config, make_group, make_run

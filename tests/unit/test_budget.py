@@ -1,6 +1,6 @@
 """The byte budget, on a clock of its own."""
 
-from swarm.limits.byte_budget import ByteBudget
+from swarm.limits.quotas import ByteBudget
 
 
 def test_a_steady_load_gets_its_rate_and_no_more() -> None:

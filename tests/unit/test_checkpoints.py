@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from node.engines.scripted import ScriptedPolicy
-from node.loops.checkpoints import SAVING_SHARE, Checkpoints, SavingPace
-from node.loops.progress import Progress
-from node.loops.validation import Validated
-from node.roles.role import Training
+from node.run.checkpoints import SAVING_SHARE, Checkpoints, SavingPace
+from node.run.progress import Progress
+from node.run.role import Training
+from node.run.validation import Validated
 from swarm.errors import ChildFailed, ConfigError
 from tests.support import run
 from tests.unit.monitor_records import snapshot

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from node.system import child_channel
-from node.system.child_channel import INLINE_BYTES_MAX, NUMBER, ChildChannel, encode
+from node.system import child_process as child_channel
+from node.system.child_process import INLINE_BYTES_MAX, NUMBER, ChildChannel, encode
 from swarm.errors import ChildFailed, LocalProtocolError
 from tests.support import run
 

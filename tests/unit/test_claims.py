@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from node.loops.claims import (
+from node.run.claims import (
     ALARM_STAKE,
     DEVIATION_SPREAD,
     DISTANCE_MAX,
@@ -91,9 +91,9 @@ def test_without_moments_only_the_distance_counts() -> None:
 
 
 def test_a_policy_without_choice_makes_nothing_else() -> None:
-    sure = ClaimedToken(claimed=0.0, scored=0.0, mean=0.0, variance=0.0)
+    sure = ClaimedToken(behaviour=0.0, scored=0.0, mean=0.0, variance=0.0)
     assert fault_of(fit_of([sure] * 8)) is None
-    other = ClaimedToken(claimed=-9.0, scored=-9.0, mean=0.0, variance=0.0)
+    other = ClaimedToken(behaviour=-9.0, scored=-9.0, mean=0.0, variance=0.0)
     assert fault_of(fit_of([other] * 8)) is not None
 
 

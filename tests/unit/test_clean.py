@@ -48,7 +48,7 @@ def test_what_cannot_be_removed_is_one_line(cache: Path, capsys, monkeypatch) ->
     def refuse(path: Path) -> None:
         raise OSError(13, "Permission denied")
 
-    monkeypatch.setattr("node.commands.model.shutil.rmtree", refuse)
+    monkeypatch.setattr("node.commands.policy.shutil.rmtree", refuse)
     assert main(["clean", "--cache-dir", str(cache), "--yes"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

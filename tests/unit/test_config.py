@@ -11,7 +11,7 @@ from node.config import NodeConfig, RunConfig, load_config, packaged_runs
 from node.config.described import settings_of
 from node.hosting.models import trainer_spec, vllm_context_tokens
 from node.interfaces.engine import Sampling
-from node.verification.assignment import assigned_task
+from node.verify.assignment import assigned_task
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation, JoinKey
 from swarm.wire.messages import RUN_ID_CHARS_MAX

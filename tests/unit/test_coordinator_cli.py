@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main
-from coordinator.files.plan_file import EXAMPLE, PlanFile, load_plan
-from coordinator.files.tables import FILE_BYTES_MAX
 from coordinator.model.capacity import Form
 from coordinator.plan import make_report, render_plan
+from coordinator.plan_file import EXAMPLE, PlanFile, load_plan
+from coordinator.tables import FILE_BYTES_MAX
 from swarm.errors import ConfigError
 
 SMALL = """

@@ -14,15 +14,15 @@ from coordinator.estimates import (
     run_of,
     worker_of,
 )
-from coordinator.files.fleet import EXAMPLE, Fleet, LearnerCosts, Machine, load_fleet
+from coordinator.fleet_file import EXAMPLE, Fleet, LearnerCosts, Machine, load_fleet
 from coordinator.model.capacity import Run
 from coordinator.overrides import drain, read_depth, read_drained, set_depth
 from coordinator.serve import _Source, learner_of
 from coordinator.view import load_state, save_state
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import PeerId
-from swarm.leasing import coordination
-from swarm.leasing.coordination import ReportedWorker
+from swarm.leases import coordination
+from swarm.leases.coordination import ReportedWorker
 from tests.wire_samples import ALICE, BOB, steering_messages
 
 PEER = f"/ip4/127.0.0.1/tcp/1/p2p/{ALICE.peer_id}"

@@ -20,7 +20,7 @@ from swarm.telemetry.reports import (
     decode_report,
 )
 from swarm.transport.base import TransportCounters
-from swarm.wire.steering import LearnerReport
+from swarm.wire.messages import LearnerReport
 from tests.coordinator_samples import fleet, run_of
 from tests.support import run
 from tests.wire_samples import steering_messages

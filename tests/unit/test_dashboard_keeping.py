@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from swarm.identity import Identity
-from swarm.telemetry.dashboard.keeping import FILE_BYTES_MAX, kept, restore
-from swarm.telemetry.dashboard.state import SHOWN_S, DashboardState, ReportSource
+from swarm.telemetry.dashboard.listening import FILE_BYTES_MAX, kept, restore
+from swarm.telemetry.dashboard.page_state import SHOWN_S, DashboardState, ReportSource
 from swarm.telemetry.fleet_view import Gone, Watch
 from tests.dashboard_samples import NOW_S, signed
 

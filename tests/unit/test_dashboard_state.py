@@ -6,18 +6,32 @@ from typing import Any
 
 import pytest
 
-from swarm.telemetry.dashboard.broadcasts import CELLS_MAX, ROWS_MAX, bits_of, cell_shares, levels
 from swarm.telemetry.dashboard.feeding import DRAWN_MAX, EDGES_MAX, FRESH_S, Feeding
-from swarm.telemetry.dashboard.history import FOLDED_POINTS_MAX, RECENT_POINTS, Fold, Series
-from swarm.telemetry.dashboard.rates import RATE_MAX, SAMPLES_MAX, WINDOW_S, Rates
-from swarm.telemetry.dashboard.server import Frames, frame_of
-from swarm.telemetry.dashboard.state import (
+from swarm.telemetry.dashboard.page_server import Frames, frame_of
+from swarm.telemetry.dashboard.page_state import (
     ALARMS_SHOWN_MAX,
     LABELS_SHOWN_MAX,
     NODES_SHOWN_MAX,
     DashboardState,
     ReportSource,
     band,
+)
+from swarm.telemetry.dashboard.series import (
+    FOLDED_POINTS_MAX,
+    RATE_MAX,
+    RECENT_POINTS,
+    SAMPLES_MAX,
+    WINDOW_S,
+    Fold,
+    Rates,
+    Series,
+)
+from swarm.telemetry.dashboard.version_broadcasts import (
+    CELLS_MAX,
+    ROWS_MAX,
+    bits_of,
+    cell_shares,
+    levels,
 )
 from swarm.telemetry.fleet_view import NodeView
 from swarm.telemetry.reports import (

@@ -11,17 +11,16 @@ import trio
 from node.commands.data import check_file
 from node.config import RunConfig
 from node.config.load import load_run
-from node.environments.data import store
-from node.environments.data.items import Columns, Items, content_of, rows_of
-from node.environments.data.rules import rules_of
-from node.environments.data.shuffle import shuffled
-from node.environments.registry import environment
-from node.environments.scoring import pose, score_group
+from node.envs.data import items as store
+from node.envs.data.dataset import rules_of, shuffled
+from node.envs.data.items import Columns, Items, content_of, rows_of
+from node.envs.registry import environment
+from node.envs.scoring import pose, score_group
 from node.hosting.run_data import check_data
 from node.interfaces.prompts import Prompt
-from node.verification.assignment import assigned_task, held_out_tasks
-from node.verification.held_out import HeldOutGuard
-from node.verification.verifier import InlineVerifier
+from node.verify.assignment import assigned_task, held_out_tasks
+from node.verify.held_out import HeldOutGuard
+from node.verify.verifier import InlineVerifier
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from tests.support import script
@@ -162,7 +161,7 @@ def test_limits_on_items_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, value in (("DATA_ITEMS_MAX", 8), ("DATA_BYTES_MAX", 250)):
         with monkeypatch.context() as patch:
             content_of(rows_of(rows, "f"), Columns(), "f", lambda item: None)
-            patch.setattr(f"node.environments.data.items.{limit}", value)
+            patch.setattr(f"node.envs.data.items.{limit}", value)
             with pytest.raises(ConfigError, match=r"f line 9: over .* leave some out"):
                 content_of(rows_of(rows, "f"), Columns(), "f", lambda item: None)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from node.environments.base import Undecided
-from node.environments.data import math_scorer
-from node.environments.data.items import Item
-from node.environments.data.scorers import NAMES, SCORERS, ItemScorer, ScorerName
+from node.envs.base import Undecided
+from node.envs.data import math_scorer
+from node.envs.data.items import Item
+from node.envs.data.scorers import NAMES, SCORERS, ItemScorer, ScorerName
 from swarm.errors import ConfigError
 
 # What ends a text may strike in a callback of the garbage collector, of which hypothesis has one:
@@ -242,6 +242,6 @@ def test_what_is_not_installed_is_told_by_name(
     def none(wanted: str) -> str:
         raise metadata.PackageNotFoundError(wanted)
 
-    monkeypatch.setattr("node.environments.data.scorers.version", none)
+    monkeypatch.setattr("node.envs.data.scorers.version", none)
     with pytest.raises(ConfigError, match=rf"takes {package}.*install swarm-node\[{extra}\]"):
         SCORERS[name]({})

@@ -4,9 +4,9 @@ from dataclasses import replace
 from math import inf
 
 from swarm.rollouts import GroupId
-from swarm.simulation.checks.delivery import PAIRS_MIN, Away, count_deliveries, shortfalls
-from swarm.simulation.checks.invariants import PublishedGroup
-from swarm.simulation.faults import Fault, FaultEvent, Kind
+from swarm.simulation.delivery import PAIRS_MIN, Away, count_deliveries, shortfalls
+from swarm.simulation.invariants import PublishedGroup
+from swarm.simulation.network_faults import Fault, FaultEvent, Kind
 
 HOSTS = 6
 PATIENCE_S = 20.0

@@ -27,7 +27,7 @@ from swarm.limits.dial_backoff import (
     hops_of,
 )
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.ledger import Ledger
+from swarm.peers.reputation import Ledger
 from tests.support import run
 
 NOBODY: frozenset[PeerId] = frozenset()

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 import trio
 
-from node.simulation.nodes import EPOCH_S, run_inline
+from node.simulation.simulated_nodes import EPOCH_S, run_inline
 from swarm.errors import IdentityInUse, Reject
 from swarm.identity import Identity, PeerId
 from swarm.peers.address_book import HEARSAY_PEERS_MAX, AddressBook
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.discovery import VERSION_NOTES_MAX, Discovery, NodeInfo
-from swarm.peers.ledger import Ledger
-from swarm.simulation.determinism import deterministic_run
+from swarm.peers.reputation import Ledger
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec

@@ -10,7 +10,7 @@ import pytest
 import trio
 from pydantic import ValidationError
 
-from node.simulation.nodes import EPOCH_S, run_inline
+from node.simulation.simulated_nodes import EPOCH_S, run_inline
 from swarm.errors import RemoteProtocolError
 from swarm.identity import Identity, PeerId
 from swarm.limits.address_blocks import path_of
@@ -32,10 +32,9 @@ from swarm.peers.discovery import (
     Discovery,
     NodeInfo,
 )
-from swarm.peers.ledger import Ledger
-from swarm.simulation.determinism import deterministic_run
+from swarm.peers.reputation import Ledger
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, open_world
+from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from swarm.transport.base import ServeLimits
 from swarm.wire import codec
 from swarm.wire.messages import (

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from node.commands import doctor as machine
+from node.commands.doctor import check_vllm
 from node.config import NodeConfig
-from node.doctor import machine
-from node.doctor.machine import check_vllm
 from tests.unit.tasks_support import make_run
 
 RUN = make_run()

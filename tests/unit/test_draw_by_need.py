@@ -13,24 +13,23 @@ from node.engines.scripted import ScriptedPolicy
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup, TrainReport
-from node.loops.parts import LivePolicy, NodeParts
-from node.loops.progress import Progress
-from node.loops.sapo import Sapo
-from node.methods.control.vade import Vade
-from node.methods.filters.need import ByNeed, by_need
+from node.methods.filters import ByNeed, by_need
 from node.methods.samplers import draw_needed
-from node.records.records import RoundDone
-from node.simulation.nodes import build
-from node.simulation.nodes import run as run_simulated
-from node.verification.assignment import bucket_of, common_task, environment_bucket, next_task
-from node.verification.task_choice import TaskChoice
+from node.methods.task_control import Vade
+from node.observe.records import RoundDone
+from node.run.parts import LivePolicy, NodeParts
+from node.run.progress import Progress
+from node.run.sapo import Sapo
+from node.simulation.simulated_nodes import build
+from node.simulation.simulated_nodes import run as run_simulated
+from node.verify.assignment import bucket_of, common_task, environment_bucket, next_task
+from node.verify.task_choice import TaskChoice
 from swarm.errors import ConfigError
 from swarm.exchange.pool import Candidate
 from swarm.identity import PeerId
-from swarm.rollouts import Completion, GroupId, VerifiedGroup
-from swarm.simulation.determinism import deterministic_run
+from swarm.rollouts import Completion, GroupId, ScoredGroup
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
+from swarm.simulation.world import deterministic_run, open_world
 from tests.unit.tasks_support import ALICE, make_config, make_group, make_run
 from tests.unit.test_task_choice import RUN, TWO, report
 
@@ -174,10 +173,10 @@ def test_a_node_draws_what_it_cannot_do() -> None:
 class Offered:
     """Of an exchange, the groups that it has."""
 
-    def __init__(self, groups: Sequence[VerifiedGroup]) -> None:
+    def __init__(self, groups: Sequence[ScoredGroup]) -> None:
         self.groups = {each.group_id: each for each in groups}
 
-    async def look(self, group_ids: Sequence[GroupId]) -> list[VerifiedGroup]:
+    async def look(self, group_ids: Sequence[GroupId]) -> list[ScoredGroup]:
         return [self.groups[each] for each in group_ids]
 
 
@@ -187,7 +186,7 @@ def test_one_task_again_and_again_takes_no_places() -> None:
     for number in range(12):  # one task eight times, and four others
         task = common_task(run, max(0, number - 7))
         made = make_group(run, str(number), "x", producer=ALICE, task=task)
-        groups.append(VerifiedGroup(GroupId(bytes([number]) * 32), made, "", (1.0, 0.0)))
+        groups.append(ScoredGroup(GroupId(bytes([number]) * 32), made, "", (1.0, 0.0)))
     offered, nothing = Offered(groups), cast("Any", None)
     node = NodeParts(
         make_config(run), ALICE, nothing, nothing, cast("Any", offered), TaskChoice(run, None),

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from node.cli import main
-from node.environments.base import Interaction
-from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
-from node.environments.registry import environment
-from node.environments.trial import tasks_of
+from node.envs.base import Interaction
+from node.envs.gym.datasets import GROUPS, OFFERED, REFUSED
+from node.envs.registry import environment
+from node.envs.trial import tasks_of
 from swarm.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -165,7 +165,7 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
 
 
 def test_the_module_on_the_page_has_about_thirty_lines() -> None:
-    from node.commands.environment_template import template
+    from node.commands.environments import template
 
     assert len(template("my_puzzles")["my_puzzles.py"].splitlines()) <= 36
 

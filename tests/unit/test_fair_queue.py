@@ -7,8 +7,8 @@ from statistics import median
 
 import pytest
 
-from node.verification import fair_queue
-from node.verification.fair_queue import (
+from node.verify import fair_queue
+from node.verify.fair_queue import (
     BATCH_GROUPS_MAX,
     BATCH_SIZE_MAX,
     HALF_LIFE_S,

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from swarm.simulation.faults import KINDS, Fault, draw_faults, plan
+from swarm.simulation.network_faults import KINDS, Fault, draw_faults, plan
 
 HOSTS = range(10)
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from node.commands import doctor as runs
+from node.commands.doctor import FoundRun, described
 from node.config import load_run
-from node.doctor import runs
-from node.doctor.runs import FoundRun, described
 from swarm.identity import Identity
 
 NODE = Identity(b"n" * 32).peer_id

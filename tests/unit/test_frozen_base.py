@@ -22,10 +22,10 @@ from node.interfaces.engine import Sampling
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import adapters, checkpoint, frozen, lean
 from node.policies.policy import Policy
-from node.training import memory
-from node.training.ranks import Ranks
-from node.training.trainer import GroupTrainer
-from node.training.worker import TrainerCore, load_version, opened
+from node.train import memory
+from node.train.ranks import Ranks
+from node.train.trainer import GroupTrainer
+from node.train.trainer_worker import TrainerCore, load_version, opened
 from swarm.errors import ConfigError
 from tests.unit.training_support import (
     gpt2_directory,

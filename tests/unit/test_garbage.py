@@ -9,7 +9,7 @@ import pytest
 
 SEARCH = """
 import gc, time
-import node.roles.app, node.system.memory, node.roles.node, swarm.transport.libp2p.host
+import node.run.app, node.system.machine, node.run.node, swarm.transport.libp2p.host
 
 def search_s():
     began_s = time.process_time()
@@ -32,14 +32,14 @@ def times_shorter(keep: str) -> float:
 
 @pytest.mark.slow
 def test_a_node_that_is_up_does_not_search_what_it_has_loaded() -> None:
-    assert times_shorter("node.system.memory.keep_what_is_loaded()") > 20
+    assert times_shorter("node.system.machine.freeze_garbage_collector()") > 20
     assert times_shorter("") < 3
 
 
 HELD = """
 import os
 import psutil
-from node.system.memory import give_back
+from node.system.machine import give_back
 
 def held_mb():
     return psutil.Process().memory_info().rss / 2**20

@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus, timeseries
 
 from node.cli import main
-from node.monitor.metrics_page import page
+from node.observe.metrics_page import page
 from swarm.telemetry.metrics import METRICS
 from tests.grafana import dashboard, plain, queries
 from tests.unit.test_metrics_page import full_report, samples

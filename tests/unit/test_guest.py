@@ -11,8 +11,7 @@ import trio
 
 from node.cli import main
 from node.config import load_config
-from node.system.guest import PAUSED_FILE, Guest
-from node.system.hours import Hours
+from node.system.pause_rules import PAUSED_FILE, Hours, PauseRules
 from swarm.errors import ConfigError
 from tests.support import run
 
@@ -31,10 +30,10 @@ def clock(text: str) -> Callable[[], time.struct_time]:
 )
 def test_hours_may_go_past_midnight(hours, inside, outside, tmp_path):
     for text in inside:
-        why = Guest(tmp_path, [Hours.of(hours)], now=clock(text)).why()
+        why = PauseRules(tmp_path, [Hours.parse(hours)], now=clock(text)).why()
         assert why == f"quiet until {hours[-5:]}"
     for text in outside:
-        assert Guest(tmp_path, [Hours.of(hours)], now=clock(text)).why() is None
+        assert PauseRules(tmp_path, [Hours.parse(hours)], now=clock(text)).why() is None
 
 
 @pytest.mark.parametrize("text", ["8-18", "24:00-01:00", "08:00-08:00", "08:60-09:00", ""])
@@ -52,8 +51,8 @@ def test_hours_come_from_a_variable_too():
 def test_a_battery_counts_where_that_was_asked_for(plugged, waits, tmp_path, monkeypatch):
     found = SimpleNamespace(power_plugged=plugged)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: found)
-    assert Guest(tmp_path).why() is None
-    asked = Guest(tmp_path, pause_on_battery=True)
+    assert PauseRules(tmp_path).why() is None
+    asked = PauseRules(tmp_path, pause_on_battery=True)
     assert asked.why() == ("waiting for mains power" if waits else None)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
     assert asked.why() is None
@@ -61,7 +60,7 @@ def test_a_battery_counts_where_that_was_asked_for(plugged, waits, tmp_path, mon
 
 def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**27))
-    assert Guest(tmp_path).why() == "waiting for disk space"
+    assert PauseRules(tmp_path).why() == "waiting for disk space"
 
 
 def test_each_reason_is_told_once_and_the_last_one_ends_it(tmp_path):
@@ -77,7 +76,7 @@ def test_each_reason_is_told_once_and_the_last_one_ends_it(tmp_path):
         began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(later)
-            await Guest(tmp_path).wait(told.append)
+            await PauseRules(tmp_path).wait(told.append)
         return trio.current_time() - began_s
 
     assert 10 <= run(body, virtual=True) <= 11
@@ -87,7 +86,7 @@ def test_each_reason_is_told_once_and_the_last_one_ends_it(tmp_path):
 @pytest.mark.parametrize(("share", "rests_s"), [(1.0, 0.0), (0.5, 8.0), (0.2, 32.0)])
 def test_it_rests_in_the_share_of_its_work(share, rests_s, tmp_path):
     async def body() -> float:
-        there = Guest(tmp_path, busy_share=share)
+        there = PauseRules(tmp_path, busy_share=share)
         await there.wait(lambda _: None)  # the first round is not waited for
         await trio.sleep(8)
         began_s = trio.current_time()

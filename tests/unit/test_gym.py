@@ -15,16 +15,16 @@ import pytest
 import trio
 
 from node.config import load_run, packaged_runs
-from node.environments.base import Problem
-from node.environments.groups import expanded, group_version
-from node.environments.gym.datasets import GROUPS, OFFERED, OFFERED_BY_GROUP, REFUSED
-from node.environments.gym.datasets import REFUSED_BY_GROUP as REFUSALS
-from node.environments.gym.environment import ReasoningGym, settings_of
-from node.environments.gym.expressions import computed
-from node.environments.registry import environment, how_to_get
-from node.environments.trial import scored, tasks_of, texts_for, told
-from node.verification.assignment import sample_tasks
-from node.verification.verifier import ProcessVerifier
+from node.envs.base import Problem
+from node.envs.groups import expanded, group_version
+from node.envs.gym.datasets import GROUPS, OFFERED, OFFERED_BY_GROUP, REFUSED
+from node.envs.gym.datasets import REFUSED_BY_GROUP as REFUSALS
+from node.envs.gym.environment import ReasoningGym, settings_of
+from node.envs.gym.scorers import computed
+from node.envs.registry import environment, how_to_get
+from node.envs.trial import scored, tasks_of, texts_for, told
+from node.verify.assignment import sample_tasks
+from node.verify.verifier import ProcessVerifier
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 from tests.unit.tasks_support import make_config, make_run
@@ -45,7 +45,7 @@ def problem_of(name: str, seed: int = 0, **parameters: object) -> Problem:
 
 
 def test_every_dataset_of_the_library_is_offered_or_refused_in_its_group() -> None:
-    from node.environments.gym.upstream import groups
+    from node.envs.gym.upstream import groups
 
     found = {
         n: group for table in (OFFERED_BY_GROUP, REFUSALS) for group in table for n in table[group]
@@ -159,7 +159,7 @@ def test_a_shared_dataset_poses_what_one_of_its_own_would() -> None:
 def test_divisors_are_found_as_the_library_finds_them_but_for_the_time() -> None:
     from reasoning_gym.arithmetic import basic_arithmetic
 
-    from node.environments.gym.upstream import common_divisors
+    from node.envs.gym.upstream import common_divisors
 
     tree = ast.parse(Path(basic_arithmetic.__file__).read_text())  # in memory it may be ours
     tree.body = [each for each in tree.body if getattr(each, "name", "") == "find_common_divisors"]
@@ -225,7 +225,7 @@ SPOILT: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
 @pytest.mark.parametrize("name", SPOILT)
 def test_what_the_library_overlooks_is_seen_here(name: str) -> None:
     """Each guard and scorer, with what it is there for: the library's own gives 1."""
-    from node.environments.gym.upstream import build, config_of, quiet_and_exact
+    from node.envs.gym.upstream import build, config_of, quiet_and_exact
 
     problem = problem_of(name)
     text = SPOILT[name](problem.answer, problem.entry["metadata"])
@@ -237,7 +237,7 @@ def test_what_the_library_overlooks_is_seen_here(name: str) -> None:
 
 
 def test_a_probability_that_begins_as_the_right_one_is_wrong() -> None:
-    from node.environments.gym.upstream import build, config_of
+    from node.envs.gym.upstream import build, config_of
 
     entry = {"answer": "0.5"}
     assert build("coin_flip", config_of("coin_flip", 0, {})).score_answer("0.5123", entry) == 1.0

@@ -30,7 +30,7 @@ from node.hosting.hand_over import (
 )
 from node.interfaces.trainer import PolicyInfo
 from node.interfaces.trainer_spec import TrainerSpec
-from node.training import memory
+from node.train import memory
 from swarm.errors import ChildFailed, ConfigError
 from tests.support import run
 from tests.unit.training_support import qwen_directory

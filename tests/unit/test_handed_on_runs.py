@@ -8,8 +8,8 @@ import pytest
 
 from node.config import RunConfig, load_config, run_argument
 from node.config.load import handed_on_path, load_run, unknown_run
-from node.hosting import handed_on_runs
-from node.hosting.handed_on_runs import _checked, fetch_unknown_run
+from node.hosting import run_data as handed_on_runs
+from node.hosting.run_data import _checked, fetch_unknown_run
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.peers.invite import Invitation

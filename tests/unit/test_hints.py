@@ -8,11 +8,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from node.config import NodeConfig, load_config
 from node.engines.vllm.text import ModelText
-from node.environments.answers import answer_in
+from node.envs.answers import answer_in
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import Prompt, decoded
-from node.methods.generate.hints import BareSuccess, Hints, beginning
-from node.records.records import RoundDone
+from node.methods.hints import BareSuccess, Hints, beginning
+from node.observe.records import RoundDone
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, Task
 from tests.unit.simulated_pair import rounds_beside

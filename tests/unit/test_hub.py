@@ -10,7 +10,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from node.commands import hub
+from node.commands import environments as hub
 from swarm.errors import ChildFailed, ConfigError
 
 TOKEN = "hf_aToken"

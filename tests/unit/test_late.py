@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from swarm.exchange.stragglers import BATCHES_FACTOR, LATE_FACTOR, Trials, to_give_up
+from swarm.exchange.fetching import BATCHES_FACTOR, LATE_FACTOR, Trials, to_give_up
 from swarm.limits.quotas import RELAYED
 
 PARALLEL = 4

@@ -7,10 +7,10 @@ from typing import Any
 from node.config import NodeConfig
 from node.config.run import LearnerRules
 from node.interfaces.trainer import TrainingGroup
-from node.loops.learner import Learner
-from node.loops.parts import LivePolicy, NodeParts
-from node.loops.progress import Progress
-from swarm.rollouts import VerifiedGroup
+from node.run.learner import Learner
+from node.run.parts import LivePolicy, NodeParts
+from node.run.progress import Progress
+from swarm.rollouts import ScoredGroup
 from tests.pool_samples import PRODUCERS, make_group
 from tests.unit.tasks_support import make_run
 
@@ -26,7 +26,7 @@ def learner(tokenizer: str) -> Learner:
     return Learner(node, LivePolicy(unused, unused, tokenizer), unused, unused, unused, Progress())
 
 
-def of_size(index: int, completions: int) -> VerifiedGroup:
+def of_size(index: int, completions: int) -> ScoredGroup:
     _, verified = make_group(1, index)
     [first, *_] = verified.group.completions
     group = replace(verified.group, completions=(first,) * completions)
@@ -34,7 +34,7 @@ def of_size(index: int, completions: int) -> VerifiedGroup:
     return replace(verified, group=group, rewards=rewards)
 
 
-def batch(leased: list[VerifiedGroup], shared: list[VerifiedGroup]) -> list[TrainingGroup]:
+def batch(leased: list[ScoredGroup], shared: list[ScoredGroup]) -> list[TrainingGroup]:
     tokenizer = (leased + shared)[0].group.tokenizer
     return learner(tokenizer)._batch(leased, shared)
 

@@ -6,9 +6,8 @@ from typing import cast
 import trio
 
 from node.interfaces.trainer import TrainingGroup
-from node.loops.claims import noise_between
-from node.loops.learner_checks import Columns, LearnerChecks
-from node.verification.held_out import HeldOutGuard
+from node.run.claims import Columns, LearnerChecks, noise_between
+from node.verify.held_out import HeldOutGuard
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
 from tests.unit.tasks_support import ALICE, make_group, make_run

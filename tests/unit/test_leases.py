@@ -3,10 +3,11 @@
 import pytest
 
 from swarm.errors import ConfigError, LocalProtocolError
-from swarm.leasing import known_worker, leases
-from swarm.leasing.known_worker import CreditLimit, KnownWorker
-from swarm.leasing.leases import Answer, LeaseBook, LeaseRules, SubmittedGroup, task_seeds
-from swarm.leasing.staleness import Denial, Discard, StalenessRules
+from swarm.leases import known_workers as known_worker
+from swarm.leases import lease_table as leases
+from swarm.leases.known_workers import CreditLimit, KnownWorker
+from swarm.leases.lease_table import Answer, LeaseBook, LeaseRules, SubmittedGroup, task_seeds
+from swarm.leases.staleness import Denial, Discard, StalenessRules
 from tests.unit.leases_support import (
     PATIENT,
     RULES,

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from node.config.run import LearnerRules
-from node.loops.learner import lease_rules
+from node.run.learner import lease_rules
 from swarm.errors import LocalProtocolError
-from swarm.leasing import leases
-from swarm.leasing.leases import Lease, LeaseBook, LeaseRules
-from swarm.leasing.staleness import Account, Denial, Discard, StalenessRules
-from swarm.leasing.trial import WorkerOrigin
+from swarm.leases import lease_table as leases
+from swarm.leases.known_workers import WorkerOrigin
+from swarm.leases.lease_table import Lease, LeaseBook, LeaseRules
+from swarm.leases.staleness import Account, Denial, Discard, StalenessRules
 from tests.unit.leases_support import (
     deliver,
     granted,

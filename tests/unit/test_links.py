@@ -11,10 +11,11 @@ from swarm.simulation.links import (
     OVERHEAD_BYTES,
     PACKET_BYTES,
     PROBES_MAX,
+    PROFILES,
     LinkProfile,
     SimulatedLinks,
+    links_of,
 )
-from swarm.simulation.profiles import PROFILES, links_of
 
 A, B, C, D = PeerId("a"), PeerId("b"), PeerId("c"), PeerId("d")
 RNG = Random(0)

@@ -11,22 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.methods.advantages import contexts, group, rewards, robust, turns, unlikely
+from node.methods import advantages as contexts
+from node.methods import advantages as group
+from node.methods import advantages as robust
+from node.methods import advantages as turns
+from node.methods import advantages as unlikely
+from node.methods import rewards
 from node.methods.choices import ADVANTAGES, advantages, chosen_advantage
 from node.methods.groups import by_source, lengths, mean_logprobs
 from node.methods.method import MethodSettings
-from swarm.rollouts import Completion, FinishReason, VerifiedGroup
+from swarm.rollouts import Completion, FinishReason, ScoredGroup
 from tests.scored_groups import of_completions, scored
 
 TWO_OF_EIGHT = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def view(*values: float, **more: Any) -> VerifiedGroup:
+def view(*values: float, **more: Any) -> ScoredGroup:
     more.setdefault("lengths", tuple(range(1, len(values) + 1)))
     return scored(values, **more)
 
 
-def of(name: str, *groups: VerifiedGroup, **parameters: Any) -> list[tuple[float | None, ...]]:
+def of(name: str, *groups: ScoredGroup, **parameters: Any) -> list[tuple[float | None, ...]]:
     return advantages(groups, ADVANTAGES[name][0](**parameters))
 
 

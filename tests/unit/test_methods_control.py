@@ -15,19 +15,29 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from node.methods import admission_control as admitting
 from node.methods import control, filters, generate
+from node.methods import rollout_budgets as budgets
+from node.methods import rollout_budgets as schedules
+from node.methods import rollout_budgets as widths
+from node.methods import task_control as cdas
+from node.methods import task_control as external
+from node.methods import task_control as vade
+from node.methods.admission_control import Admission, Credits, Reclamation
 from node.methods.checked import finite, probability, right_of, whole
-from node.methods.control import admission as admitting
-from node.methods.control import budgets, cdas, external, schedules, vade, widths
-from node.methods.control.admission import Admission, Credits, Reclamation
-from node.methods.control.budgets import Duet, RolloutStatistics, XrpoAllocation
-from node.methods.control.cdas import Cdas, Competence
-from node.methods.control.external import AdaptiveExternal, ExternalGains
-from node.methods.control.vade import SuccessBeliefs, SuccessCounts, Vade
-from node.methods.control.widths import Brorl, Dars
-from node.methods.filters.informative import informative_probability
+from node.methods.filters import informative_probability
 from node.methods.method import MethodSettings
 from node.methods.registry import METHODS
+from node.methods.rollout_budgets import Brorl, Dars, Duet, RolloutStatistics, XrpoAllocation
+from node.methods.task_control import (
+    AdaptiveExternal,
+    Cdas,
+    Competence,
+    ExternalGains,
+    SuccessBeliefs,
+    SuccessCounts,
+    Vade,
+)
 
 CHANCES = st.floats(0, 1)
 

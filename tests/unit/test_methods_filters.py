@@ -13,14 +13,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.methods.filters import extremes, informative, overlong, salvage, successes, variance
-from node.methods.filters.extremes import Extremes
-from node.methods.filters.informative import DynamicSampling, ZeroAdvantage
-from node.methods.filters.overlong import Overlong
-from node.methods.filters.salvage import Salvage, SalvagedAnswer
-from node.methods.filters.successes import PoolOfSuccesses, ReplayedSuccesses, SuccessPool
-from node.methods.filters.variance import Variance, VarianceBank
-from swarm.rollouts import VerifiedGroup
+from node.methods import filters as extremes
+from node.methods import filters as informative
+from node.methods import filters as overlong
+from node.methods import filters as variance
+from node.methods import replay as salvage
+from node.methods import replay as successes
+from node.methods.filters import (
+    DynamicSampling,
+    Extremes,
+    Overlong,
+    Variance,
+    VarianceBank,
+    ZeroAdvantage,
+)
+from node.methods.replay import (
+    PoolOfSuccesses,
+    ReplayedSuccesses,
+    Salvage,
+    SalvagedAnswer,
+    SuccessPool,
+)
+from swarm.rollouts import ScoredGroup
 from tests.scored_groups import scored
 
 
@@ -28,7 +42,7 @@ def near(found: float, wanted: float, within: float = 1e-4) -> bool:
     return math.isclose(found, wanted, rel_tol=0.0, abs_tol=within)
 
 
-def view(*rewards: float, prompt: str = "") -> VerifiedGroup:
+def view(*rewards: float, prompt: str = "") -> ScoredGroup:
     return scored(rewards, prompt)
 
 

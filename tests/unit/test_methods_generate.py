@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.methods.generate import branching, hints, noise, pruning, purify, speculative
-from node.methods.generate.branching import Branching
-from node.methods.generate.hints import Hints, Nudges
-from node.methods.generate.noise import WeightNoise
-from node.methods.generate.pruning import Pruning
-from node.methods.generate.purify import Purify
-from node.methods.generate.speculative import Speculative
+from node.methods import generation as branching
+from node.methods import generation as noise
+from node.methods import generation as pruning
+from node.methods import generation as purify
+from node.methods import generation as speculative
+from node.methods import hints
+from node.methods.generation import Branching, Pruning, Purify, Speculative, WeightNoise
+from node.methods.hints import Hints, Nudges
 
 STRICT = Speculative(lenience=0.0)
 

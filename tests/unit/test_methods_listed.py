@@ -10,12 +10,10 @@ from node.commands.methods import list_literature, list_methods, list_usable, sh
 from node.config import NodeConfig, load_config
 from node.hosting.models import trainer_spec
 from node.methods.choices import ADVANTAGES, Advantage, Correction, Loss
-from node.methods.literature import LITERATURE
-from node.methods.losses.objectives import OBJECTIVES
-from node.methods.losses.settings import LOSSES
-from node.methods.losses.weighing import IMPORTANCE_WEIGHTS
-from node.methods.losses.weighing_settings import CORRECTIONS
-from node.methods.registry import METHODS, families
+from node.methods.importance_weights import IMPORTANCE_WEIGHTS
+from node.methods.loss_settings import CORRECTIONS, LOSSES
+from node.methods.losses import OBJECTIVES
+from node.methods.registry import LITERATURE, METHODS, families
 from swarm.errors import ConfigError
 
 MORE_TESTS = Path(__file__).parent / "test_training_corrections.py"
@@ -86,7 +84,7 @@ def test_every_row_of_the_literature_is_here_or_says_why_not() -> None:
     lines: list[str] = []
     list_literature(lines.append)
     assert len(lines) == len(LITERATURE)
-    assert "BAPO (2510.18927): bapo (node.methods.losses.objectives._bapo; node, learner)" in lines
+    assert "BAPO (2510.18927): bapo (node.methods.losses._bapo; node, learner)" in lines
 
 
 def test_every_method_has_a_test_that_names_it() -> None:

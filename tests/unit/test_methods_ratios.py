@@ -9,12 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.methods import losses as ratios
 from node.methods.choices import chosen_loss
-from node.methods.losses import ratios
-from node.methods.losses.clip import token_weights
-from node.methods.losses.corrections import TokenLosses
-from node.methods.losses.objectives import OBJECTIVES, Tokens
-from node.methods.losses.settings import LOSSES
+from node.methods.loss_settings import LOSSES
+from node.methods.losses import OBJECTIVES, TokenLosses, Tokens, token_weights
 
 LOGS = [-0.5, -1.0, -2.0, -0.1, -3.0]
 BEHAVIOUR = [-0.7, -0.9, -3.5, -0.1, -2.0]

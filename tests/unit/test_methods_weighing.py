@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.methods.choices import chosen_correction
-from node.methods.losses.weighing import importance_weights
-from node.methods.losses.weighing_settings import CORRECTIONS
-from node.training.trainer import GroupTrainer
+from node.methods.importance_weights import importance_weights
+from node.methods.loss_settings import CORRECTIONS
+from node.train.trainer import GroupTrainer
 from tests.unit.test_training_objectives import MANY, SPEC, batch, outcome, stale
 from tests.unit.training_support import open_policy, qwen_directory
 

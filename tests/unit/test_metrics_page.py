@@ -12,8 +12,8 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.monitor import metrics_page
-from node.monitor.metrics_page import (
+from node.observe import metrics_page
+from node.observe.metrics_page import (
     NO_HTTP,
     OUR_FAULT,
     REQUEST_BYTES_MAX,

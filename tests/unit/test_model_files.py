@@ -16,9 +16,9 @@ from node.hosting.models import code_note
 from node.policies import chat, checkpoint
 from node.policies.policy import load_policy
 from node.policies.tiny import byte_tokenizer
-from node.training.memory import shape_of
+from node.train.memory import shape_of
 from swarm.errors import ConfigError
-from swarm.weights.format.code import names_code
+from swarm.weights.delta import names_code
 from tests.unit.training_support import gpt2_directory, open_policy, qwen_directory
 
 CODE = "raise SystemExit('this code ran')\n"

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.engines.openai import tokenizer as served_tokenizer
+from node.engines import openai_tokenizer as served_tokenizer
 from node.interfaces.prompts import TWO_TURNS, Prompt
-from node.policies.files import templates, tokenizers
-from node.policies.files.templates import Renderer
+from node.policies import chat_templates as templates
+from node.policies import tokenizer_files as tokenizers
+from node.policies.chat_templates import Renderer
 from node.policies.policy import load_policy, load_tokenizer
 from node.policies.tiny import byte_tokenizer
 from swarm.errors import ConfigError

@@ -15,7 +15,7 @@ import pytest
 import trio
 from rich.console import Console
 
-from node.records.event_log import FILE_NAME
+from node.observe.event_log import FILE_NAME
 from tests.support import run
 
 pytestmark = pytest.mark.integration

@@ -7,10 +7,10 @@ from typing import get_args
 
 import pytest
 
-from node.monitor.console.json_lines import NOTE, SAID
-from node.records import event_log
-from node.records.event_log import FILE_NAME, EventLog, Record, history, read_events
-from node.records.records import Trouble, WentBack
+from node.observe import event_log
+from node.observe.event_log import FILE_NAME, EventLog, Record, history, read_events
+from node.observe.log_lines import NOTE, SAID
+from node.observe.records import Trouble, WentBack
 from tests.unit.monitor_records import held_out, round_done, started
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from node.monitor.console.details import LINES_PER_S_MAX, Details, detailed
-from node.monitor.console.json_lines import JsonView
-from node.monitor.console.live import NOTED_AGAIN_S, REDRAW_INTERVAL_S, LiveView
-from node.monitor.status import render_status
-from node.records.event_log import EventLog, read_events
-from node.records.format import bar_chart
-from node.records.records import AnswerCounts, Trouble, WentBack
+from node.observe.event_log import EventLog, read_events
+from node.observe.live import NOTED_AGAIN_S, REDRAW_INTERVAL_S, LiveView
+from node.observe.log_lines import LINES_PER_S_MAX, Details, JsonView, detailed
+from node.observe.records import AnswerCounts, Trouble, WentBack
+from node.observe.status import render_status
+from node.observe.text_format import bar_chart
 from tests.unit.monitor_records import held_out, round_done, snapshot, started
 
 

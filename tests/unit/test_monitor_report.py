@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
-from node.monitor.report.learner_report import STEPS_COLUMNS, WORK_COLUMNS
-from node.monitor.report.replay import curves
-from node.monitor.report.report import ReportSummary, summarise, write_report
-from node.records.confidence import NODES_MIN, band_of, interval
-from node.records.event_log import FILE_NAME, EventLog, Record, history
-from node.records.records import Trouble
+from node.observe.abilities import NODES_MIN, band_of, interval
+from node.observe.event_log import FILE_NAME, EventLog, Record, history
+from node.observe.records import Trouble
+from node.observe.saved_report import (
+    STEPS_COLUMNS,
+    WORK_COLUMNS,
+    ReportSummary,
+    curves,
+    summarise,
+    write_report,
+)
 from swarm.errors import ConfigError
 from tests.unit.monitor_records import (
     PEER_A,

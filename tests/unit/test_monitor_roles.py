@@ -12,16 +12,15 @@ import trio
 from rich.console import Console
 
 from node.config.run import LearnerRules
-from node.monitor.console import top_view
-from node.monitor.console.live import LiveView
-from node.monitor.status import WIDTH_COLUMNS, render_status, snapshot_json
-from node.records.records import StatusSnapshot
-from node.roles.learner import LearnerRole
-from node.roles.worker import WorkerRole
-from node.simulation.learner import LearnerCase, SimulatedLearner, run_of
-from swarm.simulation.determinism import deterministic_run
+from node.observe import top as top_view
+from node.observe.live import LiveView
+from node.observe.records import StatusSnapshot
+from node.observe.status import WIDTH_COLUMNS, render_status, snapshot_json
+from node.run.learner_role import LearnerRole
+from node.run.worker_role import WorkerRole
+from node.simulation.simulated_learner import LearnerCase, SimulatedLearner, run_of
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
+from swarm.simulation.world import deterministic_run, open_world
 from tests.simulation.test_swarm import CONFIG
 from tests.unit.monitor_records import snapshot, step_done, work_done
 from tests.wire_samples import ALICE

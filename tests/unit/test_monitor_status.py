@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import trio
 
-from node.monitor import status
-from node.monitor.status import (
+from node.observe import status
+from node.observe.records import PeerStatus, StatusSnapshot
+from node.observe.status import (
     POINTER_NAME,
     SOCKET_NAME,
     fetch_status,
@@ -19,7 +20,6 @@ from node.monitor.status import (
     serve_status,
     snapshot_json,
 )
-from node.records.records import PeerStatus, StatusSnapshot
 from node.system.bounded_server import CLIENTS_MAX, CROWDED, LEFT, SLOW
 from swarm.errors import ConfigError, RequestTimeout
 from tests.support import run

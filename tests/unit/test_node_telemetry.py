@@ -8,15 +8,15 @@ import pytest
 import trio
 
 from node.config import NodeConfig, load_config
-from node.monitor.alarms import (
+from node.observe.alarms import (
     DISK_FREE_BYTES_MIN,
     HISTORY_S,
     MEMORY_BYTES_MIN,
     ROUNDS_KEPT,
     identity_of,
 )
-from node.monitor.reporting import Extras, MachineResources, Reporter, Traffic
-from node.monitor.telemetry import (
+from node.observe.node_reports import Extras, MachineResources, Reporter, Traffic
+from node.observe.telemetry import (
     ALARM_NOTE,
     ALARMS_AGAIN_S,
     BROKER_NOTE,

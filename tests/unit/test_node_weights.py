@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from node.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, main
-from node.hosting.weights import DIFFERENCES_SHOWN_MAX, POLICIES, STORE, differences
-from swarm.weights.format import manifest_wire
-from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest
-from swarm.weights.format.tensors import open_weights
-from swarm.weights.store.chunks import ChunkStore
-from swarm.weights.store.versions import Versions
+from node.hosting.policy_weights import DIFFERENCES_SHOWN_MAX, POLICIES, STORE, differences
+from swarm.weights import manifest as manifest_wire
+from swarm.weights.chunk_store import ChunkStore
+from swarm.weights.manifest import Artifact, ChunkRef, Manifest, open_weights
+from swarm.weights.version_store import Versions
 from tests import weights_samples
 from tests.unit.test_weights_chunks import chunk, ref
 from tests.weights_files import write_model

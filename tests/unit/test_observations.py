@@ -7,8 +7,8 @@ import pytest
 
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import canonical_ip
-from swarm.transport.libp2p.reach import observations
-from swarm.transport.libp2p.reach.observations import (
+from swarm.transport.libp2p import observed_addresses as observations
+from swarm.transport.libp2p.observed_addresses import (
     ASK_AGAIN_S,
     FORGET_S,
     VOICES_MAX,

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import trio
 
+from node.commands import doctor as machine
+from node.commands.doctor import check_model, check_server, check_software
 from node.config import NodeConfig, load_config
-from node.doctor import machine
-from node.doctor.machine import check_model, check_server, check_software
-from node.engines.openai import engine, server
-from node.engines.openai.engine import ServedModel, open_served_model
+from node.engines import openai_engine as engine
+from node.engines import openai_server as server
+from node.engines.openai_engine import ServedModel, open_served_model
 from node.hosting.models import resolved_model, served_model
-from node.interfaces.engine import Maker, Sampling
+from node.interfaces.engine import EngineInfo, Sampling
 from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import PolicyInfo
 from swarm.errors import ChildFailed, ConfigError
@@ -322,7 +323,7 @@ def test_what_llama_cpp_says_of_a_file_goes_along_but_not_where_it_lies(served):
     name = "/srv/models/models/smol.Q4_1.gguf"
     served.models = [{"id": name, "owned_by": "llamacpp", "meta": {"ftype": "Q4_1"}}]
 
-    async def body() -> tuple[PolicyInfo, Maker]:
+    async def body() -> tuple[PolicyInfo, EngineInfo]:
         async with open_served_model(served.url, None, None) as model:
             return await model.info(), model.maker
 
@@ -404,7 +405,7 @@ def test_it_counts_what_the_server_says_it_sampled_and_trains_nothing(served, tm
 async def refuses_weights(model: ServedModel, directory: Path) -> None:
     for take in (
         lambda: model.load(directory, 1),
-        lambda: model.turn_back(directory),
+        lambda: model.roll_back(directory),
         lambda: model.export(directory),
         lambda: model.export_whole(directory),
     ):

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from node.hosting.outlet import RETRY_S, Outlet
+from node.hosting.publisher_queue import RETRY_S, PublisherQueue
 from swarm.errors import StoreFull
 
 
@@ -43,7 +43,7 @@ def play(directory: Path, publisher: FullDisk, versions: list[tuple[float, int]]
         service: Any = SimpleNamespace(heads=heads, rules=SimpleNamespace(policy="policy"))
         began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
-            outlet = Outlet(
+            publisher_queue = PublisherQueue(
                 service,
                 publisher,
                 directory,
@@ -58,8 +58,8 @@ def play(directory: Path, publisher: FullDisk, versions: list[tuple[float, int]]
                     await trio.lowlevel.checkpoint()
                     (target / "weights").write_text(str(version))
 
-                await outlet.offer(version, export)
-                assert outlet.newest == version
+                await publisher_queue.offer(version, export)
+                assert publisher_queue.newest == version
         publisher.published = [(v, at_s - began_s) for v, at_s in publisher.published]
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -10,8 +10,8 @@ import trio
 
 from node.config import NodeConfig, RunConfig, load_config
 from node.interfaces.engine import Sampling
-from node.loops.partial_rollouts import EngineWorks, PartialRollouts
-from node.verification.held_out import Assignment
+from node.run.partial_rollouts import EngineWorks, PartialRollouts
+from node.verify.held_out import Assignment
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason, Task
 

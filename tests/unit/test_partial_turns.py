@@ -6,15 +6,15 @@ import pytest
 import trio
 
 from node.config import NodeConfig, load_config
-from node.environments.base import Interaction
-from node.environments.registry import interaction
-from node.environments.turns.replay import forgery, said_of
+from node.envs.base import Interaction
+from node.envs.registry import interaction
+from node.envs.replay_turns import forgery, said_of
 from node.interfaces.engine import Context, Sampling
-from node.loops.partial_rollouts import Made, PartialRollouts
-from node.loops.turns.play import Player
-from node.verification.assignment import assigned_task
-from node.verification.held_out import Assignment
-from node.verification.verifier import InlineVerifier
+from node.run.partial_rollouts import Made, PartialRollouts
+from node.run.turns import Player
+from node.verify.assignment import assigned_task
+from node.verify.held_out import Assignment
+from node.verify.verifier import InlineVerifier
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, FinishReason
 from tests.support import run as run_async

@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 
 from coordinator.overrides import drain
-from node.records.event_log import EventLog
-from node.records.records import Trouble
+from node.observe.event_log import EventLog
+from node.observe.records import Trouble
 from swarm.exchange.pool import Pool, PoolLimits
 from swarm.identity import PeerId
 from swarm.peers.address_book import AddressBook
-from swarm.storage.files import write_whole
-from swarm.storage.locking import data_directory
-from swarm.storage.private_files import (
+from swarm.storage import (
     UMASK_VARIABLE,
+    data_directory,
     make_private,
     make_shared,
     private_files,
     shared_files,
     shared_umask,
+    write_whole,
 )
 
 
@@ -139,7 +139,7 @@ def test_what_lies_outside_is_as_readable_as_its_owner_wants_it(tmp_path: Path) 
         with private_files(), shared_files():
             (cache / "more").touch()
         command = (
-            "from swarm.storage.private_files import shared_files\nfrom pathlib import Path\n"
+            "from swarm.storage import shared_files\nfrom pathlib import Path\n"
             "Path('own').touch()\nwith shared_files(): Path('../cache/childs').touch()"
         )
         subprocess.run(

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-from node.environments import registry, scoring
-from node.environments.gym.datasets import OFFERED
-from node.environments.gym.environment import settings_of
-from node.environments.gym.sizes import is_number, largest
-from node.environments.registry import environment
-from node.environments.scoring import made, pose
-from node.environments.trial import memory_for_problems, tasks_of
+from node.envs import registry, scoring
+from node.envs.gym.datasets import OFFERED
+from node.envs.gym.environment import is_number, largest, settings_of
+from node.envs.registry import environment
+from node.envs.scoring import made, pose
+from node.envs.trial import memory_for_problems, tasks_of
 from node.hosting.models import resolve_model
 from node.sandbox import confinement
-from node.verification.verifier import ProcessVerifier, _WrongSettings
-from node.verification.warm_up import asked_of, warm_up_problems
+from node.verify.verifier import ProcessVerifier, _WrongSettings
+from node.verify.warm_up import asked_of, warm_up_problems
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Task
 from tests.support import run as run_async
@@ -224,6 +223,6 @@ def test_warming_up_has_a_problem_s_turns_and_none_that_is_held_out() -> None:
 
 @pytest.mark.slow
 def test_who_writes_into_the_pipe_of_problems_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.verification.warm_up._MODULE", "this")
+    monkeypatch.setattr("node.verify.warm_up._MODULE", "this")
     with pytest.raises(ChildFailed, match="writes none"):
         next(warm_up_problems(asked_of(make_config(make_run()))))

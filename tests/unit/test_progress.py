@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from node.monitor.console.live import LiveView
-from node.monitor.console.progress import SHOWN_AFTER_S, WORKS_MAX, Bars, Work, version_work
-from swarm.weights.service import VersionProgress
+from node.observe.live import LiveView
+from node.observe.progress_bars import SHOWN_AFTER_S, WORKS_MAX, Bars, Work, version_work
+from swarm.weights.weights_service import VersionProgress
 from tests.unit.monitor_records import round_done, snapshot
 
 LONG_S = 2 * SHOWN_AFTER_S

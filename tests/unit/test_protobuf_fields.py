@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from libp2p.pubsub.pb import rpc_pb2
 
 from swarm.errors import Reject, RemoteProtocolError
-from swarm.transport.libp2p.gossip import WITHIN_RPC
+from swarm.transport.libp2p.gossipsub import WITHIN_RPC
 from swarm.transport.libp2p.protobuf_fields import count_fields
 
 MOST = 8_192

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from node.environments.base import Problem, Undecided
-from node.environments.function_specs import KINDS, draw_spec
-from node.environments.python_function import PythonFunction, _same
-from node.environments.scoring import score_group
+from node.envs.base import Problem, Undecided
+from node.envs.function_specs import KINDS, draw_spec
+from node.envs.python_function import PythonFunction, _same
+from node.envs.scoring import score_group
 from node.sandbox import confinement, runner, runner_main
-from node.verification.verifier import ProcessVerifier
+from node.verify.verifier import ProcessVerifier
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
 from swarm.rollouts import Task
 from tests.support import run as run_async
@@ -222,7 +222,7 @@ def test_the_code_has_no_right_answer_at_hand() -> None:
     """What makes and judges problems is no more to be found than other people's packages."""
     listing = "import os\ndef solve(n):\n    return os.listdir(n)"
     assert runner.run(listing, "solve", [["/"]]).results in ((None,), (([],),))
-    for module in ("node.environments.python_function", "swarm", "numpy"):
+    for module in ("node.envs.python_function", "swarm", "numpy"):
         text = f"import {module}\ndef solve(n):\n    return n % 2"
         assert SOURCE.score(EVEN, text) == 0.0
         exec(text, {})  # here it would be
@@ -409,7 +409,7 @@ def test_a_group_is_undecided_from_its_first_text_on() -> None:
             return 1.0
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("node.environments.scoring.environment", lambda _: Doubtful())
+        patched.setattr("node.envs.scoring.environment", lambda _: Doubtful())
         each = score_group(task(0), ["a", "x", "a"], "exact")
         assert each.rewards == (1.0, None, 1.0)
         assert each.scorer_errors == 0
@@ -423,8 +423,8 @@ def test_from_any_directory_a_verifier_runs_code(tmp_path: Path) -> None:
     script.write_text(
         "import trio\n"
         "from tests.unit.tasks_support import make_config, make_run\n"
-        "from node.verification.assignment import held_out_tasks\n"
-        "from node.verification.verifier import ProcessVerifier\n"
+        "from node.verify.assignment import held_out_tasks\n"
+        "from node.verify.verifier import ProcessVerifier\n"
         "async def main():\n"
         "    run = make_run({'name': 'python_function'})\n"
         "    async with ProcessVerifier.open(make_config(run)) as verifier:\n"

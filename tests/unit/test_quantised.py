@@ -11,10 +11,10 @@ import torch
 from node.config import load_config
 from node.engines.vllm.probe import BF16, FP32, QUANTISED, tolerance_of
 from node.engines.vllm.text import ModelText, quantisation_of
-from node.interfaces.engine import Maker
+from node.interfaces.engine import EngineInfo
 from node.interfaces.quantisation import in_int8
-from node.records.records import Trouble
-from node.roles.node import ENGINE_NOTE, Node, Notes
+from node.observe.records import Trouble
+from node.run.node import ENGINE_NOTE, Node, Notes
 from swarm.errors import ConfigError
 from tests.integration.vllm_models import model_directory
 from tests.support import run
@@ -55,14 +55,14 @@ def test_the_log_is_told_once_and_status_as_long_as_it_is_so() -> None:
         told.append(record)
 
     async def body() -> None:
-        await Node.note_maker(node, Maker("vllm", "bfloat16"), tell)
+        await Node.note_maker(node, EngineInfo("vllm", "bfloat16"), tell)
         assert (told, node.notes, node.precision) == ([], {}, "bfloat16")
         for _ in range(2):
-            await Node.note_maker(node, Maker("vllm", "fp8"), tell)
+            await Node.note_maker(node, EngineInfo("vllm", "fp8"), tell)
         assert len(told) == 1
         assert "(fp8)" in told[0].what
         assert node.notes == {ENGINE_NOTE: told[0].what}
-        await Node.note_maker(node, Maker("vllm", "bfloat16"), tell)
+        await Node.note_maker(node, EngineInfo("vllm", "bfloat16"), tell)
         assert not node.notes
 
     run(body)

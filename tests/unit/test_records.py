@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from swarm.errors import LocalProtocolError
-from swarm.storage.records import Moment, record_of, restored
+from swarm.plain_records import Moment, record_of, restored
 
 
 @dataclass(frozen=True, slots=True)

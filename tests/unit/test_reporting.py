@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.monitor.reporting import (
+from node.observe.node_reports import (
     OTHERS,
     Extras,
     MachineResources,
@@ -17,10 +17,10 @@ from node.monitor.reporting import (
     broadcast_row,
     worker_rows,
 )
-from node.records.records import AnswerCounts, PeerStatus, StepDone, Trouble, WentBack, WorkDone
+from node.observe.records import AnswerCounts, PeerStatus, StepDone, Trouble, WentBack, WorkDone
 from swarm.identity import Identity, PeerId
-from swarm.leasing.coordination import ReportedWorker
-from swarm.telemetry.dashboard.broadcasts import bits_of, cell_shares
+from swarm.leases.coordination import ReportedWorker
+from swarm.telemetry.dashboard.version_broadcasts import bits_of, cell_shares
 from swarm.telemetry.metrics import METRICS
 from swarm.telemetry.reports import (
     CHUNKS_MAX,
@@ -33,9 +33,9 @@ from swarm.telemetry.reports import (
     encode_report,
 )
 from swarm.transport.base import TransportCounters
-from swarm.weights.broadcast.sessions import Holding
+from swarm.weights.broadcast import Holding
 from swarm.weights.hot_swap import Applied
-from swarm.weights.service import Outcome
+from swarm.weights.weights_service import Outcome
 from swarm.wire.messages import REPORT_WORKERS_MAX, ROLLOUTS_PROTOCOL, adverts_topic
 from tests.unit.monitor_records import round_done, snapshot, started
 

@@ -9,7 +9,7 @@ from swarm.errors import Reject
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import Block, block_of, is_public
 from swarm.peers.reputation import LITTLE, MUCH, NOTHING, RULES, Reputation
-from swarm.simulation.checks.invariants import LIARS_FOR_BLOCK_BAN
+from swarm.simulation.invariants import LIARS_FOR_BLOCK_BAN
 
 LIAR, OTHER = PeerId("liar"), PeerId("other")
 BLOCK = Block("192.0.2.0/24")

@@ -12,10 +12,10 @@ from node.config import NodeConfig, RunConfig, load_config
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods.filters.rescue import EACH_MAX, Rescue, SolvedTasks, Success, rescue
-from node.methods.losses.ratios import guided
-from node.records.records import RoundDone
-from node.training.trainer import GroupTrainer
+from node.methods.losses import guided
+from node.methods.replay import EACH_MAX, Rescue, SolvedTasks, Success, rescue
+from node.observe.records import RoundDone
+from node.train.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
 from swarm.rollouts import Author, Completion, FinishReason, Task, Turn
@@ -255,15 +255,15 @@ def test_a_node_that_solves_nothing_learns_from_one_that_does() -> None:
 
 def test_what_was_not_decided_is_neither_rescued_nor_learned(monkeypatch) -> None:
     """A judge that gave nothing away has not found a group wrong."""
-    from node.loops import sapo
+    from node.run import sapo
 
     monkeypatch.setattr(sapo, "rewards_of", lambda found: (0.0,) * len(found))
-    original = sapo.VerifiedGroup
+    original = sapo.ScoredGroup
 
     def undecided(*args: object, **more: object) -> object:
         return original(*args, **{**more, "decided": False})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sapo, "VerifiedGroup", undecided)
+    monkeypatch.setattr(sapo, "ScoredGroup", undecided)
     rounds, _ = lives(CONFIG.model_copy(update={"replay": Rescue()}))
     assert sum(each.rescued_groups for each in rounds) == 0
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import trio
 
-from node.loops.rollout_worker import IN_WORDS, NOTE_AFTER_S, IdleNote, RolloutWorker
-from swarm.leasing.intake import STANDBY
-from swarm.leasing.lease_client import Declined
-from swarm.leasing.staleness import Denial
+from node.run.rollout_worker import IN_WORDS, NOTE_AFTER_S, IdleNote, RolloutWorker
+from swarm.leases.intake import STANDBY
+from swarm.leases.lease_client import Declined
+from swarm.leases.staleness import Denial
 from tests.support import run
 
 

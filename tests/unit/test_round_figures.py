@@ -10,27 +10,27 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from coordinator.model.capacity import Capacity
-from node.monitor import metrics_page
-from node.monitor.report.report import write_report
-from node.monitor.reporting import (
+from node.observe import metrics_page
+from node.observe.event_log import FILE_NAME, EventLog, read_events
+from node.observe.figures import mismatch_lines
+from node.observe.node_reports import (
     Extras,
     MachineResources,
     Reporter,
     Traffic,
     status_metrics,
 )
-from node.monitor.status import snapshot_json
-from node.records.event_log import FILE_NAME, EventLog, read_events
-from node.records.figures import mismatch_lines
-from node.records.records import HeldOut, RoundDone, StatusSnapshot, StepDone, WorkDone
+from node.observe.records import HeldOut, RoundDone, StatusSnapshot, StepDone, WorkDone
+from node.observe.saved_report import write_report
+from node.observe.status import snapshot_json
 from swarm.identity import PeerId
 from swarm.telemetry.dashboard.grafana import grafana_dashboard
-from swarm.telemetry.dashboard.state import DashboardState, ReportSource
+from swarm.telemetry.dashboard.page_state import DashboardState, ReportSource
 from swarm.telemetry.fleet_view import NodeView
 from swarm.telemetry.metrics import FIGURES, METRIC, METRICS, SHOWN, figures_of
 from swarm.transport.base import TransportCounters
-from swarm.weights.service import Outcome
-from swarm.wire.steering import LearnerReport
+from swarm.weights.weights_service import Outcome
+from swarm.wire.messages import LearnerReport
 from tests.unit.monitor_records import round_done, snapshot
 
 LOGGED_LAST = ["mismatch_mean", "mismatch_max", "mismatch_k3", "effective_share", "paused_s"]

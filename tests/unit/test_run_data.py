@@ -9,19 +9,18 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.environments.data import store
-from node.environments.data.rules import rules_of
+from node.envs.data import items as store
+from node.envs.data.dataset import rules_of
 from node.hosting.run_data import _check_came, _judge, held_data
 from swarm.errors import ConfigError, Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import Identity, PeerId
 from swarm.limits.quotas import RATES, Kind
 from swarm.peers import run_data
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.ledger import Ledger
+from swarm.peers.reputation import Ledger
 from swarm.peers.run_data import HeldData, ask_for_manifest, fetch_chunks, serve_data
 from swarm.transport.base import Transport
-from swarm.wire.data_manifest import chunks_of, data_id, manifest_of
-from swarm.wire.messages import DATA_CHUNK_BYTES_MAX
+from swarm.wire.messages import DATA_CHUNK_BYTES_MAX, chunks_of, data_id, manifest_of
 from tests.contract.transport_makers import open_memory_hosts
 from tests.unit.test_data import found, sha256_in
 

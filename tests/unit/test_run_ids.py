@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from node.config import RunConfig
 from node.config.run import RUN_ID, canonical_json
-from node.hosting.handed_on_runs import _checked
+from node.hosting.run_data import _checked
 from swarm.errors import ConfigError
 from swarm.wire.messages import RUN_ID_CHARS_MAX
 from tests.unit.tasks_support import ALICE, BOB

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.methods.advantages.group import grpo_advantages
+from node.methods.advantages import grpo_advantages
 from node.methods.samplers import distinct, draw_foreign, kept_completions, within_unknown_share
-from node.verification.assignment import common_task
+from node.verify.assignment import common_task
 from swarm.exchange.pool import Candidate
 from swarm.identity import PeerId
-from swarm.rollouts import GroupId, VerifiedGroup
+from swarm.rollouts import GroupId, ScoredGroup
 from tests.unit.tasks_support import ALICE, BOB, make_group, make_run
 
 
@@ -145,10 +145,10 @@ def test_the_share_holds_and_whatever_lacks_nothing_is_used(groups, share) -> No
 def test_answers_that_were_given_before_count_once() -> None:
     run = make_run(common={"tasks": 2, "share": 0.5})
 
-    def verified(number: int, producer: PeerId, task: int, *texts: str) -> VerifiedGroup:
+    def verified(number: int, producer: PeerId, task: int, *texts: str) -> ScoredGroup:
         group = make_group(run, *texts, producer=producer, task=common_task(run, task))
         rewards = tuple(map(float, range(len(texts))))
-        return VerifiedGroup(GroupId(bytes([number]) * 32), group, "", rewards)
+        return ScoredGroup(GroupId(bytes([number]) * 32), group, "", rewards)
 
     first, copied = verified(1, ALICE, 0, "1", "2"), verified(2, BOB, 0, "2", "1")
     other, elsewhere = verified(3, BOB, 0, "1", "3"), verified(4, BOB, 1, "1", "2")

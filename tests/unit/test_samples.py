@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from node.cli import main
-from node.environments.scoring import pose
+from node.envs.scoring import pose
 from node.interfaces.prompts import Prompt
-from node.loops.groups import outcome_counts, sampled
-from node.records.records import AnswerCounts, SampledGroup, SampledText
-from node.records.samples import (
+from node.observe.records import AnswerCounts, SampledGroup, SampledText
+from node.observe.samples import (
     FILE_NAME,
     GROUPS_MAX,
     SHOWN_CHARS_MAX,
@@ -23,7 +22,8 @@ from node.records.samples import (
     sample_log,
     shortened,
 )
-from node.verification.assignment import assigned_task
+from node.run.groups import outcome_counts, sampled
+from node.verify.assignment import assigned_task
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason
 from swarm.texts import printable
@@ -84,7 +84,7 @@ def test_nothing_is_kept_of_a_node_that_never_ran(tmp_path: Path) -> None:
 
 
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.records.samples.FILE_BYTES_MAX", 10_000)
+    monkeypatch.setattr("node.observe.samples.FILE_BYTES_MAX", 10_000)
     kept(tmp_path, *(group(number, 1.0) for number in range(500)))
     files = sorted(tmp_path.iterdir())
     assert [each.name for each in files] == [FILE_NAME, f"{FILE_NAME}.1"]

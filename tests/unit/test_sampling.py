@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from swarm.exchange.advert_sampling import REMEMBERED_MAX, ProducerSampler
+from swarm.exchange.adverts import REMEMBERED_MAX, ProducerSampler
 from swarm.identity import PeerId
 
 

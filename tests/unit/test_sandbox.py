@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from node.commands import doctor
 from node.config import RunConfig
-from node.doctor import machine as doctor
-from node.environments import registry, scoring
-from node.roles import machine
+from node.envs import registry, scoring
+from node.run import machine
 from node.sandbox import confinement
-from node.sandbox.runner_main import is_starved
-from node.system.child_channel import NUMBER, encode
-from node.verification.assignment import assigned_task
-from node.verification.verifier import ProcessVerifier
+from node.sandbox.runner_main import lacks_cpu
+from node.system.child_process import NUMBER, encode
+from node.verify.assignment import assigned_task
+from node.verify.verifier import ProcessVerifier
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
 from swarm.rollouts import RolloutGroup
 from tests.support import run as run_async
@@ -198,7 +198,7 @@ def test_it_is_told_where_a_machine_has_no_core_left() -> None:
         one = {min(cores)}
         for pid in (0, beside.pid):
             os.sched_setaffinity(pid, one)
-        assert any(is_starved() for _ in range(100))
+        assert any(lacks_cpu() for _ in range(100))
     finally:
         os.sched_setaffinity(0, cores)
         beside.kill()
@@ -397,7 +397,7 @@ def test_what_a_worker_says_is_looked_at(mole: RunConfig, tmp_path: Path) -> Non
     takes_over = (
         "import gc, os\n"
         "from node.verification import verifier_worker\n"
-        "from node.system.child_channel import encode\n"
+        "from node.system.child_process import encode\n"
         "for pipe in range(3, 64):\n"
         "    try:\n"
         "        os.write(pipe, encode({'ok': [[7, [9.0], 'x', float('nan')]]}))\n"

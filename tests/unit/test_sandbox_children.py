@@ -14,8 +14,8 @@ import trio
 import trio.testing
 
 from node.sandbox import kernel, runner, seccomp
-from node.verification.fair_queue import PROVEN_GROUPS
-from node.verification.verifier import ProcessVerifier
+from node.verify.fair_queue import PROVEN_GROUPS
+from node.verify.verifier import ProcessVerifier
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.peers.reputation import RULES, Reputation
 from swarm.rollouts import Task
@@ -178,12 +178,12 @@ OPEN = """
 import sys
 if "verifier_worker" in " ".join(sys.orig_argv):
     from node.sandbox import runner
-    runner.is_starved = lambda: False  # whatever else this machine does
+    runner.lacks_cpu = lambda: False  # whatever else this machine does
     runner.MODULE_FLAGS = (*runner.MODULE_FLAGS[:-2], "-c", {program!r})
 """
 UNFILTERED = (
     "from node.sandbox import confinement, runner_main\n"
-    "confinement.leave_alone = confinement.limit\nrunner_main.main()"
+    "confinement.restrict_to_computing = confinement.limit\nrunner_main.main()"
 )
 
 

@@ -13,30 +13,29 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
-from node.environments.base import Problem, Undecided
-from node.environments.scoring import pose
-from node.environments.scripted import ScriptedSum
-from node.interfaces.engine import Maker, Sampling
+from node.envs.base import Problem, Undecided
+from node.envs.scoring import pose
+from node.envs.scripted import ScriptedSum
+from node.interfaces.engine import EngineInfo, Sampling
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
-from node.loops.checkpoints import Checkpoints
-from node.loops.parts import HandOver, LivePolicy, OnSamples
-from node.loops.progress import Progress
-from node.policies.recipe import TinyRecipe
+from node.observe.records import AnswerCounts, HeldOut, RoundDone, SampledGroup
+from node.policies.presets import TinyRecipe
 from node.policies.tiny import make_tiny
-from node.records.records import AnswerCounts, HeldOut, RoundDone, SampledGroup
-from node.simulation.nodes import SimulatedNode, build
-from node.simulation.nodes import run as run_simulated
-from node.training.process import InProcessTrainer
-from node.verification.assignment import assigned_task
-from node.verification.held_out import HeldOutGuard
-from node.verification.verifier import InlineVerifier
-from node.verification.warm_up import PRODUCER as WARM_UP_PRODUCER
+from node.run.checkpoints import Checkpoints
+from node.run.parts import HandOver, LivePolicy, OnSamples
+from node.run.progress import Progress
+from node.simulation.simulated_nodes import SimulatedNode, build
+from node.simulation.simulated_nodes import run as run_simulated
+from node.train.process import InProcessTrainer
+from node.verify.assignment import assigned_task
+from node.verify.held_out import HeldOutGuard
+from node.verify.verifier import InlineVerifier
+from node.verify.warm_up import PRODUCER as WARM_UP_PRODUCER
 from swarm.errors import ChildFailed
-from swarm.rollouts import Completion, GroupId, VerifiedGroup
-from swarm.simulation.determinism import deterministic_run
+from swarm.rollouts import Completion, GroupId, ScoredGroup
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
+from swarm.simulation.world import deterministic_run, open_world
 from tests import support
 
 RUN = RunConfig.model_validate(
@@ -315,7 +314,7 @@ def test_a_run_with_a_format_trains_and_shares_and_its_groups_can_be_looked_at()
 
 def test_groups_of_quantised_engines_are_counted_apart() -> None:
     class Quantised(FrozenPolicy):
-        maker = Maker("vllm", "fp8")
+        maker = EngineInfo("vllm", "fp8")
 
     node = live(change(CONFIG, external_groups=2), FrozenPolicy(0.5), Others([PEER, PEER]))
     assert [r.groups_quantised for r in rounds(node)] == [0] * len(rounds(node))
@@ -379,7 +378,7 @@ def test_groups_of_all_sizes_train_in_one_step_and_none_outweighs_an_own_one(mod
 # --- filtering own groups ----------------------------------------------------------------------
 
 
-def _pooled(node: SimulatedNode) -> list[VerifiedGroup]:
+def _pooled(node: SimulatedNode) -> list[ScoredGroup]:
     ids = node.pool._db.execute("SELECT group_id FROM groups WHERE NOT own").fetchall()
     return node.pool.groups([GroupId(each) for (each,) in ids])
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from node.cli import main
+from node.commands import service as command
+from node.commands.service import Service, launch_agent, systemd_unit
 from node.config import load_run
-from node.service import command
-from node.service.units import Service, launch_agent, systemd_unit
 from swarm.identity import Identity
-from swarm.peers.invite import Invitation, JoinKey
-from swarm.peers.invite_flags import take_invitation
+from swarm.peers.invite import Invitation, JoinKey, take_invitation
 
 WORDS = ("/usr/bin/python3", "-P", "-m", "node.cli", "join", "--run", 'a b%n $HOME "c" \\d\ne')
 

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.sockets.shaper import JITTER_HOLD_S, QUEUE_BYTES_MIN, PacketLinks
+from swarm.simulation.shaper import JITTER_HOLD_S, QUEUE_BYTES_MIN, PacketLinks
 
 PACKET = 1500
 

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from swarm.limits.address_blocks import block_of, is_public
-from swarm.simulation.addresses import HOUSEHOLD_MAX, draw_ips, separate_ips
+from swarm.simulation.links import HOUSEHOLD_MAX, draw_ips, separate_ips
 
 
 def blocks(ips: tuple[str, ...]) -> Counter[str | None]:

@@ -13,10 +13,17 @@ import pytest
 import trio
 import trio.testing
 
-from coordinator.files.fleet import EXAMPLE, Cloud, Fleet, Machine, load_fleet, priced
+from coordinator.fleet_file import EXAMPLE, Cloud, Fleet, Machine, load_fleet, priced
 from coordinator.providers.base import Condition, Instance, ProviderFailed
-from coordinator.providers.sky_tasks import PRICE_LIFE_S, Catalogue, cluster_of
-from coordinator.providers.skypilot import GONE, NOT_THERE, SkyProvider, load_sky
+from coordinator.providers.skypilot import (
+    GONE,
+    NOT_THERE,
+    PRICE_LIFE_S,
+    Catalogue,
+    SkyProvider,
+    cluster_of,
+    load_sky,
+)
 from swarm.errors import ConfigError
 from tests.fake_sky import ClusterStatus, FakeSky, JobStatus
 from tests.wire_samples import ALICE, BOB

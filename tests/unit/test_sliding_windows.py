@@ -16,12 +16,12 @@ from node.engines.torch_engine import Generation, TurnGeneration
 from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods.generate.drafts import Draft
-from node.methods.generate.speculative import Speculative
+from node.methods.drafts import Draft
+from node.methods.generation import Speculative
 from node.policies import lean
 from node.policies.policy import Policy, tokenizer_fingerprint
 from node.policies.tiny import byte_tokenizer
-from node.training.trainer import GroupTrainer
+from node.train.trainer import GroupTrainer
 from swarm.rollouts import Completion, FinishReason
 from tests.unit.training_support import gradients
 

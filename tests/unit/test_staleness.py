@@ -4,7 +4,7 @@ import msgpack
 import pytest
 
 from swarm.errors import ConfigError, LocalProtocolError
-from swarm.leasing.staleness import (
+from swarm.leases.staleness import (
     Account,
     BufferedGroup,
     Denial,

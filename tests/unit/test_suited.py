@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from node.interfaces.trainer_spec import TrainerSpec
-from node.training.suited import suited
-from node.training.trainer import GroupTrainer
+from node.train.default_rate import suited
+from node.train.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from tests.unit.training_support import group, open_policy, qwen_directory
 

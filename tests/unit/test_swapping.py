@@ -13,14 +13,13 @@ from node.hosting.engine_hosts import HostedEngine
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer_spec import TrainerSpec
 from node.system.pause_gate import Gate
-from node.training.process import SEGMENT_STEPS, InProcessTrainer
+from node.train.process import SEGMENT_STEPS, InProcessTrainer
 from swarm.errors import LocalProtocolError
 from swarm.rollouts import Completion, version_spans
-from swarm.weights.format import manifest_wire
-from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest
-from swarm.weights.format.tensors import open_weights
+from swarm.weights import manifest as manifest_wire
 from swarm.weights.hot_swap import Applied, Made, apply_version
-from swarm.weights.store.versions import Versions, version_of
+from swarm.weights.manifest import Artifact, ChunkRef, Manifest, open_weights
+from swarm.weights.version_store import Versions, version_of
 from tests import weights_samples
 from tests.support import run
 from tests.unit.training_support import open_policy, qwen_directory, reference_logprobs

@@ -15,13 +15,12 @@ from node.config.run import CommonRules, EnvironmentSpec
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import Prompt
-from node.methods.control.shared import SharedMap, TriesReport
-from node.methods.control.vade import SuccessCounts, Vade, information
-from node.records.records import RoundDone
-from node.roles.node import ELSEWHERE
-from node.simulation.nodes import build
-from node.simulation.nodes import run as run_simulated
-from node.verification.assignment import (
+from node.methods.task_control import SharedMap, SuccessCounts, TriesReport, Vade, information
+from node.observe.records import RoundDone
+from node.run.node import ELSEWHERE
+from node.simulation.simulated_nodes import build
+from node.simulation.simulated_nodes import run as run_simulated
+from node.verify.assignment import (
     ENVIRONMENT_BUCKETS,
     bucket_of,
     common_task,
@@ -29,12 +28,11 @@ from node.verification.assignment import (
     is_common,
     next_task,
 )
-from node.verification.task_choice import TOLD_EACH_MAX, TaskChoice
+from node.verify.task_choice import TOLD_EACH_MAX, TaskChoice
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, RolloutGroup, Task
-from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
+from swarm.simulation.world import deterministic_run, open_world
 from tests.unit.tasks_support import ALICE, make_run
 
 TWO = (

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from node.config import load_run, packaged_runs
 from node.config.run import canonical_json
-from node.environments.base import Problem
-from node.environments.gym.environment import ADAPTER_REVISION, ReasoningGym
-from node.environments.gym.scorers import FORMULA_OPERATORS_MAX
-from node.environments.registry import environment
-from node.environments.scoring import pose, score_group
-from node.verification.assignment import held_out_tasks
+from node.envs.base import Problem
+from node.envs.gym.environment import ADAPTER_REVISION, ReasoningGym
+from node.envs.gym.scorers import FORMULA_OPERATORS_MAX
+from node.envs.registry import environment
+from node.envs.scoring import pose, score_group
+from node.verify.assignment import held_out_tasks
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 from tests.unit.tasks_support import ALICE, NINE, SUMS, first_tasks, make_run
@@ -259,7 +259,7 @@ def test_no_text_costs_a_scorer_much_more_than_a_right_answer(name: str) -> None
 @pytest.mark.slow
 def test_without_a_bound_on_formulas_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test above."""
-    monkeypatch.setattr("node.environments.gym.scorers.FORMULA_OPERATORS_MAX", 1_000)
+    monkeypatch.setattr("node.envs.gym.scorers.FORMULA_OPERATORS_MAX", 1_000)
     assert cost_ratio("propositional_logic", ["¬" * 191 + "P"]) > 3 * COST_RATIO_MAX
 
 
@@ -343,7 +343,7 @@ def test_the_first_datasets_keep_their_version() -> None:
 
 def test_the_library_is_not_imported_before_the_first_problem() -> None:
     code = (
-        "import sys, node.config, node.verification.verifier; node.config.load_config({}, {});"
+        "import sys, node.config, node.verify.verifier; node.config.load_config({}, {});"
         "print('reasoning_gym' in sys.modules, 'torch' in sys.modules)"
     )
     found = subprocess.run(

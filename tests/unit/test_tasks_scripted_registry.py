@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from node.environments import registry, scoring
-from node.environments.base import Problem
-from node.environments.registry import environment, environment_names
-from node.environments.scoring import pose, score_group
-from node.verification.assignment import assigned_task, sample_tasks
+from node.envs import registry, scoring
+from node.envs.base import Problem
+from node.envs.registry import environment, environment_names
+from node.envs.scoring import pose, score_group
+from node.verify.assignment import assigned_task, sample_tasks
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 from tests.unit.tasks_support import ALICE, NINE, make_run

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.verification.assignment import (
+from node.verify.assignment import (
     HELD_OUT_PRODUCER,
     INDEX_MAX,
     assigned_task,

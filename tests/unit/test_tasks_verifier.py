@@ -16,14 +16,14 @@ import trio
 import trio.testing
 
 from node.config import RunConfig
-from node.environments.base import Problem
-from node.verification import verifier as verifier_module
-from node.verification.assignment import assigned_task, common_task
-from node.verification.fair_queue import (
+from node.envs.base import Problem
+from node.verify import verifier as verifier_module
+from node.verify.assignment import assigned_task, common_task
+from node.verify.fair_queue import (
     PROVEN_GROUPS,
     WAITING_PER_PRODUCER_MAX,
 )
-from node.verification.verifier import (
+from node.verify.verifier import (
     FIRST_SHARE,
     InlineVerifier,
     ProcessVerifier,

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from node.config import RunConfig
-from node.environments.registry import environment, needs_sandbox
-from node.environments.tasksets.environment import Taskset
-from node.environments.tasksets.rules import library_version, package_digest, rules_from
-from node.hosting.handed_on_runs import _checked
+from node.envs.registry import environment, needs_sandbox
+from node.envs.taskset import Taskset
+from node.envs.taskset_rules import library_version, package_digest, rules_from
+from node.hosting.run_data import _checked
 from swarm.errors import ConfigError
 
 RULES: dict[str, Any] = {"taskset": "endless_sums", "sha256": "0" * 64}
@@ -58,7 +58,7 @@ def test_it_is_for_a_sandbox_alone() -> None:
 
 
 def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.environments.tasksets.rules.NAME", "no-such-library")
+    monkeypatch.setattr("node.envs.taskset_rules.NAME", "no-such-library")
     with pytest.raises(ConfigError, match=r"pip install 'swarm-node\[verifiers\]'"):
         library_version()
 

@@ -22,10 +22,12 @@ import trio
 from rich.cells import cell_len
 from rich.console import Console
 
-from node.monitor.console.top import LocalNode
-from node.monitor.console.top_view import (
+from node.observe.records import BanStatus, PeerStatus, StatusSnapshot
+from node.observe.status import serve_status
+from node.observe.top import (
     ALARMS_SHOWN,
     WIDTH_COLUMNS,
+    LocalNode,
     Screen,
     node_screen,
     render,
@@ -33,10 +35,8 @@ from node.monitor.console.top_view import (
     swarm_screen,
     versions,
 )
-from node.monitor.status import serve_status
-from node.records.records import BanStatus, PeerStatus, StatusSnapshot
 from swarm.errors import ConfigError
-from swarm.telemetry.dashboard.state import DashboardState, ReportSource
+from swarm.telemetry.dashboard.page_state import DashboardState, ReportSource
 from swarm.telemetry.reports import Alarm, AlarmReport
 from tests.dashboard_samples import NOW_S, seen
 
@@ -209,7 +209,7 @@ def running_status(data_dir: Path) -> Iterator[None]:
     """A status socket that another process answers."""
     code = (
         "import sys, trio\nfrom collections import Counter\nfrom pathlib import Path\n"
-        "from node.monitor.status import serve_status\n"
+        "from node.observe.status import serve_status\n"
         "from tests.unit.test_top import snapshot\n"
         "async def main():\n"
         "    async with trio.open_nursery() as nursery:\n"

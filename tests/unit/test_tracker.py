@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-from node.monitor.trackers import tracker as trackers
-from node.monitor.trackers.tracker import Tracked, Tracker, open_tracker
+from node.observe import tracker as trackers
+from node.observe.tracker import Tracked, Tracker, open_tracker
 from swarm.errors import ConfigError
 from tests.support import run
 

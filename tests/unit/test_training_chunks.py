@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from node.interfaces.trainer_spec import TrainerSpec
+from node.methods import losses
 from node.methods.chunks import LOGITS_MAX, chunk_tokens, in_chunks, recompute_layers
-from node.methods.losses import clip as losses
 from node.policies import lean
 from node.policies.policy import Policy
-from node.training.memory import ModelShape, estimate_bytes, fit
-from node.training.trainer import GroupTrainer
+from node.train.memory import ModelShape, estimate_bytes, fit
+from node.train.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from tests.unit.training_support import (
     gpt2_directory,

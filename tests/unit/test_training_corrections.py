@@ -9,11 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.methods.losses.clip import clipped_surrogate, dual_clipped_surrogate, dual_clipped_tokens
-from node.methods.losses.corrections import (
+from node.methods.losses import (
     TokenLosses,
     behaviour_weights,
+    clipped_surrogate,
     decoupled,
+    dual_clipped_surrogate,
+    dual_clipped_tokens,
     filled,
     mismatch,
     second_moment,

@@ -12,10 +12,10 @@ from node.engines.drafts import DraftGeneration
 from node.engines.torch_engine import generate
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods.generate.drafts import Draft, DraftBank
-from node.methods.generate.speculative import Speculative, speculative
-from node.training import frames
-from node.training.process import InProcessTrainer, open_trainer
+from node.methods.drafts import Draft, DraftBank
+from node.methods.generation import Speculative, speculative
+from node.train import frames
+from node.train.process import InProcessTrainer, open_trainer
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason, Task, version_spans
 from tests import support

@@ -10,7 +10,7 @@ from node.engines.torch_engine import generate, pick_tokens
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.training.trainer import GroupTrainer
+from node.train.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from swarm.rollouts import FinishReason
 from tests.unit.training_support import (

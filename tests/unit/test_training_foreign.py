@@ -8,11 +8,11 @@ import torch
 
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods.losses import clip as losses
-from node.methods.losses.settings import LOSSES, StaleLoss
+from node.methods import losses
+from node.methods.loss_settings import LOSSES, StaleLoss
 from node.policies.policy import Policy
-from node.training import frames
-from node.training.trainer import GroupTrainer
+from node.train import frames
+from node.train.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from swarm.rollouts import FinishReason
 from tests.unit.training_support import group, open_policy, qwen_directory
@@ -89,8 +89,8 @@ def test_a_carried_token_counts_by_its_truncated_ratio(policy, less, weight):
     _, plain = update(policy, [group(policy, "1+1=", ["2"], [1.0])])
     assert report.loss == pytest.approx(-weight, rel=1e-4)
     assert close(gradient, weight * plain)
-    assert report.weighed_tokens == 2
-    assert report.known_tokens == 0  # of others nothing enters the mismatch with our own engine
+    assert report.weighted_tokens == 2
+    assert report.behaviour_tokens == 0  # of others nothing enters the mismatch with our own engine
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_what_cannot_be_trusted_is_trained_on_by_its_text(policy, damage):
     changed, completion = damage(sent, sent.completions[0])
     changed = replace(changed, completions=(completion,))
     report, gradient = update(policy, [changed])
-    assert report.weighed_tokens == 0
+    assert report.weighted_tokens == 0
     by_text = replace(changed, tokenizer="")
     assert torch.equal(gradient, update(policy, [by_text])[1])
-    assert update(policy, [sent])[0].weighed_tokens == 2
+    assert update(policy, [sent])[0].weighted_tokens == 2
 
 
 def test_tokens_padded_with_special_ones_are_not_carried(policy):
@@ -134,7 +134,7 @@ def test_tokens_padded_with_special_ones_are_not_carried(policy):
             changed = replace(sent, completions=(said,), own_tokens=own_tokens)
             report, gradient = update(policy, [changed])
             assert report.trained_tokens == len(policy.encode_completion(text)) + 1
-            assert report.weighed_tokens == 0
+            assert report.weighted_tokens == 0
             assert close(gradient, update(policy, [plain])[1])
 
 
@@ -168,7 +168,7 @@ def test_a_made_up_log_prob_does_not_get_an_unlikely_token_punished(policy):
     sent = foreign(policy, [half_likely(policy)], [-1.0], less=30.0)  # "sampled" where nobody would
     report, _ = update(policy, [sent])
     low = sum(value < -4.0 for value in likely(policy, sent)[0])
-    assert (report.weighed_tokens, report.unlikely_tokens) == (3, low)
+    assert (report.weighted_tokens, report.unlikely_tokens) == (3, low)
     assert report.loss == pytest.approx(2.0 * (3 - low) / 3, rel=1e-4)
 
 
@@ -178,7 +178,7 @@ def test_positives_alone(policy):
     report, gradient = update(policy, [own, sent], replace(SPEC, foreign_weighting="positives"))
     good = replace(sent, completions=sent.completions[:1], advantages=(1.0,), tokenizer="")
     assert torch.equal(gradient, update(policy, [own, good])[1])
-    assert (report.left_out_completions, report.weighed_tokens) == (2, 0)
+    assert (report.left_out_completions, report.weighted_tokens) == (2, 0)
 
 
 def test_a_strange_weighting_is_refused_in_one_line():

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from node.methods.losses.clip import (
+from node.methods.losses import (
     clipped_surrogate,
     clipped_tokens,
     token_logprobs,

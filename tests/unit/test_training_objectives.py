@@ -9,15 +9,14 @@ import torch
 
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
+from node.methods import losses
 from node.methods.choices import chosen_loss
-from node.methods.losses import clip as losses
-from node.methods.losses.objectives import OBJECTIVES, Tokens
-from node.methods.losses.ratios import expected
-from node.methods.losses.settings import DEFAULT_LOSS, LOSSES, StaleLoss
+from node.methods.loss_settings import DEFAULT_LOSS, LOSSES, StaleLoss
+from node.methods.losses import OBJECTIVES, Tokens, expected
 from node.policies.policy import Policy
-from node.training import frames
-from node.training.rows import weigh
-from node.training.trainer import GroupTrainer
+from node.train import frames
+from node.train.rows import weigh
+from node.train.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from tests.unit.training_support import group, open_policy, qwen_directory
 
@@ -105,7 +104,7 @@ def test_the_default_loss_is_to_the_bit_what_it_was(directory, policy, updates, 
         before.clip_fraction,
     )
     assert (after.unknown_tokens, after.left_out_groups) == (0, 0)
-    assert after.known_tokens == sum(len(c.token_ids) for each in own for c in each.completions)
+    assert after.behaviour_tokens == sum(len(c.token_ids) for each in own for c in each.completions)
     assert 0.2 < after.mismatch_mean < 0.6  # of a normal distribution with deviation 0.5: 0.4
     assert after.mismatch_max > after.mismatch_mean
     for other in STALE:  # so equal is not what all of them are
@@ -171,7 +170,7 @@ def test_the_loss_in_the_trainer_is_the_one_of_the_function(directory, policy, n
     assert report.clip_fraction == pytest.approx(float(clipped.float().mean()))
     assert report.mask_fraction == pytest.approx(float(masked.float().mean()))
     logs = [a - b for a, b in zip(now, behaviour, strict=True)]
-    assert report.known_tokens == len(logs)
+    assert report.behaviour_tokens == len(logs)
     assert report.mismatch_k1 == pytest.approx(-sum(logs) / len(logs), abs=1e-5)
     assert report.weight_max == pytest.approx(math.exp(max(logs)), rel=1e-4)
 
@@ -227,7 +226,7 @@ def test_log_probs_that_cannot_be_ones_count_as_unknown(directory, policy, damag
     ]
     report, weights = outcome(directory, bad, loss="tis, unknown_share_max=1")
     assert report.unknown_tokens == report.trained_tokens > 0
-    assert report.known_tokens == 0
+    assert report.behaviour_tokens == 0
     assert math.isnan(report.effective_share)
     assert torch.equal(weights, outcome(directory, groups)[1])  # weight one: the plain loss
     assert not torch.equal(outcome(directory, groups, loss="tis")[1], weights)

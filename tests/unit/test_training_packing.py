@@ -5,9 +5,8 @@ from random import Random
 
 import pytest
 
-from node.training import packing
-from node.training.packing import levels, pack, pieces
-from node.training.rows import Row, Unit, padded_tokens
+from node.train import rows as packing
+from node.train.rows import Row, Unit, levels, pack, padded_tokens, pieces
 
 MANY = 2**20  # tokens: one micro-batch holds all
 

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from node.engines.vllm.text import ModelText
-from node.environments.answers import answer_in
+from node.envs.answers import answer_in
 from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import checkpoint
 from node.policies.policy import CONTEXT_TOKENS_MAX, load_policy
-from node.training.memory import (
+from node.train.memory import (
     MICRO_BATCH_TOKENS,
     MICRO_BATCH_TOKENS_MIN,
     ModelShape,
@@ -21,8 +21,8 @@ from node.training.memory import (
     fit,
     plan,
 )
-from node.training.trainer import GroupTrainer
-from node.training.worker import opened
+from node.train.trainer import GroupTrainer
+from node.train.trainer_worker import opened
 from swarm.errors import ConfigError, LocalProtocolError
 from tests.unit.training_support import (
     gpt2_directory,

@@ -10,9 +10,9 @@ import torch
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.loops.claims import ClaimedToken, fault_of, fit_of
-from node.methods.losses import clip as losses
-from node.training.worker import TrainerCore
+from node.methods import losses
+from node.run.claims import ClaimedToken, fault_of, fit_of
+from node.train.trainer_worker import TrainerCore
 from swarm.errors import LocalProtocolError
 from swarm.rollouts import Author, Completion, FinishReason, Turn
 from tests.unit.training_support import gpt2_directory, qwen_directory, reference_logprobs

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.interfaces.trainer_spec import TrainerSpec
-from node.training.memory import plan
-from node.training.ranks import Ranks
-from node.training.sharded.trainer import dealt
-from node.training.worker import THREADS_DEFAULT_MAX, threads
+from node.train.memory import plan
+from node.train.ranks import Ranks
+from node.train.sharded_trainer import dealt
+from node.train.trainer_worker import THREADS_DEFAULT_MAX, threads
 from tests.unit.training_support import qwen_directory
 
 
@@ -26,7 +26,7 @@ def test_ranks_share_the_states_and_on_the_cpu_the_memory(tmp_path, monkeypatch)
     spec = TrainerSpec(str(qwen_directory(tmp_path)), device="cpu")
     alone, four = plan(spec), plan(spec, Ranks(0, 4, 0, 1))
     assert four.estimate_bytes < alone.estimate_bytes
-    monkeypatch.setattr("node.training.memory.free_bytes", lambda _: 8_000_000_000)
+    monkeypatch.setattr("node.train.memory.free_bytes", lambda _: 8_000_000_000)
     whole, shared = plan(spec, Ranks(0, 4, 0, 1)), plan(spec, Ranks(0, 4, 0, 4))
     assert shared.available_bytes == whole.available_bytes // 4
 

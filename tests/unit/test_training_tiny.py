@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from node.policies.recipe import TinyRecipe, recipe_key
+from node.policies.presets import TinyRecipe, recipe_key
 from node.policies.tiny import make_tiny
 from swarm.errors import ConfigError
 from tests.unit.training_support import SMALL, open_policy

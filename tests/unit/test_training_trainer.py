@@ -10,8 +10,8 @@ from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import lean
 from node.policies.policy import Policy
-from node.training import trainer as trainer_module
-from node.training.trainer import GroupTrainer
+from node.train import trainer as trainer_module
+from node.train.trainer import GroupTrainer
 from swarm.rollouts import FinishReason
 from tests.unit.training_support import (
     gpt2_directory,

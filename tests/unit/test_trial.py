@@ -2,24 +2,22 @@
 
 import pytest
 
-from swarm.leasing import trial
-from swarm.leasing.known_worker import (
+from swarm.leases import known_workers as trial
+from swarm.leases.known_workers import (
+    BEHIND_S,
     CREDIT_LASTS_S,
     ESTABLISHED,
     LOST_SHARE,
-    CreditLimit,
-    KnownWorker,
-)
-from swarm.leasing.trial import (
-    BEHIND_S,
     WAITS_S,
     Allowance,
+    CreditLimit,
+    KnownWorker,
     Trial,
     TrialQueue,
     TrialsOut,
     WorkerOrigin,
 )
-from swarm.storage.records import record_of, restored
+from swarm.plain_records import record_of, restored
 
 ALLOWANCE = Allowance(short=8, least=1)
 HOME, BLOCK = WorkerOrigin("10.0.0.7"), WorkerOrigin("198.51.100.0/24", 0.25)

@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from node.environments import trial
-from node.environments.answers import written as answer
-from node.environments.base import Problem, Undecided
-from node.environments.scoring import score_group
-from node.environments.turns.code import PYTHON_CHARS_MAX, TESTS_TOLD, python
-from node.environments.turns.replay import replies
-from node.environments.turns.tools import written
+from node.envs import trial
+from node.envs.answers import written as answer
+from node.envs.base import Problem, Undecided
+from node.envs.code_turns import PYTHON_CHARS_MAX, TESTS_TOLD, python
+from node.envs.replay_turns import replies
+from node.envs.scoring import score_group
+from node.envs.tool_use import written
 from node.sandbox import confinement, runner
-from node.verification.assignment import assigned_task
-from node.verification.verifier import InlineVerifier, Verifier
+from node.verify.assignment import assigned_task
+from node.verify.verifier import InlineVerifier, Verifier
 from swarm.errors import Reject, RemoteProtocolError
 from tests.support import run as run_async
 from tests.unit.tasks_support import ALICE

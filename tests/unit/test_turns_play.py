@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import pytest
 
 from node.config import RunConfig
-from node.environments.registry import interaction
-from node.environments.turns.replay import forgery, said_of
+from node.envs.registry import interaction
+from node.envs.replay_turns import forgery, said_of
 from node.interfaces.engine import Context, Sampling
-from node.loops.turns.play import Player, completions
-from node.verification.assignment import assigned_task
-from node.verification.held_out import Assignment
-from node.verification.verifier import InlineVerifier
+from node.run.turns import Player, completions
+from node.verify.assignment import assigned_task
+from node.verify.held_out import Assignment
+from node.verify.verifier import InlineVerifier
 from swarm.rollouts import Completion, FinishReason, segments_fault, spans_fault
 from tests.support import run as run_async
 from tests.unit.tasks_support import ALICE

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from node.config import NodeConfig, RunConfig
-from node.environments import trial
-from node.environments.base import Interaction, Problem
-from node.environments.hostile_texts import hostile_texts
-from node.environments.registry import interaction
-from node.environments.scoring import score_group
-from node.environments.turns.replay import Parts, replies
-from node.environments.turns.tools import ToolCall, answered, calculator, call_in, file_tree, search
-from node.verification.assignment import assigned_task
-from node.verification.verifier import InlineVerifier, Verifier
+from node.envs import trial
+from node.envs.base import Interaction, Problem
+from node.envs.hostile_texts import hostile_texts
+from node.envs.registry import interaction
+from node.envs.replay_turns import Parts, replies
+from node.envs.scoring import score_group
+from node.envs.tool_use import ToolCall, answered, calculator, call_in, file_tree, search
+from node.verify.assignment import assigned_task
+from node.verify.verifier import InlineVerifier, Verifier
 from swarm.errors import ConfigError, LocalProtocolError, Reject, RemoteProtocolError
 from swarm.rollouts import Author, Completion, FinishReason, RolloutGroup, Task, Turn
 from tests.support import run as run_async

@@ -12,8 +12,8 @@ from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies.policy import Policy
-from node.training.rows import Encoder, Row
-from node.training.trainer import GroupTrainer
+from node.train.rows import Encoder, Row
+from node.train.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from swarm.rollouts import Author, Completion, FinishReason, Turn
 from tests.unit.test_training_trainer import close, update
@@ -233,8 +233,8 @@ def test_anothers_turns_are_taken_by_their_ids_and_weighed(qwen: Policy) -> None
     told = transcript(qwen, ("5", "12"))
     (row,) = rows_of(qwen, group(qwen, told, own=False))
     assert row.said is not None
-    assert row.claimed is not None
-    assert len(row.claimed) == len(told.token_ids)
+    assert row.behaviour_logprobs is not None
+    assert len(row.behaviour_logprobs) == len(told.token_ids)
     assert [row.tokens[at] for at in row.said] == list(told.token_ids)
 
 
@@ -252,7 +252,7 @@ def test_turns_whose_ids_are_not_their_text_are_encoded_again(qwen: Policy, kind
     else:
         made = replace(made, tokenizer="another")
     (row,) = rows_of(qwen, made)
-    assert row.claimed is None
+    assert row.behaviour_logprobs is None
     assert row.said is not None
     texts = ["6" if kind == "other text" else "5", "12"]
     expected = [each for t in texts for each in (*qwen.encode_completion(t), qwen.eos_id)]
@@ -266,4 +266,4 @@ def test_roles_are_rendered_by_the_receivers_own_template(tmp_path: Path) -> Non
     (ours,), (theirs,) = rows_of(plain, made), rows_of(other, made)
     assert "<user>higher<eos>" in other.tokenizer.decode(theirs.tokens)
     assert "<user>" not in plain.tokenizer.decode(ours.tokens)
-    assert theirs.claimed is None  # another fingerprint
+    assert theirs.behaviour_logprobs is None  # another fingerprint

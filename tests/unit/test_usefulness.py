@@ -9,7 +9,7 @@ import pytest
 
 from node.config import NodeConfig
 from node.engines.scripted import ScriptedPolicy
-from node.records.usefulness import (
+from node.observe.usefulness import (
     ROUNDS_MIN,
     GroupCost,
     advice,

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from node.loops import validation
-from node.loops.validation import RATE_SHARE_MIN, Validated, decide, fall_bound
+from node.run import validation
+from node.run.validation import RATE_SHARE_MIN, Validated, decide, fall_bound
 
 TASKS = 64
 SHORT = {"none": "-", "keep": "K", "return": "R"}

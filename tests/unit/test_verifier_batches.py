@@ -11,10 +11,10 @@ import trio
 import trio.testing
 
 from node.config import RunConfig
-from node.verification import verifier as verifier_module
-from node.verification.assignment import assigned_task
-from node.verification.fair_queue import BATCH_GROUPS_MAX, PROVEN_GROUPS
-from node.verification.verifier import FIRST_SHARE, ProcessVerifier
+from node.verify import verifier as verifier_module
+from node.verify.assignment import assigned_task
+from node.verify.fair_queue import BATCH_GROUPS_MAX, PROVEN_GROUPS
+from node.verify.verifier import FIRST_SHARE, ProcessVerifier
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import PeerId
 from tests.unit.tasks_support import ALICE, BOB, make_group

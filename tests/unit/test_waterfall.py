@@ -6,24 +6,24 @@ from random import Random
 
 import pytest
 
-from node.loops.spreading import MARKS, WATCHED_MAX, SpreadWatch
-from node.monitor.report.report import write_report
-from node.monitor.report.waterfall import (
-    PUBLISHER,
-    ROWS_MAX,
-    Bar,
-    Waterfall,
-    WaterfallRow,
-    waterfall,
-)
-from node.records.event_log import FILE_NAME, EventLog, Record, history
-from node.records.records import (
+from node.observe.event_log import FILE_NAME, EventLog, Record, history
+from node.observe.records import (
     VersionCame,
     VersionComing,
     VersionPublished,
     VersionSpread,
     VersionSpreading,
 )
+from node.observe.saved_report import (
+    PUBLISHER,
+    ROWS_MAX,
+    Bar,
+    Waterfall,
+    WaterfallRow,
+    waterfall,
+    write_report,
+)
+from node.run.version_spread import MARKS, WATCHED_MAX, SpreadWatch
 from tests.unit.monitor_records import PEER_A, PEER_B, started
 
 Event = tuple[float, Record]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from swarm.errors import Reject, RemoteProtocolError, StorageFailed, WeightsMismatch
-from swarm.weights.format import artifacts
-from swarm.weights.format.artifacts import (
+from swarm.weights import artifacts
+from swarm.weights.artifacts import (
     CHUNK_BYTES_MAX,
     CHUNK_TARGET_MAX,
     CHUNK_TARGET_MIN,
@@ -21,9 +21,8 @@ from swarm.weights.format.artifacts import (
     read_chunk,
     suggested_chunk_bytes,
 )
-from swarm.weights.format.entropy_coding import PayloadWriter
-from swarm.weights.format.manifest import state_of
-from swarm.weights.format.tensors import WeightsDirectory, open_weights
+from swarm.weights.entropy_coding import PayloadWriter
+from swarm.weights.manifest import WeightsDirectory, open_weights, state_of
 from tests.weights_files import bf16, header_of, stepped, tree, write_model, write_tensors
 
 CHUNK = CHUNK_TARGET_MIN

@@ -20,9 +20,9 @@ from swarm.errors import (
     StorageFailed,
     StoreFull,
 )
-from swarm.weights.format.manifest import ChunkRef
-from swarm.weights.store import chunks
-from swarm.weights.store.chunks import AT_ONCE_BYTES_MAX, PIN_SETS_MAX, ChunkStore
+from swarm.weights import chunk_store as chunks
+from swarm.weights.chunk_store import AT_ONCE_BYTES_MAX, PIN_SETS_MAX, ChunkStore
+from swarm.weights.manifest import ChunkRef
 from tests.simulation.weights_hosts import files_up_to
 from tests.unit.chunk_child import CHUNK_BYTES
 

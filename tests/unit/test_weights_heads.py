@@ -7,7 +7,7 @@ import pytest
 
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import Identity
-from swarm.weights.heads import (
+from swarm.weights.hot_swap import (
     HEADS_KEPT_MAX,
     POLICIES_MAX,
     HeadRules,

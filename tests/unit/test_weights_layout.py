@@ -4,15 +4,15 @@ from dataclasses import replace
 import pytest
 
 from swarm.errors import RemoteProtocolError
-from swarm.weights.format import layout
-from swarm.weights.format.layout import (
+from swarm.weights import manifest as layout
+from swarm.weights.manifest import (
     BadLayout,
+    TensorSpec,
     check_header,
     check_path,
     check_specs,
     parse_header,
 )
-from swarm.weights.format.manifest import TensorSpec
 from tests.weights_files import header_of
 
 FILE = "model.safetensors"

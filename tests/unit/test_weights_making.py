@@ -16,14 +16,20 @@ from swarm.errors import (
     StoreFull,
     WeightsMismatch,
 )
-from swarm.weights.format import manifest_wire
-from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest
-from swarm.weights.format.tensors import open_weights
+from swarm.weights import manifest as manifest_wire
+from swarm.weights.chunk_store import ChunkStore
+from swarm.weights.manifest import Artifact, ChunkRef, Manifest, open_weights
 from swarm.weights.publisher import opened
-from swarm.weights.store.chunks import ChunkStore
-from swarm.weights.store.routes import Route, cheapest_route
-from swarm.weights.store.snapshots import BASE_AGES, adopt, base_versions, make, offer
-from swarm.weights.store.versions import Versions
+from swarm.weights.version_store import (
+    BASE_AGES,
+    Route,
+    Versions,
+    adopt,
+    base_versions,
+    cheapest_route,
+    make,
+    offer,
+)
 from swarm.wire.messages import ARTIFACTS_MAX
 from tests.weights_files import tree, write_model
 from tests.wire_samples import ALICE

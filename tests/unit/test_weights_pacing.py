@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from swarm.weights.broadcast import pacing
-from swarm.weights.broadcast.pacing import ANSWERS_MIN, Pacer
+from swarm.weights import piece_selection as pacing
+from swarm.weights.piece_selection import ANSWERS_MIN, Pacer
 
 MB = 1_000_000
 

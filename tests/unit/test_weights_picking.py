@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from swarm.identity import PeerId
-from swarm.weights.broadcast.piece_selection import (
+from swarm.weights.piece_selection import (
     CONFIRM_CYCLES,
     CONFIRM_S,
     LAG_S,

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from swarm.errors import NoRoute
-from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest
-from swarm.weights.store.routes import Route, cheapest_route
+from swarm.weights.manifest import Artifact, ChunkRef, Manifest
+from swarm.weights.version_store import Route, cheapest_route
 from tests.weights_samples import chunk_ref, manifest_of
 
 STATES = {version: manifest_of(version).state for version in range(40)}

@@ -9,9 +9,9 @@ import trio
 from trio.testing import MockClock
 
 from swarm.errors import ChildFailed, StorageFailed, StoreFull
-from swarm.weights.format import manifest_wire
+from swarm.weights import manifest as manifest_wire
 from swarm.weights.hot_swap import Applied, Made, apply_version
-from swarm.weights.store.versions import Versions
+from swarm.weights.version_store import Versions
 from tests.weights_samples import manifest_of, write_files
 
 LOAD_S, MAKE_S = 4.0, 50.0

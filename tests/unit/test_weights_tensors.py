@@ -8,9 +8,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, StoreFull
-from swarm.weights.format import tensors
-from swarm.weights.format.manifest import state_of
-from swarm.weights.format.tensors import WeightsWriter, open_weights
+from swarm.weights import manifest as tensors
+from swarm.weights.manifest import WeightsWriter, open_weights, state_of
 from tests.weights_files import header_of, tree, write_model, write_tensors
 
 

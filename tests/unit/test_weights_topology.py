@@ -3,7 +3,7 @@
 import pytest
 
 from swarm.identity import PeerId
-from swarm.weights.format.topology import PeerLink, bound_s, broadcast_s
+from swarm.weights.broadcast_time import PeerLink, bound_s, broadcast_s
 
 MB = 1_000_000
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError, StorageFailed
-from swarm.weights.format import manifest_wire
-from swarm.weights.store.versions import LocalVersion, Versions
+from swarm.weights import manifest as manifest_wire
+from swarm.weights.version_store import LocalVersion, Versions
 from tests.weights_samples import is_whole, manifest_of, write_files
 
 ROOT = Path(__file__).parents[2]

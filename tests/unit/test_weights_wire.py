@@ -7,9 +7,9 @@ import msgpack
 import pytest
 
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
-from swarm.weights.format import artifacts, manifest_wire
-from swarm.weights.format.layout import DTYPE_BITS
-from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, TensorSpec
+from swarm.weights import artifacts
+from swarm.weights import manifest as manifest_wire
+from swarm.weights.manifest import DTYPE_BITS, Artifact, ChunkRef, Manifest, TensorSpec
 from swarm.wire import codec, messages
 from swarm.wire.messages import (
     ARTIFACTS_MAX,

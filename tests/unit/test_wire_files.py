@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from swarm.rollouts import RolloutGroup
-from swarm.weights.format import manifest_wire
-from swarm.wire import codec, messages, steering
+from swarm.weights import manifest as manifest_wire
+from swarm.wire import codec, messages
+from swarm.wire import messages as steering
 from swarm.wire.messages import (
     ADVERT_DOMAIN,
     ADVERTS_REPLY_BYTES_MAX,

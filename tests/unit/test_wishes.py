@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.overrides import drain, read_depth, read_drained, set_depth
-from swarm.storage.files import write_whole
+from swarm.storage import write_whole
 
 WRITERS = 4
 DRAINS = 25

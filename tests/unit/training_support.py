@@ -12,7 +12,7 @@ from node.engines.vllm.text import ModelText
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.policies.policy import Policy, load_policy
-from node.policies.recipe import TinyRecipe
+from node.policies.presets import TinyRecipe
 from node.policies.tiny import blank_model, byte_tokenizer
 from swarm.rollouts import Completion, FinishReason
 

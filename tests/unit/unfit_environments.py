@@ -5,8 +5,8 @@ import random
 import threading
 import time
 
-from node.environments.base import Problem
-from node.environments.scripted import ScriptedSum
+from node.envs.base import Problem
+from node.envs.scripted import ScriptedSum
 from swarm.rollouts import Task
 
 

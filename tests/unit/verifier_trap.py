@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from node.config import RunConfig
-from node.environments import registry, scoring
-from node.environments.base import Problem
-from node.verification.verifier import STARVED_FACTOR, ProcessVerifier
+from node.envs import registry, scoring
+from node.envs.base import Problem
+from node.verify.verifier import STARVED_FACTOR, ProcessVerifier
 from swarm.rollouts import Task
 from tests.support import run as run_async
 from tests.unit.tasks_support import make_config, make_run

@@ -6,8 +6,8 @@
 import sys
 from pathlib import Path
 
-from swarm.weights.format import manifest_wire
-from swarm.weights.store.versions import Versions
+from swarm.weights import manifest as manifest_wire
+from swarm.weights.version_store import Versions
 from tests.weights_samples import manifest_of, write_files
 
 

@@ -55,9 +55,9 @@ from node.interfaces.engine import (
     NO_TURN,
     Capabilities,
     Context,
-    Maker,
+    Engine,
+    EngineInfo,
     PendingGroup,
-    RolloutEngine,
     Sampling,
     Tell,
 )
@@ -84,8 +84,8 @@ T = TypeVar("T")
 
 
 # Long: requests, weights and life of one child process share its lock.
-class VllmEngine(RolloutEngine):
-    """See `RolloutEngine`. Generations may run at the same time, and loads in the middle of them.
+class VllmEngine(Engine):
+    """See `Engine`. Generations may run at the same time, and loads in the middle of them.
 
     `update_mode` says what becomes of completions that new weights find under way: `keep` goes on
     with them under the new weights, `drain` waits until they are finished, `abort` samples them
@@ -112,7 +112,7 @@ class VllmEngine(RolloutEngine):
         self._text = ModelText(directory, settings.context_tokens)
         self._encoding = trio.CapacityLimiter(1)  # threads that use it
         kind = settings.quantization
-        self.maker = Maker("vllm", kind if kind != "none" else self._text.quantised or dtype())
+        self.maker = EngineInfo("vllm", kind if kind != "none" else self._text.quantised or dtype())
         self._settings = settings
         self._log = log
         self._mode = update_mode
@@ -187,7 +187,7 @@ class VllmEngine(RolloutEngine):
     async def go_on(
         self, contexts: Sequence[Context], sampling: Sampling, seed: int
     ) -> list[Completion]:
-        """See `RolloutEngine.go_on`. What came before is in the server's prefix cache."""
+        """See `Engine.go_on`. What came before is in the server's prefix cache."""
         check(sampling, 1)
         encoded = await self._encoded(contexts)
         # Each turn has random numbers of its own
@@ -310,7 +310,7 @@ class VllmEngine(RolloutEngine):
     # --- versions ------------------------------------------------------------------------------
 
     async def load(self, weights: Path, policy_version: int, *, lent: bool = False) -> None:
-        """See `RolloutEngine.load`. The directory must stay until another one is loaded: a server
+        """See `Engine.load`. The directory must stay until another one is loaded: a server
         that dies is started from it. What failed or does not say what it should is taken back.
         `lent`: a trainer on the same device has lent its tensors there, and holds still."""
         async with self._lifecycle:

@@ -51,7 +51,7 @@ QUANTISED: Final = {
 
 
 def tolerance_of(precision: str) -> Difference:
-    """The difference from the trainer that rounding explains at this precision (see `Maker`)."""
+    """The difference from the trainer that rounding explains at a precision (see `EngineInfo`)."""
     return FP32 if precision == "float32" else QUANTISED.get(precision, BF16)
 
 

@@ -75,7 +75,7 @@ class ModelText(PromptEncoder):
 
     def template_renderer(self) -> TemplateRenderer:
         if self._renderer is None:
-            from node.policies.files.templates import Renderer  # brings jinja2 in
+            from node.policies.chat_templates import Renderer  # brings jinja2 in
 
             assert self._template is not None
             self._renderer = Renderer(self.name, self._template, self._constants)

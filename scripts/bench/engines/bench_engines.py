@@ -42,11 +42,11 @@ from random_models import SHAPES
 
 from node.engines.vllm.engine import open_vllm
 from node.engines.vllm.server import ServerSettings, is_cpu_build
-from node.interfaces.engine import RolloutEngine, Sampling
+from node.interfaces.engine import Engine, Sampling
 from node.interfaces.trainer_spec import Device, TrainerSpec
 from node.policies.policy import pick_device
-from node.training.memory import free_bytes
-from node.training.process import open_trainer
+from node.train.memory import free_bytes
+from node.train.process import open_trainer
 from swarm.errors import ChildFailed, ConfigError, first_of
 
 GROUP_SIZE = 8
@@ -74,7 +74,7 @@ class Contender:
     start_s: float
     processes: Callable[[], Iterable[int]]
     sample: Callable[[Sequence[str], int], Any]
-    engine: RolloutEngine | None = None
+    engine: Engine | None = None
 
 
 def main() -> int:
@@ -309,7 +309,7 @@ def generate(policy: Any, prompts: Sequence[str], group_size: int, tokens_max: i
     return made
 
 
-def _sampler(engine: RolloutEngine, arguments: argparse.Namespace) -> Any:
+def _sampler(engine: Engine, arguments: argparse.Namespace) -> Any:
     sampling = Sampling(max_new_tokens=arguments.tokens)
 
     async def sample(prompts: Sequence[str], seed: int) -> int:
@@ -382,7 +382,7 @@ async def _measure(
 
 
 async def _updates(
-    engine: RolloutEngine, base: Path, changed: dict[str, int], arguments: argparse.Namespace
+    engine: Engine, base: Path, changed: dict[str, int], arguments: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
     """Updates one after another: to `second` and back for full ones, to `part` and back."""
     version, taken = 0, {"full": [], "part": []}  # type: dict[str, list[tuple[float, float]]]

@@ -7,7 +7,7 @@ Each line is a process of its own: it loads the model, makes a first small updat
 moments are there, and then one on a single row of so many tokens. `whole`: all logits at once;
 `chunks`: a part of them at a time, computed again for the gradient; `layers`: in chunks, and layers
 keep their input alone. With `--lora-rank` an adapter is trained over a frozen base. Peaks are
-resident memory (Linux), the planner's figures those of `node.training.memory`; `whole` has none,
+resident memory (Linux), the planner's figures those of `node.train.memory`; `whole` has none,
 for no trainer works so any more.
 """
 
@@ -23,9 +23,9 @@ import torch
 
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.training import memory
-from node.training.trainer import GroupTrainer
-from node.training.worker import opened
+from node.train import memory
+from node.train.trainer import GroupTrainer
+from node.train.trainer_worker import opened
 from swarm.rollouts import Completion, FinishReason
 
 WAYS = ("whole", "chunks", "layers")

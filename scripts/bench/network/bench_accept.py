@@ -35,15 +35,15 @@ import psutil
 import trio
 
 from node.config import NodeConfig, RunConfig
-from node.verification.assignment import assigned_task
-from node.verification.verifier import InlineVerifier, ProcessVerifier
+from node.verify.assignment import assigned_task
+from node.verify.verifier import InlineVerifier, ProcessVerifier
+from swarm.exchange.exchange_service import Exchange, ExchangeRules, Verify
 from swarm.exchange.pool import Pool, PoolLimits
-from swarm.exchange.service import Exchange, ExchangeRules, Verify
 from swarm.identity import Identity, verify
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
-from swarm.storage.files import Runtime
+from swarm.storage import Runtime
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec

@@ -11,9 +11,9 @@ import argparse
 import sys
 from collections import Counter
 
-from node.simulation.report import Replay, Report
 from node.simulation.scenario import Scenario, SwarmTable
 from node.simulation.simulate import simulate
+from node.simulation.simulation_report import Replay, Report
 from swarm.transport.memory.network import HANDSHAKE
 from swarm.wire.messages import (
     ADVERTS_PROTOCOL,

@@ -38,14 +38,14 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from swarm.weights.format.artifacts import (
+from swarm.weights.artifacts import (
     Patcher,
     encode_artifact,
     estimated_bytes,
     suggested_chunk_bytes,
 )
-from swarm.weights.format.delta import Payload, choose_classes, decode_block, encode_delta, ordered
-from swarm.weights.format.tensors import WeightsDirectory, open_weights
+from swarm.weights.delta import Payload, choose_classes, decode_block, encode_delta, ordered
+from swarm.weights.manifest import WeightsDirectory, open_weights
 
 FULL = os.environ.get("FULL") == "1"
 RATES = (1e-6, 1e-5, 1e-4)

@@ -37,7 +37,7 @@ from rivals import Arrived, Child, Http, Ours, RivalFailed, Setting, Shardcast, 
 
 from swarm.errors import ConfigError
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.sockets.lab import Lab, missing, open_lab
+from swarm.simulation.socket_lab import Lab, missing, open_lab
 
 MIB = 1 << 20
 MBIT = 1_000_000 / 8

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from swarm.simulation.sockets.lab import Lab
+from swarm.simulation.socket_lab import Lab
 
 HERE = Path(__file__).parent
 PACKAGES = ("libtorrent==2.1.1", "shardcast==0.3.2")

@@ -54,6 +54,7 @@ from swarm.transport.base import (
     ask_always,
     ignore_sent,
 )
+from swarm.transport.connection_slots import SlotFigures
 from swarm.transport.libp2p.addresses import (
     dial_in_turn,
     own_addresses,
@@ -65,14 +66,17 @@ from swarm.transport.libp2p.addresses import (
     split_circuit,
     usable,
 )
-from swarm.transport.libp2p.admission.front_door import (
+from swarm.transport.libp2p.admission import (
     BoundedRawConnection,
     HardHost,
     HardSwarm,
     remote_ip,
 )
-from swarm.transport.libp2p.connection.frame_rates import FLOODS, Ended
-from swarm.transport.libp2p.connection.streams import (
+from swarm.transport.libp2p.frames import FLOODS, Ended
+from swarm.transport.libp2p.gossipsub import Gossip, Router
+from swarm.transport.libp2p.reachability import Reachability, ReachRules, ReachSummary
+from swarm.transport.libp2p.relay import dial_through
+from swarm.transport.libp2p.streams import (
     INLINE_BYTES_MAX,
     InboundStream,
     Sending,
@@ -80,11 +84,7 @@ from swarm.transport.libp2p.connection.streams import (
     receive,
     reset,
 )
-from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
-from swarm.transport.libp2p.gossip import Gossip, Router
-from swarm.transport.libp2p.reach.reachability import Reach, ReachRules, ReachSummary
-from swarm.transport.libp2p.reach.relay import dial_through
-from swarm.transport.places import PlaceFigures
+from swarm.transport.libp2p.yamux import MuxedConnection, Stream
 from swarm.transport.request_slots import Arrivals, RequestSlot, Served, Share
 
 LIBP2P_VERSION = "0.8.1"
@@ -149,7 +149,7 @@ class Libp2pTransport:
         self._gate: Gate | None = None
         self._report: Report | None = None
         self._network = HardSwarm(keys, self._id, self._admits, network_key, self._on_end)
-        self._reach = None if reach is None else Reach(self, self._network, reach, rng)
+        self._reach = None if reach is None else Reachability(self, self._network, reach, rng)
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
         self._router = Router(self._asks_gossip)
@@ -189,7 +189,7 @@ class Libp2pTransport:
         return None if self._reach is None else self._reach.summary
 
     @property
-    def door(self) -> PlaceFigures | None:
+    def door(self) -> SlotFigures | None:
         return self._network.slots.figures()
 
     def peers(self) -> tuple[PeerId, ...]:

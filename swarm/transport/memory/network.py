@@ -54,8 +54,8 @@ from swarm.transport.base import (
     ask_always,
     ignore_sent,
 )
-from swarm.transport.memory.gossip import Flight, GossipEnd, MemoryGossip, Subscription
-from swarm.transport.places import ConnectionSlot, ConnectionSlots, PlaceFigures
+from swarm.transport.connection_slots import ConnectionSlot, ConnectionSlots, SlotFigures
+from swarm.transport.memory.memory_gossip import Flight, GossipEnd, MemoryGossip, Subscription
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
 """The host whose code the current task runs. None: the network itself."""
@@ -566,7 +566,7 @@ class MemoryTransport:
         return tuple(sorted(self._connections))
 
     @property
-    def door(self) -> PlaceFigures | None:
+    def door(self) -> SlotFigures | None:
         return None  # simulated connections need no admission
 
     def ip_of(self, peer: PeerId) -> str | None:

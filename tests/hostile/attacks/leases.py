@@ -15,8 +15,8 @@ from swarm.wire.messages import (
     REPORTS_PROTOCOL,
     SUBMISSIONS_PROTOCOL,
     LeaseReply,
+    WantReport,
 )
-from swarm.wire.steering import WantReport
 from tests.hostile.attack import (
     Assault,
     admitting,

@@ -1,0 +1,321 @@
+"""The fleet file of `swarm-coordinator serve`: where the learner is, and which machines there are.
+
+What a file says of a machine's speed and links is a guess that counts until the learner has
+measured it. Prices are not measured: they are what the file, or a provider's catalogue, says.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from coordinator.model.activation import Settings
+from coordinator.model.capacity import (
+    WORKERS_MAX,
+    Downlink,
+    Uplink,
+    WrongSetting,
+    require_above_0,
+    require_not_negative,
+    require_unlike,
+)
+from coordinator.model.pacing import PacingRules
+from coordinator.tables import Tables, checked, numbered, read_tables, shown
+from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.identity import public_key_of
+
+PEERS_MAX: Final = 64
+ARGUMENTS_MAX: Final = 64
+SETUP_MAX: Final = 64
+PROVIDERS: Final = ("local", "static", "skypilot")
+CloudText = Annotated[str, Field(max_length=4_096)]
+GUESS_BYTES_PER_S: Final = 2.5e6  # of a link of which nothing is known: 20 Mbit/s
+
+EXAMPLE = """\
+# What `swarm-coordinator serve --file` reads. Prices are dollars.
+
+run = "my-run.toml"            # the run file that workers join with; it names the learner
+peers = ["/ip4/203.0.113.7/tcp/4001/p2p/12D3Koo..."]   # where the learner listens
+
+[learner]                      # all of it may be left out
+price_per_h = 2.5
+# step_s = 30.0                # steps need not be faster than this; left out: as fast as it trains
+# up_mbit_per_s = 100          # a guess that counts until it is measured
+
+[settings]                     # how sure and how patient to be; see `plan --example`
+margin = 1.1
+
+[pacing]                       # how stale groups may be planned to be, below the run's bound
+# effective_share_min = 0.5    # effective sample size over the number of tokens
+# mismatch_k3_max = 0.05       # KL from what generated them to what is trained
+# depth = 2                    # plan for this staleness, instead of finding the least that does
+
+[[workers]]                    # on this machine, started when they are needed
+provider = "local"
+name = "here"
+count = 2
+price_per_h = 0.05             # say, its electricity
+arguments = ["--threads", "1"] # of swarm-node join
+groups_per_s = 0.5             # a guess, as all below
+generation_s = 20.0
+
+[[workers]]                    # a volunteer, who comes by itself; others cost nothing
+provider = "static"
+name = "anna"
+peer = "12D3Koo..."
+price_per_h = 0.02
+
+# [[workers]]                  # rented when they are needed, through SkyPilot: the extra `sky`
+# provider = "skypilot"
+# name = "spot"
+# count = 4
+# price_per_h = 0.35           # left out: that of SkyPilot's catalogue, which then needs `infra`
+# [workers.cloud]
+# infra = "runpod/US"          # cloud, or cloud/region, or cloud/region/zone
+# accelerators = "RTX4090:1"   # or instance_type, or cpus = "8+"
+# use_spot = true              # cheaper, and may be taken back at any time
+# disk_gb = 64
+# image = "docker:..."         # left out: SkyPilot's
+# setup = ["pip install swarm-node"]   # commands, run once
+# command = "swarm-node"
+# life_h = 24                  # it ends by itself after so long, whatever became of the coordinator
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """A machine to rent, in SkyPilot's words, and the worker's command. Empty texts: its defaults.
+
+    Raises:
+        WrongSetting: it has no command.
+    """
+
+    infra: CloudText = ""
+    """`cloud`, `cloud/region` or `cloud/region/zone`."""
+    accelerators: CloudText = ""
+    """The accelerators to rent, such as `RTX4090:1`."""
+    instance_type: CloudText = ""
+    """The cloud's name of the kind of machine."""
+    cpus: CloudText = ""
+    """How many CPUs the machine has, such as `8+`."""
+    use_spot: bool = False
+    """Rent on the spot market, which is cheaper and may take the machine back at any time."""
+    disk_gb: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """The size of the disk in GB."""
+    image: CloudText = ""
+    """The image that the machine starts from. Empty: SkyPilot's."""
+    setup: Annotated[tuple[CloudText, ...], Field(max_length=SETUP_MAX)] = ()
+    """Shell commands that run once, before the worker starts."""
+    command: CloudText = "swarm-node"
+    """How `swarm-node` is called there."""
+    idle_min: Annotated[int, Field(ge=1, le=1_440)] = 5
+    """The minutes after its worker has ended at which the machine is given back."""
+    life_h: Annotated[float, Field(gt=0, le=8_760)] = 24.0
+    """The hours after its worker's start at which the machine is given back, whatever became
+    of the coordinator."""
+
+    def __post_init__(self) -> None:
+        if not self.command.strip():
+            raise WrongSetting("command: must name swarm-node as it is called there")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine that could generate, whether it does or not.
+
+    Raises:
+        WrongSetting: a value is out of its range, or does not go with the provider.
+    """
+
+    name: str
+    """The machine's name; with a count, name-1 and so on."""
+    provider: str = "local"
+    """Who runs it: `local`, `static` (a volunteer) or `skypilot`."""
+    peer: str = ""
+    """The peer id of a volunteer's worker."""
+    price_per_h: float = 0.0
+    """Dollars an hour. Left out for a rented machine: the price in SkyPilot's catalogue."""
+    egress_price_per_gb: float = 0.0
+    """Dollars for each GB that the machine sends."""
+    groups_per_s: float = 0.1
+    """A guess of the groups that it generates in a second."""
+    generation_s: float = 30.0
+    """A guess of the seconds from the first token of a group to its last."""
+    up_bytes_per_s: Uplink = GUESS_BYTES_PER_S
+    """A guess of its uplink."""
+    down_bytes_per_s: Downlink = GUESS_BYTES_PER_S
+    """A guess of its downlink."""
+    start_s: float = 0.0
+    """The seconds from its start until it generates."""
+    lifetime_s: float | None = None
+    """The mean seconds until a spot market takes it back. Left out: it stays until it is
+    released."""
+    arguments: Annotated[tuple[str, ...], Field(max_length=ARGUMENTS_MAX)] = ()
+    """Arguments for `swarm-node join`."""
+    cloud: Cloud | None = None
+    """What to rent, for the provider `skypilot`: the table `[workers.cloud]`."""
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        self._check_provider()
+        require_above_0(self, "groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
+        require_not_negative(self, "price_per_h", "egress_price_per_gb", "start_s")
+        require_above_0(self, "lifetime_s")
+
+    def _check_provider(self) -> None:
+        """Check that the settings of one provider alone are there with it and not without."""
+        if self.provider not in PROVIDERS:
+            raise WrongSetting(
+                f"provider = {shown(self.provider)}: must be one of {', '.join(PROVIDERS)}"
+            )
+        if (self.provider == "static") != bool(self.peer):
+            raise WrongSetting(
+                f"peer = {shown(self.peer)}: a worker of provider static has one, others have none"
+            )
+        if self.peer:
+            check_peer(self.peer)
+        if (self.provider == "skypilot") != (self.cloud is not None):
+            raise WrongSetting(
+                "[workers.cloud]: a worker of provider skypilot has it, others do not"
+            )
+
+
+def _check_name(name: str) -> None:
+    good = name.replace("-", "").replace("_", "").replace(".", "").isalnum() and name.isascii()
+    if not good or len(name) > 64 or name.startswith("."):
+        raise WrongSetting(
+            f"name = {shown(name)}: must be up to 64 letters, digits, hyphens, underscores and dots"
+        )
+
+
+def check_peer(peer: str, field: str = "peer") -> None:
+    """
+    Raises:
+        WrongSetting: the text is no peer id.
+    """
+    try:
+        public_key_of(peer)
+    except RemoteProtocolError as error:
+        raise WrongSetting(
+            f"{field} = {shown(peer)}: {error.detail}; swarm-node status prints a node's id"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerCosts:
+    """The learner's costs, and guesses that count until they are measured.
+
+    Raises:
+        WrongSetting: a value is out of its range.
+    """
+
+    price_per_h: float = 0.0
+    """Dollars an hour for the learner's machine."""
+    egress_price_per_gb: float = 0.0
+    """Dollars for each GB that the learner sends."""
+    step_s: float | None = None
+    """Steps need not be faster than this. Left out: as fast as the learner trains."""
+    train_s: float | None = None
+    """A guess of the seconds of one update."""
+    up_bytes_per_s: Uplink = 5.0 * GUESS_BYTES_PER_S
+    """A guess of the learner's uplink."""
+    latency_s: float = 0.05
+    """A guess of the seconds one way between two machines."""
+    load_s: float = 0.0
+    """A guess of the seconds that encoding, patching and loading a version takes."""
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "price_per_h", "egress_price_per_gb", "latency_s", "load_s")
+        require_above_0(self, "step_s", "train_s", "up_bytes_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class _Machines(Machine):
+    """One machine, or `count` of them by number."""
+
+    count: int | None = None
+
+
+class _FleetTables(Tables):
+    run: str = ""
+    peers: tuple[str, ...] = ()
+    learner: LearnerCosts = LearnerCosts()
+    settings: Settings = Settings()
+    pacing: PacingRules = PacingRules()
+    workers: tuple[_Machines, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All that `serve` is told. `unpriced` are machines whose price is to be looked up."""
+
+    run_file: Path
+    peers: tuple[str, ...]
+    machines: tuple[Machine, ...]
+    learner: LearnerCosts = field(default_factory=LearnerCosts)
+    settings: Settings = field(default_factory=Settings)
+    pacing: PacingRules = field(default_factory=PacingRules)
+    unpriced: frozenset[str] = frozenset()
+
+
+def priced(fleet: Fleet, price_of: Callable[[Cloud], float]) -> Fleet:
+    """The fleet with catalogue prices, dollars an hour, where its file says none.
+
+    Raises:
+        ConfigError: a price is not to be had.
+    """
+    machines = list(fleet.machines)
+    for place, machine in enumerate(machines):
+        if machine.name in fleet.unpriced and machine.cloud is not None:
+            try:
+                price_per_h = price_of(machine.cloud)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{machine.name}: {error}; price_per_h in the fleet file needs no catalogue"
+                ) from None
+            machines[place] = dataclasses.replace(machine, price_per_h=price_per_h)
+    return dataclasses.replace(fleet, machines=tuple(machines), unpriced=frozenset())
+
+
+def load_fleet(path: Path, peers: Sequence[str] = ()) -> Fleet:
+    """Read a fleet file; `peers` are further addresses of the learner.
+
+    Raises:
+        ConfigError: it cannot be read, or says something that makes no sense; one line.
+    """
+    try:
+        return _fleet(read_tables(path), path.parent, peers)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _fleet(tables: dict[str, Any], folder: Path, more: Sequence[str]) -> Fleet:
+    file = checked(_FleetTables, tables)
+    if not file.run:
+        raise ConfigError("run: must name the run file that workers join with")
+    addresses = tuple(dict.fromkeys((*more, *file.peers)))
+    if not 0 < len(addresses) <= PEERS_MAX:
+        raise ConfigError(
+            f"peers: {len(addresses)} addresses; name where the learner listens, here or with "
+            f"--peer, at most {PEERS_MAX}"
+        )
+    machines: list[Machine] = []
+    unpriced: set[str] = set()
+    for number, entry in enumerate(file.workers, 1):
+        made_here = numbered(entry, Machine, number, WORKERS_MAX - len(machines))
+        machines += made_here
+        if entry.cloud is not None and "price_per_h" not in tables["workers"][number - 1]:
+            unpriced |= {each.name for each in made_here}
+    require_unlike([each.name for each in machines])
+    return Fleet(
+        run_file=folder / file.run,
+        peers=addresses,
+        machines=tuple(machines),
+        learner=file.learner,
+        settings=file.settings,
+        pacing=file.pacing,
+        unpriced=frozenset(unpriced),
+    )

@@ -1,0 +1,391 @@
+"""What service managers read: a user unit of systemd, a launch agent of macOS."""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from node.system.child_process import ENVIRON_PREFIX
+from swarm.errors import ConfigError, SwarmError
+from swarm.peers.invite import take_invitation
+from swarm.storage import write_whole
+
+STOP_TIMEOUT_S: Final = 180  # a node that is told to leave saves first
+RESTART_S: Final = 30
+BAD_INPUT: Final = 2  # the exit status of wrong settings, which another start does not mend
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """`words`: what is run, its program first. `environment`: a file with lines `NAME=value`."""
+
+    name: str
+    title: str
+    words: Sequence[str]
+    directory: Path  # where it runs
+    environment: Path
+    log: Path  # of macOS; systemd has its journal
+
+
+def systemd_unit(service: Service) -> str:
+    """As systemd.service(5) has it."""
+    command = " ".join(_quoted(word) for word in service.words)
+    return f"""\
+[Unit]
+Description={_escaped(" ".join(service.title.split()))}
+
+[Service]
+WorkingDirectory={_escaped(str(service.directory))}
+EnvironmentFile=-{_escaped(str(service.environment))}
+ExecStart={command}
+KillMode=mixed
+KillSignal=SIGINT
+TimeoutStopSec={STOP_TIMEOUT_S}
+Restart=on-failure
+RestartSec={RESTART_S}
+RestartPreventExitStatus={BAD_INPUT}
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def launch_agent(service: Service) -> bytes:
+    """As launchd.plist(5) has it."""
+    import plistlib  # brings a parser of XML in, on macOS alone
+
+    # launchd reads no file of variables; a shell does, and is then the node itself
+    script = 'set -a; [ -r "$0" ] && . "$0"; set +a; exec "$@"'
+    return plistlib.dumps(
+        {
+            "Label": service.name,
+            "ProgramArguments": [
+                "/bin/sh", "-c", script, str(service.environment), *service.words
+            ],
+            "WorkingDirectory": str(service.directory),
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": RESTART_S,
+            "ExitTimeOut": STOP_TIMEOUT_S,
+            "StandardOutPath": str(service.log),
+            "StandardErrorPath": str(service.log),
+        }
+    )  # fmt: skip
+
+
+def _escaped(text: str) -> str:
+    """`%` begins a specifier."""
+    return text.replace("%", "%%")
+
+
+def _quoted(word: str) -> str:
+    """One argument, whatever is in it: `$` begins a variable besides, and `\\` an escape."""
+    text = _escaped(word).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return '"' + text.replace("\n", "\\n") + '"'
+
+
+# `swarm-node service`: install, remove and watch a node that runs without a terminal.
+
+NAME: Final = "swarm-node"
+RUNS: Final = ("join", "learn")
+COMMAND_TIMEOUT_S: Final = 300.0  # to stop, a node saves first
+LOG_LINES: Final = 50
+_NAMES: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+Check = Callable[[list[str]], object]
+Say = Callable[[str], None]
+
+
+def add_service(commands: Any, check: Check, say: Say) -> None:
+    """The subcommand. `check`: raises `ConfigError` where a command could not start."""
+    service = commands.add_parser(
+        "service", help="run a node whenever this machine is on: install, remove, logs"
+    )
+    actions = service.add_subparsers(required=True, metavar="ACTION")
+    install = actions.add_parser(
+        "install", help="install and start it: swarm-node service install join --peer <addr>"
+    )
+    _add_name(install)
+    install.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="COMMAND", help=f"{', '.join(RUNS)}, with flags"
+    )
+    install.set_defaults(run_command=partial(_install, check, say))
+    remove = actions.add_parser("remove", help="stop it and remove it; what it learned stays")
+    _add_name(remove)
+    remove.set_defaults(run_command=partial(_remove, say))
+    logs = actions.add_parser("logs", help="what it says, as it says it")
+    _add_name(logs)
+    logs.set_defaults(run_command=_logs)
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--name", default=NAME, help=f"which service, where there are several (default: {NAME})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """What starts services here, for this user."""
+
+    kind: str  # `systemd`, `launchd`
+
+    def file(self, name: str) -> Path:
+        """Where a service's description is."""
+        if self.kind == "launchd":
+            return Path.home() / "Library" / "LaunchAgents" / f"{name}.plist"
+        return _config_home() / "systemd" / "user" / f"{name}.service"
+
+    def start(self, name: str) -> None:
+        """Start what was installed, now and with the machine."""
+        if self.kind == "launchd":
+            _run("launchctl", "bootstrap", f"gui/{os.getuid()}", str(self.file(name)))
+            return
+        _run("systemctl", "--user", "daemon-reload")
+        _run("systemctl", "--user", "enable", "--now", name)
+
+    def stop(self, name: str) -> None:
+        """Stop it, and start it no more."""
+        if self.kind == "launchd":
+            _run("launchctl", "bootout", f"gui/{os.getuid()}/{name}")
+            return
+        _run("systemctl", "--user", "disable", "--now", name)
+
+    def forget(self) -> None:
+        """A description is gone."""
+        if self.kind == "systemd":
+            _run("systemctl", "--user", "daemon-reload")
+
+
+def manager_here() -> Manager:
+    """
+    Raises:
+        ConfigError: there is none that this knows.
+    """
+    if sys.platform == "darwin":
+        return Manager("launchd")
+    if shutil.which("systemctl") is not None:
+        try:
+            _run("systemctl", "--user", "show-environment")
+        except ConfigError as error:
+            raise ConfigError(
+                f"service: systemd has no session of this user here ({error}); log in as that "
+                "user, or let what starts services on this machine run swarm-node join"
+            ) from None
+        return Manager("systemd")
+    raise ConfigError(
+        "service: there is no systemd and no launchd here; let what starts services on this "
+        "machine run swarm-node join"
+    )
+
+
+def _config_home() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+
+
+def _run(*words: str) -> None:
+    """
+    Raises:
+        ConfigError: it failed; in its own words.
+    """
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{' '.join(words)}: {error}") from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise ConfigError(f"{' '.join(words)}: {said or f'status {done.returncode}'}")
+
+
+def _checked(name: str) -> str:
+    if not _NAMES.fullmatch(name):
+        raise ConfigError(f"--name {name}: lower-case letters, digits and hyphens, at most 64")
+    return name
+
+
+def described(name: str, words: Sequence[str], directory: Path) -> Service:
+    """The service that runs `swarm-node` with these words, from that directory on."""
+    config = _config_home() / NAME
+    return Service(
+        name,
+        " ".join((NAME, *words)),
+        # Without -P a folder `node` in that directory would be taken for the program
+        (sys.executable, "-P", "-m", "node.cli", *words),
+        directory,
+        config / f"{name}.env",
+        config / f"{name}.log",
+    )
+
+
+def without_invitation(words: Sequence[str]) -> tuple[list[str], str]:
+    """A command without its invitation, which may hold a join key, and that: what a service is
+    told, others of the machine may see. Empty: it has none, or names a file.
+
+    Raises:
+        ConfigError: nothing came by standard input.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--invite", nargs="?", const="")
+    options, others = parser.parse_known_args(list(words))
+    if options.invite == "":
+        return [*others, "--invite"], ""  # the command itself says what is missing
+    return others, take_invitation(options) or ""
+
+
+def _invitation_file(name: str) -> Path:
+    """Where a service's invitation is kept, for its owner alone."""
+    return _config_home() / NAME / f"{name}.invite"
+
+
+def left_behind(environ: Mapping[str, str]) -> list[str]:
+    """Settings that this terminal has by variables, which a service does not see."""
+    return sorted(name for name in environ if name.startswith(ENVIRON_PREFIX))
+
+
+def _install(check: Check, say: Say, options: argparse.Namespace) -> int:
+    words, name = list(options.words), _checked(options.name)
+    if not words or words[0] not in RUNS:
+        raise ConfigError(
+            f"service install: name the command that it runs, one of {', '.join(RUNS)}: "
+            "swarm-node service install join --peer <addr>"
+        )
+    words, invitation = without_invitation(words)
+    check([*words, *(("--invite", invitation) if invitation else ())])
+    manager = manager_here()
+    file = manager.file(name)
+    if file.exists():
+        raise ConfigError(
+            f"service install: {name} is there already ({file}); swarm-node service remove "
+            "comes first, or another --name"
+        )
+    invited = _invitation_file(name)
+    if invitation:
+        words += ["--invite-file", str(invited)]
+    service = described(name, words, Path.cwd())
+    service.environment.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if invitation:
+        write_whole(invited, f"{invitation}\n")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = launch_agent(service) if manager.kind == "launchd" else systemd_unit(service).encode()
+    write_whole(file, text)
+    try:
+        manager.start(name)
+    except ConfigError:
+        file.unlink(missing_ok=True)
+        invited.unlink(missing_ok=True)
+        manager.forget()
+        raise
+    say(f"{name} runs: {file}")
+    say(f"what it says: swarm-node service logs{_flag(name)}")
+    say(f"how it does: swarm-node status, from {service.directory}")
+    if left := left_behind(os.environ):
+        say(f"{', '.join(left)} of this terminal are not the service's: {service.environment} is")
+    if manager.kind == "systemd" and not _lingers():
+        say("it ends when you log out; this keeps it: loginctl enable-linger")
+    return 0
+
+
+def _flag(name: str) -> str:
+    return "" if name == NAME else f" --name {name}"
+
+
+def _lingers() -> bool:
+    """Whether the user's services go on without a session; True where that cannot be told."""
+    try:
+        done = subprocess.run(
+            ["loginctl", "show-user", str(os.getuid()), "--property=Linger"],
+            capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    return "Linger=no" not in done.stdout
+
+
+def _installed(name: str) -> tuple[Manager, Path]:
+    manager = manager_here()
+    file = manager.file(_checked(name))
+    if not file.exists():
+        raise ConfigError(f"service: {name} is not installed ({file} is not there)")
+    return manager, file
+
+
+def _remove(say: Say, options: argparse.Namespace) -> int:
+    manager, file = _installed(options.name)
+    manager.stop(options.name)
+    file.unlink(missing_ok=True)
+    _invitation_file(options.name).unlink(missing_ok=True)
+    manager.forget()
+    say(f"{options.name} is removed; its data directory is as it was")
+    return 0
+
+
+def _logs(options: argparse.Namespace) -> int:
+    manager, _ = _installed(options.name)
+    if manager.kind == "launchd":
+        log = described(options.name, (), Path.cwd()).log
+        words = ["tail", "-n", str(LOG_LINES), "-F", str(log)]
+    else:
+        words = ["journalctl", "--user", "-u", options.name, "-n", str(LOG_LINES), "-f"]
+    sys.stdout.flush()
+    os.execvp(words[0], words)  # it reads the keyboard and ends with Ctrl-C as usual
+
+
+# `swarm-node pause` and `swarm-node resume`.
+
+
+def add_pausing(commands: Any, say: Say) -> None:
+    """Both subcommands."""
+    pause = commands.add_parser("pause", help="have the node do nothing after its present round")
+    pause.set_defaults(run_command=partial(_pause, say))
+    resume = commands.add_parser("resume", help="have a node that was paused go on")
+    resume.set_defaults(run_command=partial(_resume, say))
+    for parser in (pause, resume):
+        parser.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
+
+
+def _pause(say: Say, options: argparse.Namespace) -> int:
+    from node.system.pause_rules import PAUSED_FILE
+
+    data_dir: Path = options.data_dir
+    if not data_dir.is_dir():
+        raise ConfigError(f"--data-dir {data_dir}: no node has been here")
+    (data_dir / PAUSED_FILE).touch(mode=0o600)
+    runs = _role(data_dir)
+    if runs is None:
+        say("no node runs here now; one that starts waits until: swarm-node resume")
+    elif runs == "learner":
+        (data_dir / PAUSED_FILE).unlink()
+        raise ConfigError("a learner is not paused, for its workers would wait: stop it instead")
+    else:
+        say("it pauses after its present round, and serves what it has: swarm-node resume")
+    return 0
+
+
+def _resume(say: Say, options: argparse.Namespace) -> int:
+    from node.system.pause_rules import PAUSED_FILE
+
+    data_dir: Path = options.data_dir
+    try:
+        (data_dir / PAUSED_FILE).unlink()
+    except FileNotFoundError:
+        raise ConfigError(f"--data-dir {data_dir}: no node is paused here") from None
+    say("it goes on")
+    return 0
+
+
+def _role(data_dir: Path) -> str | None:
+    from node.observe.status import fetch_status
+
+    try:
+        return fetch_status(data_dir).role
+    except SwarmError:
+        return None

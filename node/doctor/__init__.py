@@ -1,1 +1,0 @@
-"""Checks of this machine as a node: one line each."""

@@ -1,1 +1,0 @@
-"""A model that a server elsewhere serves, over the HTTP interface that OpenAI's made common."""

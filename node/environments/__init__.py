@@ -1,1 +1,0 @@
-"""Environments make prompts, answers and rewards. `node.verification` assigns tasks to nodes."""

@@ -1,1 +1,0 @@
-"""Other people's tasks: tasksets of Prime Intellect's `verifiers`, posed and scored as our own."""

@@ -1,0 +1,259 @@
+"""The parameters of the environment `dataset`: which items, what their columns are, which scorer.
+
+A run file of one's own may name a `path`. When the run is read, the file is read too, and the path
+gives way to the hash of its items: what travels, and what the run's id follows from, has no path.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from node.envs.base import Problem, checked, wrong_parameters
+from node.envs.data import items as store
+from node.envs.data.items import Columns, Content, Item, Items, Rows, content_of
+from node.envs.data.readers import read_rows
+from node.envs.data.scorers import LETTERS, NAMES, SCORERS, ItemScorer, ScorerName
+from swarm.errors import ConfigError
+from swarm.rollouts import Task
+
+NAME: Final = "dataset"
+FILES_REMEMBERED_MAX: Final = 16
+RULES_CACHED_MAX: Final = 64
+_Column = Annotated[str, Field(min_length=1, max_length=64)]
+_Leave = Annotated[float, Field(ge=0)]
+
+
+class DataRules(BaseModel):
+    """One set of items and how it is scored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] = ""
+    question: _Column = "question"
+    answer: _Column = "answer"
+    choices: _Column | None = None
+    rule: _Column | None = None
+    scorer: ScorerName = "exact"
+    engine: Annotated[str, Field(max_length=64)] = ""
+    tolerance: _Leave | None = None
+    relative_tolerance: _Leave | None = None
+    ignore_case: bool | None = None
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> "DataRules":
+        """
+        Raises:
+            ConfigError: one of them is wrong.
+        """
+        hints = {"scorer": f"write one of {', '.join(NAMES)}"}
+        rules = checked(cls, parameters, NAME, more=("path",), hints=hints)
+        rules._check_settings()
+        return rules
+
+    def _check_settings(self) -> None:
+        for name in self._settings:
+            if name not in self.judge.takes:
+                raise _wrong(f"{name}: the scorer {self.scorer} has no such setting; remove it")
+        for use in self.judge.needs:
+            if getattr(self, use) is None:
+                raise _wrong(f"the scorer {self.scorer} takes a column {use}; name it")
+        if self.rule is not None and "rule" not in self.judge.needs:
+            raise _wrong(f"rule: the scorer {self.scorer} reads no such column; remove it")
+
+    @property
+    def _settings(self) -> dict[str, float | bool]:
+        names = ("tolerance", "relative_tolerance", "ignore_case")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @cached_property
+    def judge(self) -> ItemScorer:
+        """The scorer.
+
+        Raises:
+            ConfigError: what it takes is not installed.
+        """
+        return SCORERS[self.scorer](self._settings)
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of the items by their use."""
+        return Columns(self.question, self.answer, self.choices, self.rule)
+
+    def content(self, rows: Rows, name: str) -> Content:
+        """The items of rows, each of which the scorer can judge.
+
+        Raises:
+            ConfigError: one line, for the first row that it cannot.
+        """
+        return content_of(rows, self.columns, name, self._fault)
+
+    def _fault(self, item: Item) -> str | None:
+        try:
+            self.judge.own_answer(item)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def items(self) -> Items:
+        """The items in memory.
+
+        Raises:
+            ConfigError: they are not on this machine, or have other columns.
+        """
+        items = store.load(self.sha256)
+        missing = set(self.columns.by_use().values()) - set(items.row(0))
+        if missing:
+            raise _wrong(f"its items have no column {min(missing)!r}; correct the run's columns")
+        return items
+
+
+@lru_cache(maxsize=RULES_CACHED_MAX)
+def rules_of(parameters: str) -> DataRules:
+    """The rules in a run's parameters, of which a path was settled.
+
+    Raises:
+        ConfigError: as `DataRules.of`.
+    """
+    return DataRules.of(json.loads(parameters))
+
+
+def settled(parameters: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """A run's parameters as they travel: with the hash of the items, and what scores. `folder`: of
+    the run file, where a path begins; None: these rules are not from a file of the user's, and may
+    name no path.
+
+    Raises:
+        ConfigError: they are wrong, the file cannot be read, or it holds other items than the hash
+            says.
+    """
+    given = dict(parameters)
+    path = given.pop("path", None)
+    rules = DataRules.of(given)
+    engine = rules.judge.engine
+    if rules.engine not in ("", engine):
+        raise _wrong(
+            f"this run scores by {rules.engine}, installed is {engine or 'none'}; install that one"
+        )
+    sha256 = rules.sha256
+    if path is not None:
+        sha256 = _hash_at(path, folder, rules)
+    if not sha256:
+        raise _wrong("no items; name a file of them as path, or their hash as sha256")
+    told = rules.model_copy(update={"sha256": sha256, "engine": engine})
+    always = {name: getattr(told, name) for name in ("sha256", "question", "answer", "scorer")}
+    return told.model_dump(exclude_defaults=True) | always
+
+
+def _hash_at(path: Any, folder: Path | None, rules: DataRules) -> str:
+    if folder is None:
+        raise _wrong("path: for a run file of one's own alone; rules that travel have sha256")
+    if not isinstance(path, str) or not path:
+        raise _wrong("path: must be a text")
+    file = (folder / Path(path).expanduser()).absolute()
+    sha256 = _read_once(file, _stamp(file), rules)
+    if rules.sha256 not in ("", sha256):
+        raise _wrong(
+            f"{file}: holds the items {sha256[:12]}…, and this run has {rules.sha256[:12]}…; "
+            "remove sha256 to found another run"
+        )
+    return sha256
+
+
+def _stamp(file: Path) -> tuple[tuple[str, int, int], ...]:
+    """A value that changes when the file, or a file in the folder, changes."""
+    try:
+        inside = sorted(file.iterdir()) if file.is_dir() else [file]
+        told = [(str(each), each.stat()) for each in inside]
+    except OSError:
+        return ()
+    return tuple((name, each.st_size, each.st_mtime_ns) for name, each in told)
+
+
+@lru_cache(maxsize=FILES_REMEMBERED_MAX)
+def _read_once(file: Path, stamp: tuple[tuple[str, int, int], ...], rules: DataRules) -> str:
+    del stamp
+    return store.keep_own(rules.content(read_rows(file, rules.columns), file.name))
+
+
+def _wrong(what: str) -> ConfigError:
+    return wrong_parameters(NAME, what)
+
+
+# An order of items that follows from a key, without a list of it: a Feistel network of four
+# rounds over the smallest power of four that holds them, walked until it lands among them. Pure.
+
+ROUNDS: Final = 4
+_DOMAIN: Final = b"swarm/shuffle/1"
+
+
+def shuffled(place: int, count: int, seed: int, epoch: int) -> int:
+    """The number of the item that comes at `place`, both from 0. For one seed and epoch each comes
+    once; takes about 10 µs, whatever `count` is."""
+    assert 0 <= place < count
+    half = max(1, (max(1, count - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    key = hashlib.blake2b(
+        seed.to_bytes(8, "big") + epoch.to_bytes(8, "big"), key=_DOMAIN, digest_size=16
+    ).digest()
+    while True:  # at most four times as many numbers as items: four steps in the mean
+        left, right = place >> half, place & mask
+        for turn in range(ROUNDS):
+            left, right = right, left ^ (_mixed(key, turn, right) & mask)
+        place = left << half | right
+        if place < count:
+            return place
+
+
+def _mixed(key: bytes, turn: int, value: int) -> int:
+    mixed = hashlib.blake2b(value.to_bytes(8, "big"), key=key, salt=bytes([turn]), digest_size=8)
+    return int.from_bytes(mixed.digest(), "big")
+
+
+# The environment `dataset`: the questions and answers of whoever founded a run.
+
+# Raise it when this room changes which item is whose, a prompt, or what a text that some policy may
+# write is worth: nodes of different revisions share nothing.
+REVISION: Final = 1
+
+
+class Dataset:
+    """Items by their hash, scored by name; its parameters are those of `rules.DataRules`."""
+
+    name = NAME
+    version = f"dataset-r{REVISION}"
+
+    def settled(self, parameters: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+        return settled(parameters, folder)
+
+    def reads(self, parameters: str) -> list[Path]:
+        return [store.path_of(rules_of(parameters).sha256)]
+
+    def problem(self, task: Task) -> Problem:
+        rules = rules_of(task.parameters)
+        items = rules.items()
+        rules.judge.prepare()
+        epoch, place = divmod(task.index, len(items))
+        chosen = shuffled(place, len(items), task.seed, epoch)
+        item = rules.columns.item(items.row(chosen))
+        try:
+            answer = rules.judge.own_answer(item)
+        except ValueError as error:
+            raise ConfigError(f"environment {NAME}: item {chosen + 1}: {error}") from None
+        return Problem(task, prompt_of(item), answer, item)
+
+    def score(self, problem: Problem, text: str) -> float:
+        return rules_of(problem.task.parameters).judge.score(problem.entry, text)
+
+
+def prompt_of(item: Item) -> str:
+    """The question, and below it the choices, if there are any, each after its letter."""
+    question: str = item["question"]
+    choices = item.get("choices")
+    if choices is None:
+        return question
+    return "\n".join([question, *(f"{LETTERS[at]}. {text}" for at, text in enumerate(choices))])

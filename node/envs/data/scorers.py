@@ -1,0 +1,189 @@
+"""The scorers of data set items, by name: `exact`, `numeric`, `choice`, `math`, `regex`,
+`json_schema`.
+
+A scorer is fed with strangers' texts, and where items were fetched, with strangers' items as well.
+So each has a bound on the length of what it reads, takes time that grows no faster than that
+length, and gives a text that is beyond its bounds 0. Whatever a scorer says of an item's own
+answer is found out when the item is read, before any run has it.
+"""
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, Literal, Protocol, get_args
+
+from node.envs.answers import answer_in
+from node.envs.data.items import Item
+from swarm.errors import ConfigError
+
+ScorerName = Literal["exact", "numeric", "choice", "math", "regex", "json_schema"]
+NAMES: Final[tuple[ScorerName, ...]] = get_args(ScorerName)
+EXACT_CHARS_MAX: Final = 65_536
+CHOICE_CHARS_MAX: Final = 8
+LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+Settings = Mapping[str, float | bool]
+
+
+def installed(scorer: ScorerName, package: str, extra: str, why: str = "") -> str:
+    """The version of the package that a scorer is made with.
+
+    Raises:
+        ConfigError: it is not installed; the extra that brings it is named.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise ConfigError(
+            f"environment dataset: the scorer {scorer} takes {package}{why}; install "
+            f"swarm-node[{extra}]"
+        ) from None
+
+
+class ItemScorer(Protocol):
+    """Judges texts by an item."""
+
+    engine: str
+    """The package and version that decides; empty: this tree alone."""
+    needs: frozenset[str]
+    """What an item must have besides question and answer."""
+    takes: frozenset[str]
+    """The settings that it knows."""
+
+    def prepare(self) -> None:
+        """Import what scoring needs, before anybody's text and before a verifier forks."""
+        ...
+
+    def own_answer(self, item: Item) -> str:
+        """The item's answer as a completion would give it.
+
+        Raises:
+            ValueError: this is no item for the scorer; says why.
+        """
+        ...
+
+    def score(self, item: Item, text: str) -> float:
+        """The reward of a text, 0 to 1."""
+        ...
+
+
+class ExactScorer:
+    """The text is the answer, but for blanks around it."""
+
+    engine = ""
+    needs: frozenset[str] = frozenset()
+    takes = frozenset({"ignore_case"})
+
+    def __init__(self, settings: Settings) -> None:
+        self._ignores_case = bool(settings.get("ignore_case", False))
+
+    def prepare(self) -> None:
+        """See `ItemScorer.prepare`."""
+
+    def own_answer(self, item: Item) -> str:
+        answer: str = item["answer"].strip()
+        if not answer:
+            raise ValueError("an empty answer")
+        return answer
+
+    def score(self, item: Item, text: str) -> float:
+        if len(text) > EXACT_CHARS_MAX:
+            return 0.0
+        return float(self._plain(text) == self._plain(item["answer"]))
+
+    def _plain(self, text: str) -> str:
+        return text.strip().casefold() if self._ignores_case else text.strip()
+
+
+class NumericScorer:
+    """The text is a number, in one spelling, and as close to the answer as `tolerance` (absolute)
+    or `relative_tolerance` allows. The answer is the number at the end of its column."""
+
+    engine = ""
+    needs: frozenset[str] = frozenset()
+    takes = frozenset({"tolerance", "relative_tolerance"})
+
+    def __init__(self, settings: Settings) -> None:
+        self._absolute = Fraction(str(settings.get("tolerance", 0)))
+        self._relative = Fraction(str(settings.get("relative_tolerance", 0)))
+
+    def prepare(self) -> None:
+        """See `ItemScorer.prepare`."""
+
+    def own_answer(self, item: Item) -> str:
+        number = answer_in("last_number", item["answer"])
+        if number is None:
+            raise ValueError("an answer without a number at its end")
+        return number
+
+    def score(self, item: Item, text: str) -> float:
+        text = text.strip()
+        number = answer_in("last_number", text)
+        spelled = text.replace(",", "").replace("\N{MINUS SIGN}", "-").removeprefix("+")
+        if number is None or number != spelled:
+            return 0.0
+        right = Fraction(self.own_answer(item))
+        leave = max(self._absolute, self._relative * abs(right))
+        return float(abs(Fraction(number) - right) <= leave)
+
+
+class ChoiceScorer:
+    """The text is a letter, as in `B`, `(B)`, `B.` or `B)`. The answer is a letter too, or where
+    there are choices the place of one, from 0, or its text."""
+
+    engine = ""
+    needs: frozenset[str] = frozenset()
+    takes: frozenset[str] = frozenset()
+
+    def __init__(self, settings: Settings) -> None:
+        del settings
+
+    def prepare(self) -> None:
+        """See `ItemScorer.prepare`."""
+
+    def own_answer(self, item: Item) -> str:
+        answer, choices = item["answer"].strip(), item.get("choices")
+        letters = LETTERS if choices is None else LETTERS[: len(choices)]
+        if len(answer) == 1 and answer in letters:
+            return str(answer)
+        if choices is not None and answer.isascii() and answer.isdigit() and len(answer) < 3:
+            if int(answer) < len(choices):
+                return letters[int(answer)]
+        elif choices is not None and choices.count(answer) == 1:
+            return letters[choices.index(answer)]
+        raise ValueError("an answer that is none of the choices' letters")
+
+    def score(self, item: Item, text: str) -> float:
+        text = text.strip()
+        if len(text) > CHOICE_CHARS_MAX:
+            return 0.0
+        letter = text.removeprefix("(").rstrip(".:").removesuffix(")")
+        return float(len(letter) == 1 and letter == self.own_answer(item))
+
+
+def _math(settings: Settings) -> ItemScorer:
+    from node.envs.data.math_scorer import MathScorer
+
+    return MathScorer(settings)
+
+
+def _regex(settings: Settings) -> ItemScorer:
+    from node.envs.data.regex_scorer import RegexScorer
+
+    return RegexScorer(settings)
+
+
+def _json_schema(settings: Settings) -> ItemScorer:
+    from node.envs.data.schema_scorer import JsonSchemaScorer
+
+    return JsonSchemaScorer(settings)
+
+
+SCORERS: Final[Mapping[ScorerName, Callable[[Settings], ItemScorer]]] = {
+    "exact": ExactScorer,
+    "numeric": NumericScorer,
+    "choice": ChoiceScorer,
+    "math": _math,
+    "regex": _regex,
+    "json_schema": _json_schema,
+}

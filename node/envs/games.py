@@ -1,0 +1,204 @@
+"""Parameters of tasks, whole numbers within bounds, and prompts that are a task's own."""
+
+import json
+import random
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from node.envs.base import Problem
+from swarm.errors import ConfigError
+from swarm.rollouts import Task
+from swarm.texts import printable
+
+NAMES_MAX = 16**6
+
+
+def named(rng: Random, prompt: str) -> str:
+    """A prompt with a number of its own before it: tasks are told apart by their prompts, and those
+    of a game would all begin alike. Drawn last, it says nothing of what is to be found."""
+    return f"{rng.randrange(NAMES_MAX):06x} {prompt}"
+
+
+def numbers(task: Task, known: Mapping[str, tuple[int, int, int]]) -> dict[str, int]:
+    """A task's parameters. `known`: of each its default, least and most.
+
+    Raises:
+        ConfigError: another parameter, or one out of its bounds.
+    """
+    given = json.loads(task.parameters)
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(
+                f"environment {task.environment}: no parameter {name}; known: {', '.join(known)}"
+            )
+        _, least, most = known[name]
+        if type(value) is not int or not least <= value <= most:
+            raise ConfigError(
+                f"environment {task.environment}: {name} = {printable(str(value), 40)}: "
+                f"a number from {least} to {most}"
+            )
+    return {name: given.get(name, default) for name, (default, _, _) in known.items()}
+
+
+# A number to be guessed: the task says whether it is higher or lower.
+
+TRIES_MAX = 16
+
+
+class GuessNumber:
+    """Prompt `1f03c2 guess 1-15 in 4:`. Parameters: `max`, the largest number, and `tries`."""
+
+    name = "guess_number"
+    version = "1"
+    turns_max = TRIES_MAX
+    tools: frozenset[str] = frozenset()
+
+    def problem(self, task: Task) -> Problem:
+        given = numbers(task, {"max": (15, 2, 1000), "tries": (4, 1, TRIES_MAX)})
+        rng = random.Random(task.seed + task.index)
+        secret = rng.randint(1, given["max"])
+        prompt = named(rng, f"guess 1-{given['max']} in {given['tries']}:")
+        return Problem(task, prompt, str(secret), {**given})
+
+    def begin(self, problem: Problem) -> int:
+        """The tries that are left."""
+        return int(problem.entry["tries"])
+
+    def reply(self, problem: Problem, state: int, text: str) -> tuple[int, str | None]:
+        guess, secret, left = _number(text), int(problem.answer), state - 1
+        if guess == secret or left == 0:
+            return left, None
+        if guess is None:
+            return left, f"no number, {left} left"
+        return left, f"{'higher' if secret > guess else 'lower'}, {left} left"
+
+    def worth(self, problem: Problem, texts: Sequence[str]) -> float:
+        """1 where the last guess is right, 0 else: others before it would have ended it."""
+        within = 0 < len(texts) <= problem.entry["tries"]
+        return float(within and _number(texts[-1]) == int(problem.answer))
+
+    def score(self, problem: Problem, text: str) -> float:
+        return self.worth(problem, (text,))
+
+    def right(self, problem: Problem) -> tuple[str, ...]:
+        """Halving. Where that takes too many tries, the last one guesses right all the same."""
+        low, high, secret = 1, problem.entry["max"], int(problem.answer)
+        found: list[str] = []
+        while len(found) + 1 < problem.entry["tries"]:
+            guess = (low + high) // 2
+            found.append(str(guess))
+            if guess == secret:
+                return tuple(found)
+            low, high = (guess + 1, high) if secret > guess else (low, guess - 1)
+        return (*found, problem.answer)
+
+
+def _number(text: str) -> int | None:
+    """In its one spelling: zeros or blanks around it would be taught along."""
+    return int(text) if re.fullmatch(r"[1-9][0-9]{0,8}", text) else None
+
+
+# A maze in text: each turn is one step, and the task says where that led.
+
+STEPS_MAX = 32
+STEPS: Mapping[str, tuple[int, int]] = {"n": (-1, 0), "e": (0, 1), "s": (1, 0), "w": (0, -1)}
+
+Cell = tuple[int, int]  # row, column
+State = tuple[Cell, int]  # where the policy is, and the steps that are left
+
+
+class TextMaze:
+    """A square of rooms with one way between any two of them; from the upper left to the lower
+    right. Parameters: `size`, rooms in a row, and `steps`, how many there may be."""
+
+    name = "text_maze"
+    version = "1"
+    turns_max = STEPS_MAX
+    tools: frozenset[str] = frozenset()
+
+    def problem(self, task: Task) -> Problem:
+        given = numbers(task, {"size": (3, 2, 5), "steps": (STEPS_MAX, 1, STEPS_MAX)})
+        size = given["size"]
+        rng = random.Random(task.seed + task.index)
+        doors = _doors(size, rng)
+        way = "".join(_way(doors, size))
+        prompt = f"maze {size}x{size}, go to {size},{size}. You are at {_told(doors, (0, 0))}:"
+        return Problem(task, named(rng, prompt), way, {**given, "doors": doors})
+
+    def begin(self, problem: Problem) -> State:
+        return (0, 0), int(problem.entry["steps"])
+
+    def reply(self, problem: Problem, state: State, text: str) -> tuple[State, str | None]:
+        cell, left = _moved(problem, state[0], text), state[1] - 1
+        if cell == _goal(problem) or left == 0:
+            return (cell, left), None
+        return (cell, left), _told(problem.entry["doors"], cell)
+
+    def worth(self, problem: Problem, texts: Sequence[str]) -> float:
+        """1 at the goal, else 0."""
+        cell: Cell = (0, 0)
+        for text in texts[: problem.entry["steps"]]:
+            cell = _moved(problem, cell, text)
+        return float(cell == _goal(problem))
+
+    def score(self, problem: Problem, text: str) -> float:
+        return self.worth(problem, (text,))
+
+    def right(self, problem: Problem) -> tuple[str, ...]:
+        """The one way that there is."""
+        return tuple(problem.answer)
+
+
+def _goal(problem: Problem) -> Cell:
+    return problem.entry["size"] - 1, problem.entry["size"] - 1
+
+
+def _moved(problem: Problem, cell: Cell, text: str) -> Cell:
+    return _beyond(cell, text) if (cell, text) in problem.entry["doors"] else cell
+
+
+def _beyond(cell: Cell, step: str) -> Cell:
+    down, right = STEPS[step]
+    return cell[0] + down, cell[1] + right
+
+
+def _told(doors: frozenset[tuple[Cell, str]], cell: Cell) -> str:
+    ways = "".join(step for step in STEPS if (cell, step) in doors)
+    return f"{cell[0] + 1},{cell[1] + 1}, open {ways}"
+
+
+def _doors(size: int, rng: random.Random) -> frozenset[tuple[Cell, str]]:
+    """A random tree over all rooms, each door from both sides."""
+    back = dict(zip(STEPS, "swne", strict=True))
+    seen, path, doors = {(0, 0)}, [(0, 0)], set()
+    while path:
+        near = [
+            (step, beyond)
+            for step in STEPS
+            if (beyond := _beyond(path[-1], step)) not in seen
+            and min(beyond) >= 0
+            and max(beyond) < size
+        ]
+        if not near:
+            path.pop()
+            continue
+        step, beyond = rng.choice(near)
+        doors |= {(path[-1], step), (beyond, back[step])}
+        seen.add(beyond)
+        path.append(beyond)
+    return frozenset(doors)
+
+
+def _way(doors: frozenset[tuple[Cell, str]], size: int) -> list[str]:
+    ways: dict[Cell, list[str]] = {(0, 0): []}
+    waiting = deque(ways)
+    while waiting:
+        cell = waiting.popleft()
+        for step in STEPS:
+            beyond = _beyond(cell, step)
+            if (cell, step) in doors and beyond not in ways:
+                ways[beyond] = [*ways[cell], step]
+                waiting.append(beyond)
+    return ways[size - 1, size - 1]

@@ -1,0 +1,177 @@
+"""The environments of this node: the built-in ones and those that entry points add."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
+
+from node.envs.base import ENTRY_POINT_GROUP, Environment, Interaction
+from node.envs.code_turns import PythonQuestion, PythonRepair
+from node.envs.games import GuessNumber, TextMaze
+from node.envs.gym.datasets import GROUPS, OFFERED, REFUSED
+from node.envs.gym.environment import LIBRARY, ReasoningGym
+from node.envs.python_function import PythonFunction
+from node.envs.scripted import ScriptedSum
+from node.envs.taskset_rules import NAME as TASKSETS
+from node.envs.taskset_rules import library_version
+from node.envs.tool_use import CalculatorSum, FileLookup
+from node.system.extras import install_line
+from swarm.errors import ConfigError
+from swarm.wire.messages import MADE_BY_CHARS_MAX
+
+_RUN_CODE = frozenset({PythonFunction.name, PythonQuestion.name, PythonRepair.name})
+
+
+def _built_in() -> dict[str, Callable[[], Environment]]:
+    makers: dict[str, Callable[[], Environment]] = {
+        name: partial(ReasoningGym, name) for name in OFFERED
+    }
+    makers["dataset"], makers[TASKSETS] = _dataset, _taskset
+    own: tuple[type[Environment], ...] = (
+        ScriptedSum,
+        PythonFunction,
+        GuessNumber,
+        TextMaze,
+        CalculatorSum,
+        FileLookup,
+        PythonQuestion,
+        PythonRepair,
+    )
+    return makers | {str(each.name): each for each in own}
+
+
+def _dataset() -> Environment:
+    from node.envs.data.dataset import Dataset  # what it needs, others do without
+
+    return Dataset()
+
+
+def _taskset() -> Environment:
+    from node.envs.taskset import Taskset
+
+    return Taskset()
+
+
+def _plugged_in() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def package_of(name: str) -> str | None:
+    """The top-level module that a plug-in is in; None for built-in and unknown environments."""
+    if not is_plug_in(name):
+        return None
+    return _plugged_in()[name].module.partition(".")[0]
+
+
+def environment_names() -> tuple[str, ...]:
+    """All names that `environment` knows, sorted."""
+    return tuple(sorted({*_built_in(), *_plugged_in()}))
+
+
+def is_known(name: str) -> bool:
+    """True if there is an environment of that name here. Nothing is imported for it."""
+    return name in _built_in() or name in _plugged_in()
+
+
+def is_plug_in(name: str) -> bool:
+    """True if the environment of that name would be made by code of another package."""
+    return name not in _built_in() and name in _plugged_in()
+
+
+def packages_of(names: Iterable[str]) -> dict[str, str]:
+    """The versions of the packages that these environments are made of, by name. Those of this
+    package's own are none: their versions are the run's."""
+    found: dict[str, str] = {}
+    plugged_in = _plugged_in()
+    for name in names:
+        if name in OFFERED:
+            found |= {
+                each: _word(version(each)) for each in (LIBRARY, OFFERED[name].made_with) if each
+            }
+        elif name not in _built_in() and (point := plugged_in.get(name)) and point.dist:
+            found[_word(point.dist.name)] = _word(point.dist.version)
+        elif name == TASKSETS:
+            found[name] = _word(library_version())
+    return found
+
+
+def how_to_get(name: str, wanted: str) -> str:
+    """The advice if another version of an environment is installed than a run needs."""
+    release = "take the release of swarm-node that has it, as those who made the run do"
+    if name in OFFERED:
+        _, _, of_library = wanted.partition(f"{LIBRARY}-")
+        library, _, _ = of_library.rpartition("-r")
+        if library and _word(library) == library and library != version(LIBRARY):
+            return install_line(f"{LIBRARY}=={library}")
+        return release
+    return release if name in _built_in() else "install that version of the plug-in"
+
+
+def _word(text: str) -> str:
+    """As the wire has names and versions of packages."""
+    return re.sub(r"[^a-z0-9._+-]", "-", text.lower())[:MADE_BY_CHARS_MAX]
+
+
+def needs_sandbox(name: str) -> bool:
+    """True if what it does with strangers' text was not read line by line, or is to run it."""
+    return name in _RUN_CODE or is_unread(name)
+
+
+def is_unread(name: str) -> bool:
+    """True if what it does with strangers' text was not read line by line."""
+    return name == TASKSETS or is_plug_in(name)
+
+
+def runs_code(name: str) -> bool:
+    """True if the environment of that name calls `node.sandbox.runner`."""
+    return bool(getattr(environment(name), "runs_code", False))
+
+
+@cache
+def environment(name: str) -> Environment:
+    """The environment of that name. A built-in one cannot be replaced by an entry point.
+
+    Raises:
+        ConfigError: unknown, refused, or what its entry point names cannot be loaded.
+    """
+    if maker := _built_in().get(name):
+        return maker()
+    if point := _plugged_in().get(name):
+        return _load(point)
+    if reason := REFUSED.get(name):
+        raise ConfigError(f"environment {name}: refused, because {reason}")
+    if name in GROUPS:
+        raise ConfigError(f"environment {name}: a group of {', '.join(GROUPS[name])}; name one")
+    known = environment_names()
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    if name.isidentifier() and Path(name, "pyproject.toml").is_file():  # as `env new` writes it
+        hint = f"{install_line(f'./{name}')} first; "
+    raise ConfigError(
+        f"environment {name}: no such environment; {hint}swarm-node env list shows all"
+    )
+
+
+def interaction(name: str) -> Interaction | None:
+    """The environment of that name where its tasks have several turns; None: they have one.
+
+    Raises:
+        ConfigError: as `environment`.
+    """
+    found = environment(name)
+    return found if isinstance(found, Interaction) else None
+
+
+def _load(point: EntryPoint) -> Environment:
+    try:
+        made: Environment = point.load()()
+    except Exception as error:  # a plug-in may fail in any way: told, not swallowed
+        raise ConfigError(
+            f"environment {point.name}: {point.value} cannot be loaded "
+            f"({type(error).__name__}: {error}); repair or uninstall it"
+        ) from error
+    if made.name != point.name:
+        raise ConfigError(f"environment {point.name}: calls itself {made.name}; names must agree")
+    return made

@@ -1,0 +1,314 @@
+"""Tasks to problems and texts to rewards, where it is computed: in a worker or right here."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeGuard, TypeVar
+
+from node.envs import replay_turns as replay
+from node.envs.answers import (
+    FORMATS,
+    WHOLE,
+    AnswerFormat,
+    AnswerRule,
+    answer_in,
+    is_padded,
+    written,
+)
+from node.envs.base import Environment, Interaction, Problem, Undecided
+from node.envs.registry import environment, interaction
+from node.envs.replay_turns import Said
+from node.interfaces.prompts import Prompt
+from node.sandbox.bounds import PROBLEM_CPU_S, OutOfTime, cpu_bound
+from node.sandbox.runner import NoSandbox, RunnerFailed
+from swarm.errors import ConfigError, Reject
+from swarm.rollouts import Task
+from swarm.texts import printable
+from swarm.wire.messages import TEXT_CHARS_MAX
+
+PROBLEMS_CACHED_MAX = 1024
+_PARAMETERS_SHOWN_CHARS = 200
+
+T = TypeVar("T")
+
+_OURS = (NoSandbox, RunnerFailed)  # faults of this machine, which are no text's
+RewardRule = Literal["exact", "partial"]
+
+
+@dataclass(frozen=True, slots=True)
+class PosedProblem:
+    """A policy's prompt, and one right completion for supervised warm-up."""
+
+    prompt: str
+    answer: str  # in the run's format
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScore:
+    """A verifier's findings about one group."""
+
+    prompt: str
+    rewards: tuple[float | None, ...]  # None: undecided
+    scorer_errors: int  # texts on which the environment's scorer failed; they score 0
+    forgery: Reject | None = None  # why a transcript of it is none of this task
+
+
+def pose(
+    task: Task,
+    prompt_chars_max: int,
+    rule: AnswerRule = WHOLE,
+    answer_chars_max: int = TEXT_CHARS_MAX,
+) -> PosedProblem:
+    """The problem of a task, with what the run says before it. `answer_chars_max`: how long a
+    completion may be.
+
+    Raises:
+        ConfigError: the run's parameters make no problem, or one that is too long.
+    """
+    problem = _problem(task)
+    prompt = Prompt.of(problem.prompt, rule.system, rule.examples).text
+    if len(prompt) > prompt_chars_max:
+        raise ConfigError(
+            f"environment {task.environment}: a prompt has {len(prompt)} characters, "
+            f"limits.prompt_chars_max is {prompt_chars_max}; raise it or make the problems smaller"
+        )
+    answer = written(rule.format, problem.answer)
+    if len(answer) > answer_chars_max:
+        raise ConfigError(
+            f"environment {task.environment}: a right answer has {len(answer)} characters, "
+            f"limits.text_chars_max is {answer_chars_max}; raise it or make the problems smaller"
+        )
+    return PosedProblem(prompt, answer)
+
+
+def score_group(
+    task: Task,
+    texts: Sequence[Said],
+    reward: RewardRule,
+    rule: AnswerRule = WHOLE,
+    *,
+    until_undecided: bool = False,
+) -> GroupScore:
+    """Rewards by the run's rules: `exact` is 1 for a full score, else 0; `partial` keeps fractions.
+    What is scored is the answer in a text, and a text without one scores 0; a wrong one in the
+    right format is worth at least `rule.format_reward`. `until_undecided`: a group with one such
+    text is of no use, and the texts after it are left undecided too.
+
+    Raises:
+        ConfigError: the run's parameters make no problem.
+        NoSandbox, RunnerFailed: this machine could not run a text's code.
+    """
+    problem = _problem(task)
+    source = environment(task.environment)
+    prompt = Prompt.of(problem.prompt, rule.system, rule.examples).text
+    if isinstance(source, Interaction):
+        return _score_transcripts(
+            source, problem, prompt, texts, reward, until_undecided=until_undecided
+        )
+    if not _are_texts(texts):
+        return GroupScore(prompt, (0.0,) * len(texts), 0, Reject.MALFORMED)
+    rewards: list[float | None] = []
+    errors = 0
+    for text in texts:
+        answer = _answer(rule.format, text, problem.answer)
+        if until_undecided and None in rewards:
+            rewards.append(None)
+        elif answer is None:
+            rewards.append(0.0)
+        else:
+            try:
+                raw = _raw_score(source, problem, answer)
+            except Undecided:
+                rewards.append(None)
+                continue
+            errors += raw is None
+            rewards.append(max(_by_rule(raw, reward), rule.format_reward))
+    return GroupScore(prompt, tuple(rewards), errors)
+
+
+def _are_texts(said: Sequence[Said]) -> TypeGuard[Sequence[str]]:
+    return all(isinstance(each, str) for each in said)
+
+
+def _score_transcripts(
+    source: Interaction,
+    problem: Problem,
+    prompt: str,
+    said: Sequence[Said],
+    reward: RewardRule,
+    *,
+    until_undecided: bool,
+) -> GroupScore:
+    """As `score_group`, of transcripts; one that is none of this task is no group's."""
+    rewards: list[float | None] = []
+    errors = 0
+    for each in said:
+        if until_undecided and None in rewards:
+            rewards.append(None)
+            continue
+        try:
+            raw = _raw_of_transcript(source, problem, each)
+        except Undecided:
+            rewards.append(None)
+            continue
+        if isinstance(raw, Reject):
+            return GroupScore(prompt, (0.0,) * len(said), 0, raw)
+        errors += raw is None
+        rewards.append(_by_rule(raw, reward))
+    return GroupScore(prompt, tuple(rewards), errors)
+
+
+def _raw_of_transcript(source: Interaction, problem: Problem, said: Said) -> float | Reject | None:
+    """The environment's own score; None where it fails; why it is no transcript of this task.
+
+    Raises:
+        Undecided: as `Environment.score`; or replies that come of what a text's code does are
+            others here than where it was made, which may be the other machine's doing.
+    """
+    if isinstance(said, str) or not replay.takes_turns(said[1]):
+        return Reject.SKIPPED_TURN
+    found = _guarded(partial(_forgery, source, problem, said), Undecided)
+    if found is None:
+        return None
+    (forgery,) = found
+    if forgery is not None and getattr(source, "runs_code", False):
+        raise Undecided(str(forgery))
+    if forgery is not None:
+        return forgery
+    texts = [text for mine, text in said[1] if mine]
+    return _score_of(partial(source.worth, problem, texts))
+
+
+def _forgery(source: Interaction, problem: Problem, said: Said) -> tuple[Reject | None]:
+    return (replay.forgery(source, problem, said),)  # whole, so that none is told from a failure
+
+
+def replies(task: Task, transcripts: Sequence[Sequence[str]]) -> list[str | None]:
+    """The reply to the last turn of each transcript, given the policy's turns. None: it is over, as
+    for tasks of one turn and after a failure of the environment.
+
+    Raises:
+        ConfigError: the run's parameters make no problem.
+    """
+    source, problem = interaction(task.environment), _problem(task)
+    if source is None:
+        return [None] * len(transcripts)
+    found: list[str | None] = []
+    for texts in transcripts:  # where the environment fails, its score counts that
+        said = _guarded(partial(replay.replies, source, problem, texts))
+        found.append(said[-1] if said and len(said) == len(texts) else None)
+    return found
+
+
+def right_turns(task: Task) -> list[tuple[str, str]] | None:
+    """The policy's turns that come to a full score, each with what is said to it then, which is
+    nothing at the end; None: the task has one turn."""
+    source, problem = interaction(task.environment), _problem(task)
+    if source is None:
+        return None
+    texts = source.right(problem)
+    said = replay.replies(source, problem, texts)
+    return [(text, reply or "") for text, reply in zip(texts, said, strict=True)]
+
+
+def _answer(kind: AnswerFormat, text: str, right: str) -> str | None:
+    """The answer in a completion; None: it has none, or is padded."""
+    return None if kind == "whole" and is_padded(text, right) else answer_in(kind, text)
+
+
+def check_format(tasks: Sequence[Task], rule: AnswerRule) -> None:
+    """Check that the environments' own answers can be given in the format. `tasks`: a sample.
+
+    Raises:
+        ConfigError: they cannot; no policy could score.
+    """
+    for task in tasks:
+        if _passes(task, rule.format):
+            continue
+        fitting = [
+            kind for kind in FORMATS if all(_passes(t, kind) for t in tasks if _is_of(t, task))
+        ]
+        fitting.sort(key=lambda kind: (kind == "code", -FORMATS.index(kind)))  # the best one first
+        answer = printable(_problem(task).answer, 40)
+        raise ConfigError(
+            f"environment {task.environment}: an answer such as {answer!r} cannot be given as "
+            f"{rule.format}; take {' or '.join(fitting)} for its answer.format"
+        )
+
+
+def _passes(task: Task, kind: AnswerFormat) -> bool:
+    problem = _problem(task)
+    found = answer_in(kind, written(kind, problem.answer))
+    try:
+        return found is not None and _raw_score(environment(task.environment), problem, found) == 1
+    except Undecided:
+        return False
+
+
+def _is_of(task: Task, other: Task) -> bool:
+    return (task.environment, task.parameters) == (other.environment, other.parameters)
+
+
+def _raw_score(source: Environment, problem: Problem, text: str) -> float | None:
+    """The environment's own score; None where its scorer failed or left [0, 1].
+
+    Raises:
+        Undecided: as `Environment.score`.
+        NoSandbox, RunnerFailed: as `runner.run`.
+    """
+    return _score_of(partial(source.score, problem, text))
+
+
+def _score_of(score: Callable[[], float]) -> float | None:
+    reward = _guarded(lambda: float(score()), Undecided)
+    return reward if reward is not None and 0.0 <= reward <= 1.0 else None  # nan is in no range
+
+
+def _guarded(call: Callable[[], T], *through: type[Exception]) -> T | None:
+    """The result of foreign code on strangers' text; None: it failed, and the caller counts that.
+    The boundary between the two: faults of this machine go through, and what is named."""
+    let_through: tuple[type[Exception], ...] = (*through, *_OURS)
+    try:
+        return call()
+    except let_through:
+        raise
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def _by_rule(raw: float | None, reward: RewardRule) -> float:
+    """The reward by the run's rule for an environment's own score; 0 for a failed one."""
+    found = raw or 0.0
+    return float(found == 1.0) if reward == "exact" else found
+
+
+@functools.lru_cache(maxsize=PROBLEMS_CACHED_MAX)
+def _problem(task: Task) -> Problem:
+    source = environment(task.environment)
+    if task.version != source.version:
+        raise ConfigError(
+            f"environment {task.environment}: version {task.version} is wanted, "
+            f"{source.version} is installed; install the former"
+        )
+    return made(source, task)
+
+
+def made(source: Environment, task: Task) -> Problem:
+    """The problem that an environment makes of a task, whose parameters may be a stranger's, in
+    bounded time.
+
+    Raises:
+        ConfigError: it makes no problem of it, or not within the bounds of this process.
+    """
+    try:
+        with cpu_bound(PROBLEM_CPU_S):
+            return source.problem(task)
+    except OutOfTime:
+        why = f"takes over {PROBLEM_CPU_S:g} s of CPU time"
+    except MemoryError:
+        why = "takes more memory than there is for it"
+    raise ConfigError(
+        f"environment {task.environment} with {printable(task.parameters, _PARAMETERS_SHOWN_CHARS)}"
+        f": a problem {why}; make the problems smaller"
+    )

@@ -1,1 +1,0 @@
-"""Completions of several turns, from the first one to the end of each transcript."""

@@ -1,0 +1,434 @@
+"""Advantages from the rewards of one group, and of a batch's scale. A group whose rewards are all
+equal has none, exactly: without that test, rounding in nearly equal rewards would be blown up a
+millionfold.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+from statistics import fmean, median, median_low, pstdev, stdev
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from node.methods.groups import Advantages, by_source, lengths, mean_logprobs
+from node.methods.method import MethodSettings
+from swarm.rollouts import ScoredGroup, informative
+
+STD_EPSILON: Final = 1e-6
+
+
+def is_flat(rewards: Sequence[float]) -> bool:
+    """True if a group's rewards are all equal and teach nothing.
+
+    Raises:
+        ValueError: one of them is no finite number.
+    """
+    if not all(map(math.isfinite, rewards)):
+        raise ValueError(f"rewards {tuple(rewards)}: not all are finite")
+    return len(rewards) < 2 or not informative(rewards)
+
+
+def grpo_advantages(rewards: Sequence[float]) -> tuple[float, ...]:
+    """(r - mean) / (std + 1e-6) with the unbiased standard deviation (GRPO, arXiv 2402.03300)."""
+    if is_flat(rewards):
+        return tuple(0.0 for _ in rewards)
+    mean, scale = fmean(rewards), stdev(rewards) + STD_EPSILON
+    return tuple((reward - mean) / scale for reward in rewards)
+
+
+def centred(rewards: Sequence[float], baseline: float) -> tuple[float, ...]:
+    """r - baseline, and zeros where the rewards are equal."""
+    if is_flat(rewards):
+        return tuple(0.0 for _ in rewards)
+    return tuple(reward - baseline for reward in rewards)
+
+
+@dataclass(frozen=True, slots=True)
+class Grpo(MethodSettings):
+    """(r - mean) / std of the group."""
+
+    kind: Literal["grpo"] = "grpo"
+
+
+def grpo(groups: Sequence[ScoredGroup], set_to: Grpo) -> Advantages:
+    """`grpo_advantages` of each group."""
+    return [grpo_advantages(group.rewards) for group in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class DrGrpo(MethodSettings):
+    """r - mean of the group, without its scale: hard and easy tasks weigh by what they teach."""
+
+    kind: Literal["dr_grpo"] = "dr_grpo"
+
+
+def dr_grpo(groups: Sequence[ScoredGroup], set_to: DrGrpo) -> Advantages:
+    """r - mean (Dr.GRPO, arXiv 2503.20783). Its mean over tokens is the loss' to choose."""
+    return [centred(group.rewards, fmean(group.rewards or (0.0,))) for group in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class Rloo(MethodSettings):
+    """r less the mean of the group's others."""
+
+    kind: Literal["rloo"] = "rloo"
+
+
+def rloo(groups: Sequence[ScoredGroup], set_to: Rloo) -> Advantages:
+    """r - mean of the others = G / (G - 1) (r - mean) (RLOO, arXiv 2402.14740)."""
+    return [
+        tuple(
+            each * len(group.rewards) / (len(group.rewards) - 1)
+            for each in centred(group.rewards, fmean(group.rewards))
+        )
+        if len(group.rewards) > 1
+        else tuple(0.0 for _ in group.rewards)
+        for group in groups
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ReinforcePlusPlus(MethodSettings):
+    """r - mean of the group, over the spread of the whole batch."""
+
+    kind: Literal["reinforce_pp"] = "reinforce_pp"
+
+
+def reinforce_pp(groups: Sequence[ScoredGroup], set_to: ReinforcePlusPlus) -> Advantages:
+    """r - mean of the group, whitened over the batch (REINFORCE++ with baseline, arXiv
+    2501.03262), each source's over its own groups. Groups without a spread stay at zero and have
+    no part in the scale."""
+    found: Advantages = [centred(group.rewards, fmean(group.rewards or (0.0,))) for group in groups]
+    for places in by_source(groups).values():
+        told = [at for at in places if not is_flat(groups[at].rewards)]
+        values = [each for at in told for each in found[at] if each is not None]
+        if len(values) < 2:
+            continue
+        mean, scale = fmean(values), stdev(values) + STD_EPSILON
+        for at in told:
+            found[at] = tuple((each - mean) / scale for each in found[at] if each is not None)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Opo(MethodSettings):
+    """r less the mean reward by length: the baseline of least variance where tokens weigh alike."""
+
+    kind: Literal["opo"] = "opo"
+
+
+def opo(groups: Sequence[ScoredGroup], set_to: Opo) -> Advantages:
+    """r - sum(length r) / sum(length) (OPO, arXiv 2505.23585)."""
+    found: Advantages = []
+    for group in groups:
+        counts = lengths(group)
+        weighted = sum(n * each for n, each in zip(counts, group.rewards, strict=True))
+        found.append(centred(group.rewards, weighted / (sum(counts) or 1)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PassK(MethodSettings):
+    """The best completion alone counts, by its lead over the second best."""
+
+    kind: Literal["pass_k"] = "pass_k"
+    over_std: bool = False
+
+
+def pass_k(groups: Sequence[ScoredGroup], set_to: PassK) -> Advantages:
+    """The best gets its lead over the second, the others nothing (verl's `grpo_passk`); of equal
+    ones nobody leads. `over_std`: over the group's standard deviation."""
+    found: Advantages = []
+    for group in groups:
+        values = [0.0] * len(group.rewards)
+        if not is_flat(group.rewards):
+            first, second = sorted(group.rewards, reverse=True)[:2]
+            scale = stdev(group.rewards) + STD_EPSILON if set_to.over_std else 1.0
+            values[group.rewards.index(first)] = (first - second) / scale
+        found.append(tuple(values))
+    return found
+
+
+# Baselines that few outliers do not move: medians in place of means.
+
+MAD_EPSILON: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class McGrpo(MethodSettings):
+    """r less the median of the group, which is left out itself: for small groups."""
+
+    kind: Literal["mc_grpo"] = "mc_grpo"
+    scale: Literal["none", "mad", "std"] = "std"
+    """What divides: the median deviation (`mad`, as published) is 0 where most rewards are equal,
+    and makes a thousand of 1."""
+    advantage_max: Annotated[float, Gt(0)] = 5.0
+
+
+def mc_grpo(groups: Sequence[ScoredGroup], set_to: McGrpo) -> Advantages:
+    """(r - lower median) / scale, within +-`advantage_max`; one completion that is the median is
+    left out (MC-GRPO, arXiv 2601.22582). A group of one or two has no completion to spare."""
+    found: Advantages = []
+    for group in groups:
+        rewards = group.rewards
+        if is_flat(rewards) or len(rewards) < 3:
+            found.append(tuple(0.0 for _ in rewards))
+            continue
+        middle = median_low(rewards)
+        scale = 1.0
+        if set_to.scale == "mad":
+            scale = median_low([abs(each - middle) for each in rewards]) + MAD_EPSILON
+        elif set_to.scale == "std":
+            scale = stdev(rewards) + STD_EPSILON
+        most = set_to.advantage_max
+        values = [max(-most, min(most, (each - middle) / scale)) for each in rewards]
+        left_out = rewards.index(middle)
+        found.append(tuple(None if at == left_out else v for at, v in enumerate(values)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Gapo(MethodSettings):
+    """r less the median of where rewards are densest: for shares, with outliers."""
+
+    kind: Literal["gapo"] = "gapo"
+    window_share: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Of the rewards, in order, so many are the window: that with the least spread, the lowest of
+    equal ones."""
+
+
+def gapo(groups: Sequence[ScoredGroup], set_to: Gapo) -> Advantages:
+    """(r - Q) / (sqrt(sum (r - Q)^2 / (G - 1)) + 1e-6), Q the median of the densest window (GAPO,
+    arXiv 2510.21830)."""
+    found: Advantages = []
+    for group in groups:
+        rewards = group.rewards
+        if is_flat(rewards):
+            found.append(tuple(0.0 for _ in rewards))
+            continue
+        ordered = sorted(rewards)
+        size = ceil(len(ordered) * set_to.window_share)
+        begin = min(
+            range(len(ordered) - size + 1), key=lambda at: ordered[at + size - 1] - ordered[at]
+        )
+        base = median(ordered[begin : begin + size])
+        spread = sqrt(sum((each - base) ** 2 for each in rewards) / (len(rewards) - 1))
+        found.append(tuple((each - base) / (spread + STD_EPSILON) for each in rewards))
+    return found
+
+
+# Advantages of what a completion is made of: its turns, or its answers to a task's parts.
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevels(MethodSettings):
+    """A turn's advantage over others' same turn, and its transcript's over others."""
+
+    kind: Literal["two_levels"] = "two_levels"
+    discount: Annotated[float, Ge(0), Le(1)] = 0.5
+    of_transcript: Annotated[float, Ge(0)] = 1.0
+    of_turn: Annotated[float, Ge(0)] = 1.0
+
+
+def discounted(
+    rewards: Sequence[float], followed: Sequence[bool], discount: float
+) -> tuple[float, ...]:
+    """Returns by turn: a turn's reward, and the discounted returns of later turns while turns
+    `followed` what was right. A turn that did not starts a new sum (UI-S1, arXiv 2509.11543)."""
+    found: list[float] = []
+    later = 0.0
+    for reward, was_right in zip(reversed(rewards), reversed(followed), strict=True):
+        value = reward + discount * later if was_right else reward
+        found.append(value)
+        later = value if was_right else 0.0
+    return tuple(reversed(found))
+
+
+def two_levels(
+    rewards: Sequence[Sequence[float]], followed: Sequence[Sequence[bool]], set_to: TwoLevels
+) -> list[tuple[float, ...]]:
+    """Advantages of each turn of each transcript (UI-S1). Turns are compared with the mean at their
+    place, transcripts with the mean of all turns; neither is scaled. A turn that no other
+    transcript has counts by its transcript alone."""
+    returns = [
+        discounted(each, right, set_to.discount)
+        for each, right in zip(rewards, followed, strict=True)
+    ]
+    every = [value for each in rewards for value in each]
+    baseline = fmean(every) if every else 0.0
+    found: list[tuple[float, ...]] = []
+    for each, values in zip(rewards, returns, strict=True):
+        of_transcript = fmean(each) - baseline if each else 0.0
+        row = []
+        for place, value in enumerate(values):
+            there = [other[place] for other in returns if len(other) > place]
+            of_turn = value - fmean(there) if len(there) > 1 else 0.0
+            row.append(set_to.of_transcript * of_transcript + set_to.of_turn * of_turn)
+        found.append(tuple(row))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SubProblems(MethodSettings):
+    """Each part of an answer against others' same part."""
+
+    kind: Literal["sub_problems"] = "sub_problems"
+    over_std: bool = True
+
+
+def sub_problems(right: Sequence[Sequence[bool]], set_to: SubProblems) -> list[tuple[float, ...]]:
+    """Advantages of each of K parts of each completion, from whether they are right. A part counts
+    while all before it are right, and is compared with others at its place (SCRL, arXiv
+    2605.22074).
+
+    Raises:
+        ValueError: completions with unlike numbers of parts.
+    """
+    if len({len(each) for each in right}) > 1:
+        raise ValueError("sub_problems: completions have unlike numbers of parts")
+    rewards = [[float(all(each[: at + 1])) for at in range(len(each))] for each in right]
+    columns = list(zip(*rewards, strict=True))
+    of_column = [
+        grpo_advantages(column) if set_to.over_std else centred(column, fmean(column))
+        for column in columns
+    ]
+    return [tuple(column[at] for column in of_column) for at in range(len(right))]
+
+
+# More for right answers that are rare: by how unlikely they were, or by how few are of a kind.
+
+PASSED = 1.0  # the reward of a right answer
+
+
+@dataclass(frozen=True, slots=True)
+class Novelty(MethodSettings):
+    """GRPO, and more for right completions that were less likely than their group."""
+
+    kind: Literal["novelty"] = "novelty"
+    strength: Annotated[float, Ge(0)] = 2.5
+    share_max: Annotated[float, Ge(0)] = 0.5
+    """Of its advantage a completion gains at most this share."""
+
+
+def novelty(groups: Sequence[ScoredGroup], set_to: Novelty) -> Advantages:
+    """A + min(max(strength (1 - e), 0), share_max A) of right completions, e = exp(mean log-prob -
+    the group's mean of these) (XRPO, arXiv 2510.06672). Groups whose log-probs are not all known
+    and finite stay as they are: they are comparable within one policy alone."""
+    found: Advantages = []
+    for group in groups:
+        values = grpo_advantages(group.rewards)
+        logs = mean_logprobs(group)
+        if logs:
+            middle = fmean(logs)
+            values = tuple(
+                value + min(max(set_to.strength * (1.0 - _exp(log - middle)), 0.0),
+                            set_to.share_max * value)
+                if reward == PASSED and value > 0
+                else value
+                for value, reward, log in zip(values, group.rewards, logs, strict=True)
+            )  # fmt: skip
+        found.append(values)
+    return found
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 20.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Uniqueness(MethodSettings):
+    """GRPO, and less for right completions of which there are many of a kind."""
+
+    kind: Literal["uniqueness"] = "uniqueness"
+    strength: Annotated[float, Ge(0)] = 1.0
+
+
+def uniqueness(
+    groups: Sequence[ScoredGroup],
+    set_to: Uniqueness,
+    kind_of: Callable[[str], Hashable] = lambda text: " ".join(text.split()),
+) -> Advantages:
+    """A / f^strength of right completions, f how many right ones are of its kind (uniqueness-aware
+    RL, arXiv 2601.08763, where a model sorts them). `kind_of`: here texts that are the same but for
+    blanks."""
+    found: Advantages = []
+    for group in groups:
+        values = grpo_advantages(group.rewards)
+        kinds = [kind_of(each.text) for each in group.group.completions]
+        counts = Counter(
+            kind for kind, reward in zip(kinds, group.rewards, strict=True) if reward == PASSED
+        )
+        found.append(
+            tuple(
+                value / counts[kind] ** set_to.strength if reward == PASSED else value
+                for value, reward, kind in zip(values, group.rewards, kinds, strict=True)
+            )
+        )
+    return found
+
+
+# Advantages where one task was asked in several ways, or by several nodes.
+
+WHITEN_EPSILON: Final = 1e-5
+BARE: Final = ""  # the context of a completion to the bare prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts(MethodSettings):
+    """r less the mean of its context, and so much of that context's lead over all."""
+
+    kind: Literal["contexts"] = "contexts"
+    between: Annotated[float, Ge(0)] = 1.1
+    """How much the gap between contexts counts; 0: each source has a baseline of its own."""
+
+
+def contexts(groups: Sequence[ScoredGroup], set_to: Contexts) -> Advantages:
+    """(r - mean of context) + between (mean of context - mean of all), whitened over the task's
+    completions (NudgeRL, arXiv 2605.15726). A context is who generated, and the hint under which;
+    bare completions of this node are measured against all.
+
+    Groups of one prompt are one task. A task with a single context is plain GRPO but for the
+    population's standard deviation.
+    """
+    found: Advantages = [()] * len(groups)
+    tasks: dict[str, list[int]] = {}
+    for place, group in enumerate(groups):
+        tasks.setdefault(group.prompt or f"\x00{place}", []).append(place)
+    for places in tasks.values():
+        rewards = [each for at in places for each in groups[at].rewards]
+        if is_flat(rewards):
+            values = [0.0] * len(rewards)
+        else:
+            keys = [key for at in places for key in _contexts_of(groups[at])]
+            values = _whitened(_raw(rewards, keys, set_to.between))
+        rest = iter(values)
+        for at in places:
+            found[at] = tuple(next(rest) for _ in groups[at].rewards)
+    return found
+
+
+def _contexts_of(group: ScoredGroup) -> list[tuple[str, str]]:
+    named = group.contexts or (BARE,) * len(group.rewards)
+    return [(group.source, each) for each in named]
+
+
+def _raw(rewards: Sequence[float], keys: Sequence[tuple[str, str]], between: float) -> list[float]:
+    overall = fmean(rewards)
+    means = {
+        key: fmean(reward for reward, its in zip(rewards, keys, strict=True) if its == key)
+        for key in set(keys)
+    }
+    return [
+        reward - overall
+        if key == ("", BARE)
+        else reward - means[key] + between * (means[key] - overall)
+        for reward, key in zip(rewards, keys, strict=True)
+    ]
+
+
+def _whitened(values: Sequence[float]) -> list[float]:
+    mean, scale = fmean(values), pstdev(values) + WHITEN_EPSILON
+    return [(each - mean) / scale for each in values]

@@ -1,1 +1,0 @@
-"""Advantages of completions. Pure functions of whole batches."""

@@ -1,1 +1,0 @@
-"""Choice of tasks, number and length of rollouts, and their admission."""

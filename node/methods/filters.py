@@ -1,0 +1,378 @@
+"""Of many completions those that teach most, and of their tokens those that decide."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from statistics import variance as unbiased_variance
+from types import MappingProxyType
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from node.methods.advantages import is_flat
+from node.methods.checked import finite, probability, right_of, whole
+from node.methods.groups import Advantages
+from node.methods.method import MethodSettings
+from swarm.rollouts import ScoredGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Extremes(MethodSettings):
+    """The largest advantages and the most negative ones, and of them the tokens of high entropy."""
+
+    kind: Literal["extremes"] = "extremes"
+    samples_first: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Of all completions, the share that is kept at first; not published."""
+    samples_last: Annotated[float, Gt(0), Le(1)] = 0.5
+    """That which is kept in the end; not published."""
+    tokens_first: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Of all their tokens, the share at first; not published."""
+    tokens_last: Annotated[float, Gt(0), Le(1)] = 0.2
+    """That in the end: published runs used below a fifth of all tokens."""
+
+
+CompletionPlace = tuple[int, int]
+"""Of a group in its batch, and of a completion in its group."""
+
+
+def relaxed(first: float, last: float, progress: float) -> float:
+    """A value that moves linearly from its first to its last while `progress` goes from 0 to 1.
+
+    Raises:
+        ValueError: progress is no number.
+    """
+    if math.isnan(progress):
+        raise ValueError("progress: no number")
+    done = min(max(progress, 0.0), 1.0)
+    return (1.0 - done) * first + done * last
+
+
+def extremes(
+    advantages: Advantages, progress: float, set_to: Extremes
+) -> tuple[CompletionPlace, ...]:
+    """Places of the completions to learn from (D3S, arXiv 2509.22115): of all groups together,
+    those that maximise the variance of advantages. Advantages stay as they are. None among them is
+    left out.
+
+    Raises:
+        ValueError: an advantage is no finite number.
+    """
+    told = sum(value is not None for row in advantages for value in row)
+    share = relaxed(set_to.samples_first, set_to.samples_last, progress)
+    return most_varied(advantages, _share_of(share, told))
+
+
+def most_varied(advantages: Advantages, count: int) -> tuple[CompletionPlace, ...]:
+    """The `count` completions whose advantages have the largest variance, in the order of their
+    places; all where there are not more.
+
+    A choice of largest variance is always so many of the smallest and so many of the largest, as
+    the variance is convex in each value. Of equally good ones it is the most balanced;
+    of one completion it is that farthest from the mean.
+
+    Raises:
+        ValueError: an advantage is no finite number, or `count` is negative.
+    """
+    told = [
+        (value, (group, at))
+        for group, row in enumerate(advantages)
+        for at, value in enumerate(row)
+        if value is not None
+    ]
+    values = sorted(finite((value for value, _ in told), "advantages"))
+    count = min(whole(count, "count"), len(values))
+    if not count:
+        return ()
+    told.sort()
+    lowest = _lowest(values, count)
+    chosen = told[:lowest] + told[len(told) - (count - lowest) :]
+    return tuple(sorted(place for _, place in chosen))
+
+
+def _lowest(values: Sequence[float], count: int) -> int:
+    """The number of smallest values among the `count` values that vary most."""
+    middle = math.fsum(values) / len(values)  # without it, squares would drown what differs
+    if count == 1:
+        return int(middle - values[0] > values[-1] - middle)
+    sums, squares = [0.0], [0.0]
+    for value in values:
+        sums.append(sums[-1] + (value - middle))
+        squares.append(squares[-1] + (value - middle) ** 2)
+    best, best_rank = 0, (-math.inf, 0)
+    for lowest in range(count + 1):
+        cut = len(values) - (count - lowest)
+        total = sums[lowest] + sums[-1] - sums[cut]
+        square = squares[lowest] + squares[-1] - squares[cut]
+        rank = (square / count - (total / count) ** 2, -abs(2 * lowest - count))
+        if rank > best_rank:
+            best, best_rank = lowest, rank
+    return best
+
+
+def deciding_tokens(
+    advantages: Sequence[float],
+    entropies: Sequence[Sequence[float]],
+    progress: float,
+    set_to: Extremes,
+) -> tuple[tuple[bool, ...], ...]:
+    """Of each completion, of each token, whether it is learned from: those with the highest
+    |advantage| entropy of all (D3S). Of equal ones the first are.
+
+    Args:
+        advantages: (N,) of each completion.
+        entropies: (N, tokens) of each one's tokens, in nats.
+
+    Raises:
+        ValueError: a number is not finite, or there are not as many completions as advantages.
+    """
+    worth = [
+        (abs(advantage) * entropy, (row, at))
+        for row, (advantage, each) in enumerate(
+            zip(finite(advantages, "advantages"), entropies, strict=True)
+        )
+        for at, entropy in enumerate(finite(each, "entropies"))
+    ]
+    share = relaxed(set_to.tokens_first, set_to.tokens_last, progress)
+    best = sorted(worth, key=lambda each: -each[0])[: _share_of(share, len(worth))]
+    kept = {place for _, place in best}
+    return tuple(
+        tuple((row, at) in kept for at in range(len(each))) for row, each in enumerate(entropies)
+    )
+
+
+def _share_of(share: float, whole_count: int) -> int:
+    return math.ceil(share * whole_count - 1e-9)  # a product may lie a little above a whole number
+
+
+# Groups whose rewards differ, and how many more tasks it takes to have enough of them.
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroAdvantage(MethodSettings):
+    """Groups whose rewards are all equal are left out: nothing is learned of them."""
+
+    kind: Literal["zero_advantage"] = "zero_advantage"
+
+
+def zero_advantage(groups: Sequence[ScoredGroup], set_to: ZeroAdvantage) -> tuple[int, ...]:
+    """The places of groups whose rewards differ (DAPO's test, arXiv 2503.14476).
+
+    Raises:
+        ValueError: a reward is no finite number.
+    """
+    return tuple(place for place, group in enumerate(groups) if not is_flat(group.rewards))
+
+
+def informative_probability(success: float, rollouts: int) -> float:
+    """1 - p^G - (1 - p)^G: how likely the rewards of G rollouts differ, each right with
+    probability p. A group of one has nothing to differ from.
+
+    Raises:
+        ValueError: p is no probability, or there is no rollout.
+    """
+    whole(rollouts, "rollouts", 1)
+    rarer = min(probability(success, "success"), 1.0 - success)
+    if rollouts == 1 or rarer == 0.0:
+        return 0.0
+    # In this order a tiny p is not lost beside 1.
+    return max(0.0, -math.expm1(rollouts * math.log1p(-rarer)) - rarer**rollouts)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicSampling(MethodSettings):
+    """Groups without advantage are left out, and others are generated in their place."""
+
+    kind: Literal["dynamic_sampling"] = "dynamic_sampling"
+    rounds_max: Annotated[int, Ge(1)] = 10
+    """How often a batch is generated for, the first time among them; not published."""
+    prompts_max: Annotated[int, Ge(1)] = 1_024
+    """In one of these rounds; not published."""
+
+
+def dynamic_sampling(
+    wanted: int, kept: int, generated: int, rounds: int, set_to: DynamicSampling
+) -> int:
+    """Prompts of the next round of generation, so that as many groups as are wanted pass
+    `zero_advantage` (DAPO, arXiv 2503.14476). 0: there are enough, or the rounds are over.
+
+    Args:
+        wanted: groups of a batch.
+        kept: groups that passed so far.
+        generated: groups that were generated so far.
+        rounds: in so many rounds.
+
+    Raises:
+        ValueError: a count is negative, or more are kept than were generated.
+    """
+    for value, what in ((wanted, "wanted"), (kept, "kept"), (rounds, "rounds")):
+        whole(value, what)
+    whole(generated, "generated", kept)
+    missing = wanted - kept
+    if missing <= 0 or rounds >= set_to.rounds_max:
+        return 0
+    # One more of each kind than was seen: no share is taken for 0, and at first it is a half.
+    return min(set_to.prompts_max, -(-missing * (generated + 2) // (kept + 1)))
+
+
+# Preference for foreign groups on tasks that a node hardly solves itself.
+
+
+@dataclass(frozen=True, slots=True)
+class ByNeed(MethodSettings):
+    """Others' groups are drawn the more often, the rarer the node solves such tasks itself."""
+
+    kind: Literal["need"] = "need"
+    floor: Annotated[float, Gt(0), Le(1)] = 0.1
+    """The weight of a group on tasks that the node always solves, where one on tasks that it never
+    solves has 1; not published."""
+    looked_at: Annotated[int, Ge(1), Le(16)] = 4
+    """So many times as many groups as are wanted are drawn alike, and the draw by need is from
+    these; not published."""
+
+
+def by_need(passes: Sequence[float], rng: Random, set_to: ByNeed) -> list[int]:
+    """All places of `passes`, in the order of one draw after the other without replacement, each in
+    proportion to 1 - p, at least `floor`. (Efraimidis and Spirakis, 2006.)
+
+    Args:
+        passes: how often the node itself solves tasks such as each group's, in [0, 1].
+
+    Raises:
+        ValueError: one is no probability.
+    """
+    weights = [max(set_to.floor, 1.0 - probability(each, "pass rate")) for each in passes]
+    keys = [rng.expovariate(weight) for weight in weights]
+    return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+# Less for completions that come near the bound on their length.
+
+
+@dataclass(frozen=True, slots=True)
+class Overlong(MethodSettings):
+    """Completions lose the more, the deeper they reach into the last tokens that they may have."""
+
+    kind: Literal["overlong"] = "overlong"
+    tokens_max: Annotated[int, Ge(1)] = 20_480
+    buffer: Annotated[int, Ge(1)] = 4_096
+    """Of these tokens, the last ones, in which a penalty grows."""
+    factor: Annotated[float, Ge(0)] = 1.0
+    """The penalty of the longest."""
+
+
+def overlong(lengths: Sequence[int], set_to: Overlong) -> tuple[float, ...]:
+    """Reward offset of each completion (DAPO, arXiv 2503.14476): 0 up to tokens_max - buffer
+    tokens, then linear down to -factor at `tokens_max` and beyond.
+
+    Raises:
+        ValueError: a length is negative, or the buffer is longer than a completion may be.
+    """
+    if set_to.buffer > set_to.tokens_max:
+        raise ValueError(f"buffer {set_to.buffer}: over tokens_max {set_to.tokens_max}")
+    free = set_to.tokens_max - set_to.buffer
+    return tuple(
+        0.0 - set_to.factor * min(1.0, max(0, whole(each, "length") - free) / set_to.buffer)
+        for each in lengths
+    )
+
+
+# Groups whose rewards vary enough, and a bank of tasks whose did.
+
+ROUNDING: Final = 1e-9  # by which a score may lie below what it is
+
+
+@dataclass(frozen=True, slots=True)
+class Variance(MethodSettings):
+    """Groups whose rewards vary enough; the places of others go to tasks of a bank."""
+
+    kind: Literal["variance"] = "variance"
+    momentum: Annotated[float, Ge(0), Le(1)] = 0.9
+    """What is left of a task's score in the bank when a new one comes; not published."""
+    bank_max: Annotated[int, Ge(0)] = 1_024
+    """The bank holds at most so many tasks, those with the highest scores; not published."""
+    reward_range: Annotated[float, Gt(0)] = 1.0
+    """The largest reward less the smallest that there may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class VarianceBank:
+    """Tasks that varied enough, with their scores."""
+
+    scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class VarianceChoice:
+    """The selection from a batch."""
+
+    kept: tuple[int, ...]  # places of groups that are learned from
+    recalled: tuple[str, ...]  # tasks of the bank that take the places of others, the best first
+    bank: VarianceBank  # without these
+
+
+def variance_score(right: int, rollouts: int) -> float:
+    """The variance of a group's rewards of 0 and 1 over the largest that so many can have, within
+    [0, 1] (VCRL, arXiv 2509.19803). A group of one has none.
+
+    Raises:
+        ValueError: a group without rollouts, or with more right ones than rollouts.
+    """
+    right_of(right, rollouts)
+    most = _largest(rollouts)
+    return right * (rollouts - right) / most if most else 0.0
+
+
+def reward_score(rewards: Sequence[float], reward_range: float = 1.0) -> float:
+    """`variance_score` of rewards that are any numbers: their variance over that of as many at both
+    ends of the range, at most 1. Equal rewards, or a single one, have none.
+
+    Raises:
+        ValueError: a reward is no finite number, or the range is not above 0.
+    """
+    if not reward_range > 0.0:
+        raise ValueError(f"reward_range {reward_range}: not above 0")
+    if is_flat(rewards):
+        return 0.0
+    count = len(rewards)
+    most = _largest(count) / (count * (count - 1)) * reward_range**2
+    return min(1.0, unbiased_variance(rewards) / most)
+
+
+def _largest(rollouts: int) -> int:
+    """k (G - k) of rewards that differ as much as so many can."""
+    return rollouts // 2 * (rollouts - rollouts // 2)
+
+
+def variance(
+    groups: Sequence[ScoredGroup], score_min: float, bank: VarianceBank, set_to: Variance
+) -> VarianceChoice:
+    """Groups with a score of at least `score_min` are kept, and their tasks go into the bank with
+    a score that moves slowly (VCRL), but for tasks without a name. For each group that is not kept
+    the best task of the bank is taken out, to be rolled out again: none of this batch, which would
+    come twice. Of equal scores it is the first task by name.
+
+    Raises:
+        ValueError: `score_min` is no share, or a reward is no finite number.
+    """
+    probability(score_min, "score_min")
+    scores = [reward_score(group.rewards, set_to.reward_range) for group in groups]
+    kept = tuple(
+        place for place, score in enumerate(scores) if score >= score_min - ROUNDING and score > 0.0
+    )
+    here = {group.prompt for group in groups}
+    others = sorted(task for task in bank.scores if task not in here)
+    others.sort(key=lambda task: -bank.scores[task])
+    recalled = tuple(others[: len(groups) - len(kept)])
+    known = dict(bank.scores)
+    for task in recalled:
+        del known[task]
+    for prompt, score in sorted(
+        (groups[place].prompt, scores[place]) for place in kept if groups[place].prompt
+    ):
+        before = known.get(prompt, score)
+        known[prompt] = set_to.momentum * before + (1.0 - set_to.momentum) * score
+    best = sorted(sorted(known), key=lambda task: -known[task])[: set_to.bank_max]
+    return VarianceChoice(
+        kept, recalled, VarianceBank(MappingProxyType({task: known[task] for task in best}))
+    )

@@ -1,1 +1,0 @@
-"""The decisions of generation methods, without an engine."""

@@ -1,0 +1,393 @@
+"""A second continuation where the policy is of two minds."""
+
+import math
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from node.methods.checked import finite, probability, whole
+from node.methods.method import MethodSettings
+
+LOOK_AHEAD_MAX: Final = 512  # the time to compare grows with its square
+
+
+@dataclass(frozen=True, slots=True)
+class Branching(MethodSettings):
+    """A rollout branches where two tokens are nearly as likely, and a branch that says the same is
+    cut."""
+
+    kind: Literal["branching"] = "branching"
+    second_min: Annotated[float, Ge(0), Le(0.5)] = 0.15
+    """The second token is likelier than this."""
+    lead_max: Annotated[float, Gt(0), Le(1)] = 0.25
+    """The first one leads by less than this."""
+    distance_min: Annotated[float, Ge(0), Le(1)] = 0.4
+    """A branch is cut where a smaller share of its tokens differs."""
+    look_ahead: tuple[int, ...] = (20, 30, 50)
+    """After so many tokens a branch is looked at."""
+    leaves_max: Annotated[int, Ge(1)] = 8
+    """Of one tree, as many as a group has completions; not published."""
+    tokens_max: Annotated[int, Ge(1)] = 1_024
+    """There is no branch after so many tokens."""
+    tree_shares: tuple[tuple[int, float], ...] = ((0, 1.0), (100, 0.75), (200, 0.5), (300, 0.25))
+    """From which step on what share of rollouts are trees."""
+
+
+def branching(first: float, second: float, token: int, leaves: int, set_to: Branching) -> bool:
+    """True if a rollout branches (LATR, arXiv 2510.24302).
+
+    Args:
+        first: the probability of the likeliest token.
+        second: that of the second one.
+        token: how many tokens there are before it.
+        leaves: how many the tree has so far.
+
+    Raises:
+        ValueError: they are no probabilities of two tokens, the likelier one first; or a count
+            is negative.
+    """
+    if probability(second, "second") > probability(first, "first") or first + second > 1.0 + 1e-6:
+        raise ValueError(f"{first} and {second}: not the two likeliest of one distribution")
+    has_room = whole(token, "token") < set_to.tokens_max and (
+        whole(leaves, "leaves") < set_to.leaves_max
+    )
+    return has_room and second > set_to.second_min and first - second < set_to.lead_max
+
+
+def edit_distance(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
+    """Least number of insertions, deletions and replacements that make one of the other
+    (Levenshtein). Time grows with the product of the lengths."""
+    row = list(range(len(second) + 1))
+    for at, one in enumerate(first, 1):
+        above, row[0] = row[0], at
+        for place, other in enumerate(second, 1):
+            above, row[place] = (
+                row[place],
+                min(row[place] + 1, row[place - 1] + 1, above + (one != other)),
+            )
+    return row[-1]
+
+
+def is_cut(parent: Sequence[int], branch: Sequence[int], set_to: Branching) -> bool:
+    """True if a branch repeats its parent (LATR): the tokens after they parted differ by too small
+    a share. Ask it when the branch has one of the lengths of `look_ahead`; of a longer parent only
+    as many tokens count.
+
+    Raises:
+        ValueError: a length of `look_ahead` is below 1, or over 512.
+    """
+    if not all(1 <= each <= LOOK_AHEAD_MAX for each in set_to.look_ahead):
+        raise ValueError(f"look_ahead {set_to.look_ahead}: not within 1 and {LOOK_AHEAD_MAX}")
+    if len(branch) not in set_to.look_ahead:
+        return False
+    differing = edit_distance(parent[: len(branch)], branch)
+    return differing / len(branch) < set_to.distance_min
+
+
+def tree_share(step: int, set_to: Branching) -> float:
+    """The share of rollouts that are trees at a step, which is counted from 0. None before the
+    first step that has one.
+
+    Raises:
+        ValueError: the step is negative, or a share is none.
+    """
+    whole(step, "step")
+    begun = [each for each in sorted(set_to.tree_shares) if each[0] <= step]
+    return probability(begun[-1][1], "tree share") if begun else 0.0
+
+
+# Noise in a policy's weights, so that it tries what it would not.
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNoise(MethodSettings):
+    """Noise that shrinks by stages is added to the scales of normalisation layers."""
+
+    kind: Literal["noise"] = "noise"
+    sigma_first: Annotated[float, Gt(0)] = 1e-2
+    """Standard deviation in the first stage with noise."""
+    sigma_last: Annotated[float, Gt(0)] = 1e-4
+    """Standard deviation in the last stage."""
+    stages: Annotated[int, Ge(1), Le(10_000)] = 10
+    """Of equal lengths; the first one is without noise."""
+
+
+def stage_noise(stage: int, set_to: WeightNoise) -> float:
+    """The standard deviation in a stage, counted from 0 (QeRL, arXiv 2510.11696): none in stage 0,
+    and from the first to the last one by equal factors after it. A single stage with noise has the
+    first one's.
+
+    Raises:
+        ValueError: there is no such stage.
+    """
+    if not 0 <= stage < set_to.stages:
+        raise ValueError(f"stage {stage} of {set_to.stages}")
+    if stage == 0:
+        return 0.0
+    factors = max(1, set_to.stages - 2)
+    return float(
+        set_to.sigma_first * (set_to.sigma_last / set_to.sigma_first) ** ((stage - 1) / factors)
+    )
+
+
+def noise(step: int, steps: int, set_to: WeightNoise) -> float:
+    """The standard deviation at a step, which is counted from 0, of a run of so many. From the
+    run's end on it stays that of the last stage.
+
+    Raises:
+        ValueError: the step is negative, or the run has none.
+    """
+    whole(steps, "steps", 1)
+    return stage_noise(min(set_to.stages - 1, whole(step, "step") * set_to.stages // steps), set_to)
+
+
+# Rollouts that are given up early, so that right and wrong ones are left in equal parts.
+
+SLOPE_MAX: Final = 500.0  # at which a difference of 1 % is as good as certain
+HALVINGS: Final = 50
+ROLLOUTS_MAX: Final = 1_024  # at once: the time grows by HALVINGS^2 for each
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning(MethodSettings):
+    """Each rollout survives with a probability that depends on its chance to come out right."""
+
+    kind: Literal["pruning"] = "pruning"
+    kept_share: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Of rollouts, the expected share that goes on (kappa)."""
+    positive_share: Annotated[float, Gt(0), Lt(1)] = 0.5
+    """Of those that go on, the expected share of right ones (rho), as far as it can be had."""
+    spared: Annotated[float, Ge(0), Lt(1)] = 0.05
+    """The least probability to go on: 0.05 in an independent implementation. Without one, what is
+    predicted wrongly is never found out, and no weight makes up for it."""
+    uniform_steps: Annotated[int, Ge(0)] = 20
+    """So many steps nothing is given up, as no prediction is to be trusted yet."""
+    look_at: Annotated[int, Ge(1)] = 512
+    """The token at which a rollout is looked at."""
+
+
+def pruning(chances: Sequence[float], step: int, set_to: Pruning) -> tuple[float, ...]:
+    """The probability that each rollout goes on (ARRoL, arXiv 2603.24840). It is also the rollout's
+    propensity, by which its result is divided to keep the group's mean.
+
+    The paper asks for two expectations, which many choices fulfil. This one is that of the largest
+    entropy: logistic in the chance. Where the rollouts cannot have the share of right ones that
+    is asked for, it comes as near as can be.
+
+    Args:
+        chances: of each rollout, the calibrated probability that it comes out right.
+        step: counted from 0.
+
+    Raises:
+        ValueError: a chance is no probability, there are over 1,024 of them, the step is
+            negative, or more is spared than kept.
+    """
+    for each in chances:
+        probability(each, "chance")
+    if len(chances) > ROLLOUTS_MAX:
+        raise ValueError(f"{len(chances)} rollouts: over {ROLLOUTS_MAX}")
+    if set_to.spared > set_to.kept_share:
+        raise ValueError(f"spared {set_to.spared}: over kept_share {set_to.kept_share}")
+    if whole(step, "step") < set_to.uniform_steps:
+        return tuple(1.0 for _ in chances)
+    if not chances or max(chances) == min(chances) or set_to.kept_share == 1.0:
+        return tuple(set_to.kept_share for _ in chances)
+    low, high = -SLOPE_MAX, SLOPE_MAX
+    for _ in range(HALVINGS):
+        slope = (low + high) / 2.0
+        found = _survivals(chances, slope, set_to)
+        positive = sum(map(float.__mul__, found, map(float, chances))) / sum(found)
+        low, high = (low, slope) if positive > set_to.positive_share else (slope, high)
+    return _survivals(chances, (low + high) / 2.0, set_to)
+
+
+def _survivals(chances: Sequence[float], slope: float, set_to: Pruning) -> tuple[float, ...]:
+    """Those of one slope whose mean is the share that is kept."""
+    wanted = (set_to.kept_share - set_to.spared) / (1.0 - set_to.spared)
+    low, high = -SLOPE_MAX - 50.0, SLOPE_MAX + 50.0
+    found: list[float] = []
+    for _ in range(HALVINGS):
+        shift = (low + high) / 2.0
+        found = [_logistic(shift + slope * chance) for chance in chances]
+        low, high = (low, shift) if sum(found) > wanted * len(found) else (shift, high)
+    return tuple(set_to.spared + (1.0 - set_to.spared) * each for each in found)
+
+
+def _logistic(value: float) -> float:
+    if value < 0.0:  # so that no exponent is positive
+        return math.exp(value) / (1.0 + math.exp(value))
+    return 1.0 / (1.0 + math.exp(-value))
+
+
+def survivors(propensities: Sequence[float], rng: Random) -> tuple[int, ...]:
+    """The places of the rollouts that go on, each drawn by itself.
+
+    Raises:
+        ValueError: a propensity is no probability.
+    """
+    return tuple(
+        place
+        for place, each in enumerate(propensities)
+        if rng.random() < probability(each, "propensity")
+    )
+
+
+# Prompts without the tokens that lead the policy astray.
+
+
+@dataclass(frozen=True, slots=True)
+class Purify(MethodSettings):
+    """The tokens of a prompt that the policy sees most unlike a reference are taken out, and what
+    succeeds without them takes the place of what failed with them."""
+
+    kind: Literal["purify"] = "purify"
+    share: Annotated[float, Gt(0), Le(0.5)] = 0.03
+    """Of a prompt's tokens, those taken out (gamma); published runs had 0.01 to 0.05."""
+    success_min: Annotated[float, Ge(0), Le(1)] = 0.5
+    """Prompts that go this well stay as they are (tau); not published."""
+    original_weight: Annotated[float, Ge(0), Le(1)] = 0.5
+    """Of successes with the whole prompt (a); those without some of it have 1 - a; not
+    published."""
+
+
+def purify(
+    policy: Sequence[float],
+    reference: Sequence[float],
+    set_to: Purify,
+    fixed: Collection[int] = (),
+) -> tuple[int, ...]:
+    """The places of the prompt's tokens that stay, in their order (LENS, arXiv 2601.21244). Of n
+    tokens the ceil(share n) with the largest |policy - reference| are taken out, of equal ones
+    the first, and never all.
+
+    Args:
+        policy: (n,) log-probs of the prompt's tokens under the policy.
+        reference: (n,) under the reference.
+        fixed: places of tokens that stay, as those of a chat's frame; they count in n.
+
+    Raises:
+        ValueError: a log-prob is no finite number, or there are more of one than of the other.
+    """
+    if len(finite(policy, "policy")) != len(finite(reference, "reference")):
+        raise ValueError(f"{len(policy)} log-probs of the policy, {len(reference)} of a reference")
+    free = [place for place in range(len(policy)) if place not in fixed]
+    free.sort(key=lambda place: -abs(policy[place] - reference[place]))
+    wanted = math.ceil(set_to.share * len(policy) - 1e-9)
+    taken = set(free[: max(0, min(wanted, len(policy) - 1))])
+    return tuple(place for place in range(len(policy)) if place not in taken)
+
+
+def is_purified(right: Sequence[bool], set_to: Purify) -> bool:
+    """True if a prompt is tried without some of its tokens, because too few of its completions are
+    right. A prompt without completions is not."""
+    return bool(right) and sum(right) < set_to.success_min * len(right)
+
+
+def replaced(
+    original: Sequence[bool], purified: Sequence[bool], rng: Random
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Places of the failures with the whole prompt that leave a group, and of the successes with a
+    shortened prompt that replace them: as many of each, drawn if there are more.
+
+    Args:
+        original: of each completion to the whole prompt, whether it is right.
+        purified: of each one to the prompt without some of its tokens.
+    """
+    failures = [place for place, right in enumerate(original) if not right]
+    successes = [place for place, right in enumerate(purified) if right]
+    count = min(len(failures), len(successes))
+    return (
+        tuple(sorted(rng.sample(failures, count))),
+        tuple(sorted(rng.sample(successes, count))),
+    )
+
+
+def success_weight(is_original: bool, set_to: Purify) -> float:
+    """Weight of a success: a with the whole prompt, 1 - a with a shortened one."""
+    weight = probability(set_to.original_weight, "original_weight")
+    return weight if is_original else 1.0 - weight
+
+
+# Completions of before, of which the policy of now still says a part.
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative(MethodSettings):
+    """An earlier completion is kept as far as the policy of now agrees with it."""
+
+    kind: Literal["speculative"] = "speculative"
+    lenience: Annotated[float, Ge(-20), Le(20)] = 0.5
+    """A token may have become less likely by this, as a logarithm: 0.5 was best with GRPO, 0.3 with
+    PPO and 0.15 with DAPO. At 1 and above, what is learned suffers."""
+    probability_min: Annotated[float, Ge(0), Le(1)] = 0.0
+    """A token that is less likely than this now is never kept; not published."""
+
+
+def keeping_probabilities(
+    old: Sequence[float], new: Sequence[float], set_to: Speculative
+) -> tuple[float, ...]:
+    """min(1, e^(lenience + new - old)) of each token: how likely it is kept where those before it
+    are (SPEC-RL, arXiv 2509.23232).
+
+    Args:
+        old: (tokens,) log-probs where the completion was generated.
+        new: (tokens,) of the same tokens, under the policy of now; -inf: impossible by now.
+
+    Raises:
+        ValueError: they are of unlike lengths, `old` has no finite number, or `new` is none.
+    """
+    if len(old) != len(new):
+        raise ValueError(f"{len(old)} log-probs of before and {len(new)} of now")
+    found = []
+    for before, now in zip(old, new, strict=True):
+        if not math.isfinite(before) or math.isnan(now) or now == math.inf:
+            raise ValueError(f"log-probs {before} and {now}: no token has these")
+        is_too_rare = math.exp(min(now, 0.0)) < set_to.probability_min
+        ratio = math.exp(min(0.0, set_to.lenience + now - before))
+        found.append(0.0 if is_too_rare else ratio)
+    return tuple(found)
+
+
+def speculative(
+    old: Sequence[float], new: Sequence[float], uniforms: Sequence[float], set_to: Speculative
+) -> int:
+    """Number of tokens that are kept, from the first on (SPEC-RL): those before the first that
+    `keeping_probabilities` does not keep. The present policy continues from there, and `new` are
+    the behaviour log-probs of kept tokens.
+
+    What follows is drawn from the policy itself and not from what it says more than before, so
+    that the result is a little biased even without lenience.
+
+    Args:
+        uniforms: (tokens,) random numbers from [0, 1).
+
+    Raises:
+        ValueError: as `keeping_probabilities`; or `uniforms` are too few, or not in [0, 1).
+    """
+    probabilities = keeping_probabilities(old, new, set_to)
+    if len(uniforms) < len(probabilities):
+        raise ValueError(f"{len(uniforms)} random numbers for {len(probabilities)} tokens")
+    for kept, (keeps, uniform) in enumerate(zip(probabilities, uniforms, strict=False)):
+        if not 0.0 <= uniform < 1.0:
+            raise ValueError(f"{uniform}: not in [0, 1)")
+        # Not "at most": a random number may be 0, and an impossible token would be kept.
+        if not uniform < keeps:
+            return kept
+    return len(probabilities)
+
+
+def kept_share(kept: Sequence[int], lengths: Sequence[int]) -> float:
+    """Of all tokens of earlier completions those that were kept, within [0, 1]: how near a policy
+    of before, or a peer's, is to that of now. 0 where there are none.
+
+    Raises:
+        ValueError: more is kept than there was, or they are of unlike numbers.
+    """
+    if len(kept) != len(lengths):
+        raise ValueError(f"{len(kept)} kept of {len(lengths)} completions")
+    if any(not 0 <= each <= length for each, length in zip(kept, lengths, strict=True)):
+        raise ValueError("more is kept than there was")
+    return sum(kept) / sum(lengths) if any(lengths) else 0.0

@@ -1,1 +1,0 @@
-"""Token losses, and corrections for stale data. Pure functions."""

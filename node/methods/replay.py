@@ -1,0 +1,275 @@
+"""Successes that are kept, for tasks on which there are none or few."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from types import MappingProxyType
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from node.methods.advantages import PASSED, is_flat
+from node.methods.checked import finite
+from node.methods.method import MethodSettings
+from swarm.identity import PeerId
+from swarm.rollouts import Completion, FinishReason, Task
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOfSuccesses(MethodSettings):
+    """A task that nobody solves now gets successes of before."""
+
+    kind: Literal["pool_of_successes"] = "pool_of_successes"
+    injected: Annotated[int, Ge(1), Le(64)] = 1
+    """How many such a group gets; not published."""
+    task_max: Annotated[int, Ge(1), Le(1_024)] = 8
+    """The pool holds so many of a task, the newest; not published."""
+    tasks_max: Annotated[int, Ge(1)] = 10_000
+    """It holds so many tasks, those with a success last; not published."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedSuccesses(MethodSettings):
+    """A task that is rarely solved gets own successes of before."""
+
+    kind: Literal["replayed_successes"] = "replayed_successes"
+    replayed: Annotated[int, Ge(1), Le(64)] = 2
+    """How many are added to a group; not published."""
+    success_max: Annotated[float, Ge(0), Le(1)] = 0.25
+    """The largest share of right ones at which a task is solved rarely; not published."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessPool:
+    """Of each task the names of its successes, the oldest first."""
+
+    stored: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of(self, task: str) -> tuple[str, ...]:
+        """Those of a task."""
+        return self.stored.get(task, ())
+
+
+def with_success(pool: SuccessPool, task: str, name: str, set_to: PoolOfSuccesses) -> SuccessPool:
+    """The pool with one more success, the newest; one that it holds already becomes the newest."""
+    known = dict(pool.stored)
+    names = [each for each in known.pop(task, ()) if each != name]
+    known[task] = (*names, name)[-set_to.task_max :]
+    for other in list(known)[: max(0, len(known) - set_to.tasks_max)]:
+        del known[other]
+    return SuccessPool(MappingProxyType(known))
+
+
+def pool_of_successes(
+    pool: SuccessPool, task: str, rewards: Sequence[float], rng: Random, set_to: PoolOfSuccesses
+) -> tuple[str, ...]:
+    """Stored successes that join a task's group (DART, arXiv 2509.23866): a draw without
+    replacement if none of its own completions passed, else none.
+
+    Raises:
+        ValueError: a reward is no finite number.
+    """
+    if any(each >= PASSED for each in finite(rewards, "rewards")):
+        return ()
+    return _drawn(pool.of(task), set_to.injected, rng)
+
+
+def replayed_successes(
+    pool: SuccessPool, task: str, rewards: Sequence[float], rng: Random, set_to: ReplayedSuccesses
+) -> tuple[str, ...]:
+    """Earlier own successes that join a task's group (RLEP, arXiv 2507.07451, which adds them to
+    every group): a draw without replacement if few enough of the group passed, else none. An empty
+    group gets none: nothing could be compared with them.
+
+    Raises:
+        ValueError: a reward is no finite number.
+    """
+    right = sum(each >= PASSED for each in finite(rewards, "rewards"))
+    if not rewards or right > set_to.success_max * len(rewards):
+        return ()
+    return _drawn(pool.of(task), set_to.replayed, rng)
+
+
+def _drawn(names: Sequence[str], count: int, rng: Random) -> tuple[str, ...]:
+    return tuple(rng.sample(sorted(names), min(count, len(names))))
+
+
+# Own groups that are all wrong, and others' right completions of the same tasks.
+
+CHARS_MAX: Final = (
+    2**24
+)  # of all texts that are kept; of more, those heard longest ago are given up
+EACH_MAX: Final = 4  # producers of a task, the newest
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue(MethodSettings):
+    """A group that is all wrong takes right completions of others on its task, by their texts."""
+
+    kind: Literal["rescue"] = "rescue"
+    successes_max: Annotated[int, Ge(1), Le(8)] = 1
+    """For one group, each of another producer; not published."""
+    groups_share_max: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Of a round's own groups that share, rounded up, is rescued at most; not published."""
+    shaping: Annotated[float, Gt(0), Le(1)] = 0.1
+    """A token counts by p / (p + shaping), p its probability now (LUFFY, arXiv 2504.14945): what is
+    unlikely still has a gradient, and what is likely hardly any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """A right completion of somebody else. Its text alone is believed: it was scored here."""
+
+    producer: PeerId
+    completion: Completion
+    voice: str = ""  # in whose name it counts: of an address block; empty: of the producer alone
+
+
+class SolvedTasks:
+    """Right completions of tasks that come again, of each producer its newest one. Bounded."""
+
+    def __init__(self, chars_max: int = CHARS_MAX) -> None:
+        self._chars_max = chars_max
+        self._chars = 0
+        self._tasks: dict[Task, dict[PeerId, Success]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def receive(
+        self,
+        task: Task,
+        producer: PeerId,
+        scored: Sequence[tuple[Completion, float]],
+        voice: str = "",
+    ) -> None:
+        """Keep the shortest of a group's right completions that ended by themselves, if there is
+        one that nobody else gave: who copies another's takes no place. Where there are more than
+        have room, the oldest of the voice with most of them goes: keys are free."""
+        known = self._tasks.pop(task, {})
+        self._chars -= _chars(known)
+        others = {each.completion.text for name, each in known.items() if name != producer}
+        fresh = [
+            each.text
+            for each, reward in scored
+            if reward == 1.0
+            and each.finish_reason is FinishReason.STOP
+            and not each.segments
+            and each.text not in others
+        ]
+        if fresh:
+            shortest = min(fresh, key=lambda text: (len(text), text))
+            known.pop(producer, None)
+            bare = Completion(shortest, (), (), FinishReason.STOP, 0)
+            known[producer] = Success(producer, bare, voice)
+            while len(known) > EACH_MAX:
+                voices = [each.voice or name for name, each in known.items()]
+                most = max(Counter(voices).values())
+                crowded = next(voice for voice in voices if voices.count(voice) == most)
+                del known[next(name for name, v in zip(known, voices, strict=True) if v == crowded)]
+        if known:
+            self._tasks[task] = known
+            self._chars += _chars(known)
+        while self._chars > self._chars_max:
+            self._chars -= _chars(self._tasks.pop(next(iter(self._tasks))))
+
+    def of(self, task: Task) -> tuple[Success, ...]:
+        """Those of a task, the newest last."""
+        return tuple(self._tasks.get(task, {}).values())
+
+
+def rescue(
+    rewards: Sequence[Sequence[float]],
+    successes: Mapping[int, Sequence[Success]],
+    rng: Random,
+    set_to: Rescue,
+) -> dict[int, tuple[Success, ...]]:
+    """The right completions of others for each own group that takes some.
+
+    Args:
+        rewards: (groups, G) of a round's own groups.
+        successes: by the place of a group, what others made of its task.
+
+    Raises:
+        ValueError: a reward is no finite number.
+    """
+    failed = [at for at, each in enumerate(rewards) if is_flat(each) and not any(each)]
+    known = [at for at in failed if successes.get(at)]
+    most = math.ceil(set_to.groups_share_max * len(rewards))
+    found: dict[int, tuple[Success, ...]] = {}
+    taken: Counter[PeerId] = Counter()  # no producer gives more than others that could
+    for at in sorted(rng.sample(known, min(most, len(known)))):
+        offered = sorted(successes[at], key=lambda each: each.producer)
+        rng.shuffle(offered)
+        offered.sort(key=lambda each: taken[each.producer])
+        found[at] = tuple(offered[: set_to.successes_max])
+        taken.update(each.producer for each in found[at])
+    return found
+
+
+def _chars(successes: Mapping[PeerId, Success]) -> int:
+    return sum(len(each.completion.text) for each in successes.values())
+
+
+# The right part of a wrong answer.
+
+StepJudge = Callable[[Sequence[str]], int | None]
+"""Of the steps of an answer, the place of the first wrong one; None: none is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage(MethodSettings):
+    """A wrong answer is begun again after its last right step."""
+
+    kind: Literal["salvage"] = "salvage"
+    steps_min: Annotated[int, Ge(1)] = 1
+    """A beginning with fewer right steps is not worth it; not published."""
+    steps_max: Annotated[int, Ge(1)] = 256
+    """An answer with more steps is not given to the judge; not published."""
+
+
+@dataclass(frozen=True, slots=True)
+class SalvagedAnswer:
+    """The beginning of an answer, to be gone on with by whoever knows how."""
+
+    prefix: str
+    steps: int  # that it has
+    dropped: str  # the rest
+
+
+def steps_of(text: str) -> tuple[str, ...]:
+    """A text cut after each run of blank lines. The steps put together are the text."""
+    steps: list[list[str]] = []
+    says, is_over = False, True  # the step so far; a blank line came after what it says
+    for line in text.splitlines(keepends=True):
+        is_blank = not line.strip()
+        if is_over and (not steps or not is_blank):
+            steps.append([])
+            says = False
+        steps[-1].append(line)
+        says = says or not is_blank
+        is_over = says and is_blank
+    return tuple(map("".join, steps))
+
+
+def salvage(text: str, judge: StepJudge, set_to: Salvage) -> SalvagedAnswer | None:
+    """The steps of a wrong answer up to the first that a judge finds wrong (SCOPE, arXiv
+    2602.24110). What is put in its place is not of the policy: it needs a mask, or weights of its
+    own. None: the judge finds none wrong, too few are right, or there are too many to ask about.
+
+    Raises:
+        ValueError: the judge names a step that there is not.
+    """
+    steps = steps_of(text)
+    if not steps or len(steps) > set_to.steps_max:
+        return None
+    wrong = judge(steps)
+    if wrong is None:
+        return None
+    if not 0 <= wrong < len(steps):
+        raise ValueError(f"the judge finds step {wrong} wrong of {len(steps)}")
+    if wrong < set_to.steps_min:
+        return None
+    return SalvagedAnswer("".join(steps[:wrong]), wrong, "".join(steps[wrong:]))

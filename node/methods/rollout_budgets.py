@@ -1,0 +1,365 @@
+"""Division of a budget of rollouts or tokens among tasks."""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import mul
+from statistics import fmean
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from node.methods.checked import finite, probability, right_of, whole
+from node.methods.filters import informative_probability
+from node.methods.method import MethodSettings
+
+STD_UNKNOWN: Final = 0.5  # of rewards of 0 and 1 the largest
+PRICE_LOG: Final = 20.0  # the logarithm of a price lies within +- this
+HALVINGS: Final = 60  # of an interval, after which doubles are exhausted
+
+
+@dataclass(frozen=True, slots=True)
+class XrpoAllocation(MethodSettings):
+    """More rollouts where one more narrows most what is known of a task's mean reward."""
+
+    kind: Literal["xrpo_allocation"] = "xrpo_allocation"
+    doubt: Annotated[float, Gt(0), Lt(1)] = 0.05
+    """The interval around a mean holds with probability 1 - doubt (alpha); not published."""
+    bonus: Annotated[float, Ge(0)] = 1.0
+    """How much it counts that a task has few rollouts (lambda); not published."""
+    phases: Annotated[int, Ge(1), Le(64)] = 3
+    rollouts_max: Annotated[int, Ge(1), Le(4_096)] = 512
+    """Of one task; not published."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStatistics:
+    """Statistics of a task's rewards."""
+
+    rollouts: int = 0
+    std: float = 0.0  # unbiased; of fewer than two rollouts it is not looked at
+
+
+@lru_cache(maxsize=8_192)
+def student_quantile(level: float, freedom: int) -> float:
+    """The bound that Student's t of so many degrees of freedom stays within, on both sides, with
+    probability `level`.
+
+    Raises:
+        ValueError: the level does not lie between 0 and 1, or there is no freedom.
+    """
+    whole(freedom, "degrees of freedom", 1)
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level {level}: not between 0 and 1")
+    low, high = 0.0, math.pi / 2.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if _student_within(middle, freedom) >= level else (middle, high)
+    return math.sqrt(freedom) * math.tan((low + high) / 2.0)
+
+
+def _student_within(angle: float, freedom: int) -> float:
+    """P(|t| <= sqrt(freedom) tan(angle)), by the finite series for whole degrees of freedom."""
+    cosine = math.cos(angle)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = 0.0
+    for at in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= cosine * cosine * (at - 1) / at
+    within = math.sin(angle) * total
+    return 2.0 / math.pi * (angle + within) if odd else within
+
+
+def half_width(rollouts: int, std: float, doubt: float) -> float:
+    """h(n) = t std / sqrt(n): the mean reward of n rollouts is known to within it. Infinite where
+    there are fewer than two."""
+    if rollouts < 2:
+        return math.inf
+    return student_quantile(1.0 - doubt, rollouts - 1) * std / math.sqrt(rollouts)
+
+
+def rollout_priority(
+    task: RolloutStatistics, rollouts: int, total: int, set_to: XrpoAllocation
+) -> float:
+    """Priority of one more rollout after `rollouts` of a task (XRPO): h(n) - h(n + 1) and the bonus
+    lambda sqrt(log(1 + T) / n). Infinite below two rollouts."""
+    if rollouts < 2:
+        return math.inf
+    std = task.std if task.rollouts > 1 else STD_UNKNOWN
+    narrowed = half_width(rollouts, std, set_to.doubt) - half_width(rollouts + 1, std, set_to.doubt)
+    return narrowed + set_to.bonus * math.sqrt(math.log1p(total) / rollouts)
+
+
+def xrpo_allocation(
+    tasks: Sequence[RolloutStatistics], budget: int, set_to: XrpoAllocation
+) -> tuple[int, ...]:
+    """Further rollouts for each task within a phase's budget (XRPO, arXiv 2510.06672), given one by
+    one to the highest priority. Among equals, the task with fewer rollouts is first, then the
+    earlier one. Deviations stay those of the phase's begin. Budget beyond all tasks' bounds stays
+    unspent.
+
+    Raises:
+        ValueError: a negative budget, a negative number of rollouts, or a deviation that is
+            negative or no number.
+    """
+    whole(budget, "budget")
+    for task in tasks:
+        whole(task.rollouts, "rollouts")
+        if not 0.0 <= task.std < math.inf:
+            raise ValueError(f"std {task.std}: not a deviation")
+    total = sum(task.rollouts for task in tasks)
+    more = [0] * len(tasks)
+    queue = [
+        (-rollout_priority(task, task.rollouts, total, set_to), task.rollouts, place)
+        for place, task in enumerate(tasks)
+        if task.rollouts < set_to.rollouts_max
+    ]
+    heapq.heapify(queue)
+    for _ in range(budget):
+        if not queue:
+            break
+        _, rollouts, place = heapq.heappop(queue)
+        more[place] += 1
+        if rollouts + 1 < set_to.rollouts_max:
+            priority = rollout_priority(tasks[place], rollouts + 1, total, set_to)
+            heapq.heappush(queue, (-priority, rollouts + 1, place))
+    return tuple(more)
+
+
+def phase_budgets(budget: int, set_to: XrpoAllocation) -> tuple[int, ...]:
+    """A budget in as equal parts as can be, the larger ones first.
+
+    Raises:
+        ValueError: the budget is negative.
+    """
+    each, rest = divmod(whole(budget, "budget"), set_to.phases)
+    return tuple(each + (phase < rest) for phase in range(set_to.phases))
+
+
+@dataclass(frozen=True, slots=True)
+class Duet(MethodSettings):
+    """Rollouts and lengths of each task within a budget of tokens, by one price of a token."""
+
+    kind: Literal["duet"] = "duet"
+    budget_share: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Of the tokens that all rollouts would take."""
+    rollouts_min: Annotated[int, Ge(1)] = 1
+    rollouts_max: Annotated[int, Ge(1)] = 32
+    tokens_min: Annotated[int, Ge(1)] = 32
+    tokens_max: Annotated[int, Ge(1)] = 4_096
+    halvings: Annotated[int, Ge(1), Le(HALVINGS)] = 10
+    """Of the interval in which the price is looked for."""
+    propensity_min: Annotated[float, Gt(0), Le(1)] = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """The share of each task."""
+
+    rollouts: tuple[int, ...]
+    tokens: tuple[int, ...]  # the most of one rollout
+    propensities: tuple[float, ...]  # by which what came of a task is divided
+
+
+def duet(
+    signals: Sequence[float], lengths: Sequence[float], full_tokens: float, set_to: Duet
+) -> Spending:
+    """Rollouts n = signal / sqrt(price length) and at most signal sqrt(length / price) tokens of
+    each, both within bounds (DUET, arXiv 2605.08441). The price is the lowest one found at which
+    sum(n length) stays within the budget; where even the fewest rollouts cost more, it is these.
+
+    Args:
+        signals: of each task, how far its gradients are spread.
+        lengths: of each task, the tokens that a rollout is expected to take.
+        full_tokens: what all tasks with all their rollouts would take.
+
+    Raises:
+        ValueError: a signal is below 0, a length below 1, or one of them no finite number;
+            there are more of one than of the other; or bounds are the wrong way round.
+    """
+    if len(finite(signals, "signals")) != len(finite(lengths, "lengths")):
+        raise ValueError(f"{len(signals)} signals and {len(lengths)} lengths")
+    if any(each < 0.0 for each in signals) or any(each < 1.0 for each in lengths):
+        raise ValueError("a signal below 0, or a length below 1")
+    if set_to.rollouts_min > set_to.rollouts_max or set_to.tokens_min > set_to.tokens_max:
+        raise ValueError("bounds the wrong way round")
+    (full,) = finite([full_tokens], "full_tokens")
+    low, high = -PRICE_LOG, PRICE_LOG
+    for _ in range(set_to.halvings):
+        middle = (low + high) / 2.0
+        counts = _rollouts_at(math.exp(middle), signals, lengths, set_to)
+        fits = sum(map(mul, counts, lengths)) <= set_to.budget_share * full
+        low, high = (low, middle) if fits else (middle, high)
+    price = math.exp(high)
+    rollouts = _rollouts_at(price, signals, lengths, set_to)
+    mean = fmean(rollouts) if rollouts else 1.0
+    return Spending(
+        rollouts,
+        tuple(
+            round(_within(signal * math.sqrt(length / price), set_to.tokens_min, set_to.tokens_max))
+            for signal, length in zip(signals, lengths, strict=True)
+        ),
+        tuple(_within(each / mean, set_to.propensity_min, 1.0) for each in rollouts),
+    )
+
+
+def _rollouts_at(
+    price: float, signals: Sequence[float], lengths: Sequence[float], set_to: Duet
+) -> tuple[int, ...]:
+    return tuple(
+        round(_within(signal / math.sqrt(price * length), set_to.rollouts_min, set_to.rollouts_max))
+        for signal, length in zip(signals, lengths, strict=True)
+    )
+
+
+def _within(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)
+
+
+# Settings that change with the steps of a run: least variance of a group, greatest length.
+
+
+@dataclass(frozen=True, slots=True)
+class VarianceCurriculum(MethodSettings):
+    """A bound on the variance score of what is learned from: low at first, high later."""
+
+    kind: Literal["variance_curriculum"] = "variance_curriculum"
+    score_first: Annotated[float, Ge(0), Le(1)] = 0.3
+    """The least score (kappa) of a group in the first steps; not published."""
+    score_later: Annotated[float, Ge(0), Le(1)] = 0.8
+    """The least score after them; not published."""
+    steps_first: Annotated[int, Ge(0)] = 20
+    """How many steps are the first; not published."""
+
+
+def variance_curriculum(step: int, set_to: VarianceCurriculum) -> float:
+    """The least variance score of a group at a step, which is counted from 0 (VCRL, arXiv
+    2509.19803).
+
+    Raises:
+        ValueError: the step is negative.
+    """
+    is_first = whole(step, "step") < set_to.steps_first
+    return set_to.score_first if is_first else set_to.score_later
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSchedule(MethodSettings):
+    """The length of completions swings between two bounds, so that what was learned in many tokens
+    is learned again in few."""
+
+    kind: Literal["length_schedule"] = "length_schedule"
+    tokens_min: Annotated[int, Ge(1)] = 8_192
+    tokens_max: Annotated[int, Ge(1)] = 16_384
+    period_steps: Annotated[int, Ge(2)] = 200
+    """From the longest over the shortest to the longest again; not published."""
+    cycles: Annotated[int, Ge(1)] = 3
+    """After so many the length stays the longest."""
+
+
+def length_schedule(step: int, set_to: LengthSchedule) -> int:
+    """The most tokens of a completion at a step, which is counted from 0 (SIRI, arXiv 2509.25176):
+    a cosine that begins and ends with the longest.
+
+    Raises:
+        ValueError: the step is negative, or the bounds are the wrong way round.
+    """
+    if set_to.tokens_min > set_to.tokens_max:
+        raise ValueError(f"tokens_min {set_to.tokens_min}: over tokens_max {set_to.tokens_max}")
+    if whole(step, "step") >= set_to.cycles * set_to.period_steps:
+        return set_to.tokens_max
+    phase = step % set_to.period_steps / set_to.period_steps
+    up = (1.0 + math.cos(2.0 * math.pi * phase)) / 2.0
+    return round(set_to.tokens_min + (set_to.tokens_max - set_to.tokens_min) * up)
+
+
+# The number of rollouts of a task, from its pass rate.
+
+ROUNDING: Final = 1e-9  # what a quotient may lie above a whole number and still be that number
+ROLLOUTS_MAX: Final = {"equal": 32, "hardness": 64}
+SOLVED: Final = 0.5  # tasks that go this well get no more
+
+
+@dataclass(frozen=True, slots=True)
+class Dars(MethodSettings):
+    """More rollouts of hard tasks, so that their advantages sum up to what those of middling ones
+    do."""
+
+    kind: Literal["dars"] = "dars"
+    treatment: Literal["equal", "hardness"] = "equal"
+    """`equal`: every task as much as the middling one; `hardness`: the harder the more."""
+    over_std: bool = False
+    """Whether advantages are divided by the group's standard deviation."""
+    rollouts_max: Annotated[int, Ge(1)] | None = None
+    """Of one task, the first ones among them; None: 32 where treated equally, else 64."""
+
+
+def dars(right: int, rollouts: int, set_to: Dars) -> int:
+    """Further rollouts of a task after its first ones (DARS, arXiv 2508.13755): as many as lift N S
+    to the aim. S = 2 a (1 - a), or 2 sqrt(a (1 - a)) where advantages are over the standard
+    deviation. a is the share of right ones, and half a rollout where none was right.
+
+    Raises:
+        ValueError: a task without rollouts, or with more right ones than rollouts.
+    """
+    right_of(right, rollouts)
+    share = (right or 0.5) / rollouts
+    if share >= SOLVED:
+        return 0
+    each = 2.0 * (math.sqrt(share * (1.0 - share)) if set_to.over_std else share * (1.0 - share))
+    aim = rollouts * (1.0 if set_to.over_std else 0.5)
+    if set_to.treatment == "hardness":
+        aim *= 2.0 * (1.0 - share)
+    wanted = math.ceil((aim - rollouts * each) / each - ROUNDING)
+    most = set_to.rollouts_max or ROLLOUTS_MAX[set_to.treatment]
+    return max(0, min(wanted, most - rollouts))
+
+
+@dataclass(frozen=True, slots=True)
+class Brorl(MethodSettings):
+    """As many rollouts of a task as make it likely that it teaches."""
+
+    kind: Literal["brorl"] = "brorl"
+    by: Literal["informative", "mass"] = "informative"
+    """What is to be likely: that rewards differ, or that what is right was seen at all."""
+    chance: Annotated[float, Gt(0), Lt(1)] = 0.9
+    """How likely; not published."""
+    rollouts_min: Annotated[int, Ge(1)] = 16
+    rollouts_max: Annotated[int, Ge(1), Le(65_536)] = 512
+
+
+def unseen_mass(success: float, rollouts: int) -> float:
+    """(1 - p)^N: how likely none of N rollouts finds what is right. It is what pulls the policy
+    away from right answers, and it shrinks with N.
+
+    Raises:
+        ValueError: p is no probability.
+    """
+    return float((1.0 - probability(success, "success")) ** rollouts)
+
+
+def brorl(success: float, set_to: Brorl) -> int:
+    """The least number of rollouts with which the task teaches with probability `chance` (the
+    widths of BroRL, arXiv 2510.01180, are 16 to 512 for all tasks alike), within the bounds. A
+    task that is never solved, or always, has rewards that never differ and gets the least.
+
+    Raises:
+        ValueError: `success` is no probability, or the bounds are the wrong way round.
+    """
+    if set_to.rollouts_min > set_to.rollouts_max:
+        raise ValueError(f"rollouts_min {set_to.rollouts_min}: over {set_to.rollouts_max}")
+    if probability(success, "success") in (0.0, 1.0):
+        return set_to.rollouts_min
+    low, high = set_to.rollouts_min, set_to.rollouts_max
+    while low < high:
+        middle = (low + high) // 2
+        told = (
+            informative_probability(success, middle)
+            if set_to.by == "informative"
+            else 1.0 - unseen_mass(success, middle)
+        )
+        low, high = (low, middle) if told >= set_to.chance else (middle + 1, high)
+    return low

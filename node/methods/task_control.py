@@ -1,0 +1,490 @@
+"""Tasks as hard as the policy is able (CDAS, arXiv 2505.17652)."""
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from math import ceil, log, sqrt
+from random import Random
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from node.methods.checked import finite, probability, right_of, whole
+from node.methods.method import MethodSettings
+from swarm.rollouts import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Cdas(MethodSettings):
+    """Half of the tasks a little below the policy's competence, half a little above it."""
+
+    kind: Literal["cdas"] = "cdas"
+    uniform_steps: Annotated[int, Ge(0)] = 1
+    """So many steps draw tasks uniformly, as nothing is known of them yet."""
+    tasks_max: Annotated[int, Ge(1)] = 100_000
+    """A state holds at most so many tasks; of more, those rated longest ago are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDifficulty:
+    """Average gap between a task's expected and actual success."""
+
+    value: float = 0.0  # within [-1, 1]
+    terms: int = 1  # of the average; the first is the 0 that every task begins with
+
+
+@dataclass(frozen=True, slots=True)
+class Competence:
+    """Ratings of the policy and of its tasks."""
+
+    value: float = 0.0
+    steps: int = 0
+    difficulties: Mapping[str, TaskDifficulty] = field(default_factory=lambda: MappingProxyType({}))
+
+    def difficulty(self, task: str) -> float:
+        """Of a task, on the scale of `value`; 0 where it was never rated."""
+        return self.difficulties.get(task, TaskDifficulty()).value
+
+
+def expected_rate(difficulty: float, competence: float) -> float:
+    """The pass rate that a task is expected to have: 1 / (1 + e^(difficulty - competence))."""
+    gap = difficulty - competence
+    if gap > 0:  # so that no exponent is positive
+        return math.exp(-gap) / (1.0 + math.exp(-gap))
+    return 1.0 / (1.0 + math.exp(gap))
+
+
+def rated(state: Competence, rates: Mapping[str, float], tasks: int, set_to: Cdas) -> Competence:
+    """The state after a step. Each difficulty is the running mean of expected less observed pass
+    rate, and the competence falls by the mean rise of the difficulties.
+
+    Args:
+        rates: of each task of this step its pass rate, within [0, 1].
+        tasks: how many tasks there are in all, rated or not.
+
+    Raises:
+        ValueError: a rate is no share, or more tasks are rated than there are.
+    """
+    whole(tasks, "tasks", max(1, len(rates)))
+    known = dict(state.difficulties)
+    rise = 0.0
+    for task in sorted(rates):
+        before = known.pop(task, TaskDifficulty())
+        surprise = expected_rate(before.value, state.value) - probability(rates[task], "pass rate")
+        terms = before.terms + 1
+        value = before.value + (surprise - before.value) / terms
+        rise += value - before.value
+        known[task] = TaskDifficulty(value, terms)  # at the end: rated last
+    for task in list(known)[: max(0, len(known) - set_to.tasks_max)]:
+        del known[task]
+    return Competence(state.value - rise / tasks, state.steps + 1, MappingProxyType(known))
+
+
+def cdas(
+    state: Competence, tasks: Iterable[str], count: int, rng: Random, set_to: Cdas
+) -> tuple[str, ...]:
+    """The next step's tasks: `count` of them, or all where there are fewer.
+
+    Half are the nearest that are at most as hard as the policy is able, the others the nearest
+    that are harder; of an odd number the harder half has one more. What a side lacks the other one
+    gives. Equally near tasks are drawn, as else the same ones would be first for ever.
+
+    Raises:
+        ValueError: `count` is negative.
+    """
+    whole(count, "count")
+    drawn = sorted(set(tasks))
+    rng.shuffle(drawn)
+    if state.steps < set_to.uniform_steps:
+        return tuple(drawn[:count])
+    easier: list[str] = []
+    harder: list[str] = []
+    for task in sorted(drawn, key=lambda each: abs(state.difficulty(each) - state.value)):
+        (easier if state.difficulty(task) <= state.value else harder).append(task)
+    of_harder = min(len(harder), count - min(len(easier), count // 2))
+    return tuple(easier[: count - of_harder] + harder[:of_harder])
+
+
+# Tasks whose rewards will differ most, by what is believed of them (VADE, arXiv 2511.18902).
+
+
+@dataclass(frozen=True, slots=True)
+class Vade(MethodSettings):
+    """Thompson's draw of each task's success, and those taken that promise most."""
+
+    kind: Literal["vade"] = "vade"
+    decay_global: Annotated[float, Gt(0), Le(1)] = 0.99
+    """What is left of all counts after a step; not published."""
+    decay_local: Annotated[float, Gt(0), Le(1)] = 0.9
+    """What is left, besides, of the counts of a task with new results; not published."""
+    evidence_max: Annotated[float, Gt(0)] = 64.0
+    """One result counts for at most so many rollouts, whoever brings it; not published."""
+    tasks_max: Annotated[int, Ge(1)] = 100_000
+    """At most so many tasks are known; of more, those with results longest ago are forgotten."""
+    ahead: Annotated[int, Ge(2), Le(64)] = 4
+    """A node looks at so many times as many tasks of its stream as it wants, and leaves those out
+    that promise less; not published."""
+    prior_max: Annotated[float, Ge(0), Le(64)] = 8.0
+    """What is known of all tasks of its environment counts, of a task that comes again, for at most
+    so many rollouts; not published."""
+    others_max: Annotated[float, Ge(0), Le(64)] = 16.0
+    """What others report of a bucket counts for at most so many rollouts, however many report it.
+    0: a node believes itself alone; not published."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessCounts:
+    """Rollouts of a task, the older the less they count."""
+
+    right: float = 0.0
+    wrong: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessBeliefs:
+    """Success counts of tasks. A task without counts may have any pass rate."""
+
+    counts: Mapping[str, SuccessCounts] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of(self, task: str) -> SuccessCounts:
+        """Its counts."""
+        return self.counts.get(task, SuccessCounts())
+
+
+def information(success: float) -> float:
+    """p (1 - p)^2, which is largest, 4/27, where a third of the rollouts is right.
+
+    Raises:
+        ValueError: p is no probability.
+    """
+    return probability(success, "success") * (1.0 - success) ** 2
+
+
+def vade(beliefs: SuccessBeliefs, tasks: Iterable[str], count: int, rng: Random) -> tuple[str, ...]:
+    """The next step's tasks, best first: `count` of them, or all where there are fewer. Of each
+    one a success is drawn from Beta(right + 1, wrong + 1), and the `information` of that counts.
+
+    Raises:
+        ValueError: `count` is negative.
+    """
+    whole(count, "count")
+    drawn = {}
+    for task in sorted(set(tasks)):
+        counts = beliefs.of(task)
+        drawn[task] = information(rng.betavariate(counts.right + 1.0, counts.wrong + 1.0))
+    return tuple(sorted(drawn, key=lambda each: -drawn[each])[:count])
+
+
+def learned(
+    beliefs: SuccessBeliefs, results: Sequence[tuple[str, int, int]], set_to: Vade
+) -> SuccessBeliefs:
+    """The beliefs after a step: all counts decay, those of the step's tasks once more, and what
+    came is added.
+
+    Args:
+        results: (task, how many were right, of how many rollouts) of each group; a task may come
+            more than once, from several peers.
+
+    Raises:
+        ValueError: a result without rollouts, or with more right ones than rollouts.
+    """
+    fresh: dict[str, SuccessCounts] = {}
+    for task, right, rollouts in sorted(results):
+        right_of(right, rollouts)
+        weight = min(1.0, set_to.evidence_max / rollouts)
+        so_far = fresh.get(task, SuccessCounts())
+        fresh[task] = SuccessCounts(
+            so_far.right + weight * right, so_far.wrong + weight * (rollouts - right)
+        )
+    left = set_to.decay_global
+    known = {
+        task: SuccessCounts(each.right * left, each.wrong * left)
+        for task, each in beliefs.counts.items()
+    }
+    for task, new in fresh.items():
+        old = known.pop(task, SuccessCounts())
+        known[task] = SuccessCounts(  # at the end: it has the newest results
+            old.right * set_to.decay_local + new.right, old.wrong * set_to.decay_local + new.wrong
+        )
+    for task in list(known)[: max(0, len(known) - set_to.tasks_max)]:
+        del known[task]
+    return SuccessBeliefs(MappingProxyType(known))
+
+
+# Reports among nodes on the difficulty of tasks, and how far they are believed.
+
+REPORTS_MAX: Final = 16_384
+REPORTS_PER_VOICE_MAX: Final = 4_096
+REPORTS_PER_PRODUCER_MAX: Final = 256
+VOICE_MAX: Final = 16.0  # rollouts that one voice counts for in a bucket, whatever it tells
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TriesReport:
+    """One producer's report on one bucket; the fields give the order in time."""
+
+    created_at_s: int
+    round: int
+    producer: str
+    bucket: int
+    tries: int
+    successes: int
+    expires_at_s: int
+    voice: str  # in whose name it counts: of an address block, of all who are not connected
+
+
+class SharedMap:
+    """Reports by bucket. A producer's voice is the same in all of its reports."""
+
+    def __init__(
+        self,
+        reports_max: int = REPORTS_MAX,
+        per_voice_max: int = REPORTS_PER_VOICE_MAX,
+        per_producer_max: int = REPORTS_PER_PRODUCER_MAX,
+    ) -> None:
+        self._most = (reports_max, per_voice_max, per_producer_max)
+        self._buckets: dict[int, dict[str, TriesReport]] = {}
+        self._producers: dict[str, dict[int, TriesReport]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._producers.values()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SharedMap) and self._producers == other._producers
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def receive(self, reports: Iterable[TriesReport]) -> None:
+        """Take reports in; those without tries say nothing."""
+        voices: dict[str, str] = {}
+        for report in reports:
+            known = self._producers.get(report.producer, {}).get(report.bucket)
+            if report.tries < 1 or (known is not None and known >= report):
+                continue
+            self._producers.setdefault(report.producer, {})[report.bucket] = report
+            self._buckets.setdefault(report.bucket, {})[report.producer] = report
+            voices[report.producer] = report.voice
+        in_all, of_voice, of_producer = self._most
+        for producer in voices:
+            self._trim([self._producers[producer]], of_producer)
+        for voice in set(voices.values()):
+            self._trim(
+                [each for each in self._producers.values() if _voice(each) == voice], of_voice
+            )
+        self._trim_greediest(in_all)
+
+    def _trim_greediest(self, most: int) -> None:
+        held: Counter[str] = Counter()
+        for reports in self._producers.values():
+            held[_voice(reports)] += len(reports)
+        while held.total() > most:
+            greediest = max(held, key=lambda voice: (held[voice], voice))
+            held[greediest] -= 1
+            self._trim(
+                [each for each in self._producers.values() if _voice(each) == greediest],
+                held[greediest],
+            )
+
+    def _trim(self, owners: Sequence[Mapping[int, TriesReport]], most: int) -> None:
+        """Forget the oldest reports of these producers beyond so many."""
+        beyond = sum(map(len, owners)) - most
+        if beyond > 0:
+            every = (report for each in owners for report in each.values())
+            for report in heapq.nsmallest(beyond, every):
+                self._forget(report)
+
+    def voice_of(self, producer: str) -> str:
+        """In whose name a producer's reports count; empty: there is none."""
+        return _voice(self._producers.get(producer, {}))
+
+    def expire(self, now_s: float) -> None:
+        """Forget reports whose groups have expired."""
+        every = [each for of_one in self._producers.values() for each in of_one.values()]
+        for report in every:
+            if report.expires_at_s <= now_s:
+                self._forget(report)
+
+    def of(self, bucket: int, others_max: float) -> SuccessCounts:
+        """All other nodes' reports on a bucket as counts: `others_max` rollouts at most, of which
+        the median voice's share are right.
+
+        A voice's rate is the median of those of its producers, and it weighs as many rollouts as
+        they had, as each of them does within its voice: at most `VOICE_MAX`, and no more than the
+        median voice has, for rollouts are cheap to state. So who is fewer than half of the voices
+        moves the rate no further than to what another voice said, unless most of these have little
+        to tell, and all liars together bring no more than `others_max` rollouts.
+        """
+        voices: dict[str, list[tuple[float, float]]] = {}
+        for report in self._buckets.get(bucket, {}).values():
+            said = (report.successes / report.tries, min(VOICE_MAX, float(report.tries)))
+            voices.setdefault(report.voice, []).append(said)
+        if not voices:
+            return SuccessCounts()
+        medians = [_median(sorted(said)) for said in voices.values()]
+        weights = sorted(min(VOICE_MAX, tries) for _, tries in medians)
+        most = weights[(len(weights) - 1) // 2]
+        rate, weight = _median(sorted((rate, min(most, tries)) for rate, tries in medians))
+        counted = min(others_max, weight)
+        return SuccessCounts(counted * rate, counted * (1.0 - rate))
+
+    def _forget(self, report: TriesReport) -> None:
+        del self._buckets[report.bucket][report.producer]
+        if not self._buckets[report.bucket]:
+            del self._buckets[report.bucket]
+        del self._producers[report.producer][report.bucket]
+        if not self._producers[report.producer]:
+            del self._producers[report.producer]
+
+
+def _voice(reports: Mapping[int, TriesReport]) -> str:
+    """In whose name a producer's reports count."""
+    return next((each.voice for each in reports.values()), "")
+
+
+def _median(said: list[tuple[float, float]]) -> tuple[float, float]:
+    """The weighted median of (rate, weight) in the order of rates, and the weight of all. Where
+    exactly half lies on each side, the middle between the two."""
+    upto = list(accumulate(weight for _, weight in said))
+    half = upto[-1] / 2.0
+    low = next(rate for (rate, _), sum_ in zip(said, upto, strict=True) if sum_ >= half)
+    high = next(rate for (rate, _), sum_ in zip(said, upto, strict=True) if sum_ > half)
+    return (low + high) / 2.0, upto[-1]
+
+
+def reports_of(
+    counters: Counters,
+    producer: str,
+    round_: int,
+    created_at_s: int,
+    expires_at_s: int,
+    voice: str,
+) -> list[TriesReport]:
+    """The reports in a group's counters."""
+    return [
+        TriesReport(created_at_s, round_, producer, bucket, tries, successes, expires_at_s, voice)
+        for bucket, tries, successes in counters
+    ]
+
+
+# The number of foreign groups in a batch, learned from validation gains.
+
+TRIALS_MIN: Final = 1e-9  # an arm with fewer is forgotten, and as good as new
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveExternal(MethodSettings):
+    """A bandit whose arms are shares of J, the foreign groups that a node wants: none, all, and
+    what lies between. An arm is held from one evaluation on validation tasks to the next."""
+
+    kind: Literal["adaptive_external"] = "adaptive_external"
+    levels: Annotated[int, Ge(1), Le(256)] = 2
+    """Arms are 0 to this, and of each arm J * arm / levels groups are drawn, rounded up."""
+    rule: Literal["ucb", "thompson"] = "ucb"
+    exploration: Annotated[float, Ge(0)] = 0.5
+    """How much of `gain_max` an arm is given for what is not known of it."""
+    gain_max: Annotated[float, Gt(0)] = 0.1
+    """A gain counts for at most so much, either way: no outlier decides for long."""
+    decay: Annotated[float, Gt(0), Le(1)] = 0.95
+    """What is left of all gains when a new one comes: what helped early may not help late."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalGains:
+    """Tries and summed gains of each arm, from 0 on, both of which decay; and the arm that is being
+    tried, None before the first."""
+
+    trials: tuple[float, ...] = ()
+    sums: tuple[float, ...] = ()
+    arm: int | None = None
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "ExternalGains":
+        """Read the output of `dataclasses.asdict`, with lists for tuples.
+
+        Raises:
+            TypeError, KeyError: it is none.
+        """
+        return cls(tuple(fields["trials"]), tuple(fields["sums"]), fields["arm"])
+
+
+def no_gains(set_to: AdaptiveExternal) -> ExternalGains:
+    """The estimate before any evaluation."""
+    return ExternalGains((0.0,) * (set_to.levels + 1), (0.0,) * (set_to.levels + 1))
+
+
+def groups_of(state: ExternalGains, wanted: int, set_to: AdaptiveExternal) -> int:
+    """Foreign groups for a batch under the present arm, of J wanted; all J before the first arm,
+    and where the arms have changed."""
+    if state.arm is None or len(state.trials) != set_to.levels + 1:
+        return wanted
+    return ceil(wanted * state.arm / set_to.levels)
+
+
+def evaluated(
+    state: ExternalGains, gain: float | None, rng: Random, set_to: AdaptiveExternal
+) -> ExternalGains:
+    """The state with the next arm, after an evaluation on validation tasks. `gain`: of the pass
+    rate, in [-1, 1], since the arm that is tried now was begun; None: not known.
+
+    Raises:
+        ValueError: see `gained`.
+    """
+    if len(state.trials) != set_to.levels + 1:
+        state = no_gains(set_to)  # it is set to something else than it was
+    if gain is not None and state.arm is not None:
+        state = gained(state, state.arm, gain, set_to)
+    return replace(state, arm=adaptive_external(state, rng, set_to))
+
+
+def adaptive_external(state: ExternalGains, rng: Random, set_to: AdaptiveExternal) -> int:
+    """The next arm. Arms without a trial come first, and which of them is drawn. After that it is
+    the best by mean gain and, of it, what is not known: sqrt(2 log(trials) / its trials)
+    (`ucb`), or by a draw from a normal distribution that is as wide as 1 / sqrt(its trials)
+    (`thompson`), both times exploration gain_max. Of equal ones it is the smallest.
+
+    Raises:
+        ValueError: the state is of another number of arms.
+    """
+    _fits(state, set_to)
+    new = [arm for arm, trials in enumerate(state.trials) if trials < TRIALS_MIN]
+    if new:
+        return rng.choice(new)
+    width = set_to.exploration * set_to.gain_max
+    total = max(1.0, sum(state.trials))
+    scores = []
+    for trials, gained in zip(state.trials, state.sums, strict=True):
+        doubt = (
+            sqrt(2.0 * log(total) / trials)
+            if set_to.rule == "ucb"
+            else rng.gauss(0.0, 1.0) / sqrt(trials)
+        )
+        scores.append(gained / trials + width * doubt)
+    return scores.index(max(scores))
+
+
+def gained(state: ExternalGains, arm: int, gain: float, set_to: AdaptiveExternal) -> ExternalGains:
+    """The state after this arm brought `gain` on validation tasks.
+
+    Raises:
+        ValueError: there is no such arm, the gain is no finite number, or the state is of another
+            number of arms.
+    """
+    _fits(state, set_to)
+    if not 0 <= arm <= set_to.levels:
+        raise ValueError(f"arm {arm}: not within 0 and {set_to.levels}")
+    finite([gain], "gain")
+    kept = min(max(gain, -set_to.gain_max), set_to.gain_max)
+    trials = [each * set_to.decay for each in state.trials]
+    sums = [each * set_to.decay for each in state.sums]
+    trials[arm] += 1.0
+    sums[arm] += kept
+    return replace(state, trials=tuple(trials), sums=tuple(sums))
+
+
+def _fits(state: ExternalGains, set_to: AdaptiveExternal) -> None:
+    if not len(state.trials) == len(state.sums) == set_to.levels + 1:
+        raise ValueError(f"{len(state.trials)} arms where there are {set_to.levels + 1}")

@@ -1,1 +1,0 @@
-"""Watching of nodes: status, alarms, metrics, telemetry, reports, a broker."""

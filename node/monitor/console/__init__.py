@@ -1,1 +1,0 @@
-"""Live views in a terminal."""

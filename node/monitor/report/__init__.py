@@ -1,1 +1,0 @@
-"""A run as a page of figures and plots."""

@@ -1,1 +1,0 @@
-"""A node's figures, told to a tracker of experiments."""

@@ -1,0 +1,305 @@
+"""The event log: what happened to a node, one JSON object a line. Reports are made of it alone.
+
+The log survives kill -9: a line is one write, a line that was cut is dropped by readers and removed
+when the log is opened again. It is bounded: at `bytes_max` the file becomes `events.jsonl.1`, the
+older ones move up, and the oldest goes.
+"""
+
+import json
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from node.observe.records import (
+    Banned,
+    HeldOut,
+    RoundDone,
+    SampledGroup,
+    Started,
+    StepDone,
+    Trouble,
+    VersionCame,
+    VersionComing,
+    VersionPublished,
+    VersionSpread,
+    VersionSpreading,
+    WentBack,
+    WorkDone,
+)
+from swarm.telemetry.metrics import FIGURES, RoundFigures
+
+VersionEvent = VersionPublished | VersionSpreading | VersionSpread | VersionComing | VersionCame
+Record = (
+    Started | RoundDone | StepDone | WorkDone | HeldOut | WentBack | Trouble | Banned | VersionEvent
+)
+
+FILE_NAME = "events.jsonl"
+FILE_BYTES_MAX = 64 * 1024 * 1024
+FILES_MAX = 2
+LINE_BYTES_MAX = 1024 * 1024
+_NAMES: dict[type[Record] | type[SampledGroup], str] = {
+    Started: "started",
+    RoundDone: "round",
+    StepDone: "step",
+    WorkDone: "work",
+    HeldOut: "held_out",
+    WentBack: "went_back",
+    Trouble: "trouble",
+    Banned: "banned",
+    VersionPublished: "published",
+    VersionSpreading: "spreading",
+    VersionSpread: "spread",
+    VersionComing: "coming",
+    VersionCame: "came",
+    SampledGroup: "sampled",
+}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(record) for record, name in _NAMES.items()
+}
+
+
+def plain_json(value: Any) -> Any:
+    """A dataclass's fields as strict JSON values; non-finite floats become strings such as "nan",
+    which the record's validation turns back into floats."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: plain_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(item) for item in value]
+    return value
+
+
+def _ordered(record: Record | SampledGroup) -> dict[str, Any]:
+    """Its fields as a line has them: figures of a round last."""
+    found = asdict(record)
+    if isinstance(record, RoundFigures):
+        found |= {name: found.pop(name) for name in FIGURES}
+    return found
+
+
+def record_line(record: Record | SampledGroup, time_s: float) -> bytes:
+    """A record as a line of the log."""
+    return json_line(_NAMES[type(record)], time_s, _ordered(record))
+
+
+def json_line(event: str, time_s: float, fields: Mapping[str, Any]) -> bytes:
+    """A line as those of the log are."""
+    head = {"event": event, "time_s": round(time_s, 3)}
+    return json.dumps(plain_json({**head, **fields}), allow_nan=False).encode() + b"\n"
+
+
+class EventLog:
+    """Appends records. Blocking: on an event loop, call it in a thread; one call at a time runs.
+
+    `clock` gives unix time in seconds. Opening repairs a torn last line.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Callable[[], float],
+        *,
+        bytes_max: int = FILE_BYTES_MAX,
+        files_max: int = FILES_MAX,
+    ) -> None:
+        if bytes_max < 1 or files_max < 1:
+            raise ValueError("bytes_max and files_max must be at least 1")
+        self._path = path
+        self._clock = clock
+        self._bytes_max = bytes_max
+        self._files_max = files_max
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file, self._size = self._open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, record: Record | SampledGroup) -> None:
+        """Append one record.
+
+        Raises:
+            OSError: the disk is full or gone; nothing of the record stays in the file.
+        """
+        line = record_line(record, self._clock())
+        with self._lock:
+            if self._size and self._size + len(line) > self._bytes_max:
+                self._rotate()
+            self._append(line)
+
+    def close(self) -> None:
+        """Close the file. Doing it twice is harmless."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def _append(self, line: bytes) -> None:
+        try:
+            rest = line
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(line)
+
+    def _open(self) -> tuple[int, int]:
+        """The file's descriptor, for appending, and its size, after the last whole line."""
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        size = os.fstat(file).st_size
+        whole = _end_of_last_line(file, size)
+        if whole != size:
+            os.ftruncate(file, whole)
+        return file, whole
+
+    def _rotate(self) -> None:
+        os.close(self._file)
+        self._file = -1
+        for number in range(self._files_max - 1, 0, -1):
+            younger = _numbered(self._path, number - 1)
+            if younger.exists():
+                younger.replace(_numbered(self._path, number))
+        if self._files_max == 1:
+            self._path.unlink(missing_ok=True)
+        self._file, self._size = self._open()
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}") if number else path
+
+
+def _end_of_last_line(file: int, size: int) -> int:
+    """The offset after the last newline in a file, reading backwards in blocks."""
+    block_bytes = 65_536
+    end = size
+    while end:
+        start = max(0, end - block_bytes)
+        found = os.pread(file, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def read_events(path: Path) -> Iterator[tuple[float, Record]]:
+    """(unix time in seconds, record) for each line of the log, the rotated files first.
+
+    Lines that are torn, unknown, or without a needed field are skipped: a log may come from a
+    crashed node or from a later version.
+
+    Raises:
+        FileNotFoundError: there is no log at `path`.
+    """
+    rotated = sorted(
+        (number, file)
+        for file in path.parent.glob(f"{path.name}.*")
+        if (number := file.name.removeprefix(f"{path.name}.")).isdecimal()
+    )
+    for _, file in sorted(((int(number), file) for number, file in rotated), reverse=True):
+        yield from _read_file(file)
+    yield from _read_file(path)
+
+
+def _read_file(path: Path) -> Iterator[tuple[float, Record]]:
+    with path.open("rb") as file:
+        while line := file.readline(LINE_BYTES_MAX):
+            event = _parse(line)
+            if event is not None:
+                yield event
+
+
+def _parse(line: bytes) -> tuple[float, Record] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        fields = json.loads(line)
+        adapter = _ADAPTERS[fields.pop("event")]
+        return float(fields.pop("time_s")), adapter.validate_python(fields)
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        ValidationError,
+    ):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A node's life as its log tells it, without what a restart from a checkpoint undid."""
+
+    started: Started | None  # the latest; None when rotated away
+    rounds: tuple[tuple[float, RoundDone], ...]  # (unix time, record), by round
+    held_out: tuple[tuple[float, HeldOut], ...]  # by round
+    troubles: tuple[tuple[float, Trouble], ...]
+    starts: int
+    steps: tuple[tuple[float, StepDone], ...] = ()  # of a learner, by step
+    work: tuple[tuple[float, WorkDone], ...] = ()  # of a rollout worker, as it came
+    versions: tuple[tuple[float, VersionEvent], ...] = ()  # of broadcasts, as they came
+
+    @property
+    def held_out_first(self) -> float | None:
+        """Pass rate of the first evaluation, in [0, 1]."""
+        return self.held_out[0][1].passed if self.held_out else None
+
+    @property
+    def held_out_last(self) -> float | None:
+        """Pass rate of the latest evaluation, in [0, 1]."""
+        return self.held_out[-1][1].passed if self.held_out else None
+
+
+def history(events: Iterable[tuple[float, Record]]) -> History:
+    """Order a log. Of a round that was done twice the later record counts, and rounds after the
+    one that a restart resumed from are gone, because the policy that did them is."""
+    started: Started | None = None
+    starts = 0
+    rounds: dict[int, tuple[float, RoundDone]] = {}
+    held_out: dict[int, tuple[float, HeldOut]] = {}
+    troubles: list[tuple[float, Trouble]] = []
+    steps: dict[int, tuple[float, StepDone]] = {}
+    work: list[tuple[float, WorkDone]] = []
+    versions: list[tuple[float, VersionEvent]] = []
+    for time_s, record in events:
+        match record:
+            case Started():
+                started, starts = record, starts + 1
+                rounds = {key: rounds[key] for key in rounds if key <= record.round}
+                held_out = {key: held_out[key] for key in held_out if key <= record.round}
+                steps = {key: steps[key] for key in steps if key <= record.round}
+            case RoundDone():
+                rounds[record.round] = (time_s, record)
+            case HeldOut():
+                held_out[record.round] = (time_s, record)
+            case Trouble():
+                troubles.append((time_s, record))
+            case StepDone():
+                steps[record.step] = (time_s, record)
+            case WorkDone():
+                work.append((time_s, record))
+            case VersionPublished() | VersionSpreading() | VersionSpread():
+                versions.append((time_s, record))
+            case VersionComing() | VersionCame():
+                versions.append((time_s, record))
+    return History(
+        started=started,
+        rounds=tuple(rounds[key] for key in sorted(rounds)),
+        held_out=tuple(held_out[key] for key in sorted(held_out)),
+        troubles=tuple(troubles),
+        starts=starts,
+        steps=tuple(steps[key] for key in sorted(steps)),
+        work=tuple(work),
+        versions=tuple(versions),
+    )

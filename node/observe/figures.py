@@ -1,0 +1,194 @@
+"""Lines of (name, value) on a node that `status`, `top` and the live panel share. Pure."""
+
+from collections.abc import Sequence
+
+from node.observe.records import RoundDone, StatusSnapshot, StepDone, WorkDone
+from node.observe.text_format import amount, bar_chart, percent, printable
+from node.observe.usefulness import times_text
+from swarm.telemetry.metrics import figure_texts
+
+REASONS_SHOWN = 3  # for which groups were refused, the most frequent ones
+
+
+def now_line(s: StatusSnapshot) -> str:
+    """The node's phase, its round, step or batch, and its policy version."""
+    version = f"policy version {s.policy_version}"
+    if s.role == "learner":
+        offered = f" ({s.step.published_version} on offer)" if s.step else ""
+        return f"{s.phase}, step {s.round}, {version}{offered}"
+    if s.role == "worker":
+        learner = f" (the learner is at {s.work.learner_version})" if s.work else ""
+        version = version if s.policy_version else "no policy yet"
+        return f"{s.phase}, batch {s.round}, {version}{learner}"
+    return f"{s.phase}, round {s.round}, {version}"
+
+
+def guard_note(record: RoundDone | StepDone) -> str | None:
+    """The step guard's last action, while it lowers the learning rate; None: there is none."""
+    if not record.steps_taken_back and record.rate_scale >= 1.0:
+        return None
+    rate = f"it learns at {percent(record.rate_scale)} of its rate for a while"
+    if not record.steps_taken_back:
+        return f"the trainer took an update back some rounds ago; {rate}"
+    moved = "" if record.step_kl is None else f" (by {record.step_kl:.2g} nats a token)"
+    return f"an update moved the policy too far{moved} and was taken back; {rate}"
+
+
+def done_lines(s: StatusSnapshot, rewards: Sequence[float] = ()) -> list[tuple[str, str]]:
+    """The node's results by its role; a value has about 66 characters. `rewards`: those of the
+    last rounds, drawn as bars."""
+    if s.role == "worker":
+        return work_lines(s.work, s.tokens_per_s)
+    reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}"
+    held_out = [("held-out", _held_out(s)), *_validation_lines(s)]
+    if s.role == "learner":
+        bound = "" if s.staleness_bound is None else f", {s.staleness_bound} allowed"
+        told = [*step_lines(s.step, bound), *mismatch_lines(s)]
+        return [
+            *held_out,
+            ("reward", f"{reward}  {bar_chart(rewards)}".rstrip()),
+            *_answer_lines(s),
+            *told,
+        ]
+    return [
+        *held_out,
+        ("own reward", f"{reward}  {bar_chart(rewards)}".rstrip()),
+        *_answer_lines(s),
+        *_trained_lines(s),
+        *_sharing_lines(s),
+        *mismatch_lines(s),
+        ("generating", f"{s.tokens_per_s:,.0f} tokens/s"),
+    ]
+
+
+def _held_out(s: StatusSnapshot) -> str:
+    if s.held_out_passed is None:
+        return "not evaluated yet"
+    if s.held_out_first is None:
+        return f"{percent(s.held_out_passed)} passed"
+    rise = 100 * (s.held_out_passed - s.held_out_first)
+    first = percent(s.held_out_first)
+    return f"{percent(s.held_out_passed)} passed, {first} at the start ({rise:+.1f} points)"
+
+
+def _trained_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """Groups of the last round, and of them those that taught something."""
+    made = s.local_groups if s.local_groups_made is None else s.local_groups_made
+    own = str(made) if made == s.local_groups else f"{s.local_groups} of {made}"
+    if s.engine == "openai":
+        return [("made", f"{own} groups")]
+    wanted = f"{s.external_groups} of {s.external_groups_wanted} wanted from others"
+    return [("trained on", f"{own} own groups, {wanted}{_quantised(s.groups_quantised)}")]
+
+
+def pool_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """Lines on shared rollouts, in which learners may and workers do not take part."""
+    if s.role != "node" and not (s.pool_groups or s.accepted or s.rejected):
+        return []
+    size = amount(s.pool_bytes, "B")
+    return [
+        ("pool", f"{s.pool_groups} groups, {s.pool_foreign} of others, {size}"),
+        ("from peers", f"{s.accepted} groups accepted, {sum(s.rejected.values())} rejected"),
+    ]
+
+
+def step_lines(step: StepDone | None, bound: str = "") -> list[tuple[str, str]]:
+    """A learner's last step. `bound`: on staleness, as text."""
+    if step is None:
+        return [("trained on", "nothing yet: it waits for its first groups")]
+    workers = _count(len(step.groups_by_worker), "worker")
+    shared = f" and {step.shared_groups} of the pool" if step.shared_groups else ""
+    return [
+        (
+            "trained on",
+            f"{_count(step.groups - step.shared_groups, 'group')} of {workers}{shared},"
+            f" {step.informative_groups} informative{_quantised(step.groups_quantised)}",
+        ),
+        (
+            "staleness",
+            f"{step.staleness_mean:.1f} steps in the mean, {step.staleness_max} at most{bound}",
+        ),
+        ("last step", f"waited {step.idle_s:.1f} s, trained {step.train_s:.1f} s"),
+        (
+            "groups",
+            f"{step.buffered_groups} ready, {step.leased_groups} in workers' hands,"
+            f" {sum(step.discarded_total.values())} discarded",
+        ),
+    ]
+
+
+def work_lines(work: WorkDone | None, tokens_per_s: float) -> list[tuple[str, str]]:
+    """A worker's last batch."""
+    if work is None:
+        return [("handed in", "nothing yet")]
+    verdicts = work.verdicts_total
+    taken = verdicts.get("accepted", 0)
+    refused = sorted(
+        ((count, why) for why, count in verdicts.items() if why != "accepted" and count),
+        key=lambda each: (-each[0], each[1]),
+    )
+    reasons = "".join(f", {count:,} {printable(why, 24)}" for count, why in refused[:REASONS_SHOWN])
+    return [
+        ("handed in", f"{_count(sum(verdicts.values()), 'group')}, {taken:,} accepted{reasons}"),
+        (
+            "generating",
+            f"{tokens_per_s:,.0f} tokens/s, {work.generated_tokens_total:,} tokens so far",
+        ),
+        (
+            "last batch",
+            f"{_count(work.groups, 'group')} in {work.generate_s:.1f} s,"
+            f" waited {work.wait_s:.1f} s for work",
+        ),
+    ]
+
+
+def mismatch_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """The mismatch between the engine's and the trainer's policy; none if not measured."""
+    parts = figure_texts(s)
+    return [("mismatch", ", ".join(parts))] if parts else []
+
+
+def _answer_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """Shares of the last completions by outcome; none without completions."""
+    found = s.answers
+    if found is None or not found.completions:
+        return []
+    parts = [f"{percent(found.right / found.completions)} of {found.completions} right"]
+    if found.unread:
+        parts.append(f"{percent(found.unread / found.completions)} without an answer")
+    if found.cut:
+        parts.append(f"{percent(found.cut / found.completions)} cut by the token limit")
+    return [("answers", ", ".join(parts))]
+
+
+def _validation_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """Validation pass rates and rollbacks; none before a validation."""
+    if s.validation_passed is None:
+        return []
+    parts = [f"{percent(s.validation_passed)} passed"]
+    if s.validation_best is not None:
+        parts.append(f"best {percent(s.validation_best)} after round {s.validation_best_round}")
+    if s.returns:
+        parts.append(f"went back {_count(s.returns, 'time')}")
+    if s.rate_share < 1.0:
+        parts.append(f"rate × {s.rate_share:g}")
+    return [("validation", ", ".join(parts))]
+
+
+def _sharing_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """The gain from foreign groups; none before it can be estimated."""
+    parts = []
+    if s.sharing_per_token is not None:
+        parts.append(f"{times_text(s.sharing_per_token)} times the groups that teach for a token")
+    if s.foreign_gradient:
+        parts.append(f"{percent(s.foreign_gradient)} of the gradient")
+    return [("sharing", ", ".join(parts))] if parts else []
+
+
+def _quantised(groups: int) -> str:
+    """Said after what was trained on, where engines with quantised weights made some of it."""
+    return f", {groups} by quantised engines" if groups else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

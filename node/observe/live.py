@@ -1,0 +1,307 @@
+"""The output of `swarm-node join` while it runs.
+
+In a terminal: a few lines that redraw in place, with evaluations and troubles kept above them.
+Elsewhere: one plain line for each round, evaluation and trouble, with its time and level, fit for a
+log file; what takes long has bars on standard error, if that is a terminal.
+"""
+
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Final, Self
+
+import trio
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from node.observe.event_log import Record, VersionEvent
+from node.observe.figures import done_lines, now_line, step_lines, work_lines
+from node.observe.progress_bars import Bars, Work, on_stderr
+from node.observe.records import (
+    Banned,
+    HeldOut,
+    RoundDone,
+    Started,
+    StatusSnapshot,
+    StepDone,
+    Trouble,
+    VersionCame,
+    VersionComing,
+    VersionPublished,
+    VersionSpread,
+    VersionSpreading,
+    WentBack,
+    WorkDone,
+)
+from node.observe.text_format import amount, duration, percent, printable, short_id
+
+REDRAW_INTERVAL_S: Final = 0.25
+REWARDS_SHOWN: Final = 32  # rounds in the small bar chart
+TROUBLE_CHARS_MAX: Final = 400
+DETAIL_CHARS_MAX: Final = 1000
+NOTES_SHOWN_MAX: Final = 3
+NOTED_AGAIN_S: Final = 600.0  # what goes on for hours is found at the end of a log, too
+WARNS: Final = "! "  # how a line begins that wants attention; in a log file it has a level
+_FIGURES: Final = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+class LiveView:
+    """A context manager; `update` and `event` are cheap and may be called as often as one likes.
+
+    Redraws at most every `REDRAW_INTERVAL_S` of `clock`, and once more at the end. It writes to
+    the console in the caller's thread and starts none.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        interactive: bool,
+        *,
+        clock: Callable[[], float] = trio.current_time,
+        now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
+    ) -> None:
+        """`now`: for the times of plain lines."""
+        self._now = now
+        self._console = console
+        self._clock = clock
+        self._live = Live(console=console, auto_refresh=False) if interactive else None
+        self._bars = Bars(console, drawn_by_caller=True) if interactive else on_stderr()
+        self._snapshot: StatusSnapshot | None = None
+        self._drawn_at: float | None = None
+        self._rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
+        self._first_held_out: float | None = None
+        self._noted: dict[str, float] = {}  # when it was told
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.set(())
+        if self._live is not None:
+            self._draw()
+            self._live.stop()
+
+    def say(self, line: str) -> None:
+        """Print it above what is redrawn; one line, however narrow the terminal."""
+        self._console.print(line, soft_wrap=True)
+
+    def update(self, snapshot: StatusSnapshot) -> None:
+        """Show the node as it is now."""
+        self._snapshot = snapshot
+        if self._live is None:
+            self._tell_notes(snapshot.notes)
+        self._redraw()
+
+    def note(self, text: str) -> None:
+        """Tell what a node says of its state, such as an alarm, where nothing is redrawn."""
+        self._print(Text(f"{WARNS}{printable(text, TROUBLE_CHARS_MAX)}"))
+
+    def detail(self, text: str) -> None:
+        """Tell what is of use to whoever looks for a fault. Any thread may."""
+        self._print(Text(printable(text, DETAIL_CHARS_MAX), style="dim"), "DEBUG")
+
+    def _tell_notes(self, notes: Iterable[str]) -> None:
+        """Each when it comes, and again where it comes back or stands for long. Figures in it are
+        no news."""
+        now = self._clock()
+        standing = {_FIGURES.sub("#", text): text for text in notes}
+        told = {name: self._noted.get(name, -math.inf) for name in standing}
+        for name, text in standing.items():
+            if now - told[name] >= NOTED_AGAIN_S:
+                told[name] = now
+                self.note(text)
+        self._noted = told
+
+    def _print(self, line: Text, level: str | None = None) -> None:
+        """`level`: of what is a detail; of all else its first letters say it."""
+        if self._live is None:
+            if level is None:
+                warns = line.plain.startswith(WARNS)
+                level, line = ("WARNING", line[len(WARNS) :]) if warns else ("INFO", line)
+            line = Text.assemble(f"{self._now().isoformat(' ', 'seconds')} {level:<7} ", line)
+        # soft_wrap: one event stays one line wherever the output goes
+        self._console.print(line, soft_wrap=True, highlight=False)
+
+    def works(self, works: Iterable[Work]) -> None:
+        """Show what takes long."""
+        self._bars.set(works)
+        self._redraw()
+
+    def _redraw(self) -> None:
+        if self._live is None:
+            return
+        now = self._clock()
+        if self._drawn_at is None or now - self._drawn_at >= REDRAW_INTERVAL_S:
+            self._drawn_at = now
+            self._draw()
+
+    def event(self, record: Record) -> None:
+        """Tell of something that happened. In a terminal, rounds, steps and batches show in the
+        redrawn lines only."""
+        if isinstance(record, RoundDone):
+            self._rewards.append(record.own_reward)
+        if isinstance(record, StepDone):
+            self._rewards.append(record.reward)
+        if isinstance(record, HeldOut) and self._first_held_out is None:
+            self._first_held_out = record.passed
+        if isinstance(record, VersionComing | VersionSpreading):
+            return  # there are many, for the log alone
+        if self._live is None or not isinstance(record, RoundDone | StepDone | WorkDone):
+            self._print(event_line(record, self._held_out_first()))
+
+    def _held_out_first(self) -> float | None:
+        """The figure of the node's first start where it knows that, else of this process."""
+        known = None if self._snapshot is None else self._snapshot.held_out_first
+        return self._first_held_out if known is None else known
+
+    def _draw(self) -> None:
+        if self._live is None:
+            return
+        shown: list[RenderableType] = []
+        if self._snapshot is not None:
+            shown.append(_panel(self._snapshot, tuple(self._rewards)))
+        if (bars := self._bars.renderable) is not None:
+            shown.append(bars)
+        if shown:
+            self._live.update(Group(*shown), refresh=True)
+
+
+def event_line(record: Record, first_held_out: float | None = None) -> Text:
+    """One line for one record. `first_held_out` is the pass rate to compare evaluations with."""
+    match record:
+        case Started():
+            size = f" ({amount(record.parameters)} parameters)" if record.parameters else ""
+            start = f"round {record.round}" if record.round else "the beginning"
+            return Text(
+                f"{short_id(record.peer_id)} starts from {start}: "
+                f"run {printable(record.run_id, 80)}, "
+                f"{printable(record.model, 80)}{size}, {record.engine} engine"
+            )
+        case RoundDone():
+            return _round_line(record)
+        case StepDone():
+            return _step_line(record)
+        case WorkDone():
+            return _work_line(record)
+        case HeldOut():
+            return _held_out_line(record, first_held_out)
+        case WentBack():
+            return _turn_line(record)
+        case Trouble():
+            return Text(f"{WARNS}{printable(record.what, TROUBLE_CHARS_MAX)}", style="yellow")
+        case Banned():
+            who = record.subject if record.is_block else short_id(record.subject)
+            return Text(f"banned {printable(who, 80)}: {printable(record.why, TROUBLE_CHARS_MAX)}")
+        case _:
+            return _version_line(record)
+
+
+def _held_out_line(record: HeldOut, first_held_out: float | None) -> Text:
+    first = record.passed if first_held_out is None else first_held_out
+    rise = 100 * (record.passed - first)
+    decides = ""
+    if record.validation is not None:
+        decides = f", validation {percent(record.validation)}"
+    return Text(
+        f"held-out after round {record.round}: {percent(record.passed)} passed"
+        f" ({rise:+.1f} points since the start, {record.tasks} tasks){decides}",
+        style="bold",
+    )
+
+
+def _turn_line(record: WentBack) -> Text:
+    return Text(
+        f"{WARNS}the policy fell to {percent(record.passed)} on the validation tasks and went back "
+        f"to that of round {record.best_round} ({percent(record.best)}); it learns at "
+        f"{percent(record.rate_share)} of its rate",
+        style="bold yellow",
+    )
+
+
+def _version_line(record: VersionEvent) -> Text:
+    match record:
+        case VersionPublished():
+            delta = "" if record.delta_bytes is None else f", or {amount(record.delta_bytes, 'B')}"
+            return Text(
+                f"version {record.version} is on offer: {amount(record.full_bytes, 'B')}{delta},"
+                f" made in {record.made_s:.1f} s"
+            )
+        case VersionSpread():
+            return Text(
+                f"version {record.version} is at {_peers(record.peers)}"
+                f" after {record.spread_s:.1f} s"
+            )
+        case VersionCame() if record.failure is None:
+            return Text(
+                f"version {record.version} serves: {amount(record.fetched_bytes, 'B')} fetched in"
+                f" {record.fetch_s:.1f} s, patched in {record.patch_s:.1f} s,"
+                f" paused {record.paused_s:.2f} s"
+            )
+        case VersionCame():
+            return Text(
+                f"version {record.version} did not come:"
+                f" {printable(record.failure or '', TROUBLE_CHARS_MAX)}",
+                style="yellow",
+            )
+        case VersionComing():
+            return Text(f"version {record.version}: {record.phase}")
+        case VersionSpreading():
+            return Text(f"version {record.version}: of {_peers(len(record.shares))}")
+
+
+def _round_line(record: RoundDone) -> Text:
+    own = f"{record.own_taught} of " if record.own_taught != record.local_groups else ""
+    rescued = f" ({record.rescued_groups} rescued)" if record.rescued_groups else ""
+    kept = f" and {record.kept_tokens:,} of drafts" if record.drafted_tokens else ""
+    what = f"made {record.local_groups}"
+    if record.trained_tokens_total:
+        foreign = f"{record.external_groups} foreign"
+        what = f"trained on {own}{record.local_groups} own{rescued} and {foreign}"
+    return Text(
+        f"round {record.round}: own reward {record.own_reward:.3f},"
+        f" {what} groups, shared {record.groups_shared}, {record.generated_tokens:,} tokens{kept},"
+        f" {record.generate_s:.1f}+{record.score_s:.1f}+{record.train_s:.1f} s"
+        f" (generate+score+train), {_peers(record.peers)}"
+    )
+
+
+def _step_line(record: StepDone) -> Text:
+    told = "; ".join(f"{name} {value}" for name, value in step_lines(record))
+    return Text(f"step {record.step}: reward {record.reward:.3f}; {told}; {_peers(record.peers)}")
+
+
+def _work_line(record: WorkDone) -> Text:
+    rate = record.generated_tokens / record.generate_s if record.generate_s > 0 else 0.0
+    told = "; ".join(f"{name} {value}" for name, value in work_lines(record, rate))
+    return Text(
+        f"batch {record.batch}: version {record.policy_version}"
+        f" (the learner is at {record.learner_version}); {told}"
+    )
+
+
+def _peers(count: int) -> str:
+    return "1 peer" if count == 1 else f"{count} peers"
+
+
+def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True, width=10)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_row("now", f"{now_line(s)}, up {duration(s.uptime_s)}")
+    for name, value in done_lines(s, rewards):
+        table.add_row(name, Text(value))
+    pool = f"{s.accepted} groups in, {sum(s.rejected.values())} rejected, "
+    table.add_row(
+        "swarm",
+        f"{_peers(len(s.peers))}, {pool if s.role == 'node' else ''}"
+        f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out",
+    )
+    notes = [Text(f"{WARNS}{printable(n, 200)}", style="yellow") for n in s.notes[:NOTES_SHOWN_MAX]]
+    title = Text(f"swarm-node {short_id(s.peer_id)}", style="bold")
+    return Group(title, table, *notes)

@@ -1,0 +1,309 @@
+"""Makes a node's report from its status, its last records and its traffic.
+
+A metric without a value is left out of a report; zero means that it was measured.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from node.observe.event_log import Record
+from node.observe.records import (
+    HeldOut,
+    RoundDone,
+    Started,
+    StatusSnapshot,
+    StepDone,
+    Trouble,
+    WentBack,
+    WorkDone,
+)
+from swarm.identity import PeerId
+from swarm.leases.coordination import ReportedWorker
+from swarm.telemetry import metrics as m
+from swarm.telemetry.metrics import finite
+from swarm.telemetry.reports import (
+    CHUNKS_MAX,
+    LABELS_MAX,
+    NAME_CHARS_MAX,
+    NOTES_MAX,
+    PEERS_MAX,
+    PHASE_CHARS_MAX,
+    TEXT_CHARS_MAX,
+    WORKERS_MAX,
+    BroadcastReport,
+    NodeReport,
+    PeerTraffic,
+    Role,
+    WorkerRow,
+)
+from swarm.transport.base import TransportCounters
+from swarm.weights.broadcast import Holding
+from swarm.weights.weights_service import Outcome
+from swarm.wire.messages import ROLLOUTS_PROTOCOL, adverts_topic
+
+OTHERS: Final = "others"  # the label of values that have no place of their own
+
+
+@dataclass(frozen=True, slots=True)
+class MachineResources:
+    """Free memory and disk of the machine."""
+
+    memory_available_bytes: int
+    disk_free_bytes: int | None  # None: where the data directory is cannot be asked
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The transport's counters, and the connected peers."""
+
+    counters: TransportCounters
+    connected: Sequence[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """Parts of a report that only some roles have."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    labelled: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    workers: tuple[WorkerRow, ...] = ()
+    broadcast: BroadcastReport | None = None
+
+
+def status_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
+    """Metrics that `status` has as well."""
+    return m.measured(snapshot) | m.figure_metrics(snapshot)
+
+
+def turned_away(snapshot: StatusSnapshot) -> dict[str, float]:
+    """Newcomers that were refused, by reason."""
+    door = snapshot.door
+    return {} if door is None else {why: float(count) for why, count in door.turned_away.items()}
+
+
+def bounded(values: Mapping[str, float]) -> dict[str, float]:
+    """At most `LABELS_MAX` of them, the largest; the rest in one sum."""
+    if len(values) <= LABELS_MAX:
+        return {name[:NAME_CHARS_MAX]: value for name, value in values.items()}
+    ordered = sorted(values.items(), key=lambda item: (-item[1], item[0]))
+    kept = {name[:NAME_CHARS_MAX]: value for name, value in ordered[: LABELS_MAX - 1]}
+    return kept | {OTHERS: sum(value for _, value in ordered[LABELS_MAX - 1 :])}
+
+
+def peer_rows(snapshot: StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic, ...]:
+    """Connected peers, and those of whom something is known, the most traffic first."""
+    accounts = {each.peer_id: each for each in snapshot.peers}
+    connected = {str(each) for each in traffic.connected}
+    by_peer = traffic.counters.by_peer
+    busiest = {str(peer) for peer, _ in by_peer.busiest(PEERS_MAX)}
+    rows = []
+    for name in accounts.keys() | connected | busiest:
+        counted, account = by_peer.of(PeerId(name)), accounts.get(name)
+        rows.append(
+            PeerTraffic(
+                peer_id=name,
+                bytes_in=counted.bytes_in,
+                bytes_out=counted.bytes_out,
+                groups_accepted=account.groups_accepted if account else 0,
+                groups_trained=account.groups_trained if account else 0,
+                rejected=sum(account.rejected.values()) if account else 0,
+                future=account.rejected.get("future", 0) if account else 0,
+                connected=name in connected,
+            )
+        )
+    rows.sort(key=lambda row: (not row.connected, -row.bytes_in - row.bytes_out, row.peer_id))
+    return tuple(rows[:PEERS_MAX])
+
+
+def worker_rows(workers: Iterable[ReportedWorker]) -> tuple[WorkerRow, ...]:
+    """A learner's workers as it measured them, connected ones first and of these those heard of
+    last: a report has the first ones."""
+    ordered = sorted(workers, key=lambda each: (not each.connected, each.heard_s, each.peer))
+    return tuple(map(_worker_row, ordered))
+
+
+def _worker_row(each: ReportedWorker) -> WorkerRow:
+    return WorkerRow(
+        name=each.peer[-12:],
+        peer_id=each.peer,
+        phase=_phase(each),
+        version=each.version,
+        groups_per_s=each.groups_per_s,
+        admitted=each.admitted,
+        refused=each.refused,
+        leased=each.leased,
+        heard_s=each.heard_s,
+    )
+
+
+def _phase(worker: ReportedWorker) -> str:
+    if not worker.connected:
+        return "gone"
+    if worker.standing_by:
+        return "standing by"
+    return "working" if worker.leased else "idle"
+
+
+def broadcast_row(holding: Holding | None) -> BroadcastReport | None:
+    """A version on its way, or here."""
+    if holding is None or holding.chunks == 0:
+        return None
+    return BroadcastReport(
+        version=holding.version,
+        chunks=holding.chunks,
+        have="" if holding.complete else bitfield(holding.have, holding.chunks),
+        size_bytes=holding.size_bytes,
+        complete=holding.complete,
+    )
+
+
+_REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
+def bitfield(have: int, chunks: int) -> str:
+    """Hex, the first chunk's bit first. `have`: bit i is chunk i. Over `CHUNKS_MAX` chunks each
+    bit stands for as many as needed, and is set where all of them are here."""
+    have &= (1 << chunks) - 1
+    each = -(-chunks // CHUNKS_MAX)
+    bits = -(-chunks // each)
+    if each > 1:  # by text, whose slices cost what they hold; a shift of `have` costs all of it
+        text = f"{have:0{chunks}b}"[::-1]
+        marks = "".join("0" if "0" in text[i : i + each] else "1" for i in range(0, chunks, each))
+        have = int(marks[::-1], 2)
+    field = have.to_bytes(-(-bits // 8), "little").translate(_REVERSED)
+    return field.hex()[: -(-bits // 4)]
+
+
+class Reporter:
+    """Makes the reports of one process. It keeps what records said last."""
+
+    def __init__(
+        self,
+        peer_id: PeerId,
+        run_id: str,
+        role: Role,
+        agent: str,
+        *,
+        instance: str,
+        interval_s: float,
+    ) -> None:
+        """`instance`: another at each start, at most 32 characters."""
+        self._peer_id = peer_id
+        self._run_id = run_id
+        self._role: Role = role
+        self._agent = agent
+        self._interval_s = interval_s
+        self.instance = instance
+        self._sequence = 0
+        self._errors = 0
+        self._returns = 0
+        self._last: dict[type[Record], Record] = {}  # a round, a step, a batch
+        self._outcome: Outcome | None = None
+        self._saved_bytes = 0
+        self._sums: Counter[str] = Counter()
+
+    def note(self, record: Record) -> None:
+        """Something has happened."""
+        match record:
+            case Started():  # from a checkpoint, perhaps of before what was noted
+                self._last.pop(RoundDone, None)
+                self._last.pop(StepDone, None)
+            case RoundDone() | StepDone() | WorkDone():
+                self._last[type(record)] = record
+                self._sums.update(m.measured(record, f"{type(record).__name__}_sums"))
+            case WentBack():
+                self._returns += 1
+            case Trouble():
+                self._errors += 1
+
+    def tracked(
+        self, record: Record, snapshot: StatusSnapshot
+    ) -> tuple[int, dict[str, float]] | None:
+        """A round and its figures, after `record` was noted, for who draws them over rounds; None:
+        it is no round and no evaluation. Evaluations stand where they were made alone: a figure
+        that is carried on looks as if it were measured."""
+        evaluated = (m.HELD_OUT_RATIO, m.VALIDATION_RATIO, m.VALIDATION_BEST_RATIO)
+        known = status_metrics(snapshot)
+        match record:
+            case HeldOut(round=number):
+                found = {name: known[name] for name in evaluated if name in known}
+                # What the record says, whenever the status comes to say it
+                return number, finite(found | m.measured(record))
+            case RoundDone(round=number) | StepDone(step=number) | WorkDone(batch=number):
+                of_record = m.measured(record)
+            case _:
+                return None
+        rest = {name: value for name, value in known.items() if name not in evaluated}
+        return number, finite(rest | dict(self._sums) | of_record)
+
+    def note_outcome(self, outcome: Outcome) -> None:
+        """A version was fetched, or not."""
+        self._saved_bytes += outcome.applied.bytes_saved
+        if outcome.applied.failure is None:
+            self._outcome = outcome
+
+    def make(
+        self,
+        snapshot: StatusSnapshot,
+        traffic: Traffic,
+        machine: MachineResources,
+        extras: Extras,
+        *,
+        now_s: float,
+        dropped: int,
+    ) -> NodeReport:
+        """The next report. `dropped`: reports that could not be sent; `now_s`: unix time."""
+        self._sequence += 1
+        metrics = self._metrics(snapshot, traffic, machine)
+        metrics[m.TELEMETRY_DROPPED_TOTAL] = float(dropped)
+        protocols = snapshot.bytes_by_protocol
+        labelled = {
+            m.PROTOCOL_BYTES_IN_TOTAL: {name: float(each[0]) for name, each in protocols.items()},
+            m.PROTOCOL_BYTES_OUT_TOTAL: {name: float(each[1]) for name, each in protocols.items()},
+            m.REJECTED_TOTAL: {name: float(each) for name, each in snapshot.rejected.items()},
+            m.TURNED_AWAY_TOTAL: turned_away(snapshot),
+            **extras.labelled,
+        }
+        return NodeReport(
+            peer_id=self._peer_id,
+            run_id=self._run_id,
+            role=self._role,
+            agent=self._agent[:NAME_CHARS_MAX],
+            instance=self.instance,
+            sequence=self._sequence,
+            sent_at_s=now_s,
+            interval_s=self._interval_s,
+            phase=snapshot.phase[:PHASE_CHARS_MAX],
+            metrics=finite(metrics | dict(extras.metrics)),
+            labelled={name: bounded(finite(each)) for name, each in labelled.items() if each},
+            peers=peer_rows(snapshot, traffic),
+            workers=extras.workers[:WORKERS_MAX],
+            workers_left_out=max(0, len(extras.workers) - WORKERS_MAX),
+            broadcast=extras.broadcast,
+            notes=tuple(each[:TEXT_CHARS_MAX] for each in snapshot.notes[:NOTES_MAX]),
+        )
+
+    def _metrics(
+        self, snapshot: StatusSnapshot, traffic: Traffic, machine: MachineResources
+    ) -> dict[str, float]:
+        counters = traffic.counters
+        metrics = (
+            status_metrics(snapshot)
+            | m.measured(machine)
+            | {
+                m.PEERS: float(len(traffic.connected)),
+                m.ADVERTS_IN_TOTAL: float(counters.messages_in[adverts_topic(self._run_id)]),
+                m.FETCHES_TOTAL: float(counters.messages_out[ROLLOUTS_PROTOCOL]),
+                m.ERRORS_TOTAL: float(self._errors),
+                m.RETURNS_TOTAL: float(self._returns),
+            }
+        )
+        metrics |= self._sums
+        for record in self._last.values():
+            metrics |= m.measured(record)
+        if self._outcome is not None:
+            metrics |= m.measured(self._outcome)
+            metrics[m.SAVED_BYTES_TOTAL] = float(self._saved_bytes)
+        return metrics

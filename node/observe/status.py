@@ -1,0 +1,315 @@
+"""`swarm-node status`: a running node answers on a socket that only its own user can open.
+
+Whoever connects gets one JSON object and the end of the stream; nothing is read from the client.
+A path of a Unix socket has at most about 100 bytes. A node with a longer data directory listens in
+the user's runtime directory, and leaves a pointer file, `status.path`, in the data directory.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import trio
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from node.observe.event_log import plain_json
+from node.observe.figures import done_lines, now_line, pool_lines
+from node.observe.records import BanStatus, PeerStatus, StatusSnapshot
+from node.observe.text_format import amount, duration, printable, short_id
+from node.system.bounded_server import CLIENTS_MAX, serve_answers
+from swarm.errors import ConfigError, RequestTimeout
+
+SOCKET_NAME: Final = "status.sock"
+POINTER_NAME: Final = "status.path"
+SOCKET_PATH_BYTES_MAX: Final = 100  # AF_UNIX allows 108 on Linux and 104 on macOS
+ANSWER_TIMEOUT_S: Final = 2.0
+ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+PEERS_SHOWN_MAX: Final = 32
+BANS_SHOWN_MAX: Final = 16
+WIDTH_COLUMNS: Final = 80
+
+_SNAPSHOT: TypeAdapter[StatusSnapshot] = TypeAdapter(StatusSnapshot)
+
+
+def snapshot_json(snapshot: StatusSnapshot) -> str:
+    """The snapshot as one JSON object; the inverse is `fetch_status`'s."""
+    return json.dumps(plain_json(asdict(snapshot)), allow_nan=False)
+
+
+async def serve_status(
+    data_dir: Path,
+    snapshot: Callable[[], StatusSnapshot],
+    unanswered: Counter[str],
+    *,
+    task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer until cancelled; reports the socket's path once it listens.
+
+    `snapshot` is called on the event loop for each client and must be quick. A client that does
+    not read is dropped after `ANSWER_TIMEOUT_S`. `unanswered`: as of `serve_answers`.
+
+    Raises:
+        ConfigError: a live node answers on this data directory already, or no socket can be made.
+    """
+    path = socket_path(data_dir)
+    listener = _listen(data_dir, path)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        await stream.send_all(snapshot_json(snapshot()).encode())
+
+    try:
+        async with listener:
+            task_status.started(path)
+            await serve_answers(answer, [listener], unanswered, timeout_s=ANSWER_TIMEOUT_S)
+    finally:
+        path.unlink(missing_ok=True)
+        (data_dir / POINTER_NAME).unlink(missing_ok=True)
+
+
+def socket_path(data_dir: Path) -> Path:
+    """The socket of this data directory's node: in it, or, where that path is too long for a
+    socket, under a name made of its hash in a directory of the user's own."""
+    path = data_dir.absolute() / SOCKET_NAME
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+        return path
+    name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16] + ".sock"
+    folder = f"swarm-node-{os.getuid()}"
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        if not base or not os.access(base, os.W_OK):
+            continue
+        short = Path(base).absolute() / folder / name
+        if len(os.fsencode(short)) <= SOCKET_PATH_BYTES_MAX:
+            return short
+    raise ConfigError(f"data directory {data_dir}: its path is too long, choose a shorter one")
+
+
+def _listen(data_dir: Path, path: Path) -> trio.SocketListener:
+    try:
+        if path.parent == data_dir.absolute():
+            (data_dir / POINTER_NAME).unlink(missing_ok=True)
+        else:
+            _make_private(path.parent)
+            (data_dir / POINTER_NAME).write_text(f"{path}\n")
+        if path.exists():
+            if _somebody_listens(path):
+                raise ConfigError(
+                    f"data directory {data_dir}: a node runs on it already, choose another one"
+                )
+            path.unlink()
+        raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        raw.bind(str(path))
+        path.chmod(0o600)  # before it listens, so nobody else was ever let in
+        raw.listen(CLIENTS_MAX)
+    except OSError as error:
+        raise ConfigError(f"status socket {path}: {error.strerror}") from None
+    return trio.SocketListener(trio.socket.from_stdlib_socket(raw))
+
+
+def _make_private(folder: Path) -> None:
+    """Make a directory in a shared place ours alone, or refuse one that somebody else made."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"directory {folder} is not private to you: remove it")
+
+
+def _somebody_listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            probe.connect(str(path))
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def fetch_status(data_dir: Path, *, timeout_s: float = 10.0) -> StatusSnapshot:
+    """Ask the node that runs on a data directory. Blocking.
+
+    Raises:
+        ConfigError: no node runs there, or it is of a version that speaks otherwise.
+        RequestTimeout: it runs but did not answer in time.
+    """
+    answer = bytearray()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(timeout_s)
+            client.connect(str(_pointed_path(data_dir)))
+            while block := client.recv(65_536):
+                answer += block
+                if len(answer) > ANSWER_BYTES_MAX:
+                    raise ConfigError(f"the node on {data_dir} answered with too much")
+    except TimeoutError:
+        raise RequestTimeout(f"the node on {data_dir} did not answer in {timeout_s:g} s") from None
+    except OSError:
+        raise ConfigError(
+            f"no node is running on {data_dir}: start one with swarm-node join"
+        ) from None
+    try:
+        return _SNAPSHOT.validate_json(answer)
+    except ValidationError:
+        raise ConfigError(
+            f"the node on {data_dir} answered what this version cannot read: "
+            "is it busy, or of another version?"
+        ) from None
+
+
+def _pointed_path(data_dir: Path) -> Path:
+    try:
+        return Path((data_dir / POINTER_NAME).read_text().strip())
+    except FileNotFoundError:
+        return data_dir.absolute() / SOCKET_NAME
+
+
+def render_status(snapshot: StatusSnapshot, *, private: bool = False) -> str:
+    """The snapshot for a terminal, `WIDTH_COLUMNS` wide: notes, then the node, a line for each
+    peer, and last the addresses, which may be wider: a folded one could not be copied. `private`:
+    an address alone lets nobody join.
+
+    Texts from peers are stripped of control characters.
+    """
+    console = Console(width=WIDTH_COLUMNS, color_system=None, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(_view(snapshot))
+    lines = [line.rstrip() for line in captured.get().rstrip().splitlines()]
+    if private:
+        lines += ["", "others join with what swarm-node invite prints"]
+    elif snapshot.addresses:
+        lines += ["", "others join with"]
+        lines += [f"  --peer {printable(address, 400)}" for address in snapshot.addresses]
+    return "\n".join(lines)
+
+
+def _view(snapshot: StatusSnapshot) -> RenderableType:
+    parts: list[RenderableType] = [
+        Text(f"! {printable(note, 400)}", style="bold yellow") for note in snapshot.notes
+    ]
+    if parts:
+        parts.append(Text())
+    parts.append(_node_table(snapshot))
+    if snapshot.rejected:
+        parts += [Text(), _rejected_table(snapshot.rejected)]
+    if snapshot.bans:
+        parts += [Text(), _bans_table(snapshot.bans)]
+    parts += [Text(), _peers_table(snapshot.peers)]
+    return Group(*parts)
+
+
+def _node_table(snapshot: StatusSnapshot) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True, width=12)
+    table.add_column(overflow="fold")
+    for name, value in _node_lines(snapshot):
+        table.add_row(name, Text(printable(value, 400)))
+    return table
+
+
+def _engine(s: StatusSnapshot) -> str:
+    return f"{s.engine} engine" + (f" in {s.precision}" if s.precision else "")
+
+
+def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    sizes = f"{amount(s.parameters)} parameters, " if s.parameters else ""  # a worker never knows
+    lines = [
+        ("node", s.peer_id),
+        ("run", f"{s.run_id}, up {duration(s.uptime_s)}, {s.agent}"),
+        ("policy", f"{s.model}, {sizes}{_engine(s)}"),
+        ("now", now_line(s)),
+        *done_lines(s),
+        *pool_lines(s),
+        *_door_lines(s),
+        ("traffic", f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out"),
+    ]
+    for protocol, (taken, given) in sorted(s.bytes_by_protocol.items()):
+        lines.append(
+            (
+                "",
+                f"{printable(protocol, 48)}: {amount(taken, 'B')} in, {amount(given, 'B')} out",
+            )
+        )
+    trainer = f", {amount(s.trainer_memory_bytes, 'B')} trainer" if s.role != "worker" else ""
+    lines.append(("memory", f"{amount(s.memory_bytes, 'B')} node{trainer}"))
+    return lines
+
+
+def _door_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """Connection slots in use, and the origin that has most if they are scarce."""
+    door = s.door
+    if door is None:
+        return []
+    text = f"{door.connections} of {door.connections_max} places"
+    if door.handshakes:
+        text += f", {door.handshakes} of {door.handshakes_max} being admitted"
+    if 2 * door.connections >= door.connections_max:
+        text += f", {door.of_largest} of them {printable(door.largest_origin, 40)}"
+    away = sum(door.turned_away.values())
+    if away:
+        most = max(door.turned_away, key=lambda why: (door.turned_away[why], why))
+        text += f"; {away} newcomers refused, most as {printable(most, 40)}"
+    return [("connections", text)]
+
+
+def _rejected_table(rejected: dict[str, int]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("rejected because", no_wrap=True)
+    table.add_column("records", justify="right")
+    for reason, count in sorted(rejected.items(), key=lambda item: (-item[1], item[0])):
+        table.add_row(Text(printable(reason, 40)), str(count))
+    return table
+
+
+def _bans_table(bans: tuple[BanStatus, ...]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(f"banned ({len(bans)})", no_wrap=True)
+    table.add_column("for", justify="right", no_wrap=True)
+    table.add_column("because of")
+    for ban in bans[-BANS_SHOWN_MAX:]:
+        who = ban.subject if ban.is_block else short_id(ban.subject)
+        table.add_row(
+            Text(printable(who, 40)), duration(ban.seconds_left), Text(printable(ban.why, 200))
+        )
+    if len(bans) > BANS_SHOWN_MAX:
+        table.add_row(Text(f"and {len(bans) - BANS_SHOWN_MAX} older", style="dim"), "", "")
+    return table
+
+
+def _peers_table(peers: tuple[PeerStatus, ...]) -> RenderableType:
+    if not peers:
+        return Text("no peers connected", style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(f"peer ({len(peers)})", no_wrap=True)
+    table.add_column("accepted", justify="right")
+    table.add_column("trained on", justify="right")
+    table.add_column("rejected", justify="right")
+    table.add_column("at", no_wrap=True, overflow="ellipsis", max_width=36)
+    for peer in peers[:PEERS_SHOWN_MAX]:
+        table.add_row(
+            Text(short_id(peer.peer_id)),
+            str(peer.groups_accepted),
+            str(peer.groups_trained),
+            str(sum(peer.rejected.values())),
+            Text(_address(peer)),
+        )
+    if len(peers) > PEERS_SHOWN_MAX:
+        table.add_row(Text(f"and {len(peers) - PEERS_SHOWN_MAX} more", style="dim"))
+    return table
+
+
+def _address(peer: PeerStatus) -> str:
+    """The peer's address without its id, which the first column shows."""
+    if not peer.addresses:
+        return printable(peer.agent, 36)
+    return printable(peer.addresses[0].partition("/p2p/")[0], 64)

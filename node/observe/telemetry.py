@@ -1,0 +1,184 @@
+"""Telemetry of a running node: a report per interval with its alarms.
+
+Reports are made even if nobody listens: `swarm-node status` shows their alarms as notes, and the
+metrics endpoint shows the last report. A broker gets them too, if one is named.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import psutil
+import trio
+
+from node.config import NodeConfig
+from node.observe.alarms import HISTORY_REPORTS, HISTORY_S, ROUNDS_KEPT, alarms_of, identity_of
+from node.observe.node_reports import Extras, MachineResources, Reporter, Traffic
+from node.observe.records import StatusSnapshot
+from node.system.machine import disk_free_bytes
+from swarm.errors import ConfigError
+from swarm.identity import Identity
+from swarm.storage import RunSync
+from swarm.telemetry import metrics as m
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.mqtt import MqttPublisher, Outgoing
+from swarm.telemetry.reports import (
+    AlarmReport,
+    AlarmsReport,
+    NodeReport,
+    Topic,
+    encode_alarms,
+    encode_report,
+)
+
+ALARM_NOTE: Final = "alarm:"  # before its kind: the topic of an alarm among a node's notes
+BROKER_NOTE: Final = "telemetry"
+FIRST_TRIES: Final = 2  # at the broker, that are no news: they are short, a starting node is busy
+ALARMS_AGAIN_S: Final = 300.0  # an alarm that stands is told again, with its figures of then
+
+
+def broker_of(config: NodeConfig, password: str | None) -> Broker | None:
+    """The broker that reports go to; None: there is none.
+
+    Raises:
+        ConfigError: what is said of it does not fit together.
+    """
+    if config.telemetry is None:
+        if config.telemetry_ca is not None:
+            raise ConfigError("--telemetry-ca: of use with --telemetry mqtts://… alone")
+        return None
+    try:
+        return Broker.parse(config.telemetry, password=password, ca_file=config.telemetry_ca)
+    except ConfigError as error:
+        raise ConfigError(f"--telemetry {error}") from None
+
+
+def machine_of(data_dir: Path) -> MachineResources:
+    """Free memory and disk of this machine. Blocking."""
+    return MachineResources(psutil.virtual_memory().available, disk_free_bytes(data_dir))
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The sources of a report's figures. Each is called once per report, and is quick."""
+
+    snapshot: Callable[[], StatusSnapshot]
+    traffic: Callable[[], Traffic]
+    extras: Callable[[], Extras]
+    machine: Callable[[], MachineResources]  # blocking
+
+
+class Telemetry:
+    """The reports of one process."""
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        identity: Identity,
+        run_id: str,
+        sources: Sources,
+        notes: dict[str, str],
+        *,
+        interval_s: float,
+        publisher: MqttPublisher | None,
+        now_s: Callable[[], float],
+        run_sync: RunSync,
+    ) -> None:
+        """`notes`: of the node, by topic; alarms are put there. `run_sync`: where what blocks
+        goes."""
+        self.reporter = reporter
+        self.latest: NodeReport | None = None
+        self._identity = identity
+        self._run_id = run_id
+        self._sources = sources
+        self._notes = notes
+        self._interval_s = interval_s
+        self._publisher = publisher
+        self._now_s = now_s
+        self._run_sync = run_sync
+        self._told: object = None  # at which connection, and what stood
+        self._told_s = 0.0
+        keep = max(2, min(HISTORY_REPORTS, int(HISTORY_S / interval_s) + 1))
+        self._history: deque[NodeReport] = deque(maxlen=keep)
+        self._history_step_s = HISTORY_S / keep
+        self._rounds: deque[NodeReport] = deque(maxlen=ROUNDS_KEPT)  # the first report of each
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        async with trio.open_nursery() as nursery:
+            if self._publisher is not None:
+                nursery.start_soon(self._publisher.run)
+            while True:
+                await self.report()
+                await trio.sleep(self._interval_s)
+
+    async def report(self) -> NodeReport:
+        """Make one report, and publish it if there is a broker."""
+        machine = await self._run_sync(self._sources.machine)
+        dropped = 0 if self._publisher is None else self._publisher.dropped
+        snapshot = self._sources.snapshot()
+        own = {text for topic, text in self._notes.items() if topic.startswith(ALARM_NOTE)}
+        snapshot = replace(snapshot, notes=tuple(n for n in snapshot.notes if n not in own))
+        report = self.reporter.make(
+            snapshot,
+            self._sources.traffic(),
+            machine,
+            self._sources.extras(),
+            now_s=self._now_s(),
+            dropped=dropped,
+        )
+        alarms = alarms_of((*self._rounds, *self._history, report))
+        report = report.model_copy(update={"alarms": alarms})
+        self._remember(report)
+        self._note(alarms)
+        if self._publisher is not None:
+            self._publish(self._publisher, report)
+        self.latest = report
+        return report
+
+    def _remember(self, report: NodeReport) -> None:
+        """Keep it for the alarms, unless the last one that was kept is too recent: the history has
+        few reports and must go back far."""
+        last = self._history[-1] if self._history else None
+        if last is None or not 0 <= report.sent_at_s - last.sent_at_s < self._history_step_s:
+            self._history.append(report)
+        before = self._rounds[-1].metrics.get(m.ROUND) if self._rounds else None
+        if not self._rounds or report.metrics.get(m.ROUND) != before:
+            self._rounds.append(report)
+
+    def _note(self, alarms: tuple[AlarmReport, ...]) -> None:
+        for topic in [each for each in self._notes if each.startswith(ALARM_NOTE)]:
+            del self._notes[topic]
+        for alarm in alarms:
+            self._notes[ALARM_NOTE + alarm.kind] = f"{alarm.text}. {alarm.advice}"
+        publisher = self._publisher
+        if publisher is None:
+            return
+        if publisher.failure and not publisher.connected and publisher.connections > FIRST_TRIES:
+            self._notes[BROKER_NOTE] = (
+                f"the telemetry broker cannot be reached ({publisher.failure}); "
+                f"{publisher.dropped} messages dropped"
+            )
+        else:
+            self._notes.pop(BROKER_NOTE, None)
+
+    def _publish(self, publisher: MqttPublisher, report: NodeReport) -> None:
+        peer, run_id = self._identity.peer_id, self._run_id
+        topic = str(Topic(run_id, peer, "report"))
+        # Again at each new connection: what was told before may be among what was dropped. The
+        # figures in the words change with each report, and are no news.
+        told = publisher.established, identity_of(report.alarms)
+        now_s = trio.current_time()
+        if told != self._told or (report.alarms and now_s - self._told_s >= ALARMS_AGAIN_S):
+            self._told, self._told_s = told, now_s
+            alarms = AlarmsReport(
+                run_id=run_id,
+                instance=report.instance,
+                sent_at_s=report.sent_at_s,
+                alarms=report.alarms,
+            )
+            payload = encode_alarms(alarms, self._identity)
+            publisher.put(Outgoing(str(Topic(run_id, peer, "alarms")), payload, qos=1))
+        publisher.put(Outgoing(topic, encode_report(report, self._identity)))

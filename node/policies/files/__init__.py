@@ -1,1 +1,0 @@
-"""Files of models: converted, checked before a model counts as loaded; templates rendered."""

@@ -1,1 +1,0 @@
-"""Records of a node's work, and the wording of figures."""

@@ -1,0 +1,1 @@
+"""Rounds of SAPO, the learner's steps, the worker's leases, and the roles that compose them."""

@@ -1,0 +1,305 @@
+"""Checkpoints of a node: one directory for each, made complete before it gets its name.
+
+`checkpoints/round-00000012/` holds what the trainer saved and `state.json` with the node's
+progress. A directory is written under a temporary name, synced and renamed, so that whatever has
+the final name is whole: kill -9 at any point leaves the one before.
+
+`checkpoints/best` is a link to one more, of the policy that did best on the validation tasks. It
+changes in one step too, and its files are those of the round's checkpoint where there is one.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.interfaces.trainer import Trainer
+from node.run.progress import Progress
+from swarm.errors import ConfigError
+from swarm.storage import RunSync
+
+STATE_FILE = "state.json"
+POSITION_FILE = "next-index"
+BEST = "best"
+TEMPORARY_SUFFIX = ".partial"
+SAVING_SHARE = 0.02  # of the time, where nobody says how often to save
+
+
+Content = Callable[[], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    directory: Path
+    progress: Progress
+
+
+class SavingPace:
+    """Decides when to save: every so many rounds, or, with None, once the last save took at most
+    `SAVING_SHARE` of the time since. Times are in seconds of one clock."""
+
+    def __init__(self, every_rounds: int | None) -> None:
+        self._every = every_rounds
+        self._due_s: float | None = None  # None: nothing was saved yet
+
+    def is_due(self, rounds: int, now_s: float) -> bool:
+        if self._every is not None:
+            return rounds % self._every == 0
+        return self._due_s is None or now_s >= self._due_s
+
+    def saved(self, began_s: float, ended_s: float) -> None:
+        """Note a checkpoint that was written."""
+        self._due_s = ended_s + (ended_s - began_s) / SAVING_SHARE
+
+
+class Checkpoints:
+    """The checkpoints of one data directory. `facts` must agree between save and resume."""
+
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        facts: Mapping[str, Any],
+        run_sync: RunSync = trio.to_thread.run_sync,
+    ) -> None:
+        self._run_sync = run_sync  # where blocking calls go
+        self._directory = directory
+        self._keep = keep
+        self._facts = dict(facts)
+        self._written: tuple[int, Path] | None = None  # a policy's version, and where it is whole
+
+    def latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint. That may be the best one, which is in no round's place,
+        but not one of before the first round, which nobody has anything from.
+
+        Raises:
+            ConfigError: it belongs to another run or model.
+        """
+        best = self._best_directory()
+        found = self._complete() if best is None else [*self._complete(), best]
+        read = [(directory, _read_state(directory)) for directory in found]
+        whole = [  # where one is damaged on disk, the one before it is used
+            (directory, *state) for directory, state in read if state is not None
+        ]
+        for directory, progress, facts in sorted(whole, key=lambda each: -each[1].round):
+            if directory == best and progress.round == 0:
+                continue
+            for name, value in self._facts.items():
+                if facts.get(name) != value:
+                    raise ConfigError(
+                        f"--data-dir {self._directory.parent}: its checkpoint has {name} "
+                        f"{facts.get(name)!r}, not {value!r}; name these, or another --data-dir"
+                    )
+            return Checkpoint(directory, progress)
+        return None
+
+    @contextmanager
+    def held(self) -> Iterator[Checkpoint | None]:
+        """The newest complete checkpoint, if there is one: it stays for as long as the block runs,
+        beside a node that goes on writing others.
+
+        Raises:
+            ConfigError: it belongs to another run or model.
+        """
+        while (found := self.latest()) is not None:
+            state = found.directory / STATE_FILE
+            try:
+                lock = state.open()
+            except FileNotFoundError:
+                continue
+            with lock:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                if state.exists():  # else it was removed before we had it
+                    yield found
+                    return
+        yield None
+
+    async def save(
+        self,
+        progress: Progress,
+        trainer: Trainer,
+        files: Mapping[str, Content] | None = None,
+        version: int | None = None,
+    ) -> Path:
+        """Write a checkpoint, with more files by name, and remove those beyond the number kept.
+        What is in a file is made where it is written. `version`: of the trainer's policy; one that
+        was the last to be saved is linked, not written once more, as nothing was trained since."""
+        final = self._directory / f"round-{progress.round:08d}"
+        saved = _read_state(final)
+        if saved is not None and saved[0] == progress:
+            return final  # the same round again, and nothing was decided since
+        partial, best = final.with_suffix(TEMPORARY_SUFFIX), self.best()
+        same = self._written[1] if self._written and self._written[0] == version else None
+        if best is not None and best.progress == progress:  # nothing was done since
+            same = best.directory
+        await self._fill(partial, trainer, same)
+        await self._run_sync(self._finish, partial, final, progress, files or {})
+        self._written = None if version is None else (version, final)
+        return final
+
+    def best(self) -> Checkpoint | None:
+        """The policy that did best on the validation tasks; None: none is kept, or it is damaged,
+        or of another run or model."""
+        directory = self._best_directory()
+        state = None if directory is None else _read_state(directory)
+        if directory is None or state is None:
+            return None
+        progress, facts = state
+        fits = all(facts.get(name) == value for name, value in self._facts.items())
+        return Checkpoint(directory, progress) if fits else None
+
+    async def save_best(
+        self, progress: Progress, trainer: Trainer, same: Path | None = None
+    ) -> None:
+        """Keep a policy as the best in place of the one before. `same`: a checkpoint of just this
+        policy, whose files are linked and not written once more."""
+        names = (f"{BEST}-{progress.round:08d}-{number}" for number in count())
+        final = next(path for name in names if not (path := self._directory / name).exists())
+        partial = final.with_suffix(TEMPORARY_SUFFIX)
+        await self._fill(partial, trainer, same)
+        await self._run_sync(self._finish_best, partial, final, progress)
+
+    async def _fill(self, partial: Path, trainer: Trainer, same: Path | None) -> None:
+        """Have the policy in a directory, by links to the files of `same` where there is one."""
+        await self._run_sync(_make_empty, partial)
+        if same is None or not await self._run_sync(_link_files, same, partial):
+            await self._run_sync(_make_empty, partial)
+            await trainer.save(partial)
+
+    def put_aside(self, checkpoint: Checkpoint) -> Path:
+        """Rename a checkpoint that cannot be used, so that `latest` finds the one before it."""
+        aside = checkpoint.directory.with_name(f"damaged-{checkpoint.directory.name}")
+        if aside.exists():
+            shutil.rmtree(aside)
+        checkpoint.directory.rename(aside)
+        return aside
+
+    async def reserve(self, next_index: int) -> None:
+        """Note that tasks below `next_index` are spent, before they are shared: a node that
+        crashes after sharing and resumes from the round before must not do them once more."""
+        await self._run_sync(self._reserve, next_index)
+
+    def _reserve(self, next_index: int) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        temporary = self._directory / (POSITION_FILE + TEMPORARY_SUFFIX)
+        with temporary.open("w") as file:
+            file.write(str(next_index))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._directory / POSITION_FILE)
+
+    def reserved(self) -> int:
+        """The first data position that was never shared; 0 if nothing was."""
+        try:
+            return int((self._directory / POSITION_FILE).read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def _best_directory(self) -> Path | None:
+        """The target of the link; None if there is no target."""
+        link = self._directory / BEST
+        return link.resolve() if link.exists() else None
+
+    def _finish_best(self, partial: Path, final: Path, progress: Progress) -> None:
+        self._finish_files(partial, final, progress, {})
+        link = self._directory / BEST
+        temporary = link.with_suffix(TEMPORARY_SUFFIX)
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(final.name)
+        temporary.replace(link)
+        _sync_directory(self._directory)
+        for old in self._directory.glob(f"{BEST}-*"):
+            if old.suffix == TEMPORARY_SUFFIX:  # a kill left it
+                shutil.rmtree(old, ignore_errors=True)
+            elif old != final:
+                _remove_unless_held(old)
+
+    def _finish(
+        self, partial: Path, final: Path, progress: Progress, files: Mapping[str, Content]
+    ) -> None:
+        self._finish_files(partial, final, progress, files)
+        for old in self._complete()[: -self._keep]:
+            _remove_unless_held(old)
+
+    def _finish_files(
+        self, partial: Path, final: Path, progress: Progress, files: Mapping[str, Content]
+    ) -> None:
+        for name, content in files.items():
+            with (partial / name).open("wb") as binary:
+                binary.write(content())
+                binary.flush()
+                os.fsync(binary.fileno())
+        state = {"facts": self._facts, "progress": progress.to_json()}
+        with (partial / STATE_FILE).open("w") as file:
+            json.dump(state, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_directory(partial)
+        if final.exists():
+            shutil.rmtree(final)  # damaged, or it would not be written again
+        partial.rename(final)
+        _sync_directory(self._directory)
+
+    def _complete(self) -> list[Path]:
+        if not self._directory.is_dir():
+            return []
+        return sorted(
+            path
+            for path in self._directory.glob("round-*")
+            if path.suffix != TEMPORARY_SUFFIX and (path / STATE_FILE).is_file()
+        )
+
+
+def _read_state(directory: Path) -> tuple[Progress, Mapping[str, Any]] | None:
+    """A checkpoint's progress and facts; None if it is damaged."""
+    try:
+        state = json.loads((directory / STATE_FILE).read_text())
+        return Progress.from_json(state["progress"]), dict(state["facts"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _remove_unless_held(directory: Path) -> None:
+    """Remove a checkpoint that no `Checkpoints.held` block uses; a later save tries again."""
+    try:
+        with (directory / STATE_FILE).open("r+") as lock:  # some file systems lock no other kind
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+    except OSError:
+        return
+
+
+def _link_files(source: Path, target: Path) -> bool:
+    """Have what a checkpoint holds in another directory too, but for its state, which is locked for
+    each apart. False: this file system has no such links."""
+    try:
+        for path in source.iterdir():
+            if path.name != STATE_FILE:
+                (target / path.name).hardlink_to(path)
+    except OSError:
+        return False
+    return True
+
+
+def _make_empty(directory: Path) -> None:
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

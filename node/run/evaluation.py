@@ -1,0 +1,112 @@
+"""The held-out pass rate: one completion for each of the run's fixed tasks.
+
+The tasks and the sampling seed are the same at every evaluation and at every node of a run, and no
+node trains on them. The rate is reported as progress and decides nothing. Decisions follow from the
+pass rate on a node's validation tasks, which are sampled in the same call.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+import trio
+
+from node.config import RunConfig
+from node.config.run import GREEDY_TEMPERATURE
+from node.envs.replay_turns import said_of
+from node.interfaces.engine import Engine, Sampling
+from node.observe.abilities import TaskResult
+from node.observe.records import HeldOut
+from node.run.groups import seed_of
+from node.run.parts import NodeParts
+from node.run.progress import Progress
+from node.run.turns import Player, completions
+from node.verify.assignment import held_out_tasks
+from node.verify.held_out import Assignment
+from node.verify.verifier import Verdicts, Verifier
+from swarm.rollouts import Completion, Task
+
+AT_ONCE_MAX = 32  # samples of each task
+
+
+async def evaluate(
+    node: NodeParts,
+    engine: Engine,
+    progress: Progress,
+    validation: Sequence[Assignment] = (),
+) -> HeldOut:
+    """Sample and score the held-out set by the run's rules, and a node's validation tasks."""
+    run, verifier = node.config.run, node.verifier
+    started_s = trio.current_time()
+    held_out = await _held_out(run, verifier)
+    assigned = [*held_out, *validation]
+    player = Player(run, engine, verifier)
+    made = await completions(player, assigned, 1, run.held_out_sampling, _seed(run))
+    rewards = await score(verifier, [each.task for each in assigned], made)
+    if run.reward == "exact":  # a reward for the format alone is no pass
+        rewards = [tuple(float(each == 1.0) for each in group) for group in rewards]
+    test, validated = rewards[: len(held_out)], rewards[len(held_out) :]
+    by_environment: dict[str, list[float]] = {}
+    for each, group_rewards in zip(held_out, test, strict=True):
+        by_environment.setdefault(each.task.environment, []).extend(group_rewards)
+    return HeldOut(
+        round=progress.round,
+        generated_tokens_total=progress.generated_tokens,
+        passed=fmean(reward for group_rewards in test for reward in group_rewards),
+        passed_by_environment={name: fmean(r) for name, r in sorted(by_environment.items())},
+        tasks=len(held_out),
+        seconds=trio.current_time() - started_s,
+        validation=fmean(reward for group in validated for reward in group) if validated else None,
+        validation_tasks=len(validated),
+    )
+
+
+async def _held_out(run: RunConfig, verifier: Verifier) -> list[Assignment]:
+    tasks = held_out_tasks(run)
+    problems = await verifier.problems(tasks)
+    return [Assignment(*each) for each in zip(tasks, (p.prompt for p in problems), strict=True)]
+
+
+async def examine(
+    run: RunConfig, engine: Engine, verifier: Verifier, samples: int
+) -> list[TaskResult]:
+    """Pass rates of the held-out tasks: one greedy answer each, and `samples` samples each by the
+    run's rules (0: none). Only a full score passes. Samples are made and scored in batches, because
+    all of them may exceed a frame or the verifier's time."""
+    assigned = await _held_out(run, verifier)
+    tasks = [each.task for each in assigned]
+    player = Player(run, engine, verifier)
+    likeliest = replace(run.engine_sampling, temperature=GREEDY_TEMPERATURE)
+
+    async def rewards_of(each: int, sampling: Sampling, seed: int) -> list[tuple[float, ...]]:
+        made = await completions(player, assigned, each, sampling, seed)
+        return await score(verifier, tasks, made)
+
+    greedy = await rewards_of(1, likeliest, _seed(run))
+    passed = [0] * len(tasks)
+    for done in range(0, samples, AT_ONCE_MAX):
+        each = min(AT_ONCE_MAX, samples - done)
+        of_all = await rewards_of(each, run.engine_sampling, _seed(run) + done)
+        for place, rewards in enumerate(of_all):
+            passed[place] += rewards.count(1.0)
+    return [
+        TaskResult(task.environment, first == (1.0,), count, samples)
+        for task, first, count in zip(tasks, greedy, passed, strict=True)
+    ]
+
+
+def _seed(run: RunConfig) -> int:
+    return seed_of(run.run_id)
+
+
+async def score(
+    verifier: Verifier, tasks: Sequence[Task], made: Sequence[Sequence[Completion]]
+) -> list[tuple[float, ...]]:
+    """Rewards of each task's completions, by this node's own verifier; 0 for what is undecided."""
+    found = await verifier.score(tasks, [[said_of(c) for c in group] for group in made])
+    return [rewards_of(verdicts) for verdicts in found]
+
+
+def rewards_of(verdicts: Verdicts) -> tuple[float, ...]:
+    """Rewards of own completions. Undecided ones count as 0."""
+    return tuple(each or 0.0 for each in verdicts)

@@ -1,0 +1,89 @@
+"""From scored groups to batches, counts and samples, for the loops that train.
+
+Answers are found here by the verifier's function. Its work is bounded, so that strangers' texts may
+be searched outside the verifier's process.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from random import Random
+
+from node.config import RunConfig
+from node.envs.answers import answer_in
+from node.interfaces.prompts import Prompt
+from node.interfaces.trainer import TrainingGroup, training_group
+from node.methods.samplers import kept_completions
+from node.observe.records import AnswerCounts, SampledGroup, SampledText
+from node.observe.samples import TEXTS_MAX, shortened
+from swarm.rollouts import Author, Completion, FinishReason, ScoredGroup
+
+
+def seed_of(*parts: object) -> int:
+    """A seed of 56 bits from what identifies a draw."""
+    text = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+
+
+def foreign_group(
+    scored: ScoredGroup, worth: Sequence[float | None], group_size: int, rng: Random
+) -> TrainingGroup:
+    """A foreign group with at most `group_size` completions. Token weights count rows: a group of
+    64 would outweigh eight groups of 8. `worth`: the advantages within the whole group."""
+    group = scored.group
+    kept = kept_completions(len(group.completions), max(2, group_size), rng)
+    return training_group(
+        scored.prompt,
+        [group.completions[at] for at in kept],
+        [worth[at] for at in kept],
+        own_tokens=False,
+        source=scored.source,
+        tokenizer=group.tokenizer,
+    )
+
+
+def finite(value: float | None) -> float | None:
+    """The value; None where it is unknown or no number."""
+    return value if value is not None and isfinite(value) else None
+
+
+def outcome_counts(run: RunConfig, groups: Iterable[ScoredGroup]) -> AnswerCounts:
+    """Count all completions of the groups."""
+    completions = unread = right = cut = 0
+    for each in groups:
+        task, made = each.group.task, each.group.completions
+        kind = run.answer_rule(task.environment, task.parameters).format
+        completions += len(made)
+        unread += sum(answer_in(kind, c.text) is None for c in made)
+        right += sum(reward == 1.0 for reward in each.rewards)
+        cut += sum(c.finish_reason is FinishReason.LENGTH for c in made)
+    return AnswerCounts(completions, unread, right, cut)
+
+
+def sampled(run: RunConfig, round_: int, scored: ScoredGroup) -> SampledGroup:
+    """The group as people look at it."""
+    group = scored.group
+    task = group.task
+    kind = run.answer_rule(task.environment, task.parameters).format
+    texts = []
+    for completion, reward in list(zip(group.completions, scored.rewards, strict=True))[:TEXTS_MAX]:
+        answer = answer_in(kind, completion.text)
+        texts.append(
+            SampledText(
+                shortened(_shown(completion)),
+                None if answer is None else shortened(answer),
+                reward,
+                str(completion.finish_reason),
+            )
+        )
+    prompt = shortened(Prompt.read(scored.prompt).plain)
+    return SampledGroup(
+        round_, scored.own, str(group.producer), task.environment, prompt, tuple(texts)
+    )
+
+
+def _shown(completion: Completion) -> str:
+    """Its text; in a transcript, what was said to the policy stands in brackets on its own line."""
+    return "".join(
+        text if author is Author.POLICY else f"\n[{text}]\n" for author, text in completion.parts()
+    )

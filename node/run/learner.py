@@ -1,0 +1,353 @@
+"""A central learner: leased groups of workers, one update a step, now and then a version for the
+workers.
+
+    take         R groups that are fresh enough at this very moment; waits until there are
+    draw         J groups of the pool of shared rollouts, where the node asks for them
+    update       one step over all of them; the policy's version goes up by one
+    publish      after every κ steps: checkpoint, then hand the version to the broadcast
+    evaluate     now and then, on the run's fixed held-out tasks
+
+The policy's version is 1 + the number of steps. A version is published only once a checkpoint holds
+it: a learner that dies resumes at a version that is no older than any that workers have, so that no
+group can come from its future. Where that checkpoint is lost, it goes on from the one before under
+a number above what was published; the steps between are missing.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import ceil, nan
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any, Protocol
+
+import msgpack
+import trio
+
+from node.config import RunConfig
+from node.config.node import rules_of
+from node.config.run import LearnerRules
+from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
+from node.methods.choices import advantages
+from node.methods.samplers import draw_foreign
+from node.observe.records import HeldOut, SampledGroup, StepDone
+from node.observe.samples import bounded
+from node.run.checkpoints import Checkpoints
+from node.run.evaluation import evaluate
+from node.run.groups import finite, foreign_group, outcome_counts, sampled, seed_of
+from node.run.parts import LivePolicy, NodeParts, OnSamples
+from node.run.progress import Progress
+from node.system.stopping import unless
+from swarm.leases.intake import Intake, IntakeRules
+from swarm.leases.lease_table import LeaseBook, LeaseRules
+from swarm.leases.staleness import Account, StalenessRules
+from swarm.rollouts import ScoredGroup, informative, oldest_version
+
+FIRST_VERSION = 1
+LOOK_S = 0.5  # seconds between checks of the time limit while no groups have come
+CREDITS_PER_STEP = 2.0  # bound on buffered and leased groups, as a multiple of those of a step
+FIRST_LEASE_S = 30.0  # assumed duration of a new worker's first lease, at least
+FIRST_LEASE_SHARE = 0.1  # the same as a share of `lease_life_s`
+INTAKE_FILE = "intake.msgpack"  # in each checkpoint
+
+OnRecord = Callable[[StepDone | HeldOut], Awaitable[None]]
+
+
+class PolicyOutlet(Protocol):
+    """Takes versions of the policy and puts them on offer."""
+
+    @property
+    def newest(self) -> int:
+        """The newest version on offer; 0: none."""
+        ...
+
+    async def offer(self, version: int, export: Callable[[Path], Awaitable[None]]) -> None:
+        """Have `export` write the policy's directory, and put that on offer. Returns when the
+        policy may change again; the rest goes on in the background."""
+        ...
+
+
+def version_after(progress: Progress) -> int:
+    """The version of the policy after so many steps."""
+    return FIRST_VERSION + progress.round
+
+
+def intake_rules(run: RunConfig, rules: LearnerRules, tokenizer: str) -> IntakeRules:
+    """The terms on which a learner admits groups of workers."""
+    return IntakeRules(
+        run_id=run.run_id,
+        group_size=rules.group_size,
+        tokenizer=tokenizer,
+        temperature=run.sampling.temperature,
+        top_p=run.sampling.top_p,
+        rescored_share=rules.rescored_share,
+    )
+
+
+def lease_rules(rules: LearnerRules) -> LeaseRules:
+    """Lease durations of a run. Raise `lease_life_s` for workers that are known to be slow; first
+    leases last longer with it."""
+    life_s = float(rules.lease_life_s)
+    return LeaseRules(first_s=max(FIRST_LEASE_S, FIRST_LEASE_SHARE * life_s), life_s_min=life_s)
+
+
+def staleness_rules(rules: LearnerRules, credits_per_step: float) -> StalenessRules:
+    """The bound on staleness, and the credit that follows from the size of a step."""
+    credit = int(credits_per_step * rules.groups_per_step)
+    return StalenessRules(rules.staleness_max, rules.groups_per_step, credit)
+
+
+def lease_book(
+    run_id: str,
+    staleness: StalenessRules,
+    leases: LeaseRules,
+    version: int,
+    record: dict[str, Any] | None,
+    *,
+    secret: bytes,
+    start: int,
+) -> LeaseBook:
+    """The leases of an intake's record (`Learner.intake_record`), or an empty book at `version`.
+    `secret` and `start` are those of `LeaseBook`."""
+    if record is None:
+        return LeaseBook(leases, Account(staleness, version), run_id, secret, start)
+    return LeaseBook.from_record(
+        record["book"],
+        rules=leases,
+        staleness_rules=staleness,
+        run_id=run_id,
+        secret=secret,
+        start=start,
+        now=trio.current_time(),
+    )
+
+
+class Learner:
+    """The loop's body and its progress."""
+
+    def __init__(
+        self,
+        node: NodeParts,
+        policy: LivePolicy,
+        intake: Intake,
+        publisher_queue: PolicyOutlet,
+        checkpoints: Checkpoints,
+        progress: Progress,
+        on_samples: OnSamples | None = None,
+    ) -> None:
+        """The policy's engine generates for evaluations alone."""
+        self._node = node
+        self._config = node.config
+        self._rules = rules_of(node.config)
+        self._policy = policy
+        self._intake = intake
+        self._publisher_queue = publisher_queue
+        self._checkpoints = checkpoints
+        self._on_samples = on_samples
+        self._saved: int | None = None  # step of the last checkpoint
+        self.publish_every = self._rules.publish_every  # κ; whoever coordinates may set another
+        self.progress = progress
+
+    @staticmethod
+    def intake_record(checkpoint: Path) -> dict[str, Any] | None:
+        """The intake's part of a checkpoint; None if it has none."""
+        path = checkpoint / INTAKE_FILE
+        if not path.exists():
+            return None
+        record: dict[str, Any] = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+        return record
+
+    @property
+    def version(self) -> int:
+        """Of the policy as it is now."""
+        return version_after(self.progress)
+
+    @property
+    def published(self) -> int:
+        """The newest version on offer, or on its way there; 0: none."""
+        return self._publisher_queue.newest
+
+    async def run(
+        self, leaving: trio.Event, on_record: OnRecord, is_over: Callable[[], bool]
+    ) -> None:
+        """Learn until `leaving`, or until it is over by the node's own settings.
+
+        Raises:
+            ChildFailed: the trainer; start again from a checkpoint.
+        """
+        behind = (
+            self._publisher_queue.newest > self.version
+        )  # the checkpoint of what was published is lost
+        if behind:
+            self.progress = replace(self.progress, round=self._publisher_queue.newest)
+        self._intake.advance(self.version)
+        if behind or self._publisher_queue.newest < FIRST_VERSION or self._is_due():
+            await self._publish()
+        every = self._config.evaluate_every_rounds
+        if every and self.progress.round == 0:
+            await unless(leaving, lambda: self._evaluate(on_record))
+        while not leaving.is_set() and not is_over():
+            await unless(leaving, lambda: self._step(on_record, is_over))
+            if every and self.progress.round % every == 0 and not leaving.is_set():
+                await unless(leaving, lambda: self._evaluate(on_record))
+        if every and self.progress.round % every and not leaving.is_set():
+            await self._evaluate(on_record)
+        await self._save()
+        self._node.enter("leaving")
+
+    def _is_due(self) -> bool:
+        """True if the present policy is to be published and is not on offer yet. Versions further
+        apart than the pacing depth would stop all leases."""
+        period = min(self.publish_every, self._intake.pacing + 1)
+        return self.version - self._publisher_queue.newest >= period
+
+    # --- one step --------------------------------------------------------------------------
+
+    async def _step(self, on_record: OnRecord, is_over: Callable[[], bool]) -> None:
+        """One update. Cancelled, or over, while it waits for groups, it leaves no trace."""
+        self._node.enter("waiting")
+        started_s = trio.current_time()
+        leased: list[ScoredGroup] = []
+        while not leased:
+            with trio.move_on_after(LOOK_S):
+                leased = await self._intake.take()
+            if not leased and is_over():
+                return
+            if not leased and self._is_due():  # a plan has just lowered the depth
+                await self._publish()
+                self._node.enter("waiting")
+        idle_s = trio.current_time() - started_s
+        with trio.CancelScope(shield=True):
+            shared = await self._draw()
+            if self._on_samples is not None:
+                await self._on_samples(self._samples(leased))
+            self._node.enter("training")
+            started_s = trio.current_time()
+            report = await self._policy.trainer.train(self._batch(leased, shared))
+            train_s = trio.current_time() - started_s
+            staleness = [self.version - oldest_version(each.group) for each in leased]
+            self.progress = replace(
+                self.progress,
+                round=self.progress.round + 1,
+                trained_tokens=self.progress.trained_tokens + report.trained_tokens,
+            )
+            self._intake.advance(self.version)
+            if self._is_due():
+                await self._publish()
+            record = self._record(leased, shared, report, staleness, idle_s, train_s)
+            await on_record(record)
+
+    async def _draw(self) -> list[ScoredGroup]:
+        wanted = self._rules.pool_groups_per_step
+        if self._node.exchange is None or wanted == 0:
+            return []
+        rng = Random(self._seed("draw"))
+        each_max = ceil(self._config.foreign_share_max * wanted)
+        chosen = draw_foreign(await self._node.exchange.candidates(), wanted, rng, each_max)
+        return await self._node.exchange.take(chosen, self.progress.round + 1)
+
+    def _samples(self, leased: Sequence[ScoredGroup]) -> list[SampledGroup]:
+        run, number = self._config.run, self.progress.round + 1
+        return bounded(sampled(run, number, each) for each in leased)
+
+    def _batch(
+        self, leased: Sequence[ScoredGroup], shared: Sequence[ScoredGroup]
+    ) -> list[TrainingGroup]:
+        worth = advantages([*leased, *shared], self._config.advantage)
+        batch = [
+            training_group(
+                each.prompt,
+                each.group.completions,
+                values,
+                own_tokens=each.group.tokenizer == self._policy.tokenizer,
+                source=each.source,
+            )
+            for each, values in zip(leased, worth, strict=False)
+        ]
+        for group, values in zip(shared, worth[len(leased) :], strict=True):
+            rng = Random(self._seed(f"keep/{group.group_id.hex()}"))
+            batch.append(foreign_group(group, values, self._rules.group_size, rng))
+        return batch
+
+    # --- versions and checkpoints ----------------------------------------------------------
+
+    async def _publish(self) -> None:
+        """Save, then put the policy on offer."""
+        await self._save()
+        self._node.enter("publishing")
+        precision = self._config.publish_precision
+        await self._publisher_queue.offer(
+            self.version, partial(self._policy.trainer.export, precision=precision)
+        )
+
+    async def _save(self) -> None:
+        if self._saved == self.progress.round:
+            return
+        self._node.enter("saving")
+        with trio.CancelScope(shield=True):
+            files = {INTAKE_FILE: partial(msgpack.packb, self._intake.to_record())}
+            await self._checkpoints.save(self.progress, self._policy.trainer, files)
+        self._saved = self.progress.round
+
+    # --- evaluating and telling ------------------------------------------------------------
+
+    async def _evaluate(self, on_record: OnRecord) -> None:
+        self._node.enter("evaluating")
+        record = await evaluate(self._node, self._policy.engine, self.progress)
+        self.progress = self.progress.with_held_out(record.passed)
+        with trio.CancelScope(shield=True):
+            await on_record(record)
+
+    def _record(
+        self,
+        leased: Sequence[ScoredGroup],
+        shared: Sequence[ScoredGroup],
+        report: TrainReport,
+        staleness: Sequence[int],
+        idle_s: float,
+        train_s: float,
+    ) -> StepDone:
+        """The step as the learner saw it; the app adds what only the network knows."""
+        rewards = [reward for each in leased for reward in each.rewards]
+        used = [*leased, *shared]
+        counts = self._intake.counts()
+        return StepDone(
+            step=self.progress.round,
+            version=self.version,
+            published_version=self._publisher_queue.newest,
+            groups=len(leased) + len(shared),
+            shared_groups=len(shared),
+            informative_groups=sum(informative(each.rewards) for each in used),
+            reward=fmean(rewards) if rewards else nan,
+            staleness_mean=fmean(staleness) if staleness else nan,
+            staleness_max=max(staleness, default=0),
+            idle_s=idle_s,
+            train_s=train_s,
+            groups_by_worker=dict(sorted(Counter(each.source for each in leased).items())),
+            buffered_groups=counts.buffered,
+            leased_groups=counts.leased,
+            discarded_total=counts.discarded,
+            trained_tokens_total=self.progress.trained_tokens,
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            clip_fraction=report.clip_fraction,
+            effective_share=self._comparable(report.effective_share),
+            mismatch_k3=self._comparable(report.mismatch_k3),
+            peers=0,
+            bytes_in_total=0,
+            bytes_out_total=0,
+            groups_quantised=sum(each.group.is_quantised for each in used),
+            answers=outcome_counts(self._config.run, leased),
+            step_kl=finite(report.step_kl),
+            steps_taken_back=report.steps_taken_back,
+            rate_scale=report.rate_scale,
+        )
+
+    def _comparable(self, value: float) -> float | None:
+        """Of the workers' log-probs and the trainer's, where both are of one distribution."""
+        return finite(value) if self._config.run.engine_sampling.is_whole else None
+
+    def _seed(self, purpose: str) -> int:
+        return seed_of(self._config.seed, "learner", purpose, self.progress.round)

@@ -1,0 +1,45 @@
+"""A node's progress, saved with each checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from node.methods.task_control import ExternalGains
+from node.run.validation import Validated
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Totals count from the node's first start."""
+
+    round: int = 0
+    next_index: int = 0  # of the node's own task stream
+    generated_tokens: int = 0
+    trained_tokens: int = 0
+    groups_shared: int = 0
+    held_out_first: float | None = None
+    held_out_last: float | None = None
+    validated: Validated = field(default_factory=Validated)
+    external: ExternalGains = field(default_factory=ExternalGains)
+
+    def with_held_out(self, passed: float) -> "Progress":
+        """The progress after another evaluation."""
+        first = passed if self.held_out_first is None else self.held_out_first
+        return replace(self, held_out_first=first, held_out_last=passed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the checkpoint's state file."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Progress":
+        """Read the data of `to_json`.
+
+        Raises:
+            TypeError, KeyError, AttributeError: the data is no progress.
+        """
+        known = {
+            "validated": Validated(**fields["validated"]),
+            "external": ExternalGains.from_json(fields["external"]),
+        }
+        return cls(**{**fields, **known})

@@ -1,0 +1,223 @@
+"""Turn by turn: all transcripts of a batch that go on have their next turn sampled together.
+
+The engine goes on on the ids that it sampled itself; what is said to the policy the node's own
+verifier works out, in its process, as receivers will.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from node.config import RunConfig
+from node.envs.registry import interaction
+from node.interfaces.engine import Context, Engine, Sampling
+from node.verify.held_out import Assignment
+from node.verify.verifier import Verifier
+from swarm.rollouts import (
+    Author,
+    Completion,
+    FinishReason,
+    Spans,
+    Task,
+    Turn,
+    version_spans,
+)
+from swarm.wire.messages import SEGMENTS_MAX
+
+TURNS_MAX = (SEGMENTS_MAX + 1) // 2
+
+
+@dataclass(eq=False, slots=True)
+class _Row:
+    """One transcript in the making."""
+
+    prompt: str
+    turns: list[Completion]  # of the policy
+    replies: list[str] = field(default_factory=list)  # between them
+    over: bool = False
+
+    def goes_on(self, tokens_max: int) -> bool:
+        """True if the policy may have another turn."""
+        ended = self.turns[-1].finish_reason is FinishReason.STOP
+        return ended and not self.over and self.tokens < tokens_max and len(self.turns) < TURNS_MAX
+
+    @property
+    def has_reply(self) -> bool:
+        """True if the environment has replied to the last turn."""
+        return len(self.replies) == len(self.turns)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(turn.token_ids) for turn in self.turns)
+
+    def context(self, tokens_max: int) -> Context:
+        said = zip(self.turns, self.replies, strict=True)
+        turns = tuple((turn.token_ids, reply) for turn, reply in said)
+        return Context(self.prompt, turns, tokens_max - self.tokens)
+
+    def take(self, turn: Completion) -> None:
+        """The next turn; one without tokens is none: the transcript ends before it. So it does
+        before a turn by an older policy than the one before, which no transcript may have."""
+        before, after = version_spans(self.turns[-1]), version_spans(turn)
+        if after and (not before or before[-1][0] <= after[0][0]):
+            self.turns.append(turn)
+        else:
+            self.replies.pop()
+            self.over = True
+            self.turns[-1] = replace(self.turns[-1], finish_reason=FinishReason.LENGTH)
+
+
+@dataclass(eq=False, slots=True)
+class Played:
+    """A group in the making: the transcripts of one task."""
+
+    task: Task
+    rows: list[_Row]
+    has_turns: bool
+    tokens_max: int  # of all turns of a completion together
+
+    @property
+    def open_rows(self) -> list[_Row]:
+        """Those that go on."""
+        if not self.has_turns:
+            return []
+        return [row for row in self.rows if row.goes_on(self.tokens_max)]
+
+    @property
+    def done(self) -> bool:
+        return not self.open_rows
+
+    def completions(self) -> tuple[Completion, ...]:
+        """Each transcript as one completion."""
+        return tuple(_joined(row) if self.has_turns else row.turns[0] for row in self.rows)
+
+
+class Player:
+    """Plays the tasks of a run with one engine, turn by turn."""
+
+    def __init__(self, run: RunConfig, engine: Engine, verifier: Verifier) -> None:
+        self._run = run
+        self._engine = engine
+        self._verifier = verifier
+
+    async def begin(
+        self, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
+    ) -> list[Played]:
+        """The first turn of so many transcripts of each task.
+
+        Raises:
+            ChildFailed, ConfigError: as `Engine.generate` and `Verifier.replies`.
+        """
+        prompts = [its.prompt for its in assigned]
+        groups = await self._engine.generate(prompts, each, sampling, seed)
+        found: list[Played] = []
+        for its, group in zip(assigned, groups, strict=True):
+            has_turns = self._run.has_turns and interaction(its.task.environment) is not None
+            rows = [_Row(its.prompt, [completion]) for completion in group]
+            found.append(Played(its.task, rows, has_turns, sampling.max_new_tokens))
+        await self._ask_replies(found)
+        return found
+
+    async def go_on(self, groups: Sequence[Played], sampling: Sampling, seed: int) -> None:
+        """One more turn of each transcript that goes on.
+
+        Raises:
+            ChildFailed, ConfigError: as `Engine.go_on` and `Verifier.replies`; nothing that
+                was said before is lost.
+        """
+        await self._ask_replies(groups)
+        rows = [(group, row) for group in groups for row in group.open_rows]
+        if rows:
+            contexts = [row.context(group.tokens_max) for group, row in rows]
+            said = await self._engine.go_on(contexts, sampling, seed)
+            for (_, row), turn in zip(rows, said, strict=True):
+                row.take(turn)
+            await self._ask_replies(groups)
+
+    async def advance(
+        self, works: Sequence[Played], enough: int, sampling: Sampling, seed: int
+    ) -> None:
+        """Go on, turn by turn, until so many of them are done; the others stop between two turns.
+
+        Raises:
+            ChildFailed, ConfigError: as `go_on`.
+        """
+        turn = 0
+        while sum(each.done for each in works) < enough:
+            turn += 1
+            await self.go_on(works, sampling, _seed(seed, turn))
+
+    async def collect(self, works: Sequence[Played]) -> list[tuple[Completion, ...]]:
+        """The completions of works that are done, in their order."""
+        return [each.completions() for each in works]
+
+    async def _ask_replies(self, groups: Sequence[Played]) -> None:
+        """Ask for replies to last turns that have none yet."""
+        asked = [
+            (group.task, rows)
+            for group in groups
+            if (rows := [row for row in group.open_rows if not row.has_reply])
+        ]
+        if not asked:
+            return
+        replies = await self._verifier.replies(
+            [task for task, _ in asked],
+            [[[turn.text for turn in row.turns] for row in rows] for _, rows in asked],
+        )
+        for (_, rows), of_task in zip(asked, replies, strict=True):
+            for row, reply in zip(rows, of_task, strict=True):
+                row.over = reply is None
+                if reply is not None:
+                    row.replies.append(reply)
+
+
+async def completions(
+    player: Player, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
+) -> list[tuple[Completion, ...]]:
+    """Generates as `Engine.generate`, to the end of every transcript. `max_new_tokens` is
+    for all turns of a completion together.
+
+    Raises:
+        ChildFailed, ConfigError: as `Player.begin` and `Player.go_on`.
+    """
+    groups = await player.begin(assigned, each, sampling, seed)
+    await player.advance(groups, len(groups), sampling, seed)
+    return await player.collect(groups)
+
+
+def _joined(row: _Row) -> Completion:
+    """A transcript as one completion."""
+    text, segments = "", []
+    for at, turn in enumerate(row.turns):
+        if at:
+            text += row.replies[at - 1]
+            segments.append(Turn(Author.ENVIRONMENT, len(row.replies[at - 1]), 0))
+        text += turn.text
+        segments.append(Turn(Author.POLICY, len(turn.text), len(turn.token_ids)))
+    spans = _spans(row.turns)
+    last = row.turns[-1]
+    # with no room left for a turn that was still to come, the transcript was cut
+    cut = last.finish_reason is FinishReason.STOP and not row.over
+    return Completion(
+        text=text,
+        token_ids=tuple(each for turn in row.turns for each in turn.token_ids),
+        logprobs=tuple(each for turn in row.turns for each in turn.logprobs),
+        finish_reason=FinishReason.LENGTH if cut else last.finish_reason,
+        policy_version=min(turn.policy_version for turn in row.turns),
+        spans=spans if len(spans) > 1 else (),
+        segments=tuple(segments),
+    )
+
+
+def _spans(turns: Sequence[Completion]) -> Spans:
+    """The versions of all turns, those in a row that are the same counted together."""
+    runs = [run for turn in turns for run in version_spans(turn)]
+    return tuple(
+        (version, sum(count for _, count in same))
+        for version, same in groupby(runs, key=lambda run: run[0])
+    )
+
+
+def _seed(seed: int, turn: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/turn/{turn}".encode()).digest()[:7])

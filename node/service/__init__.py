@@ -1,1 +1,0 @@
-"""A node as a service of the user's: it starts with the machine and comes again where it fails."""

@@ -1,0 +1,1 @@
+"""One update of a policy: rows, memory, the trainer and its process."""

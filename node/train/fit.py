@@ -1,0 +1,33 @@
+"""The memory that training a model would take, for `swarm-node doctor`: `python -m
+node.train.fit TOKENS`.
+
+A trainer's specification comes as JSON on standard input; out goes one JSON object: the plan of
+`memory.plan` with `usual_bytes`, for updates of so many tokens, or `error`, one line.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from node.interfaces.trainer_spec import TrainerSpec
+from node.policies.weight_diff import check_whole
+from node.train import memory
+from swarm.errors import ConfigError
+
+
+def main() -> None:
+    """Answer once."""
+    found: dict[str, Any]
+    try:
+        spec = TrainerSpec.from_record(json.load(sys.stdin))
+        check_whole(spec.model)
+        plan = memory.plan(spec)
+        found = asdict(plan) | {"usual_bytes": memory.usual_bytes(spec, plan, int(sys.argv[1]))}
+    except ConfigError as error:
+        found = {"error": str(error)}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

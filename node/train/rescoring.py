@@ -1,0 +1,79 @@
+"""Log-probs under the loaded weights of tokens that others sampled, to compare with their claims.
+
+Token ids are taken as they are: they must be of this policy's tokenizer. The text was rewarded, and
+the ids are trained on, so a text that is not that of its ids is as impossible as its ids.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from node.interfaces.trainer import TrainingGroup, check_scorable
+from node.policies.policy import Policy
+from node.train.rows import turns_of
+from node.train.trainer import GroupTrainer
+from swarm.rollouts import Completion
+
+IMPOSSIBLE = -math.inf  # the log-prob of each token of a completion that no policy can have sampled
+
+
+def score(trainer: GroupTrainer, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
+    """A column for each completion of each group, under the present policy; advantages do not
+    matter: the log-prob of each of its n tokens, then n times the mean and n times the variance
+    that the log-prob of a sample has there. They are of the whole distribution, at the
+    temperature of the run.
+
+    A completion without tokens, or too long for the context or the memory, gets an empty column;
+    one with a token outside the vocabulary, or with a text that is not that of its tokens, is
+    `IMPOSSIBLE` throughout, with mean and variance 0.
+
+    Raises:
+        LocalProtocolError: a group's token ids are not of our tokenizer.
+    """
+    check_scorable(groups)
+    result = []
+    for group in groups:
+        known = [_is_possible(trainer.policy, c) for c in group.completions]
+        completions = [c for c, good in zip(group.completions, known, strict=True) if good]
+        part = replace(group, completions=tuple(completions), advantages=(0.0,) * len(completions))
+        [rows] = trainer.moments([part])
+        values = iter(rows)
+        result.append(
+            [
+                _column(next(values)) if good else _impossible(len(completion.token_ids))
+                for completion, good in zip(group.completions, known, strict=True)
+            ]
+        )
+    return result
+
+
+def of_rows(policy: Policy, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+    """The policy's log-probs of rows of tokens, all of one length: of each token but the first,
+    given those before it."""
+    ids = torch.tensor(rows, device=policy.device)
+    with torch.inference_mode(), policy.autocast():
+        logits = policy.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    found: list[list[float]] = (
+        logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1).tolist()
+    )
+    return found
+
+
+def _column(row: Sequence[Sequence[float]]) -> list[float]:
+    return [moments[place] for place in range(3) for moments in row]
+
+
+def _impossible(tokens: int) -> list[float]:
+    return [IMPOSSIBLE] * tokens + [0.0] * (2 * tokens)
+
+
+def _is_possible(policy: Policy, completion: Completion) -> bool:
+    if max(completion.token_ids, default=0) >= policy.vocabulary:
+        return False
+    turns = turns_of(completion)
+    went_on = all(
+        turn.token_ids[-1:] and turn.token_ids[-1] in policy.eos_ids for turn in turns[:-1]
+    )
+    return went_on and all(turn.text == policy.decode(list(turn.token_ids)) for turn in turns)

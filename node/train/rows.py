@@ -1,0 +1,443 @@
+"""From rollout groups to the token rows of a batch: whose tokens, at which weight, which not.
+
+The rules for other nodes' tokens are in `node.train.foreign`.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+import torch
+
+from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import TrainerSpec
+from node.methods import losses
+from node.methods.loss_settings import Aggregation
+from node.methods.losses import expected
+from node.policies.policy import Policy
+from node.train.foreign import is_left_out, logprob_floor, takes_tokens
+from swarm.rollouts import Author, Completion, FinishReason, informative
+
+LOGPROB_ERROR_MAX: Final = 1e-3  # how far above zero rounding may put a log-prob
+CACHED_TOKEN_SHARE: Final = 4  # a token only attended to costs about this fraction of memory
+
+
+@dataclass(slots=True)
+class Row:
+    """One completion to train on."""
+
+    tokens: list[int]
+    advantage: float
+    own: bool
+    weight: float = 0.0  # of each of its token losses
+    old_logprobs: torch.Tensor | None = None  # under the policy before the update
+    behaviour_logprobs: torch.Tensor | None = (
+        None  # log-probs that came with its tokens, if these are ours
+    )
+    behaviour: torch.Tensor | None = None  # the same, where the loss takes them
+    expected: float | None = None  # log-prob of a token of its group's, where the loss asks that
+    shaping: float = 0.0  # over 0: guidance, see `ratios.guided`
+    source: int = 0  # number of who generated it, within the batch
+    kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
+    before: torch.Tensor | None = None  # log-probs right before the last step
+    floor: float | None = None  # tokens that were less likely before the update teach nothing
+    tokens_counted: int = 0  # as how long it weighs, in a mean over tokens
+    said: list[int] | None = None  # places of its tokens that the policy sampled; None: all
+
+    @property
+    def count(self) -> int:
+        """Tokens that are trained on: what an environment said is none of them."""
+        return len(self.tokens) if self.said is None else len(self.said)
+
+    @property
+    def weighing(self) -> torch.Tensor | None:
+        """The log-probs by which it counts, where it is of another node and they came along."""
+        return None if self.own else self.behaviour_logprobs
+
+
+@dataclass(slots=True)
+class Unit:
+    """One prompt with completions: what a micro-batch is packed from."""
+
+    prompt: list[int]
+    rows: list[Row]
+
+    @property
+    def lacking(self) -> int:
+        """Rows without behaviour log-probs; guidance needs none."""
+        return sum(row.behaviour is None and not row.shaping for row in self.rows)
+
+    @property
+    def is_informative(self) -> bool:
+        """True if any row has an advantage: the others have no gradient."""
+        return any(row.advantage != 0.0 for row in self.rows)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A batch as rows, and what did not become one."""
+
+    units: list[Unit]
+    skipped: int = 0  # completions: too long, or of tokens that are none
+    left_out: int = 0  # completions: foreign ones that were worse than their group
+
+
+def turns_of(completion: Completion) -> list[Completion]:
+    """The policy's turns, each as a completion; all but the last have ended by themselves."""
+    if not completion.segments:
+        return [completion]
+    found, at = [], 0
+    mine = [
+        (turn, text)
+        for turn, (author, text) in zip(completion.segments, completion.parts(), strict=True)
+        if author is Author.POLICY
+    ]
+    for number, (turn, text) in enumerate(mine, start=1):
+        reason = completion.finish_reason if number == len(mine) else FinishReason.STOP
+        ids = completion.token_ids[at : at + turn.tokens]
+        found.append(Completion(text, ids, (), reason, completion.policy_version))
+        at += turn.tokens
+    return found
+
+
+class Encoder:
+    """Makes rows of groups for one policy."""
+
+    def __init__(
+        self, policy: Policy, spec: TrainerSpec, row_tokens_max: int | None, uses_behaviour: bool
+    ) -> None:
+        self._policy = policy
+        self._spec = spec
+        self._row_tokens_max = row_tokens_max
+        self._uses_behaviour = uses_behaviour
+        added = policy.tokenizer.added_tokens_decoder.items()
+        self._special = frozenset(index for index, token in added if token.special)
+
+    def prepare(self, groups: Sequence[TrainingGroup]) -> Prepared:
+        """All groups that have rows. Where rows are left out the others' advantages are centred
+        again: if long answers are the right ones, the short ones are not all wrong for that."""
+        made = Prepared([])
+        numbers = {name: n for n, name in enumerate(sorted({group.source for group in groups}))}
+        for group in groups:
+            prompt, found = self.rows(group)
+            rows = [row for row in found if row is not None]
+            made.skipped += len(found) - len(rows)
+            if rows and len(rows) < len(found):
+                _centre(rows)
+            kept = [row for row in rows if row.own or not is_left_out(self._spec, row.advantage)]
+            made.left_out += len(rows) - len(kept)
+            for row in kept:
+                row.source = numbers[group.source]
+                row.floor = None if row.own else logprob_floor(self._spec, row.advantage)
+            if kept:
+                made.units.append(Unit(prompt, kept))
+        return made
+
+    def rows(self, group: TrainingGroup) -> tuple[list[int], list[Row | None]]:
+        """The prompt's tokens, and of each completion its row; None: it cannot be trained on."""
+        prompt = self._policy.encode_prompt(group.prompt)
+        found: list[Row | None] = []
+        own = len(group.completions) - group.guided
+        pairs = zip(group.completions, group.advantages, strict=True)
+        for place, (completion, advantage) in enumerate(pairs):
+            row = (self._row if place < own else self._guidance)(group, completion, advantage)
+            found.append(row if row is not None and self._fits(prompt, row) else None)
+        return prompt, found
+
+    def _row(self, group: TrainingGroup, completion: Completion, advantage: float) -> Row | None:
+        if completion.segments:
+            told = self._transcript(group, completion, advantage)
+            if told is None:
+                return None
+            row = told
+        elif group.own_tokens and self._has_that_text(group, completion):
+            row = Row(list(completion.token_ids), advantage, own=True)
+            row.behaviour_logprobs = self._claimed(row.tokens, completion.logprobs)
+        else:
+            most = self._spec.completion_chars_max
+            if most is not None and len(completion.text) > most:
+                return None
+            row = self._carried(group, completion, advantage)
+        row.tokens_counted = self._counted(row)
+        if self._uses_behaviour:
+            row.behaviour = row.behaviour_logprobs
+        return row
+
+    def _guidance(
+        self, group: TrainingGroup, completion: Completion, advantage: float
+    ) -> Row | None:
+        """Somebody else's right completion, by its text alone."""
+        most = self._spec.completion_chars_max
+        if most is not None and len(completion.text) > most:
+            return None
+        row = Row(self._encoded(completion), advantage, own=False, shaping=group.shaping)
+        row.tokens_counted = self._counted(row)
+        return row
+
+    def _carried(self, group: TrainingGroup, completion: Completion, advantage: float) -> Row:
+        """A foreign completion by its own tokens, where these can be trusted to be its text's and
+        their log-probs came along; else by its text."""
+        ids = list(completion.token_ids)
+        behaviour_logprobs = self._claimed(ids, completion.logprobs)
+        if (
+            takes_tokens(self._spec, group.tokenizer, self._policy.fingerprint, behaviour_logprobs)
+            and self._is_that_text(completion)
+            and self._ends_as_told(completion)
+            and len(ids) <= self._tokens_max()
+        ):
+            return Row(ids, advantage, own=False, behaviour_logprobs=behaviour_logprobs)
+        return Row(self._encoded(completion), advantage, own=False)
+
+    def _transcript(
+        self, group: TrainingGroup, completion: Completion, advantage: float
+    ) -> Row | None:
+        """A completion of several turns, with what was said to the policy between them: in our own
+        words of a chat, and not trained on. Its own turns are taken by their ids where a completion
+        of one turn would be."""
+        turns = turns_of(completion)
+        behaviour_logprobs = self._claimed(list(completion.token_ids), completion.logprobs)
+        own = group.own_tokens and (
+            not group.source or all(self._is_that_text(each) for each in turns)
+        )
+        carried = (
+            takes_tokens(self._spec, group.tokenizer, self._policy.fingerprint, behaviour_logprobs)
+            and all(self._is_that_text(each) and self._ends_as_told(each) for each in turns)
+            and len(completion.token_ids) <= self._tokens_max()
+        )
+        most, chars = self._spec.completion_chars_max, sum(len(each.text) for each in turns)
+        if not (own or carried) and most is not None and chars > most:
+            return None
+        heard = [text for author, text in completion.parts() if author is Author.ENVIRONMENT]
+        tokens: list[int] = []
+        said: list[int] = []
+        for at, turn in enumerate(turns):
+            if at:
+                tokens += self._policy.between_turns(heard[at - 1])
+            ids = list(turn.token_ids) if own or carried else self._encoded(turn)
+            said += range(len(tokens), len(tokens) + len(ids))
+            tokens += ids
+        row = Row(tokens, advantage, own, said=said)
+        row.behaviour_logprobs = behaviour_logprobs if own or carried else None
+        return row
+
+    def _encoded(self, completion: Completion) -> list[int]:
+        tokens = self._policy.encode_completion(completion.text)
+        if completion.finish_reason is FinishReason.STOP:
+            tokens.append(self._policy.eos_id)
+        return tokens
+
+    def _counted(self, row: Row) -> int:
+        """An answer that is long in our tokens alone, because ours are bytes, counts as one of the
+        run's length."""
+        return row.count if row.own else min(row.count, self._tokens_max())
+
+    def _tokens_max(self) -> int:
+        """The most tokens of a foreign completion, EOS included."""
+        most = self._spec.completion_tokens_max
+        return self._policy.context_tokens if most is None else most + 1
+
+    def _has_that_text(self, group: TrainingGroup, completion: Completion) -> bool:
+        """True if tokens that another machine made are those of the text. The text was rewarded;
+        where the tokens are others, it is what is trained on."""
+        if not group.source or not self._knows(completion):
+            return True  # made here; or no tokens of ours, which `_fits` leaves out
+        return self._is_that_text(completion)
+
+    def _is_that_text(self, completion: Completion) -> bool:
+        """Also that no special token is among them but an end at the end: a text that spells one
+        out may as well be typed, and is judged as that."""
+        ids = list(completion.token_ids)
+        if not self._knows(completion):
+            return False
+        body = ids[:-1] if ids and ids[-1] in self._policy.eos_ids else ids
+        if not self._special.isdisjoint(body):
+            return False
+        return completion.text == self._policy.decode(ids)
+
+    def _ends_as_told(self, completion: Completion) -> bool:
+        ends = completion.token_ids[-1:] != () and completion.token_ids[-1] in self._policy.eos_ids
+        return ends == (completion.finish_reason is FinishReason.STOP)
+
+    def _knows(self, completion: Completion) -> bool:
+        return max(completion.token_ids, default=0) < self._policy.vocabulary
+
+    def _claimed(self, tokens: list[int], logprobs: Sequence[float]) -> torch.Tensor | None:
+        """A completion's own log-probs, where they can be ones; some engines fill in zeros."""
+        whole = len(logprobs) == len(tokens) and any(logprobs)
+        if not whole or not all(math.isfinite(v) and v <= LOGPROB_ERROR_MAX for v in logprobs):
+            return None
+        return torch.tensor(logprobs, dtype=torch.float32, device=self._policy.device)
+
+    def _fits(self, prompt: list[int], row: Row) -> bool:
+        count = len(row.tokens)
+        if row.own and max(row.tokens, default=0) >= self._policy.vocabulary:
+            return False  # made elsewhere; looking it up would end this process
+        if not row.count or not 0 < count <= self._policy.context_tokens - len(prompt):
+            return False
+        padded = padded_tokens([Unit(prompt, [row])])
+        return self._row_tokens_max is None or padded <= self._row_tokens_max
+
+
+def weigh(rows: Sequence[Row], aggregation: Aggregation, tokens_max: int | None = None) -> None:
+    """Give each row the weight of its tokens in the batch. `tokens_max`: see `token_weights`."""
+    counted = [row.tokens_counted or row.count for row in rows]
+    for row, count, weight in zip(
+        rows, counted, losses.token_weights(counted, aggregation, tokens_max), strict=True
+    ):
+        row.weight = weight * count / row.count
+
+
+def expect(units: Sequence[Unit]) -> None:
+    """Give each row what a loss by groups compares it with; none where nobody knows it."""
+    for unit in units:
+        found = [row.behaviour for row in unit.rows if row.behaviour is not None]
+        known = [each for each in found if len(each)]
+        for row in unit.rows:
+            row.expected = expected(known) if known else None
+
+
+def _centre(rows: Sequence[Row]) -> None:
+    advantages = [row.advantage for row in rows]
+    mean = fmean(advantages)
+    is_flat = not informative(advantages)
+    for row in rows:
+        row.advantage = 0.0 if is_flat else row.advantage - mean
+
+
+def padded_tokens(units: Sequence[Unit]) -> int:
+    """Token positions that a micro-batch computes or keeps in its attention, padding included."""
+    prompt = max(len(unit.prompt) for unit in units)
+    rows = [row for unit in units for row in unit.rows]
+    tail = max(len(row.tokens) for row in rows)
+    return len(units) * prompt + len(rows) * (tail + prompt // CACHED_TOKEN_SHARE)
+
+
+# A batch cut into micro-batches, so that little is padded and each fits into memory.
+
+PASS_TOKENS: Final = 256  # what a pass costs beside its tokens, in tokens
+CUTS_MAX: Final = 32  # lengths at which rows may be cut apart
+PROBE_ROWS_MAX: Final = 16
+PROBE_TOKENS_MAX: Final = 8192  # of completions
+
+
+def pack(
+    units: Sequence[Unit], tokens_max: int, kinds: Sequence[Sequence[int]] | None = None
+) -> Iterator[list[Unit]]:
+    """Cut units into micro-batches of at most `tokens_max` padded tokens, where one row allows.
+
+    A unit whose completions are of unlike lengths, or that is too large for one micro-batch, is
+    split by rows. With `kinds`, sets of indices, only units of one set meet, in a grid in which
+    each prompt has room for as many rows as the one that has most.
+    """
+    is_grid = kinds is not None
+    for kind in kinds if kinds is not None else [range(len(units))]:
+        for level in levels([units[index] for index in kind], is_grid=is_grid):
+            yield from _filled(level, tokens_max, is_grid=is_grid)
+
+
+def pieces(unit: Unit, tokens_max: int) -> Iterator[Unit]:
+    """A unit in parts of so many padded tokens, where one row allows, the shortest rows first."""
+    piece: list[Row] = []
+    for row in sorted(unit.rows, key=lambda row: len(row.tokens)):
+        if piece and padded_tokens([Unit(unit.prompt, [*piece, row])]) > tokens_max:
+            yield Unit(unit.prompt, piece)
+            piece = []
+        piece.append(row)
+    yield Unit(unit.prompt, piece)
+
+
+def levels(units: Sequence[Unit], *, is_grid: bool) -> list[list[Unit]]:
+    """The same rows, cut apart by length where that saves more than it costs; ascending."""
+    cuts = _cuts([len(row.tokens) for unit in units for row in unit.rows])
+    counts = [[0] * len(cuts) for _ in units]  # rows of a unit at each cut
+    for unit, steps in zip(units, counts, strict=True):
+        for row in unit.rows:
+            steps[bisect_left(cuts, len(row.tokens))] += 1
+    least, begins = [0.0], [0]  # tokens up to a cut, and where the level that ends there begins
+    for end in range(1, len(cuts) + 1):
+        best, at = math.inf, 0
+        together = [0] * len(units)
+        for begin in range(end - 1, -1, -1):
+            together = [n + steps[begin] for n, steps in zip(together, counts, strict=True)]
+            cost = least[begin] + _level_tokens(units, together, cuts[end - 1], is_grid)
+            if cost < best:
+                best, at = cost, begin
+        least.append(best)
+        begins.append(at)
+    found: list[list[Unit]] = []
+    end = len(cuts)
+    while end:
+        begin = begins[end]
+        found.append(_between(units, cuts[begin - 1] if begin else 0, cuts[end - 1]))
+        end = begin
+    return found[::-1]
+
+
+def _between(units: Sequence[Unit], above: int, most: int) -> list[Unit]:
+    """Those of the rows that have so many tokens, and their units."""
+    parts = [
+        Unit(unit.prompt, [row for row in unit.rows if above < len(row.tokens) <= most])
+        for unit in units
+    ]
+    return [part for part in parts if part.rows]
+
+
+def _cuts(lengths: Sequence[int]) -> list[int]:
+    """Some of the lengths, the longest among them, ascending."""
+    known = sorted(set(lengths))
+    count = min(len(known), CUTS_MAX)
+    return [known[(place + 1) * len(known) // count - 1] for place in range(count)]
+
+
+def _level_tokens(units: Sequence[Unit], rows: Sequence[int], tail: int, is_grid: bool) -> int:
+    """The cost of running so many rows of each unit together, all padded to `tail`."""
+    there = [unit for unit, count in zip(units, rows, strict=True) if count]
+    cells = len(there) * max(rows) if is_grid else sum(rows)
+    return sum(len(unit.prompt) for unit in there) + cells * tail + PASS_TOKENS
+
+
+def _filled(units: Sequence[Unit], tokens_max: int, *, is_grid: bool) -> Iterator[list[Unit]]:
+    """Micro-batches of units in an order in which neighbours are alike. One more prompt is left to
+    the next where it would pad the others by more than a pass costs."""
+    batch: list[Unit] = []
+    for unit in sorted(units, key=lambda u: (len(u.rows) if is_grid else 0, len(u.prompt))):
+        for piece in pieces(unit, tokens_max):
+            whole = _padded([*batch, piece], is_grid)
+            apart = _padded(batch, is_grid) + _padded([piece], is_grid) + PASS_TOKENS
+            if batch and (whole > tokens_max or whole > apart):
+                yield batch
+                batch = []
+            batch.append(piece)
+    if batch:
+        yield batch
+
+
+def _padded(units: Sequence[Unit], is_grid: bool) -> int:
+    if not units:
+        return 0
+    if not is_grid:
+        return padded_tokens(units)
+    widest = max(units, key=lambda unit: len(unit.rows))
+    longest = max((row for unit in units for row in unit.rows), key=lambda row: len(row.tokens))
+    return padded_tokens([Unit(unit.prompt, [longest] * len(widest.rows)) for unit in units])
+
+
+def probe(batches: Sequence[Sequence[Unit]]) -> list[list[Unit]]:
+    """Of each micro-batch those rows on which a step is measured: own ones where there are any,
+    from all over the batch, at most `PROBE_ROWS_MAX` and about `PROBE_TOKENS_MAX`."""
+    rows = [row for batch in batches for unit in batch for row in unit.rows]
+    rows = [row for row in rows if row.own] or rows
+    chosen: set[int] = set()
+    tokens = 0
+    for row in rows[:: max(1, math.ceil(len(rows) / PROBE_ROWS_MAX))]:
+        tokens += len(row.tokens)
+        if chosen and tokens > PROBE_TOKENS_MAX:
+            break
+        chosen.add(id(row))
+    return [
+        [Unit(unit.prompt, [row for row in unit.rows if id(row) in chosen]) for unit in batch]
+        for batch in batches
+    ]

@@ -1,0 +1,639 @@
+"""One GRPO update from rollout groups, independent of padding, order and micro-batch split.
+
+A group's prompt is run once: its keys and values are then shared, with gradients, by all its
+completions: `_lean` for small models of known families, which also run what several prompts have
+in common once, `_shared` for others. Models with recurrent state take the plain way, one full row
+for each completion (`_plain`). All give the same log-probs but for rounding.
+
+Groups whose advantages are all zero have no gradient. They are not computed and do not enter the
+denominator of the loss: means are over the tokens that are trained.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from node.interfaces.trainer import DamagedCheckpoint, TrainingGroup, TrainReport
+from node.interfaces.trainer_spec import TrainerSpec
+from node.methods import losses
+from node.methods import losses as corrections
+from node.methods import losses as ratios
+from node.methods.choices import chosen_correction, chosen_loss
+from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
+from node.methods.importance_weights import importance_weights
+from node.methods.loss_settings import StaleLoss
+from node.methods.losses import OBJECTIVES, Tokens
+from node.methods.samplers import within_unknown_share
+from node.policies import checkpoint, lean, prefixes
+from node.policies.policy import Policy
+from node.system.machine import give_back_at_once
+from node.train import default_rate as suited
+from node.train.foreign import weights as foreign_weights
+from node.train.rows import Encoder, Prepared, Row, Unit, expect, pack, pieces, probe, weigh
+from node.train.step_guard import StepGuard, take_back
+
+
+@dataclass(slots=True)
+class Sums:
+    """The sums over micro-batches."""
+
+    loss: float = 0.0
+    own_logprob: float = 0.0
+    foreign_logprob: float = 0.0
+    clipped: float = 0.0
+    masked: int = 0
+    unlikely: int = 0
+    tokens: int = 0
+    own_pull: float = 0.0  # |d loss / d log p| over tokens of ours
+    foreign_pull: float = 0.0  # the same over others'
+    known: list[torch.Tensor] = field(default_factory=list)  # (2, T): old, behaviour
+
+    def known_columns(self) -> torch.Tensor:
+        """Log-probs before the update, and of the behaviour policy where it is known: (2, T)."""
+        return torch.cat(self.known, dim=1) if self.known else torch.zeros(2, 0)
+
+    def foreign_share(self) -> float:
+        """Of all that pulls at log-probs, what others' tokens do; nan: nothing does."""
+        whole = self.own_pull + self.foreign_pull
+        return self.foreign_pull / whole if whole else math.nan
+
+
+@dataclass(slots=True)
+class _Done:
+    """The results of the updates on one batch."""
+
+    first: Sums = field(default_factory=Sums)
+    whole: Sums = field(default_factory=Sums)  # what was clipped, masked and seen over all
+    grad_norm: float = 0.0  # of the first
+    step_kl: float = math.nan  # of the largest step
+    taken_back: int = 0
+
+    def note(self, sums: Sums, grad_norm: float, *, is_first: bool) -> None:
+        self.whole.clipped += sums.clipped
+        self.whole.masked += sums.masked
+        self.whole.tokens += sums.tokens
+        if is_first:
+            self.first, self.grad_norm = sums, grad_norm
+
+
+# Long: the ways of one forward pass share the model and the memory's bounds.
+class GroupTrainer:
+    """Owns the optimizer over a policy. Synchronous; not safe for use from two threads."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        spec: TrainerSpec,
+        micro_batch_tokens: int,
+        row_tokens_max: int | None = None,
+        recomputes: bool = False,
+    ) -> None:
+        """A row of more than `row_tokens_max` padded tokens is skipped; None: every row fits.
+        `recomputes`: layers keep their input alone and run again in the backward pass."""
+        self.policy = policy
+        self.spec = spec
+        self._set_to = chosen_loss(spec.loss)
+        self._objective = OBJECTIVES[self._set_to.kind]
+        self._correction = chosen_correction(spec.correction) if spec.correction else None
+        self.micro_batch_tokens = micro_batch_tokens
+        self.row_tokens_max = row_tokens_max
+        self.policy_version = 0  # optimizer updates so far
+        self.step_guard = StepGuard()
+        self.rate_share = 1.0  # that updates take, by what evaluations showed
+        self._encoder = Encoder(policy, spec, row_tokens_max, self._objective.uses_behaviour)
+        self._recomputes = recomputes and recompute_layers(policy.model)
+        if self._recomputes:
+            give_back_at_once()
+        self._head: tuple[Callable[[torch.Tensor], torch.Tensor] | None] | None = None  # not tried
+        self.logits_max = LOGITS_MAX
+        trained = [p for p in policy.model.parameters() if p.requires_grad]
+        adapted = 0 if policy.adapter is None else sum(p.numel() for p in trained)
+        base = policy.parameters - adapted
+        self._lean_fits = lean.supports(policy.model) and lean.trains(base, adapted)
+        rate, warm_up = spec.learning_rate, spec.warm_up_updates
+        self.suited = suited.suited(base, adapted, rate, warm_up)
+        self.optimizer = torch.optim.Adam(trained, lr=self.suited.learning_rate, fused=True)
+
+    def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        """Update on one batch. Without a single trainable token the policy stays as it is."""
+        started, version = time.perf_counter(), self.policy_version
+        units, made, left_out_groups = self._prepare(groups)
+        rows = [row for unit in units for row in unit.rows]
+        weigh(rows, self._set_to.aggregation, self.spec.completion_tokens_max)
+        try:
+            done = self._updates(self._micro_batches(units))
+        except BaseException:
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
+        first, whole = done.first, done.whole
+        own = sum(row.count for row in rows if row.own)
+        foreign = first.tokens - own
+        far = corrections.mismatch(*first.known_columns())
+        return TrainReport(
+            policy_version=self.policy_version,
+            loss=first.loss,
+            grad_norm=done.grad_norm,
+            trained_tokens=first.tokens if self.policy_version > version else 0,
+            clip_fraction=whole.clipped / whole.tokens if whole.tokens else 0.0,
+            own_logprob=first.own_logprob / own if own else math.nan,
+            foreign_logprob=first.foreign_logprob / foreign if foreign else math.nan,
+            skipped_completions=made.skipped,
+            left_out_completions=made.left_out,
+            weighted_tokens=sum(row.count for row in rows if row.weighing is not None),
+            step_kl=done.step_kl,
+            steps_taken_back=done.taken_back,
+            rate_scale=self.step_guard.caution,
+            unlikely_tokens=first.unlikely,
+            foreign_gradient=first.foreign_share(),
+            mask_fraction=whole.masked / whole.tokens if whole.tokens else 0.0,
+            unknown_tokens=self._unknown_tokens(rows) if first.tokens else 0,
+            left_out_groups=left_out_groups,
+            behaviour_tokens=far.tokens,
+            effective_share=far.effective_share,
+            mismatch_k1=far.k1,
+            mismatch_k3=far.k3,
+            weight_max=far.weight_max,
+            mismatch_mean=far.mean,
+            mismatch_max=far.max,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _unknown_tokens(self, rows: Sequence[Row]) -> int:
+        if not self._objective.uses_behaviour:
+            return 0
+        return sum(row.count for row in rows if row.behaviour is None)
+
+    def logprobs(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
+        """Log-probs of every completion's tokens under the present policy, group by group.
+
+        A completion that would be skipped in training gets an empty list.
+        """
+        return self._measured(groups, losses.token_logprobs)
+
+    def moments(self, groups: Sequence[TrainingGroup]) -> list[list[list[list[float]]]]:
+        """As `logprobs`; of each token its log-prob, and mean and variance of a sample's."""
+        return self._measured(
+            groups, lambda logits, targets: losses.token_moments(self._heated(logits), targets)
+        )
+
+    def _measured(self, groups: Sequence[TrainingGroup], of_logits: OfLogits) -> list[list[Any]]:
+        result = []
+        with torch.no_grad():
+            for group in groups:
+                prompt, rows = self._encoder.rows(group)
+                unit = Unit(prompt, [row for row in rows if row is not None])
+                found: dict[int, list[Any]] = {}
+                for piece in pieces(unit, self.micro_batch_tokens):
+                    for row, values in zip(
+                        piece.rows, self._forward([piece], of_logits), strict=True
+                    ):
+                        found[id(row)] = values.tolist()
+                result.append([found.get(id(row), []) for row in rows])
+        return result
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint; see `checkpoint.save`."""
+        step_guard = self.step_guard.to_record()
+        checkpoint.save(directory, self.policy, self.optimizer, self.policy_version, step_guard)
+
+    def resume(self, directory: Path) -> None:
+        """Restore what `save` wrote; see `checkpoint.load`."""
+        self.policy_version = checkpoint.load(directory, self.policy, self.optimizer)
+        try:
+            self.step_guard = StepGuard.from_record(checkpoint.step_guard_of(directory))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedCheckpoint(
+                f"checkpoint damaged: {directory}: its step guard and rate do not load"
+            ) from error
+
+    def roll_back(self, directory: Path) -> None:
+        """Take weights, second moments and step_guard of what `save` wrote, with no momentum. The
+        version rises, and random numbers go on: nothing is done a second time.
+
+        Raises:
+            DamagedCheckpoint, ConfigError: see `checkpoint.load`.
+        """
+        version, numbers = self.policy_version + 1, torch.get_rng_state()
+        self.resume(directory)
+        torch.set_rng_state(numbers)
+        self.policy_version = version
+        for state in self.optimizer.state.values():
+            state["exp_avg"].zero_()
+
+    def _updates(self, batches: Sequence[Sequence[Unit]]) -> "_Done":
+        """All optimizer steps of one batch."""
+        done = _Done()
+        if not batches:
+            return done
+        if self.spec.updates_per_batch > 1:
+            self._remember_old(batches)
+        for step in range(self.spec.updates_per_batch):
+            sums = Sums()
+            self._decide_kept(batches)
+            for batch in batches:
+                self._backward(batch, sums)
+            sums = self._summed(sums)
+            grad_norm = self._clipped_gradient()
+            done.note(sums, grad_norm, is_first=step == 0)
+            finite = math.isfinite(sums.loss) and math.isfinite(grad_norm)
+            stands = finite and self._step(batches, done)
+            self.policy_version += stands
+            self.optimizer.zero_grad(set_to_none=True)
+            if not stands:  # what is not finite would spoil the weights for good
+                break
+        return done
+
+    def _clipped_gradient(self) -> float:
+        """The norm that the gradient had before it was clipped."""
+        limit = self.spec.grad_norm_max
+        if self.spec.clips_to_median:
+            limit = self.step_guard.norm_bound(limit)
+        norm = self._clip_gradient(limit)
+        self.step_guard.note_norm(norm)
+        return norm
+
+    def _step(self, batches: Sequence[Sequence[Unit]], done: "_Done") -> bool:
+        """Descend at the rate of this update. False: that went too far and was taken back."""
+        factor = self.suited.warmth(self.policy_version) * self.step_guard.caution * self.rate_share
+        with _rate_times(self.optimizer, factor):
+            self.optimizer.step()
+            if not self.spec.step_guard:
+                return True
+            move = self._moved(batches)
+            done.step_kl = move if math.isnan(done.step_kl) else max(done.step_kl, move)
+            if self.step_guard.takes(move):
+                return True
+            take_back(self.optimizer)
+        done.taken_back += 1
+        return False
+
+    def _moved(self, batches: Sequence[Sequence[Unit]]) -> float:
+        """The move of the policy by the last step on some of the rows: k3 of a token, in nats."""
+        found = [torch.zeros(2, 0, device=self.policy.device)]
+        with torch.no_grad():
+            for batch in probe(batches):
+                rows = [row for unit in batch for row in unit.rows]
+                found += [
+                    torch.stack([values, row.before])
+                    for row, values in zip(rows, self._forward(batch), strict=True)
+                    if row.before is not None
+                ]
+        columns, _ = self._of_all(torch.cat(found, dim=1))
+        return corrections.mismatch(*columns).k3
+
+    def _remember_old(self, batches: Sequence[Sequence[Unit]]) -> None:
+        with torch.no_grad():
+            for batch in batches:
+                rows = [row for unit in batch for row in unit.rows]
+                for row, values in zip(rows, self._forward(batch), strict=True):
+                    row.old_logprobs = values
+
+    def _decide_kept(self, batches: Sequence[Sequence[Unit]]) -> None:
+        """Ask a loss that needs all tokens at once which to train on: one more forward pass."""
+        if self._objective.keep is None:
+            return
+        rows, found = [], [torch.zeros(5, 0, device=self.policy.device)]
+        with torch.no_grad():
+            for batch in batches:
+                here = [row for unit in batch for row in unit.rows]
+                rows += here
+                found += [
+                    _columns(self._tokens(row, values), row.source)
+                    for row, values in zip(here, self._forward(batch), strict=True)
+                ]
+        ours = torch.cat(found, dim=1)
+        columns, begin = self._of_all(ours)
+        kept = self._objective.keep(Tokens(*columns[:4]), columns[4].long(), self._set_to)
+        kept = kept[begin : begin + ours.shape[1]]
+        for row, here in zip(rows, kept.split([row.count for row in rows]), strict=True):
+            row.kept = here
+
+    # what differs where a model is cut over several processes: see `sharded`
+
+    def _micro_batches(self, units: Sequence[Unit]) -> list[list[Unit]]:
+        """This process's share of a batch, cut so that it fits into memory."""
+        kinds = lean.alike([unit.prompt for unit in units]) if self._lean_fits else None
+        return list(pack(units, self.micro_batch_tokens, kinds))
+
+    def _of_all(self, columns: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Columns (C, T) of the tokens of all processes, and where this one's begin."""
+        return columns, 0
+
+    def _summed(self, sums: Sums) -> Sums:
+        """The sums over all processes."""
+        return sums
+
+    def _descend(self, loss: torch.Tensor) -> None:
+        """Add to the gradient that of one micro-batch's part of the loss."""
+        loss.backward()
+
+    def _clip_gradient(self, norm_max: float) -> float:
+        """The norm of the whole gradient, which is at most `norm_max` afterwards."""
+        return float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), norm_max))
+
+    def _tokens(self, row: Row, values: torch.Tensor) -> Tokens:
+        old = values.detach() if row.old_logprobs is None else row.old_logprobs
+        behaviour = old if row.behaviour is None else row.behaviour
+        if row.expected is not None:
+            behaviour = torch.full_like(values, row.expected)
+        return Tokens(values, old, behaviour, torch.full_like(values, row.advantage), row.kept)
+
+    def _backward(self, batch: Sequence[Unit], sums: Sums) -> None:
+        rows = [row for unit in batch for row in unit.rows]
+        loss = torch.zeros((), device=self.policy.device)
+        pulls = torch.zeros(2, device=self.policy.device)  # by own rows, and by others'
+        for row, values in zip(rows, self._forward(batch), strict=True):
+            values.register_hook(partial(_add_size, pulls, int(not row.own)))
+            tokens = self._tokens(row, values)
+            old, row.before = tokens.proximal, values.detach()
+            each, clipped, masked = self._losses(row, tokens)
+            weights = self._weights(row, tokens)
+            if weights is not None:
+                each = each * weights
+                masked = masked | (weights == 0.0)
+            if row.floor is not None:
+                unlikely = old < row.floor
+                each = each.masked_fill(unlikely, 0.0)
+                sums.unlikely += int(unlikely.sum())
+            loss = loss + row.weight * each.sum()
+            sums.clipped += float(clipped.sum())
+            sums.masked += int(masked.sum())
+            sums.tokens += row.count
+            if row.own and row.behaviour_logprobs is not None:
+                sums.known.append(torch.stack([old, row.behaviour_logprobs]))
+            total = float(old.sum())
+            sums.own_logprob += total if row.own else 0.0
+            sums.foreign_logprob += 0.0 if row.own else total
+        self._descend(loss)
+        own_pull, foreign_pull = pulls.tolist()
+        sums.own_pull += own_pull
+        sums.foreign_pull += foreign_pull
+        sums.loss += float(loss.detach())
+
+    def _losses(self, row: Row, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Token losses, and which of the tokens are clipped and masked."""
+        if row.shaping:
+            return ratios.guided(tokens.logprobs, tokens.advantages, row.shaping)
+        return self._objective.losses(tokens, self._set_to)
+
+    def _weights(self, row: Row, tokens: Tokens) -> torch.Tensor | None:
+        """By how much a row's tokens count; None: each as one. A loss that uses what generated them
+        weighs by itself."""
+        if self._objective.uses_behaviour or row.shaping:
+            return None
+        if self._correction is not None and row.behaviour_logprobs is not None:
+            columns = (tokens.proximal, row.behaviour_logprobs, tokens.advantages)
+            return importance_weights(*columns, self._correction)
+        if row.weighing is None:
+            return None
+        return foreign_weights(tokens.proximal, row.weighing)
+
+    # from groups to token rows
+
+    def _prepare(self, groups: Sequence[TrainingGroup]) -> tuple[list[Unit], Prepared, int]:
+        """The rows to train on, the counts of the groups, and the number of informative groups that
+        are left out for the share of rows without behaviour log-probs.
+
+        That share is of the whole batch as it was drawn, own groups without any advantage included:
+        where a policy fails at all of its own tasks it needs the others' groups most.
+        """
+        made = self._encoder.prepare(groups)
+        if self._objective.by_group:
+            expect(made.units)
+        units = [unit for unit in made.units if unit.is_informative]
+        if not self._objective.uses_behaviour:
+            return units, made, 0
+        idle = [unit for unit in made.units if not unit.is_informative and not unit.lacking]
+        counts = [(len(unit.rows), unit.lacking) for unit in units]
+        assert isinstance(self._set_to, StaleLoss)
+        share_max = self._set_to.unknown_share_max
+        within = within_unknown_share(counts, share_max, sum(len(unit.rows) for unit in idle))
+        return [units[place] for place in within], made, len(units) - len(within)
+
+    # log-probs with gradient
+
+    def _forward(
+        self, units: Sequence[Unit], of_logits: OfLogits | None = None
+    ) -> list[torch.Tensor]:
+        """Log-probs of the tokens of each row that its policy sampled, or what else is wanted of
+        them, in the order of rows. Of the distribution that the run samples from: at its
+        temperature."""
+        rows = [row for unit in units for row in unit.rows]
+        found = self._forward_all(units, of_logits or self._tempered)
+        pairs = zip(rows, found, strict=True)
+        return [values if row.said is None else values[row.said] for row, values in pairs]
+
+    def _forward_all(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
+        """The same of all tokens, also of those that were said to the policy."""
+        units = [unit for unit in units if unit.rows]
+        if not units:
+            return []
+        with self.policy.autocast():
+            if self.policy.stateful or min(len(unit.prompt) for unit in units) < 2:
+                return self._plain(units, of_logits)
+            if self._recomputes:  # a cache would be filled once more
+                return self._plain(units, of_logits)
+            if self._lean_fits and self._is_short(units):
+                return self._lean(units, of_logits)
+            has_common = any(len(unit.rows) > 1 for unit in units)
+            return (self._shared if has_common else self._plain)(units, of_logits)
+
+    def _is_short(self, units: Sequence[Unit]) -> bool:
+        """True if the lean pass may hold what it would have to."""
+        rows = [row for unit in units for row in unit.rows]
+        scores = lean.scores_of_rows(
+            self.policy.model,
+            len(units),
+            max(len(unit.rows) for unit in units),
+            max(len(row.tokens) for row in rows),
+            max(len(unit.prompt) for unit in units),
+        )
+        return scores <= lean.SCORES_MAX
+
+    def _tempered(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return losses.token_logprobs(self._heated(logits), targets)
+
+    def _heated(self, logits: torch.Tensor) -> torch.Tensor:
+        temperature = self.spec.temperature
+        return logits if temperature == 1.0 else logits.float() / temperature
+
+    def _plain(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
+        pairs = [(unit.prompt, row.tokens) for unit in units for row in unit.rows]
+        ids, _ = self._right_padded([prompt + tokens for prompt, tokens in pairs])
+        head = self._plain_head()
+        if head is None:
+            return self._plain_of_all(pairs, ids, of_logits)
+        hidden = self._body()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+        begins = [len(prompt) - 1 for prompt, _ in pairs]
+        return self._of_rows(head, hidden, begins, [tokens for _, tokens in pairs], of_logits)
+
+    def _plain_of_all(
+        self, pairs: Sequence[tuple[list[int], list[int]]], ids: torch.Tensor, of_logits: OfLogits
+    ) -> list[torch.Tensor]:
+        """By the model's own way from hidden states to logits, which is more than its head."""
+        result = []
+        kept = ids.shape[1] - min(len(prompt) for prompt, _ in pairs)
+        logits = self.policy.model(
+            input_ids=ids[:, :-1], use_cache=False, **self.policy.logits_kept(kept)
+        ).logits
+        targets = ids[:, -logits.shape[1] :]
+        dropped = ids.shape[1] - logits.shape[1]  # positions of the first logits
+        for index, (prompt, tokens) in enumerate(pairs):
+            span = slice(len(prompt) - dropped, len(prompt) - dropped + len(tokens))
+            result.append(of_logits(logits[index, span], targets[index, span]))
+        return result
+
+    def _plain_head(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """The layer that makes logits of hidden states; None: the model does more with them (a cap,
+        a scale). Tried once, on a token."""
+        if self._head is None:
+            self._head = (_head_of(self.policy),)
+        return self._head[0]
+
+    def _of_rows(
+        self,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        hidden: torch.Tensor,
+        begins: Sequence[int],
+        rows: Sequence[Sequence[int]],
+        of_logits: OfLogits,
+    ) -> list[torch.Tensor]:
+        """From hidden states (rows, positions, d): of each row those from `begins` on, as many as
+        it has tokens, which are what they foretell."""
+        lengths = [len(tokens) for tokens in rows]
+        spans = zip(begins, lengths, strict=True)
+        flat = torch.cat(
+            [hidden[place, begin : begin + count] for place, (begin, count) in enumerate(spans)]
+        )
+        targets = torch.tensor([token for tokens in rows for token in tokens], device=flat.device)
+        chunk = chunk_tokens(self.policy.vocabulary, self.logits_max)
+        return list(in_chunks(head, flat, targets, of_logits, chunk).split(lengths))
+
+    def _lean(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
+        """As `_shared`, in a grid of prompts by rows; a missing row is filled by a short one."""
+        # copies in fp32 would cost what fewer bits save
+        model = lean.LeanModel(self.policy.model, joined=not self.policy.is_narrow)
+        above, _ = lean.prompt_segments(
+            model, [unit.prompt[:-1] for unit in units], self.policy.eos_id
+        )
+        each = max(len(unit.rows) for unit in units)
+        tails: list[list[int]] = []
+        for unit in units:
+            tails += [unit.prompt[-1:] + row.tokens for row in unit.rows]
+            tails += [[self.policy.eos_id] * 2] * (each - len(unit.rows))
+        ids, _ = lean.pad_right(tails, self.policy.eos_id)
+        start = torch.tensor([len(unit.prompt) - 1 for unit in units])
+        hidden, _ = model.run(ids[:, :-1].view(len(units), each, -1), start, above)
+        if hidden[..., 0].numel() > chunk_tokens(self.policy.vocabulary, self.logits_max):
+            places = [p * each + i for p, unit in enumerate(units) for i in range(len(unit.rows))]
+            tokens = [row.tokens for unit in units for row in unit.rows]
+            flat = hidden.flatten(0, 1)[places]
+            return self._of_rows(model.logits, flat, [0] * len(places), tokens, of_logits)
+        values = of_logits(model.logits(hidden), ids[:, 1:].view(len(units), each, -1))
+        return [
+            values[place, index, : len(row.tokens)]
+            for place, unit in enumerate(units)
+            for index, row in enumerate(unit.rows)
+        ]
+
+    def _shared(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
+        """Prompts without their last token fill the cache; completions, that token put first,
+        are run on it. Pads stand before prompts and behind completions, and in between none."""
+        cache, lengths = prefixes.run(self.policy, [unit.prompt[:-1] for unit in units])
+        owner = [index for index, unit in enumerate(units) for _ in unit.rows]
+        rows = [row for unit in units for row in unit.rows]
+        tails = [units[o].prompt[-1:] + row.tokens for o, row in zip(owner, rows, strict=True)]
+        ids, mask = self._right_padded(tails)
+        select = torch.tensor(owner, device=self.policy.device)
+        prefix_mask = prefixes.seen(lengths, cache.get_seq_length())
+        cache.batch_select_indices(select)
+        positions = lengths[select, None] + torch.arange(ids.shape[1] - 1, device=ids.device)
+        head = self._plain_head()
+        seen = torch.cat([prefix_mask[select], mask[:, :-1]], dim=1)
+        found = (self.policy.model if head is None else self._body())(
+            input_ids=ids[:, :-1],
+            attention_mask=_attention_mask(self.policy, seen, ids.shape[1] - 1),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        if head is None:
+            values = of_logits(found.logits, ids[:, 1:])
+            return [values[index, : len(row.tokens)] for index, row in enumerate(rows)]
+        tokens = [row.tokens for row in rows]
+        return self._of_rows(head, found.last_hidden_state, [0] * len(rows), tokens, of_logits)
+
+    def _body(self) -> torch.nn.Module:
+        """The model without what makes logits."""
+        body: torch.nn.Module = getattr(self.policy.model, self.policy.model.base_model_prefix)
+        return body
+
+    def _right_padded(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and mask, (rows, longest); pads are EOS and never attended to."""
+        width = max(len(row) for row in rows)
+        ids = torch.full((len(rows), width), self.policy.eos_id)
+        mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for index, row in enumerate(rows):
+            ids[index, : len(row)] = torch.tensor(row)
+            mask[index, : len(row)] = 1
+        return ids.to(self.policy.device), mask.to(self.policy.device)
+
+
+def _head_of(policy: Policy) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    head: torch.nn.Module | None = policy.model.get_output_embeddings()
+    body = getattr(policy.model, policy.model.base_model_prefix, None)
+    if head is None or body is None:
+        return None
+    ids = torch.full((1, 2), policy.eos_id, device=policy.device)
+    with torch.no_grad(), policy.autocast():
+        logits = policy.model(input_ids=ids, use_cache=False).logits
+        ours = head(body(input_ids=ids, use_cache=False).last_hidden_state)
+    same = ours.shape == logits.shape and torch.allclose(ours, logits, rtol=1e-3, atol=1e-4)
+    return head if same else None
+
+
+def _attention_mask(policy: Policy, seen: torch.Tensor, count: int) -> torch.Tensor:
+    """The attention mask of the last `count` of the tokens (rows, tokens), for all layers: (rows,
+    1, count, tokens), added to their scores. Of a mask of 0 and 1 each layer would make one of its
+    own for its kernel, and keep that for its gradient. As given where layers do not look at all."""
+    config = policy.model.config.get_text_config()
+    takes = getattr(config, "_attn_implementation", "") in ("sdpa", "eager")
+    by_distance = getattr(config, "alibi", config.model_type in ("bloom", "mpt"))  # ALiBi
+    if not takes or by_distance or not lean.looks_at_all(config):
+        return seen
+    dtype = torch.bfloat16 if seen.device.type == "cuda" else torch.float32  # as autocast has it
+    hidden = torch.full((), -torch.inf, dtype=dtype, device=seen.device)
+    width = seen.shape[1]
+    later = torch.ones(count, width, dtype=torch.bool, device=seen.device).triu(width - count + 1)
+    return torch.where(later | (seen[:, None, None, :] == 0), hidden, hidden.new_zeros(()))
+
+
+@contextmanager
+def _rate_times(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+    """Within it the optimizer's rates are so many times what they are."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _add_size(sizes: torch.Tensor, place: int, gradient: torch.Tensor) -> None:
+    """Add up how large a gradient is, as it passes."""
+    sizes[place] += gradient.detach().abs().sum()
+
+
+def _columns(tokens: Tokens, source: int) -> torch.Tensor:
+    """(5, T): what a loss decides on, and the source's number."""
+    each = (tokens.logprobs, tokens.proximal, tokens.behaviour, tokens.advantages)
+    return torch.stack([*each, torch.full_like(tokens.logprobs, source)])

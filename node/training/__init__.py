@@ -1,1 +1,0 @@
-"""The trainer, in a process of its own: specified, planned, fed, asked."""

@@ -1,1 +1,0 @@
-"""One trainer over several GPUs."""

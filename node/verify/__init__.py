@@ -1,0 +1,1 @@
+"""Which tasks a node has, and the rewards of own and foreign completions."""

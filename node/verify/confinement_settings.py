@@ -1,0 +1,77 @@
+"""Confinement of a verifier's worker: what it may read, and its environment variables."""
+
+import os
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from node.config import NodeConfig, RunConfig
+from node.envs import registry
+from node.envs.base import Reads
+from node.sandbox.namespaces import SCRATCH
+from node.system.caches import cache_directory
+from node.system.child_process import CACHE_VARIABLE, child_environ
+
+_ENVIRON_KEPT: Final = frozenset(
+    {"PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME"}
+)
+
+
+def run_needs_sandbox(run: RunConfig) -> bool:
+    """True if some environments of the run are scored in a sandbox or not at all."""
+    return any(registry.needs_sandbox(spec.name) for spec in run.environments)
+
+
+def confinement_of(config: NodeConfig) -> dict[str, Any]:
+    """The confinement as a worker's first request names it."""
+    trust = config.verify_sandbox
+    unread = any(registry.is_unread(spec.name) for spec in config.run.environments)
+    return {
+        "trust": trust,
+        "apart": unread and trust != "off",
+        "runs_code": any(registry.runs_code(spec.name) for spec in config.run.environments),
+        "hidden": [str(each) for each in (config.data_dir, config.key_path, Path.home())],
+        "read": [*map(str, config.verify_read), *_places(config.run)],
+    }
+
+
+def worker_environ(*, confined: bool) -> dict[str, str]:
+    """Our import path, one thread for libraries that would take all cores, and sets in the same
+    order on all nodes. What is confined gets nothing else but what Python needs, and no home."""
+    environ = child_environ()
+    if confined:
+        environ = {name: value for name, value in environ.items() if name in _ENVIRON_KEPT}
+        environ |= {"HOME": str(SCRATCH), "TMPDIR": str(SCRATCH), "PYTHONDONTWRITEBYTECODE": "1"}
+        named = os.environ.get(CACHE_VARIABLE)
+        cache = cache_directory(Path(named) if named else None)
+        environ[CACHE_VARIABLE] = str(cache)
+        # reasoning-gym brings matplotlib, which does not begin unless a folder looks writable.
+        # Where namespaces are not allowed there is no scratch folder: it gets to see this one,
+        # in which Landlock has it write nothing.
+        with suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+        environ["MPLCONFIGDIR"] = str(cache)
+    return {
+        **environ,
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+def _places(run: RunConfig) -> list[str]:
+    """Directories of the environments' files, and of plug-in packages, which an editable install
+    keeps off the import path."""
+    places: list[str] = []
+    for spec in run.environments:
+        source = registry.environment(spec.name)
+        if isinstance(source, Reads):
+            places += map(str, source.reads(spec.parameters))
+        package = registry.package_of(spec.name)
+        found = find_spec(package) if package else None
+        if found is not None:
+            places += [*(found.submodule_search_locations or ()), *filter(None, [found.origin])]
+    return places

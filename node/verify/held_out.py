@@ -1,0 +1,184 @@
+"""Keeps held-out problems out of training.
+
+The held-out tasks have seeds of their own, but a small problem space repeats itself: a question can
+come up again under another seed. So a node skips tasks of its stream whose question is held out. It
+refuses foreign groups for such questions, which no honest node makes. Questions are compared
+without the instructions that a run puts before them.
+
+A node skips the questions of its validation tasks as well. Their number is a setting of each node:
+another node may train on such a question and share the group, and is not blamed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from node.config import RunConfig
+from node.envs.scoring import PosedProblem
+from node.interfaces.prompts import Prompt
+from node.verify.assignment import (
+    held_out_tasks,
+    leased_task,
+    next_task,
+    ordinary_tasks,
+    validation_tasks,
+)
+from node.verify.verifier import Verifier
+from swarm.errors import ConfigError, Reject, RemoteProtocolError
+from swarm.identity import PeerId
+from swarm.rollouts import RolloutGroup, ScoredGroup, Task
+
+SKIPS_PER_TASK_MAX = 50  # consecutive held-out prompts; more: the run has too few problems
+POSED_AT_ONCE = 200
+CANDIDATES = 2  # drawn for each validation task: some are held out or repeat a question
+Due = tuple[Task, int]  # a task, and how often the node did it before
+Choose = Callable[[Sequence[Due], int], Sequence[Due]]  # so many of these, in their order
+MISSED_SHARE_MAX = 0.125  # share of a run's tasks that validation may take from training
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A task of the node's own stream and its prompt."""
+
+    task: Task
+    prompt: str
+    attempt: int = 0  # how often the node did it before; of common tasks alone
+
+
+class HeldOutGuard:
+    """Knows the run's held-out prompts and the node's validation tasks, from their first use on."""
+
+    def __init__(self, run: RunConfig, verifier: Verifier, validation: int = 0) -> None:
+        """`validation`: how many tasks the node validates by."""
+        self._run = run
+        self._verifier = verifier
+        self._questions: frozenset[str] | None = None
+        self._lock = trio.Lock()
+        self._validation_wanted = validation
+        self._validation: tuple[Assignment, ...] | None = None
+        self._validation_lock = trio.Lock()
+
+    @property
+    def verifier(self) -> Verifier:
+        return self._verifier
+
+    @property
+    def lacks_validation(self) -> bool:
+        """True if validation tasks were wanted and the run has too few problems for any."""
+        return self._validation_wanted > 0 and self._validation == ()
+
+    async def questions(self) -> frozenset[str]:
+        """The held-out questions."""
+        if self._questions is not None:
+            return self._questions
+        async with self._lock:
+            if self._questions is None:
+                problems = await self._verifier.problems(held_out_tasks(self._run))
+                self._questions = frozenset(
+                    Prompt.read(problem.prompt).question for problem in problems
+                )
+            return self._questions
+
+    async def validation(self) -> tuple[Assignment, ...]:
+        """The validation tasks, no two with one question and none held out. None at all where the
+        run has so few problems that they would be missed in training."""
+        if self._validation is None:
+            held_out = await self.questions()
+            async with self._validation_lock:
+                if self._validation is None:
+                    self._validation = await self._fit_for_validation(held_out)
+        return self._validation
+
+    async def _fit_for_validation(self, held_out: frozenset[str]) -> tuple[Assignment, ...]:
+        """The first tasks of their stream that are fit. Another stream shows how often the run
+        poses one of their questions: a stream of few items does not repeat itself soon."""
+        wanted = self._validation_wanted
+        candidates = validation_tasks(self._run, CANDIDATES * wanted)
+        tasks = (*candidates, *ordinary_tasks(self._run, wanted))
+        problems: list[PosedProblem] = []
+        for begin in range(0, len(tasks), POSED_AT_ONCE):  # all at once may be too dear a batch
+            problems += await self._verifier.problems(tasks[begin : begin + POSED_AT_ONCE])
+        questions = [Prompt.read(problem.prompt).question for problem in problems]
+        found: dict[str, Assignment] = {}
+        for task, problem, question in zip(candidates, problems, questions, strict=False):
+            if len(found) == wanted:
+                break
+            if question not in held_out:
+                found.setdefault(question, Assignment(task, problem.prompt))
+        again = sum(question in found for question in questions[len(candidates) :])
+        return tuple(found.values()) if again <= MISSED_SHARE_MAX * wanted else ()
+
+    async def trainable(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+        """Those of others' groups whose question decides nothing here."""
+        apart = {Prompt.read(each.prompt).question for each in await self.validation()}
+        return [each for each in groups if Prompt.read(each.prompt).question not in apart]
+
+    async def verify(
+        self, group: RolloutGroup, task: Task | None = None
+    ) -> tuple[str, tuple[float, ...]]:
+        """`Verifier.verify`, and HELD_OUT where the prompt is one of the evaluation's."""
+        held_out = await self.questions()
+        prompt, rewards = await self._verifier.verify(group, task)
+        if Prompt.read(prompt).question in held_out:
+            raise RemoteProtocolError(Reject.HELD_OUT, "a held-out problem")
+        return prompt, rewards
+
+    async def assignments(
+        self,
+        producer: PeerId,
+        index: int,
+        count: int,
+        choose: Choose = lambda due, count: due[:count],
+        ahead: int = 1,
+    ) -> tuple[list[Assignment], int]:
+        """The producer's next `count` tasks from data position `index` that are neither held out
+        nor for validation, and the position after them. With `ahead`, of so many times as many
+        tasks those that `choose` takes; the others are left out for good.
+
+        Raises:
+            ConfigError: the run has hardly any problem that is not held out.
+        """
+        apart = await self.questions()
+        apart |= {Prompt.read(each.prompt).question for each in await self.validation()}
+        found: list[Assignment] = []
+        last = index + ahead * count * (1 + SKIPS_PER_TASK_MAX)
+        while len(found) < count:
+            wanted = count - len(found)
+            if index >= last:
+                raise self._all_held_out()
+            due = [next_task(self._run, producer, index + n) for n in range(ahead * wanted)]
+            index += len(due)
+            due = list(choose(due, wanted))
+            problems = await self._verifier.problems([task for task, _ in due])
+            found += [
+                Assignment(task, problem.prompt, attempt)
+                for (task, attempt), problem in zip(due, problems, strict=True)
+                if Prompt.read(problem.prompt).question not in apart
+            ]
+        return found, index
+
+    async def leased(self, stream: str, places: Sequence[int]) -> list[Assignment]:
+        """The tasks at these places of a lease.
+
+        Raises:
+            ConfigError: the run has hardly any problem that is not held out.
+        """
+        held_out = await self.questions()
+        found: dict[int, Assignment] = {}
+        for attempt in range(SKIPS_PER_TASK_MAX):
+            left = [place for place in places if place not in found]
+            if not left:
+                return [found[place] for place in places]
+            tasks = [leased_task(self._run, stream, place, attempt) for place in left]
+            problems = await self._verifier.problems(tasks)
+            for place, task, problem in zip(left, tasks, problems, strict=True):
+                if Prompt.read(problem.prompt).question not in held_out:
+                    found[place] = Assignment(task, problem.prompt)
+        raise self._all_held_out()
+
+    def _all_held_out(self) -> ConfigError:
+        return ConfigError(
+            f"run {self._run.name}: nearly all its problems are held out; ask for fewer in "
+            "held_out.tasks or widen the environments' parameters"
+        )

@@ -1,0 +1,1 @@
+"""Feeding a central learner: leases, submissions, and the staleness bound."""

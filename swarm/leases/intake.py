@@ -1,0 +1,495 @@
+"""A learner's side of being fed: it grants leases, judges what comes in, and keeps it until a step
+consumes it.
+
+What may be granted and consumed, `leases` and `staleness` decide; what a group is worth, the
+`Checks` of the node. The checks of a submission go from cheap to dear: quota, size, signature,
+schema, lease, task, versions, then the rewards, and of some groups whether the log-probs are those
+of the policy that they claim. Fewer groups of a worker are re-scored the more of its groups passed.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, Protocol
+
+import trio
+
+from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, Reject, RemoteProtocolError
+from swarm.identity import PeerId
+from swarm.leases.known_workers import WorkerAccount, WorkerOrigin
+from swarm.leases.lease_table import Answer, Lease, LeaseBook, SubmittedGroup, TrialState
+from swarm.leases.staleness import Denial
+from swarm.limits.quotas import RELAYED, Kind
+from swarm.peers.connection_gater import ConnectionGater
+from swarm.plain_records import record_of, restored
+from swarm.rollouts import GroupId, RolloutGroup, ScoredGroup, version_spans
+from swarm.transport.base import ServeLimits, Transport
+from swarm.wire import codec
+from swarm.wire.messages import (
+    DETAIL_CHARS_MAX,
+    LEASE_MS_MAX,
+    LEASE_REPLY_BYTES_MAX,
+    LEASES_PROTOCOL,
+    SUBMISSION_BYTES_MAX,
+    SUBMISSION_REPLY_BYTES_MAX,
+    SUBMISSIONS_PROTOCOL,
+    WANT_LEASE_BYTES_MAX,
+    LeaseReply,
+    SubmissionReply,
+    WantLease,
+)
+
+RETRY_S: Final[dict[Denial, float]] = {
+    Denial.NO_CREDIT: 0.5,
+    Denial.TRIAL_FULL: 2.0,
+    Denial.WOULD_BE_STALE: 0.5,  # the next version may be on its way to the worker
+    Denial.UNKNOWN_VERSION: 2.0,
+    Denial.LEASES_OPEN: 1.0,
+    Denial.WORKERS_FULL: 60.0,
+}
+STANDBY_RETRY_S: Final = 5.0
+BLOCK_PART: Final = 0.25  # of the credits on trial, for the workers of one address block
+RELAYED_PART: Final = 0.5  # for all relayed ones
+STANDBY: Final = "standby"  # why a worker that is not wanted gets no lease
+NO_LEASE: Final = bytes(16)
+ANSWER_TIMEOUT_S: Final = 50.0  # for all checks of one submission
+CHECKED_AT_ONCE_MAX: Final = 64
+CHECKED_AT_ONCE_PER_PEER_MAX: Final = 16
+CHECKS_MAX: Final = 3  # of one group that fail through our own fault, as it seems
+TRIED_MAX: Final = 1024  # groups of which that is remembered
+FIRST_RESCORED: Final = 4.0  # about so many groups of a new worker before its share falls by half
+HISTORIES_MAX: Final = 4096  # workers whose re-scoring results are kept
+GROUP_BYTES_EWMA_SHARE: Final = 0.05  # of the newest group, in the mean size
+
+
+class Checks(Protocol):
+    """Checks of a group that need the learner's own node: rewards and log-probs."""
+
+    async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+        """The prompt of a group's task and the reward of each completion.
+
+        Raises:
+            RemoteProtocolError: it is not the task at its place in the lease, or no group that can
+                be scored.
+            ChildFailed, ConfigError: it could not be looked at, through our own fault; it may be
+                handed in again.
+        """
+        ...
+
+    async def rescore(self, group: RolloutGroup, prompt: str) -> str | None:
+        """Why the group's tokens and log-probs cannot be those of the versions that it claims;
+        None: they can. An empty text: it could not be found out.
+
+        Raises:
+            ChildFailed, ConfigError: as `reward`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeRules:
+    """The rules that a submitted group is held to."""
+
+    run_id: str
+    group_size: int
+    tokenizer: str  # fingerprint; groups of another one are refused
+    temperature: float
+    top_p: float
+    rescored_share: float  # least share of a worker's groups that are re-scored, 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A group that waits to be consumed, and what it is kept as across a restart."""
+
+    admitted: ScoredGroup
+    record: bytes  # signed
+
+
+@dataclass(slots=True)
+class _Record:
+    """The state of an intake that survives a restart, besides its leases."""
+
+    groups: list[tuple[bytes, bytes, str, tuple[float, ...]]]  # id, signed, prompt, rewards
+    rescored_of: dict[str, int]  # groups that passed in a row, by worker
+    rescored: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeCounts:
+    """The account at one moment."""
+
+    buffered: int
+    leased: int  # granted and not in
+    on_trial: int  # of these, in the hands of workers that have nothing to show yet
+    granted: int  # ever, as all below
+    consumed: int
+    consumed_by_staleness: dict[int, int]
+    discarded: dict[str, int]  # by reason
+    denied: dict[str, int]  # leases that were asked for and not granted, by reason
+    rescored: dict[str, int]  # passed, failed, unknown
+    rates: dict[str, float]  # admitted groups a second, by worker
+
+
+@dataclass(slots=True)
+class _RescoringHistory:
+    """The results of re-scoring a worker's groups."""
+
+    passed: int = 0
+
+    def share(self, least: float) -> float:
+        """The share of its groups to look at closely: all at first, less the more have passed."""
+        return max(least, 1.0 / (1.0 + self.passed / FIRST_RESCORED))
+
+
+# Long: a submission's way through checks, leases and credit.
+class Intake:
+    """Takes groups in for one learner. `run` serves until cancelled."""
+
+    def __init__(
+        self,
+        rules: IntakeRules,
+        book: LeaseBook,
+        transport: Transport,
+        gater: ConnectionGater,
+        checks: Checks,
+        rng: Random,
+        now_s: Callable[[], float] = trio.current_time,
+    ) -> None:
+        """`now_s`: of the clock that `book` is told."""
+        self._rules = rules
+        self._book = book
+        self._transport = transport
+        self._gater = gater
+        self._checks = checks
+        self._rng = rng
+        self._now_s = now_s
+        self._kept: dict[bytes, _Kept] = {}  # those buffered in the account, by id
+        self._checking: set[tuple[bytes, int]] = set()  # leases and places
+        self.check_failures = 0  # groups that could not be looked at, through our own fault
+        self.last_check_failure = ""
+        self._tried: OrderedDict[GroupId, int] = OrderedDict()  # of those that failed so, how often
+        self.faulty = 0  # groups that did not stand up to verification
+        self.last_fault = ""
+        self._histories: dict[str, _RescoringHistory] = {}
+        self._rescored: Counter[str] = Counter()
+        self._arrived = trio.Event()
+        self.group_bytes = 0  # of an admitted group as it travelled, in the mean
+        self.standby: frozenset[str] = frozenset()  # who gets no leases
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Answer workers until cancelled."""
+        self._transport.serve(
+            LEASES_PROTOCOL,
+            self._serve_lease,
+            ServeLimits(WANT_LEASE_BYTES_MAX, LEASE_REPLY_BYTES_MAX, concurrent_max=64),
+        )
+        self._transport.serve(
+            SUBMISSIONS_PROTOCOL,
+            self._serve_submission,
+            ServeLimits(
+                SUBMISSION_BYTES_MAX,
+                SUBMISSION_REPLY_BYTES_MAX,
+                concurrent_max=CHECKED_AT_ONCE_MAX,
+                concurrent_per_peer_max=CHECKED_AT_ONCE_PER_PEER_MAX,
+                timeout_s=ANSWER_TIMEOUT_S,
+            ),
+        )
+        task_status.started()
+        while True:
+            self._book.expire(self._now_s())
+            await trio.sleep(1.0)
+
+    # --- for the learner -------------------------------------------------------------------
+
+    def staleness_buffered(self) -> int | None:
+        """Steps since the oldest version in what waits to be consumed; None: nothing waits."""
+        waiting = (min(_versions(each.admitted.group)) for each in self._kept.values())
+        oldest = min(waiting, default=None)
+        return None if oldest is None else max(0, self.version - oldest)
+
+    @property
+    def version(self) -> int:
+        """The version of the learner's policy."""
+        return self._book.account.version
+
+    async def take(self) -> list[ScoredGroup]:
+        """A step's worth of groups, each within the bound at this moment; waits until there are
+        enough. The step is over with `advance`."""
+        while True:
+            batch = self._book.account.consume()
+            taken = [self._kept.pop(each.group_id).admitted for each in batch]
+            self._forget_gone()
+            if taken:
+                return taken
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+
+    @property
+    def pacing(self) -> int:
+        """The staleness that leases aim at."""
+        return self._book.account.pacing
+
+    def set_pacing(self, depth: int) -> None:
+        """Aim at that from now on, or at the bound if that is less."""
+        self._book.account.set_pacing(depth)
+
+    @property
+    def credits(self) -> int:
+        """Groups that may be granted and buffered together."""
+        return self._book.account.rules.groups_max
+
+    def set_credits(self, groups: int) -> None:
+        """So many from now on."""
+        self._book.account.set_groups_max(groups)
+
+    def accounts(self) -> list[WorkerAccount]:
+        """One account for each worker."""
+        return self._book.accounts()
+
+    def trial_state(self) -> TrialState:
+        """Counts of workers on trial."""
+        return self._book.trial_state(self._now_s())
+
+    def advance(self, version: int) -> None:
+        """The learner's policy is of this version now; the same as before where a step failed."""
+        self._book.account.finish_step(version, self._now_s())
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Drop what the account no longer holds."""
+        for group_id in self._kept.keys() - self._book.account.buffered_ids():
+            del self._kept[group_id]
+
+    def counts(self) -> IntakeCounts:
+        """Counts of groups, leases and refusals."""
+        account = self._book.account
+        return IntakeCounts(
+            buffered=account.buffered,
+            leased=account.reserved,
+            on_trial=account.on_trial,
+            granted=account.granted,
+            consumed=account.consumed,
+            consumed_by_staleness=dict(sorted(account.consumed_by_staleness.items())),
+            discarded={str(why): count for why, count in sorted(account.discarded.items())},
+            denied={str(why): count for why, count in sorted(self._book.denied.items())},
+            rescored=dict(sorted(self._rescored.items())),
+            rates=self._book.rates(),
+        )
+
+    # --- leases ----------------------------------------------------------------------------
+
+    async def _serve_lease(self, peer: PeerId, payload: bytes) -> bytes:
+        asked = self._gater.read(Kind.LEASE, peer, payload, WantLease, WANT_LEASE_BYTES_MAX)
+        self._gater.check_run(peer, asked.run_id, self._rules.run_id)
+        await trio.lowlevel.checkpoint()
+        now_s = self._now_s()
+        if str(peer) in self.standby:
+            self._book.stand_by(str(peer), asked.version, now_s)
+            return self._no_lease(STANDBY, STANDBY_RETRY_S)
+        lease = self._book.request(str(peer), asked.version, now_s, self._place_of(peer))
+        if isinstance(lease, Denial):
+            return self._no_lease(str(lease), RETRY_S[lease])
+        return codec.encode(
+            LeaseReply(
+                type="lease",
+                lease=lease.lease_id,
+                learner_version=self.version,
+                stream=lease.stream,
+                groups=lease.groups,
+                life_ms=min(LEASE_MS_MAX, int(1e3 * (lease.deadline - now_s))),
+                retry_ms=0,
+                reason="",
+            )
+        )
+
+    def _place_of(self, peer: PeerId) -> WorkerOrigin:
+        """The origin of a worker's requests. A private address has no limit of its own, for many
+        honest new workers may be behind it; its workers come after those of other places."""
+        share = self._gater.share_of(peer)
+        if share == RELAYED:
+            return WorkerOrigin(share, RELAYED_PART)
+        if share == peer:
+            return WorkerOrigin(self._transport.ip_of(peer) or share)
+        return WorkerOrigin(share, BLOCK_PART)
+
+    def _no_lease(self, reason: str, retry_s: float) -> bytes:
+        return codec.encode(
+            LeaseReply(
+                type="lease",
+                lease=NO_LEASE,
+                learner_version=self.version,
+                stream="",
+                groups=0,
+                life_ms=0,
+                retry_ms=int(1e3 * retry_s * (0.75 + 0.5 * self._rng.random())),
+                reason=reason,
+            )
+        )
+
+    # --- submissions -----------------------------------------------------------------------
+
+    async def _serve_submission(self, peer: PeerId, payload: bytes) -> bytes:
+        self._gater.check_quota(Kind.SUBMISSION, peer)
+        judge = self._gater.ledger.judge
+        lease_id, group_id, record, group = judge(peer, codec.decode_submission, payload)
+        self._check_form(peer, group)
+        task = (lease_id, group.task.index)
+        if task in self._checking:
+            return self._reply("again", "", "a group of that task is being looked at")
+        self._checking.add(task)
+        try:
+            answer, admitted = await self._judge(peer, lease_id, group_id, group)
+        except (ChildFailed, ConfigError):
+            return self._reply("again", "", "it could not be looked at")
+        finally:
+            self._checking.discard(task)
+        if admitted is not None:
+            self._kept[group_id] = _Kept(admitted, record)
+            share = GROUP_BYTES_EWMA_SHARE if self.group_bytes else 1.0
+            self.group_bytes += int(share * (len(payload) - self.group_bytes))
+            self._arrived.set()
+        if answer.admitted:
+            return self._reply("accepted", "", "")
+        return self._reply("refused", str(answer.reason), answer.detail)
+
+    def _check_form(self, peer: PeerId, group: RolloutGroup) -> None:
+        """Faults that no honest worker of this run makes."""
+        rules, fault = self._rules, None
+        if group.producer != peer:
+            fault = (Reject.WRONG_PRODUCER, f"{peer} handed in a group of {group.producer}")
+        elif group.run_id != rules.run_id:
+            fault = (Reject.WRONG_RUN, group.run_id)
+        elif len(group.completions) != rules.group_size:
+            fault = (
+                Reject.MALFORMED,
+                f"{len(group.completions)} completions instead of {rules.group_size}",
+            )
+        elif not all(completion.token_ids for completion in group.completions):
+            fault = (Reject.MALFORMED, "a completion without tokens")
+        elif group.tokenizer != rules.tokenizer:
+            fault = (Reject.MALFORMED, "of another tokenizer")
+        elif (group.temperature, group.top_p) != (rules.temperature, rules.top_p):
+            fault = (Reject.MALFORMED, "sampled by other rules")
+        if fault is not None:
+            self._gater.ledger.reject(peer, fault[0])
+            raise RemoteProtocolError(fault[0], fault[1][:DETAIL_CHARS_MAX])
+
+    async def _judge(
+        self, peer: PeerId, lease_id: bytes, group_id: GroupId, group: RolloutGroup
+    ) -> tuple[Answer, ScoredGroup | None]:
+        """The answer to a submission, and the group where it is new to the account."""
+        worker = str(peer)
+        lease = self._book.lease(lease_id)
+        seed = -1 if lease is None else lease.seed(group.task.index)
+        submission = SubmittedGroup(lease_id, worker, seed, group_id, _versions(group))
+        answer = self._book.judge(submission, self._now_s())
+        if answer is not None or lease is None:
+            return self._book.submit(submission, self._now_s()), None
+        try:
+            prompt, rewards = await self._checks.reward(lease, group)
+            await self._look_closer(peer, group, prompt)
+        except RemoteProtocolError as error:
+            self._gater.ledger.reject(peer, error.reason)
+            fault = error.detail or str(error.reason)
+            blames = error.reason is not Reject.UNDECIDED
+            if blames:
+                self.faulty, self.last_fault = self.faulty + 1, f"{peer}: {fault}"
+            return self._book.submit(submission, self._now_s(), fault, blames=blames), None
+        except (ChildFailed, ConfigError) as error:
+            self._note_failure(group_id, error)
+            if self._tried[group_id] < CHECKS_MAX:
+                raise
+            fault = "it could not be looked at, and was handed in often enough"
+            return self._book.submit(submission, self._now_s(), fault, blames=False), None
+        answer = self._book.submit(submission, self._now_s())
+        if not answer.admitted or answer.repeated:
+            return answer, None
+        self._gater.ledger.accept(peer)
+        return answer, ScoredGroup(group_id, group, prompt, rewards)
+
+    def _note_failure(self, group_id: GroupId, error: Exception) -> None:
+        """Count a look at a group that failed through our own fault, as it seems. Perhaps the group
+        brings it about, so nobody may hand it in for ever."""
+        self.check_failures += 1
+        self.last_check_failure = str(error)
+        self._tried[group_id] = self._tried.pop(group_id, 0) + 1
+        while len(self._tried) > TRIED_MAX:
+            self._tried.popitem(last=False)
+
+    async def _look_closer(self, peer: PeerId, group: RolloutGroup, prompt: str) -> None:
+        """Re-score a share of what a worker hands in.
+
+        Raises:
+            RemoteProtocolError: FALSE_LOGPROBS.
+        """
+        history = self._histories.setdefault(str(peer), _RescoringHistory())
+        while len(self._histories) > HISTORIES_MAX:
+            del self._histories[next(iter(self._histories))]
+        if self._rng.random() >= history.share(self._rules.rescored_share):
+            return
+        fault = await self._checks.rescore(group, prompt)
+        if fault is None:
+            history.passed += 1
+            self._rescored["passed"] += 1
+        elif not fault:
+            self._rescored["unknown"] += 1
+        else:
+            history.passed = 0
+            self._rescored["failed"] += 1
+            raise RemoteProtocolError(Reject.FALSE_LOGPROBS, fault)
+
+    def _reply(self, verdict: Any, reason: str, detail: str) -> bytes:
+        return codec.encode(
+            SubmissionReply(
+                type="submission_reply",
+                verdict=verdict,
+                reason=reason,
+                detail=detail[:DETAIL_CHARS_MAX],
+                learner_version=self.version,
+            )
+        )
+
+    # --- across a restart ------------------------------------------------------------------
+
+    def to_record(self) -> dict[str, Any]:
+        """Leases, counters and what is buffered, as plain values."""
+        kept = _Record(
+            [(g, k.record, k.admitted.prompt, k.admitted.rewards) for g, k in self._kept.items()],
+            {name: each.passed for name, each in self._histories.items()},
+            self._rescored,
+        )
+        return {"book": self._book.to_record(self._now_s()), **record_of(kept)}
+
+    def restore(self, book: LeaseBook, record: dict[str, Any] | None) -> None:
+        """Go on with another book and what the record that it is of holds; None: with nothing.
+
+        Raises:
+            LocalProtocolError: no record of an intake.
+        """
+        self._book = book
+        self._kept = {}
+        if record is None:
+            return
+        kept = restored(_Record, {name: record[name] for name in record if name != "book"})
+        for group_id, signed, prompt, rewards in kept.groups:
+            try:
+                _, group = codec.decode_group(signed)
+            except RemoteProtocolError as error:
+                raise LocalProtocolError(f"no record of an intake: {error}") from None
+            admitted = ScoredGroup(GroupId(group_id), group, prompt, rewards)
+            self._kept[group_id] = _Kept(admitted, signed)
+        self._histories = {
+            name: _RescoringHistory(passed) for name, passed in kept.rescored_of.items()
+        }
+        self._rescored = kept.rescored
+        self._forget_gone()
+        if self._kept.keys() != self._book.account.buffered_ids():
+            raise LocalProtocolError("groups and account of an intake do not go together")
+
+
+def _versions(group: RolloutGroup) -> tuple[int, ...]:
+    """Those of all tokens, each once; of a group without a token, those that it names."""
+    found = {run[0] for each in group.completions for run in version_spans(each)}
+    return tuple(sorted(found)) or tuple(sorted({c.policy_version for c in group.completions}))

@@ -1,0 +1,659 @@
+"""Leases of tasks to rollout workers, each with a deadline. Pure: time and the number of the start
+are passed in.
+
+A lease is some groups' worth of credits (`staleness.Account`) in one worker's hands until a
+deadline, and the tasks to use them on. The tasks follow from a secret of the learner, the run, the
+worker, the start and the lease's number: a worker can neither choose them nor work out those of
+its next lease, and a group of any other task is refused by name. What a worker leaves out stays its
+choice, and lowers its rate.
+
+How much a worker gets follows from its measured rate: admitted groups a second, over its last
+leases and the breaks that it took before them. It says nothing about itself that would count, so a
+lie about speed gains nothing. And no more than it has delivered lately: a worker that has delivered
+nothing is on trial, with the little that all such workers together may hold (`trial`).
+
+    book = LeaseBook(rules, account, run_id, secret, start)
+    lease = book.request(worker, version, now, place)   a Lease, or a Denial that says why not
+    answer = book.judge(submission, now)            what to answer without looking at the group;
+                                                    None: verify it, then
+    answer = book.submit(submission, now, fault)    `fault`: what verification found, "" if nothing
+    book.give_back(worker, now)                     a worker leaves
+    book.stand_by(worker, version, now)             a worker asked, and is not wanted
+    book.expire(now)                                deadlines; each lease that ended
+    book.account                                    `consume`, `finish_step`, counters
+    book.to_record(now); LeaseBook.from_record(…)   across a restart, under another `start`
+
+A submission that comes twice gets the same answer twice and counts once, as long as its lease is
+remembered; then it is of an unknown lease, and refused. After a restart from a record, leases of
+the record go on with the time that they had left; those granted since are unknown, which is no
+fault of their workers.
+"""
+
+import hashlib
+import hmac
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from swarm.errors import LocalProtocolError, require
+from swarm.leases.known_workers import (
+    Allowance,
+    KnownWorker,
+    Trial,
+    TrialQueue,
+    TrialsOut,
+    WorkerAccount,
+    WorkerOrigin,
+)
+from swarm.leases.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
+from swarm.plain_records import Moment, record_of, restored
+
+LEASE_GROUPS_MAX: Final = 256  # what `groups_max` may be
+WORKERS_MAX: Final = 4096  # kept account of; the one unheard of for longest makes room
+LEASES_REMEMBERED_MAX: Final = 1024  # that ended, with their answers
+SECRET_BYTES_MIN: Final = 16
+LEASE_ID_BYTES: Final = 16
+SEED_BITS: Final = 62
+
+_ID_DOMAIN: Final = b"swarm/lease-id/1"
+_STREAM_DOMAIN: Final = b"swarm/lease-stream/1"
+_SEED_DOMAIN: Final = b"swarm/lease-seed/1"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRules:
+    """The sizes and durations of leases."""
+
+    target_s: float = 60.0  # what a lease should take its worker; several groups' generation
+    first_s: float = 30.0  # assumed duration of a new worker's first lease, s
+    first_groups: int = 1  # in it, and in all others on trial
+    slack: float = 3.0  # a lease lasts so many times what it should take
+    life_s_min: float = 30.0  # and of an established worker at least as long
+    life_s_max: float = 3600.0  # and no longer
+    trial_share: float = 0.5  # of the credits, and beyond them: what workers on trial may hold
+    trial_groups_min: int = 8  # of that, at least: newcomers do not wait where credits are few
+    groups_max: int = 64  # in one lease
+    open_max: int = 2  # leases of one worker at a time, so that it need not wait for the next
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("target_s", self.target_s > 0, "take more than 0"),
+            ("first_s", self.first_s > 0, "take more than 0"),
+            ("first_groups", 1 <= self.first_groups <= self.groups_max, "take 1 to groups_max"),
+            ("slack", self.slack >= 1, "take at least 1"),
+            ("life_s_min", 0 < self.life_s_min <= self.life_s_max, "above 0, up to life_s_max"),
+            ("groups_max", 1 <= self.groups_max <= LEASE_GROUPS_MAX, f"1 to {LEASE_GROUPS_MAX}"),
+            ("open_max", 1 <= self.open_max <= 16, "take 1 to 16"),
+            ("trial_share", 0 < self.trial_share <= 1, "above 0, up to 1"),
+            ("trial_groups_min", self.trial_groups_min >= 1, "take at least 1"),
+        )
+        require(self, checks, "lease ")
+
+    @property
+    def first_life_s(self) -> float:
+        """The duration of a worker's first lease, s."""
+        return self.slack * self.first_s
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease as its worker knows it. Each task follows from `stream` and its place."""
+
+    lease_id: bytes
+    worker: str
+    stream: str
+    groups: int
+    version: int  # that the worker had when it asked
+    granted_at: Moment
+    deadline: Moment
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of all places."""
+        return task_seeds(self.stream, self.groups)
+
+    def seed(self, place: int) -> int:
+        """The seed of a place; -1 where the lease has no such place."""
+        return _seed(self.stream, place) if 0 <= place < self.groups else -1
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedGroup:
+    """A group that a worker sent. `versions` are those of all its tokens, each at least once."""
+
+    lease_id: bytes
+    worker: str  # who sent it, by its connection or signature
+    seed: int
+    group_id: bytes
+    versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a submission; a reason of None: admitted. Equal answers say the same."""
+
+    reason: Discard | None
+    detail: str = ""
+    repeated: bool = field(default=False, compare=False)  # answered before; counted only then
+
+    @property
+    def admitted(self) -> bool:
+        return self.reason is None
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lease with the answers that were given under it, by seed."""
+
+    lease: Lease
+    busy_from: Moment  # since when the worker's time went into it
+    trial: Trial | None = None  # None: granted to a worker that was not on trial
+    answered_at: Moment | None = None  # the last time
+    answers: dict[int, tuple[bytes, Answer]] = field(default_factory=dict)
+    seeds: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seeds = frozenset(self.lease.seeds)
+
+    @property
+    def unanswered(self) -> int:
+        return self.lease.groups - len(self.answers)
+
+    @property
+    def admitted(self) -> int:
+        return sum(answer.admitted for _, answer in self.answers.values())
+
+    @property
+    def delivered(self) -> int:
+        """Groups that passed verification, also late ones: that is not all the worker's doing."""
+        good = (None, Discard.STALE)
+        return sum(answer.reason in good for _, answer in self.answers.values())
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The state of a lease book that survives a restart, besides its account."""
+
+    open: list[_Held]
+    ended: list[_Held]
+    workers: dict[str, KnownWorker]  # in order
+    denied: Counter[Denial]
+    repeated: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialState:
+    """Counts of workers on trial and of their credits."""
+
+    held: int  # credits
+    most: int
+    workers: int  # that hold them
+    places: int  # of these
+    waiting: int  # workers that asked and found none left
+
+
+def task_seeds(stream: str, count: int) -> tuple[int, ...]:
+    """The numbers that stand for a lease's places in the books, 0 <= seed < 2**`SEED_BITS`. No
+    task is made from them: what a place asks is for whoever makes tasks from the stream."""
+    return tuple(_seed(stream, place) for place in range(count))
+
+
+def _seed(stream: str, place: int) -> int:
+    digest = hashlib.sha256(_SEED_DOMAIN + stream.encode() + b"/" + str(place).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - SEED_BITS)
+
+
+def _framed(*parts: str) -> bytes:
+    """Parts that no other parts give the same bytes as."""
+    return b"".join(len(raw).to_bytes(8, "big") + raw for raw in (p.encode() for p in parts))
+
+
+# Long: grants, ends and credit are one set of books.
+class LeaseBook:
+    """All leases of one learner, open and remembered, and what its workers deliver.
+
+    `start` is a number that no earlier start of this learner had, random or its time. So no
+    lease that was lost in a crash comes again under the same id. `secret` stays
+    with the learner.
+    """
+
+    def __init__(
+        self, rules: LeaseRules, account: Account, run_id: str, secret: bytes, start: int
+    ) -> None:
+        if len(secret) < SECRET_BYTES_MIN:
+            raise LocalProtocolError(f"a lease secret of {len(secret)} bytes")
+        self.rules = rules
+        self.account = account
+        self._run_id = run_id
+        self._secret = secret
+        self._start = start
+        self._number = 0  # of the next lease
+        self._open: OrderedDict[bytes, _Held] = OrderedDict()
+        self._ended: OrderedDict[bytes, _Held] = OrderedDict()
+        self._workers: OrderedDict[str, KnownWorker] = OrderedDict()
+        self._places: dict[bytes, tuple[bytes, int]] = {}  # admitted group: its lease and seed
+        self._queue = TrialQueue()
+        self.denied: Counter[Denial] = Counter()
+        self.repeated = 0  # submissions that had been answered
+
+    # --- granting ----------------------------------------------------------------------------
+
+    def request(
+        self, worker: str, version: int, now: float, place: WorkerOrigin | None = None
+    ) -> Lease | Denial:
+        """Grant what a worker with this version of the policy may do next. `place`: where it asks
+        from; None: it has that to itself."""
+        self.expire(now)
+        result = self._grant(worker, version, now, place or WorkerOrigin(worker))
+        if isinstance(result, Denial):
+            self.denied[result] += 1
+        return result
+
+    def stand_by(self, worker: str, version: int, now: float) -> None:
+        """A worker asked, and is not wanted now."""
+        self.expire(now)
+        self._queue.leave(worker)
+        if self._is_version(version) and self._know(worker):
+            self._workers[worker].asks(version, now)
+
+    def _grant(self, worker: str, version: int, now: float, place: WorkerOrigin) -> Lease | Denial:
+        if not self._is_version(version):  # nothing that is said along with it counts
+            return Denial.UNKNOWN_VERSION
+        if not self._know(worker):
+            return Denial.WORKERS_FULL
+        known = self._workers[worker]
+        known.asks(version, now)
+        if len(self.open_leases(worker)) >= self.rules.open_max:
+            return Denial.LEASES_OPEN
+        groups = self._size(worker, now)
+        if groups < 1:
+            return Denial.LEASES_OPEN
+        trial = None
+        if known.limit.is_on_trial:
+            trial = Trial(place, is_long=self._life_s(worker, groups) > self.rules.first_life_s)
+        room = self._room(worker, version, groups, trial, now)
+        while room.denial is Denial.WOULD_BE_STALE and groups > 1:
+            groups //= 2  # what takes less time may still be in time
+            room = self._room(worker, version, groups, trial, now)
+        if room.denial is not None:
+            return room.denial
+        self._queue.leave(worker)
+        self.account.reserve(room.groups, None if trial is None else self.allowance.total)
+        lease = self._lease(worker, version, room.groups, now)
+        self._open[lease.lease_id] = _Held(lease, now - (known.break_s or 0.0), trial)
+        known.break_s = 0.0
+        return lease
+
+    def _room(
+        self, worker: str, version: int, groups: int, trial: Trial | None, now: float
+    ) -> Room:
+        expected_s = self._expected_s(worker, groups)
+        if trial is None:
+            return self.account.room(version, groups, expected_s, now)
+        most = self.allowance.total
+        room = self.account.trial_room(version, groups, expected_s, now, most)
+        if room.denial is Denial.WOULD_BE_STALE:
+            self._queue.leave(worker)  # it must not keep others waiting for what it cannot use
+            return room
+        left = self._left_on_trial(worker, trial, now)
+        if room.denial is not None or left >= room.groups:
+            return room
+        return Room(left) if left > 0 else Room(0, self.account.trial_denial())
+
+    def _left_on_trial(self, worker: str, trial: Trial, now: float) -> int:
+        """The credits left for a worker once those before it in the queue got theirs."""
+        allowance, out = self.allowance, self._trials_out()
+        self._queue.ask(worker, trial, self._workers[worker].limit.wasted_s, now)
+        if allowance.left(trial, out) <= 0:
+            return 0
+        ahead = self._queue.ahead_of(worker, allowance, out, now)
+        return allowance.left_after(ahead, trial, out)
+
+    def _trials_out(self) -> TrialsOut:
+        open_ = self._open.values()
+        return TrialsOut.of((each.trial, each.unanswered) for each in open_ if each.trial)
+
+    @property
+    def _credits_max(self) -> int:
+        return self.rules.open_max * self.rules.groups_max
+
+    @property
+    def allowance(self) -> Allowance:
+        """The credits that workers on trial may hold."""
+        rules, credits_ = self.rules, self.account.rules.groups_max
+        short = max(rules.trial_groups_min, int(rules.trial_share * credits_))
+        return Allowance(max(short, rules.first_groups), rules.first_groups)
+
+    def _is_version(self, version: int) -> bool:
+        return 0 <= version <= self.account.version
+
+    def _lease(self, worker: str, version: int, groups: int, now: float) -> Lease:
+        who = _framed(self._run_id, worker, str(self._start), str(self._number))
+        self._number += 1
+        lease_id = hmac.digest(self._secret, _ID_DOMAIN + who, "sha256")[:LEASE_ID_BYTES]
+        stream = hmac.digest(self._secret, _STREAM_DOMAIN + who, "sha256").hex()
+        life_s = min(self._life_s(worker, groups), self.rules.life_s_max)
+        return Lease(lease_id, worker, stream, groups, version, now, now + life_s)
+
+    def _size(self, worker: str, now: float) -> int:
+        """The number of groups in a lease: what the worker does in `target_s`, or in a step where
+        steps are shorter, and one more. A lease's groups come in together, and those that wait for
+        the last of them grow old."""
+        known, rules = self._workers[worker], self.rules
+        most = rules.first_groups
+        if not known.limit.is_on_trial:
+            left = int(known.limit.credits) - self._held(worker)
+            most = min(left, max(most, int(known.limit.credits) // rules.open_max))
+        if known.rate is None:
+            return min(rules.first_groups, most)
+        target_s = min(rules.target_s, self.account.step_s(now) or rules.target_s)
+        return min(rules.groups_max, 1 + int(known.rate * target_s), most)
+
+    def _held(self, worker: str) -> int:
+        """Credits in a worker's hands."""
+        mine = (each for each in self._open.values() if each.lease.worker == worker)
+        return sum(each.unanswered for each in mine)
+
+    def _expected_s(self, worker: str, groups: int) -> float:
+        """The expected duration of so many groups, s. A newcomer's is taken to be short enough:
+        else none would ever be measured where steps are short."""
+        known = self._workers[worker]
+        return groups / known.rate if known.rate else known.busy_s
+
+    def _life_s(self, worker: str, groups: int) -> float:
+        """The life of a lease on so many groups, s. A worker that delivered nothing may only be
+        slow: it gets twice as long as it had. A worker that delivered for a while is trusted with
+        time; before that, the groups that it holds are soon free again."""
+        known, rules = self._workers[worker], self.rules
+        first_s = rules.first_life_s
+        measured_s = rules.slack * groups / known.rate if known.rate else 0.0
+        if known.limit.is_on_trial:
+            return max(first_s, measured_s, 2.0 * known.limit.wasted_s)
+        least_s = rules.life_s_min if known.limit.is_established else min(rules.life_s_min, first_s)
+        return max(least_s, measured_s or first_s)
+
+    def _know(self, worker: str) -> bool:
+        """Have an account of a worker; whether there was room for it."""
+        if worker not in self._workers and len(self._workers) >= WORKERS_MAX:
+            busy = {held.lease.worker for held in self._open.values()}
+            idle = [each for each in self._workers if each not in busy]
+            if not idle:
+                return False
+            nobody = (each for each in idle if self._workers[each].limit.is_on_trial)
+            del self._workers[next(nobody, idle[0])]
+        self._workers.setdefault(worker, KnownWorker())
+        self._workers.move_to_end(worker)
+        return True
+
+    # --- answering ---------------------------------------------------------------------------
+
+    def judge(self, submission: SubmittedGroup, now: float) -> Answer | None:
+        """The answer that needs no look at the group; None: verification has to decide. Changes
+        nothing and counts nothing: `submit` follows in any case."""
+        return self._judge(submission, now)[1]
+
+    def submit(
+        self, submission: SubmittedGroup, now: float, fault: str = "", *, blames: bool = True
+    ) -> Answer:
+        """Take a group in, or say why not. `fault`: what is wrong with it, one line; it is heard
+        only where the group would have been taken. `blames`: it counts against the worker."""
+        held, answer = self._judge(submission, now)
+        if held is not None and held.lease.worker in self._workers:
+            self._workers[held.lease.worker].heard_at = now
+        if answer is None:
+            assert held is not None
+            return self._settle(held, submission, fault, now, blames)
+        if answer.repeated:
+            self.repeated += 1
+            return answer
+        assert answer.reason is not None
+        if held is not None and self._is_of_the_group(answer.reason):
+            self._end_trial(held, 1)
+            self.account.release(1, answer.reason)
+            self._note(held, submission, answer, now)
+        else:
+            self.account.discarded[answer.reason] += 1
+            self._refused(submission.worker)
+        return answer
+
+    @staticmethod
+    def _is_of_the_group(reason: Discard) -> bool:
+        """True for a refusal that uses up the task's credit; else the worker may try again."""
+        return reason in (Discard.UNKNOWN_VERSION, Discard.OLDER_THAN_LEASE)
+
+    def _judge(self, submission: SubmittedGroup, now: float) -> tuple[_Held | None, Answer | None]:
+        """The lease, if it is the sender's, and the answer, if it is clear."""
+        held = self._open.get(submission.lease_id) or self._ended.get(submission.lease_id)
+        if held is None:
+            return None, Answer(Discard.UNKNOWN_LEASE)
+        if not self._is_holder(held.lease, submission.worker):
+            return None, Answer(Discard.OTHER_WORKER)
+        if not self._is_assigned(held, submission.seed):
+            return held, Answer(Discard.NOT_ASSIGNED)
+        earlier = self._earlier(held, submission)
+        if earlier is not None:
+            return held, earlier
+        if self._is_over(held, now):
+            return held, Answer(Discard.LATE)
+        if submission.group_id in self._places:
+            return held, Answer(Discard.DUPLICATE)
+        return held, self._judge_versions(held.lease, submission.versions)
+
+    def _judge_versions(self, lease: Lease, versions: Sequence[int]) -> Answer | None:
+        version = self.account.version
+        if not versions or min(versions) < 0 or max(versions) > version:
+            return Answer(Discard.UNKNOWN_VERSION, f"the learner is at version {version}")
+        if min(versions) < lease.version:
+            return Answer(Discard.OLDER_THAN_LEASE, f"the lease is for version {lease.version}")
+        return None
+
+    def _is_holder(self, lease: Lease, worker: str) -> bool:
+        return lease.worker == worker
+
+    def _is_assigned(self, held: _Held, seed: int) -> bool:
+        return seed in held.seeds
+
+    def _is_over(self, held: _Held, now: float) -> bool:
+        return held.lease.lease_id not in self._open or now >= held.lease.deadline
+
+    def _earlier(self, held: _Held, submission: SubmittedGroup) -> Answer | None:
+        """The answer that the task has had."""
+        found = held.answers.get(submission.seed)
+        if found is None:
+            return None
+        group_id, answer = found
+        if group_id != submission.group_id:
+            return Answer(Discard.OTHER_GROUP)
+        return Answer(answer.reason, answer.detail, repeated=True)
+
+    def _settle(
+        self, held: _Held, submission: SubmittedGroup, fault: str, now: float, blames: bool
+    ) -> Answer:
+        """Answer a submission for the first time that only verification or its age decides."""
+        self._end_trial(held, 1)
+        if fault:
+            self.account.release(1, Discard.FAULTY)
+            answer = Answer(Discard.FAULTY, fault)
+        else:
+            versions = submission.versions
+            group = BufferedGroup(
+                submission.group_id, submission.worker, min(versions), max(versions)
+            )
+            answer = Answer(self.account.admit(group))
+        self._note(held, submission, answer, now, blames=blames)
+        return answer
+
+    def _note(
+        self,
+        held: _Held,
+        submission: SubmittedGroup,
+        answer: Answer,
+        now: float,
+        *,
+        blames: bool = True,
+    ) -> None:
+        held.answers[submission.seed] = (submission.group_id, answer)
+        held.answered_at = now
+        if answer.admitted:
+            self._places[submission.group_id] = (submission.lease_id, submission.seed)
+            took_s = max(0.0, now - held.lease.granted_at)
+            self._workers[submission.worker].delivers(took_s, self._credits_max, now)
+        elif blames:
+            self._refused(submission.worker)
+        if held.unanswered == 0:
+            self._end(held, now)
+
+    def _refused(self, worker: str) -> None:
+        known = self._workers.get(worker)
+        if known is not None:
+            known.refused += 1
+
+    # --- ending ------------------------------------------------------------------------------
+
+    def expire(self, now: float) -> list[Lease]:
+        """End the leases whose deadline has come; their unused credits are free again."""
+        over = [held for held in self._open.values() if now >= held.lease.deadline]
+        for held in over:
+            self._end_trial(held, held.unanswered)
+            self._free(held, Discard.EXPIRED)
+            self._end(held, now)
+        return [held.lease for held in over]
+
+    def give_back(self, worker: str, now: float) -> list[Lease]:
+        """End a worker's leases because it says that it goes."""
+        left = [held for held in self._open.values() if held.lease.worker == worker]
+        for held in left:
+            self._end_trial(held, held.unanswered)
+            self._free(held, Discard.RETURNED)
+            self._end(held, now, returned=held.unanswered)
+        return [held.lease for held in left]
+
+    def _free(self, held: _Held, why: Discard) -> None:
+        self.account.release(held.unanswered, why)
+
+    def _end_trial(self, held: _Held, groups: int) -> None:
+        if held.trial is not None:
+            self.account.end_trial(groups)
+
+    def _end(self, held: _Held, now: float, returned: int = 0) -> None:
+        del self._open[held.lease.lease_id]
+        self._ended[held.lease.lease_id] = held
+        self._judge_worker(held, returned, now)
+        while len(self._ended) > LEASES_REMEMBERED_MAX:
+            _, forgotten = self._ended.popitem(last=False)
+            for group_id, answer in forgotten.answers.values():
+                if answer.admitted:
+                    del self._places[group_id]
+
+    def _judge_worker(self, held: _Held, returned: int, now: float) -> None:
+        """Update a worker's account by a lease that ended."""
+        worker, lease = self._workers[held.lease.worker], held.lease
+        lost = lease.groups - held.delivered - returned
+        worker.limit.lost(lost / lease.groups)
+        if held.trial is not None and lost == lease.groups:
+            worker.limit.wasted_s = lease.deadline - lease.granted_at
+        worker.lease_ends(
+            admitted=held.admitted,
+            groups=lease.groups,
+            unanswered=held.unanswered,
+            busy_from=held.busy_from,
+            answered_at=held.answered_at,
+            now=now,
+        )
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def open_leases(self, worker: str) -> list[Lease]:
+        """A worker's leases, oldest first: what to tell it again when an answer got lost."""
+        return [held.lease for held in self._open.values() if held.lease.worker == worker]
+
+    def lease(self, lease_id: bytes) -> Lease | None:
+        """A lease that is open or remembered."""
+        held = self._open.get(lease_id) or self._ended.get(lease_id)
+        return None if held is None else held.lease
+
+    def rates(self) -> dict[str, float]:
+        """Admitted groups a second of each worker that has been measured."""
+        return {
+            name: worker.rate for name, worker in self._workers.items() if worker.rate is not None
+        }
+
+    def accounts(self) -> list[WorkerAccount]:
+        """All workers, the one heard of for longest first."""
+        leased: Counter[str] = Counter()
+        for held in self._open.values():
+            leased[held.lease.worker] += held.unanswered
+        return [WorkerAccount.of(name, each, leased[name]) for name, each in self._workers.items()]
+
+    def trial_state(self, now: float) -> TrialState:
+        """Counts of workers on trial and of their credits."""
+        held = [each for each in self._open.values() if each.trial is not None]
+        return TrialState(
+            held=self.account.on_trial,
+            most=self.allowance.total,
+            workers=len({each.lease.worker for each in held}),
+            places=len(self._trials_out().by_place),
+            waiting=self._queue.count(now),
+        )
+
+    # --- across a restart --------------------------------------------------------------------
+
+    def to_record(self, now: float) -> dict[str, Any]:
+        """Everything but the secret as plain values, MessagePack's; the account is in it."""
+        kept = _Kept(
+            [*self._open.values()],
+            [*self._ended.values()],
+            dict(self._workers),
+            self.denied,
+            self.repeated,
+        )
+        return {"account": self.account.to_record(now), **record_of(kept, now)}
+
+    @classmethod
+    def from_record(
+        cls,
+        record: Any,
+        *,
+        rules: LeaseRules,
+        staleness_rules: StalenessRules,
+        run_id: str,
+        secret: bytes,
+        start: int,
+        now: float,
+    ) -> "LeaseBook":
+        """As it was. The secret has to be the same only for new leases not to be foreseen.
+
+        Raises:
+            LocalProtocolError: no record of a lease book, or one that contradicts itself.
+        """
+        if not isinstance(record, dict):
+            raise LocalProtocolError("no record of leases")
+        account = Account.from_record(staleness_rules, record.get("account"), now)
+        kept = restored(_Kept, {k: v for k, v in record.items() if k != "account"}, now)
+        book = cls(rules, account, run_id, secret, start)
+        book._open.update((held.lease.lease_id, held) for held in kept.open)
+        book._ended.update((held.lease.lease_id, held) for held in kept.ended)
+        for name, known in kept.workers.items():
+            known.restarted()
+            book._workers[name] = known
+        book.denied, book.repeated = kept.denied, kept.repeated
+        for held in (*book._ended.values(), *book._open.values()):
+            for seed, (group_id, answer) in held.answers.items():
+                if answer.admitted:
+                    book._places[group_id] = (held.lease.lease_id, seed)
+        book._check_credits()
+        return book
+
+    def _check_credits(self) -> None:
+        unanswered = sum(held.unanswered for held in self._open.values())
+        if unanswered != self.account.reserved:
+            raise LocalProtocolError(
+                f"leases hold {unanswered} credits and the account says {self.account.reserved}"
+            )
+        on_trial = self._trials_out().by_kind.total()
+        if on_trial != self.account.on_trial:
+            raise LocalProtocolError(
+                f"workers on trial hold {on_trial} credits and the account says "
+                f"{self.account.on_trial}"
+            )

@@ -1,1 +1,0 @@
-"""Checks of a simulated run: invariants, bounds, deliveries."""

@@ -1,1 +1,0 @@
-"""A hostile peer, and all that it can tell."""

@@ -1,2 +1,0 @@
-"""Real sockets in network namespaces, joined by a link shaper. Linux and root only; see
-`lab.py`."""

@@ -1,1 +1,0 @@
-"""Broadcasts of weights on simulated links."""

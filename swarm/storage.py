@@ -1,0 +1,170 @@
+"""Files that are there whole or not at all, locked, and readable by their owner alone."""
+
+import fcntl
+import os
+import stat
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from swarm.errors import ConfigError
+
+# Small files written atomically.
+
+RunSync = Callable[..., Awaitable[Any]]
+"""Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What a part of a node needs of its process: the time, chance, and a place for what blocks."""
+
+    now_s: Callable[[], float]  # unix seconds
+    rng: Random
+    run_sync: RunSync
+
+
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
+    """Write a file atomically; of concurrent writers one wins.
+
+    Raises:
+        OSError: the old content is still there.
+    """
+    writer = f"{os.getpid()}-{threading.get_ident()}"  # own file per writer
+    partial = path.with_name(f"{path.name}.{writer}.partial")
+    partial.unlink(missing_ok=True)  # it may have another mode
+    try:
+        partial.touch(mode=mode)
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+# File modes: private in a data directory, as the user wants elsewhere.
+
+UMASK: Final = 0o077
+UMASK_VARIABLE: Final = "SWARM_SHARED_UMASK"  # tells child processes the user's umask
+OTHERS: Final = 0o077  # mode bits of group and others
+
+
+def shared_umask() -> int:
+    """The umask of the user who started the first of our processes."""
+    text = os.environ.get(UMASK_VARIABLE, "")
+    try:
+        return int(text, 8) & 0o777
+    except ValueError:
+        now = os.umask(UMASK)
+        os.umask(now)
+        return now
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Make all files in this block private, in child processes too."""
+    outer = os.environ.get(UMASK_VARIABLE)
+    before = os.umask(UMASK)
+    os.environ.setdefault(UMASK_VARIABLE, f"{before:o}")
+    try:
+        yield
+    finally:
+        os.umask(before)
+        if outer is None:
+            del os.environ[UMASK_VARIABLE]
+
+
+@contextmanager
+def shared_files() -> Iterator[None]:
+    """Make files in this block with the user's own umask."""
+    before = os.umask(shared_umask())
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def make_shared(directory: Path) -> None:
+    """Give a directory and its content the modes of `shared_files`."""
+    umask = shared_umask()
+    directory.chmod(0o777 & ~umask)
+    for folder, folders, names in os.walk(directory):
+        for name in folders:
+            Path(folder, name).chmod(0o777 & ~umask)
+        for name in names:
+            Path(folder, name).chmod(0o666 & ~umask)
+
+
+def make_private(directory: Path, *, was_ours: bool) -> bool:
+    """Create a directory if needed and close it to other users. If it `was_ours`, its content, too.
+    Returns True if others could read it before.
+
+    Other users' files and targets of links stay as they are.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, mode=0o700)
+    except FileExistsError:
+        if not _is_open(directory):
+            return False
+    else:
+        return False
+    if was_ours:  # the directory last, so that an interrupted run starts again
+        for folder, folders, names in os.walk(directory, topdown=False):
+            for name in (*folders, *names):
+                _close(Path(folder, name))
+    _close(directory)
+    return True
+
+
+def _is_open(path: Path) -> bool:
+    found = path.stat()
+    return found.st_uid == os.getuid() and bool(found.st_mode & OTHERS)
+
+
+def _close(path: Path) -> None:
+    with suppress(OSError):  # gone, or a file system without modes
+        found = path.lstat()
+        if found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode):
+            path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
+
+
+# A data directory locked by one process and readable by its owner only.
+
+LOCK_FILE: Final = "lock"
+
+
+@contextmanager
+def data_directory(
+    path: Path, kind: str = "node", say: Callable[[str], None] = lambda text: None
+) -> Iterator[Path]:
+    """Create and lock a data directory; the lock ends with the process.
+
+    `kind` names the process in messages. Files made within the block are private; `say` is told if
+    others could read the directory before.
+
+    Raises:
+        ConfigError: another process holds it, or it cannot be made.
+    """
+    try:
+        was_open = make_private(path, was_ours=(path / LOCK_FILE).exists())
+        with private_files():
+            lock = (path / LOCK_FILE).open("w")
+    except OSError as error:
+        raise ConfigError(f"--data-dir {path}: {error.strerror}; choose another") from None
+    if was_open:
+        say(f"{path} was open to other users of this machine: it is for you alone from now on")
+    with lock, private_files():
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"--data-dir {path}: another {kind} is running on it; give this one its own"
+            ) from None
+        yield path

@@ -1,1 +1,0 @@
-"""Files that survive a crash: atomic, locked, private."""

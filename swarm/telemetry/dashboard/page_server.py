@@ -1,0 +1,503 @@
+"""The page over HTTP: Starlette on uvicorn, in a thread with a loop of its own.
+
+The caller's loop makes one frame each interval and leaves it at the `Board`; all who watch get the
+same bytes. Whoever reads slowly skips frames, so nothing waits for anybody. uvicorn, because it
+brings two packages and Hypercorn, which could share the caller's loop, seven.
+"""
+
+import functools
+import hmac
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from random import Random
+from typing import Any, Final
+
+import anyio
+import trio
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from swarm.errors import ConfigError
+from swarm.limits.address_blocks import path_of
+from swarm.limits.bounded_table import BoundedTable
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.dashboard.listening import Listening, kept, read_kept, restore, write_kept
+from swarm.telemetry.dashboard.page_state import DashboardState, ReportSource
+from swarm.telemetry.dashboard.saved import TYPES, page_files
+from swarm.telemetry.fleet_view import NodeView, Watch
+from swarm.telemetry.web_hosts import WebHosts
+
+KEEP_EVERY_S: Final = 20.0
+STREAMS_MAX: Final = 32  # who watches at once; more are sent away, and the page then asks by itself
+CONNECTIONS_MAX: Final = 128  # beyond these one of the address with most ends, silent ones first
+HEAD_TIMEOUT_S: Final = 10.0  # for the head of a request, from connecting or from the last answer
+ACTION_BYTES_MAX: Final = 4_096
+INTERVAL_S: Final = 0.5  # between two frames
+PAUSE_S: Final = 0.1  # until a stream looks whether there is another one
+LEISURE: Final = 7  # times as long as a frame took to make, the loop is left to others at least
+RETRY_MS: Final = 2_000  # after which a browser asks again for a stream that broke
+LEAVE_TIMEOUT_S: Final = 2
+PORT_DEFAULT: Final = 8080
+TOKEN_CHARS_MIN: Final = 16
+
+# Nothing but this server's own files runs or is shown, and nobody may frame the page.
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+Action = Callable[[Mapping[str, Any]], str]
+"""Does what was asked and says so in one sentence; raises ConfigError where it cannot. It is called
+in a thread of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """Actions by name, for whoever has the token."""
+
+    token: str
+    actions: Mapping[str, Action]
+
+    def __post_init__(self) -> None:
+        if len(self.token) < TOKEN_CHARS_MIN:
+            raise ConfigError(f"the token is too short: at least {TOKEN_CHARS_MIN} characters")
+
+
+class Board:
+    """The newest frame, put there by one thread and read in the server's. Neither waits for the
+    other: streams look for themselves, every `PAUSE_S`."""
+
+    def __init__(self) -> None:
+        self._newest = (0, b"")  # its number; replaced as one, so that no lock is needed
+        self._closed = False
+        self.watchers: BoundedTable[object, None] = BoundedTable(STREAMS_MAX, newest_first=True)
+        self.streams_refused = 0
+        self.frames_skipped = 0  # by who reads slowly
+
+    def put(self, frame: bytes) -> None:
+        """Replace the frame. From one thread; returns at once."""
+        self._newest = (self._newest[0] + 1, frame)
+
+    @property
+    def streams(self) -> int:
+        """The number of open streams."""
+        return len(self.watchers)
+
+    @property
+    def frame(self) -> bytes:
+        """Empty: there was none yet."""
+        return self._newest[1]
+
+    def close(self) -> None:
+        """End all streams, so that the server can. From any thread."""
+        self._closed = True
+
+    async def frames(self, watcher: object) -> AsyncIterator[bytes]:
+        """The frame now, and each that is the newest when the one before was taken, while the
+        watcher has its place."""
+        sent = 0
+        while not self._closed and watcher in self.watchers:
+            number, frame = self._newest
+            if number > sent:
+                self.frames_skipped += number - sent - 1 if sent else 0
+                sent = number
+                yield frame
+            else:
+                await anyio.sleep(PAUSE_S)
+
+
+def application(board: Board, *, hosts: WebHosts, guarded: Guarded | None = None) -> ASGIApp:
+    """The web application. `hosts`: by which names it may be called."""
+
+    async def state(_: Request) -> Response:
+        if not board.frame:
+            return JSONResponse({"error": "nothing was heard yet"}, 503, {"retry-after": "1"})
+        return Response(board.frame, media_type="application/json")
+
+    routes = [Route("/api/state", state), Route("/api/stream", functools.partial(_stream, board))]
+    if guarded is not None:
+        act = functools.partial(_act, guarded)
+        routes.append(Route("/api/actions/{name}", act, methods=["POST"]))
+    for name, content in page_files().items():
+        path = "/" if name == "index.html" else f"/{name}"
+        routes.append(Route(path, functools.partial(_file, name, content)))
+    middleware = [
+        Middleware(_Headers),
+        Middleware(_OurNames, hosts=hosts),
+    ]
+    return Starlette(routes=routes, middleware=middleware)
+
+
+async def _file(name: str, content: bytes, _: Request) -> Response:
+    return Response(content, headers={"content-type": TYPES[PurePath(name).suffix]})
+
+
+async def _stream(board: Board, request: Request) -> Response:
+    watcher = object()
+    gone = board.watchers.put(watcher, None, path_of(request.client and request.client.host))
+    board.streams_refused += gone is not None
+    if gone is not None and gone.key is watcher:
+        return JSONResponse({"error": "too many watch"}, 503, {"retry-after": "10"})
+
+    async def events() -> AsyncIterator[bytes]:
+        yield b"retry: %d\n\n" % RETRY_MS
+        async for frame in board.frames(watcher):
+            yield b"data: " + frame + b"\n\n"
+
+    return _CountedStream(board, watcher, events())
+
+
+class _CountedStream(StreamingResponse):
+    """Events that have one of the board's places until they end."""
+
+    def __init__(self, board: Board, watcher: object, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._board, self._watcher = board, watcher
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._board.watchers.pop(self._watcher)
+
+
+async def _act(guarded: Guarded, request: Request) -> Response:
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), guarded.token.encode()):
+        return JSONResponse({"error": "that is not the token"}, 401)
+    action = guarded.actions.get(request.path_params["name"])
+    if action is None:
+        return JSONResponse({"error": "there is no such action"}, 404)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > ACTION_BYTES_MAX:
+            return JSONResponse({"error": "too much was sent"}, 413)
+    try:
+        done = await anyio.to_thread.run_sync(action, _wanted(bytes(body)))
+    except (ConfigError, ValueError) as error:
+        return JSONResponse({"error": str(error)}, 400)
+    return JSONResponse({"done": done})
+
+
+def _wanted(body: bytes) -> Mapping[str, Any]:
+    wanted = json.loads(body)
+    if not isinstance(wanted, dict):
+        raise ConfigError("what was sent is no JSON object")
+    return wanted
+
+
+class _Headers:
+    """The same protecting headers on all answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *HEADERS]
+            await send(message)
+
+        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+class _OurNames:
+    """Answers to names that are ours alone."""
+
+    def __init__(self, app: ASGIApp, hosts: WebHosts) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Request(scope).headers
+            refusal = self._hosts.objection(headers.getlist("host"), headers.getlist("origin"))
+            if refusal is not None:
+                await PlainTextResponse(refusal.text, refusal.status)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+# --- who is connected --------------------------------------------------------------------------
+
+
+class _Client(H11Protocol):
+    """One connection, which has a place among `CONNECTIONS_MAX` and so long for each head."""
+
+    _due: Any = None
+
+    def __init__(self, clients: "Clients", **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self._clients = clients
+
+    @property
+    def is_answered(self) -> bool:
+        """True while a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        self._clients.pop(self)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._await_head()
+        super().on_response_complete()
+
+    def _await_head(self) -> None:
+        if self.transport.is_closing():
+            return
+        gone = self._clients.put(self, None, path_of(self.client and self.client[0]))
+        if gone is not None:
+            gone.key.transport.abort()
+        if self._due is not None:
+            self._due.cancel()
+        self._due = self.loop.call_later(HEAD_TIMEOUT_S, self._too_late)
+
+    def _too_late(self) -> None:
+        if not self.is_answered:
+            self.transport.abort()
+
+
+Clients = BoundedTable[_Client, None]
+
+
+# --- running it --------------------------------------------------------------------------------
+
+
+def frame_of(state: Mapping[str, Any]) -> bytes:
+    """A state as it is sent: one line of JSON."""
+    return json.dumps(state, allow_nan=False, separators=(",", ":")).encode()
+
+
+class Frames:
+    """Makes frames of what is watched. That came from strangers: where no frame can be made of it,
+    the last good one is shown again, with `failing` set, and counted."""
+
+    def __init__(self, state: DashboardState) -> None:
+        self._state = state
+        self._good: Mapping[str, Any] | None = None
+        self.failed = 0
+
+    def make(
+        self, nodes: Sequence[NodeView], told: Mapping[str, int], source: ReportSource, now_s: float
+    ) -> bytes | None:
+        """The next frame; None where there has been none that could be made."""
+        try:
+            state = self._state.look(nodes, {**told, "frames_failed": self.failed}, source, now_s)
+            frame = frame_of(state)
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            self.failed += 1
+            if self._good is None:
+                return None
+            told = {**told, "frames_failed": self.failed}
+            return frame_of({**self._good, "telemetry": told, "failing": True})
+        self._good = state
+        return frame
+
+
+def listen_on(address: str) -> socket.socket:
+    """A socket at `host:port`, `[v6]:port` or `port`; without a host for this machine alone. Port 0
+    is any.
+
+    Raises:
+        ConfigError: it is no address, or it is taken.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"{address}: is no address to listen on; say 127.0.0.1:{PORT_DEFAULT}")
+    try:
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, int(port)), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}") from None
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address for a browser on this machine."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def hosts_of(listener: socket.socket, names: Sequence[str] = ()) -> WebHosts:
+    """The names by which it may be called; see `WebHosts`."""
+    return WebHosts(listener.getsockname()[0], [socket.gethostname(), *names])
+
+
+async def serve(
+    watch: Watch,
+    listen: str,
+    source: Callable[[], ReportSource],
+    *,
+    unix_s: Callable[[], float],
+    counters: Callable[[], Mapping[str, int]] = dict,
+    guarded: Guarded | None = None,
+    names: Sequence[str] = (),
+    keep: Path | None = None,
+    interval_s: float = INTERVAL_S,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Show what is watched until cancelled; reports the page's address once it answers.
+
+    `watch` is read on the caller's loop; `counters` are further ones to show, by name; `names`:
+    further ones of the page, as of `WebHosts`; `keep`: the file in which the page's curves and
+    reports survive a restart.
+
+    Raises:
+        ConfigError: it cannot listen there, as itself or in a group.
+    """
+    listener, board = listen_on(listen), Board()
+    state = DashboardState(can_act=guarded is not None)
+    frames = Frames(state)
+    keeper = None if keep is None else _Keeper(keep, watch, state, unix_s)
+    async with trio.open_nursery() as nursery:
+        if keeper is not None:
+            await keeper.begin()
+            nursery.start_soon(keeper.run)
+        served = functools.partial(serve_board, listener, board, guarded=guarded, names=names)
+        url = await nursery.start(served)
+        task_status.started(url)
+        while True:
+            now_s, began_s = unix_s(), trio.current_time()
+            told = {**telemetry_of(watch), **counters()}
+            told |= {"pages_open": board.streams, "pages_refused": board.streams_refused}
+            told["frames_skipped"] = board.frames_skipped
+            frame = frames.make(watch.nodes(now_s), told, source(), now_s)
+            if frame is not None:
+                board.put(frame)
+            took_s = trio.current_time() - began_s
+            await trio.sleep(max(interval_s - took_s, LEISURE * took_s))
+
+
+class _Keeper:
+    """Has what the page has seen kept, every now and then and at the end."""
+
+    def __init__(
+        self, keep: Path, watch: Watch, state: DashboardState, unix_s: Callable[[], float]
+    ) -> None:
+        self._keep, self._watch, self._state, self._unix_s = keep, watch, state, unix_s
+
+    async def begin(self) -> None:
+        """With what the start before has left."""
+        content = await trio.to_thread.run_sync(read_kept, self._keep)
+        if content is not None:
+            restore(content, self._watch, self._state, self._unix_s())
+
+    async def run(self) -> None:
+        try:
+            while True:
+                await trio.sleep(KEEP_EVERY_S)
+                await self._write()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._write()
+
+    async def _write(self) -> None:
+        content = kept(self._watch, self._state, self._unix_s())
+        await trio.to_thread.run_sync(write_kept, self._keep, content)
+
+
+async def serve_broker(
+    broker: Broker,
+    listen: str,
+    *,
+    unix_s: Callable[[], float],
+    rng: Random,
+    run_id: str | None = None,
+    guarded: Guarded | None = None,
+    names: Sequence[str] = (),
+    keep: Path | None = None,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """As `serve`, of what nodes report to a broker. `run_id` None: all runs that it knows of.
+
+    Raises:
+        ConfigError: as of `serve`; or the broker's certificates cannot be read.
+    """
+    watch = Watch(run_id)
+    listening = Listening(broker, watch, unix_s=unix_s, rng=rng)
+    page = functools.partial(
+        serve,
+        unix_s=unix_s,
+        counters=listening.counters,
+        guarded=guarded,
+        names=names,
+        keep=keep,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listening.run)
+        task_status.started(await nursery.start(page, watch, listen, listening.source))
+
+
+def telemetry_of(watch: Watch) -> dict[str, int]:
+    """Counts of reports taken, and of reports dropped by reason."""
+    dropped = {f"dropped_{reason}": count for reason, count in sorted(watch.dropped.items())}
+    return {
+        "reports_taken": watch.taken,
+        "reports_lost": watch.lost,
+        "reports_repeated": watch.repeated,
+        "nodes_forgotten": watch.forgotten,
+        **dropped,
+    }
+
+
+async def serve_board(
+    listener: socket.socket,
+    board: Board,
+    *,
+    guarded: Guarded | None = None,
+    names: Sequence[str] = (),
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve a board until cancelled, in a thread of its own; reports the page's address. Closes the
+    listener."""
+    clients = Clients(CONNECTIONS_MAX, rank_of=lambda client, _: client.is_answered)
+    config = uvicorn.Config(
+        application(board, guarded=guarded, hosts=hosts_of(listener, names)),
+        loop="asyncio",
+        http=functools.partial(_Client, clients),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=LEAVE_TIMEOUT_S,
+    )
+    server = uvicorn.Server(config)
+
+    async def leave() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            board.close()
+            server.should_exit = True
+
+    with listener:
+        task_status.started(url_of(listener))  # who comes from now on waits in its backlog
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave)
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(server.run, [listener])
+            nursery.cancel_scope.cancel()

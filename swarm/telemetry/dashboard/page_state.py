@@ -1,0 +1,427 @@
+"""The state that the page shows, as one JSON object, the same for all who watch. Pure.
+
+Every list has a bound, and a count of the entries left out. Its texts come from strangers; the
+page shows them as text.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Final
+
+from swarm.telemetry import metrics as m
+from swarm.telemetry.dashboard.feeding import Feeding
+from swarm.telemetry.dashboard.series import REJECTED, Outages, Rates, Series, short, total
+from swarm.telemetry.dashboard.version_broadcasts import broadcast_rows
+from swarm.telemetry.fleet_view import NodeView, plausible
+from swarm.telemetry.reports import AlarmReport, NodeReport, WorkerRow
+
+SAMPLE_S: Final = 0.9  # from one point of a curve to the next, at least
+NODES_SHOWN_MAX: Final = 1_024
+LATELY_S: Final = 600.0  # a node that is gone for longer is no news
+SHOWN_S: Final = 3_600.0  # and for so long it is not shown any more
+WORKERS_SHOWN_MAX: Final = 512
+ALARMS_SHOWN_MAX: Final = 32
+ALARM_NODES_SHOWN_MAX: Final = 8
+NOTES_SHOWN_MAX: Final = 16
+LABELS_SHOWN_MAX: Final = 12
+RUNS_SHOWN_MAX: Final = 8
+CENTRAL: Final = ("learner", "coordinator")  # of a run, one of each
+BAND: Final = 0.1  # of the nodes lie below the band of a curve, and as many above it
+
+HISTORY: Final = (
+    "in_bytes_per_s", "out_bytes_per_s", m.TOKENS_PER_S, "nodes",
+    "reward", "reward_low", "reward_high", "held_out", "held_out_low", "held_out_high",
+)  # fmt: skip
+NODE_COLUMNS: Final = (
+    "id", "role", "phase", m.ROUND, "version", "reward", "held_out", "in_bytes_per_s",
+    "out_bytes_per_s", "in_bytes", "out_bytes", m.PEERS, "accepted", "rejected", "trained_groups",
+    "foreign_groups", "foreign_wanted", m.TOKENS_PER_S, m.MEMORY_BYTES, "heard_s", "gone", "alarms",
+    "lost", "agent", m.UPTIME_S,
+)  # fmt: skip
+WORKER_COLUMNS: Final = (
+    "name", "id", "phase", "version", "behind", "groups_per_s", "price_per_h", "admitted",
+    "refused", "leased", "heard_s",
+)  # fmt: skip
+FIGURE_COLUMNS: Final = ("name", "unit", "low", "middle", "high", "nodes", "help")
+
+CAPACITY: Final = (
+    m.IDLE_RATIO,
+    m.PREDICTED_IDLE_RATIO,
+    m.STALENESS_MEAN_STEPS,
+    m.STALENESS_MAX_STEPS,
+    m.PREDICTED_STALENESS_STEPS,
+    m.STALENESS_BOUND_STEPS,
+    m.IN_FLIGHT_GROUPS,
+    m.QUEUED_GROUPS,
+    m.QUEUED_STALENESS_MAX_STEPS,
+    m.COST_PER_H,
+    m.ROUND_S,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSource:
+    """The source of reports: its name, `connected`, the seconds since it last answered, and the
+    flag with which nodes report there."""
+
+    name: str
+    connected: bool = True
+    away_s: float | None = None
+    flag: str = ""
+
+
+class DashboardState:
+    """Makes what is shown of what is watched. Holds history, in bounds; see `history.py`."""
+
+    def __init__(self, *, can_act: bool = False) -> None:
+        self._series = Series(HISTORY)
+        self._rates = Rates()
+        self._feeding = Feeding()
+        self._outages = Outages()
+        self._can_act = can_act
+        self._number = 0
+        self._sampled_s = -math.inf
+
+    def curves(self) -> dict[str, Any]:
+        """The curves, for `go_on`."""
+        return self._series.as_kept()
+
+    def go_on(self, curves: Mapping[str, Any], until_s: float, now_s: float) -> None:
+        """With the curves of a start that ended at `until_s`.
+
+        Raises:
+            ValueError, TypeError, KeyError: they are none.
+        """
+        self._series.go_on(curves)
+        for nobody_listened_s in (until_s, now_s):
+            self._outages.note(nobody_listened_s, connected=False, away_s=0.0)
+
+    # Long: one page, part by part.
+    def look(
+        self,
+        nodes: Sequence[NodeView],
+        telemetry: Mapping[str, int],
+        source: ReportSource,
+        now_s: float,
+    ) -> dict[str, Any]:
+        """All of the page at `now_s`, unix time. `nodes`: those heard last first; `telemetry`: what
+        was heard, dropped and lost, counted by name."""
+        self._outages.note(now_s, connected=source.connected, away_s=source.away_s)
+        nodes = [self._outages.excused(node, now_s) for node in nodes]
+        # A node that was heard of in two runs is shown in the one that it was heard in last.
+        nodes = list({node.report.peer_id: node for node in reversed(nodes)}.values())
+        heard_of, missed = len(nodes), _missed(nodes)
+        nodes = [n for n in nodes if n.gone is None or n.heard_s <= SHOWN_S or _key(n) in missed]
+        rates = self._rates.look(node.report for node in nodes)
+        if not source.connected:  # nobody measures: the last rates are not those of now
+            rates = {peer: {} for peer in rates}
+        present = [node for node in nodes if node.gone is None]
+        headline = _headline(nodes, present, rates) | {
+            "heard_of": heard_of,
+            "gone_lately": sum(
+                n.gone is not None and (n.heard_s <= LATELY_S or _key(n) in missed) for n in nodes
+            ),
+        }
+        if not 0 <= now_s - self._sampled_s < SAMPLE_S:
+            self._sampled_s = now_s
+            heard = _points(present, headline) if source.connected else dict.fromkeys(HISTORY)
+            self._series.add(now_s, heard)
+        self._number += 1
+        return {
+            "number": self._number,
+            "unix_s": now_s,
+            "can_act": self._can_act,
+            "source": asdict(source),
+            "runs": sorted({node.report.run_id for node in nodes})[:RUNS_SHOWN_MAX],
+            "headline": headline,
+            "alarms": _alarms(nodes),
+            "notes": _notes(present),
+            "history": self._series.as_json(),
+            "feeding": self._feeding.look(nodes, now_s),
+            "capacity": _capacity(present),
+            "workers": _workers(present),
+            "broadcast": broadcast_rows(present),
+            "nodes": _nodes(nodes, rates),
+            "figures": _figures(present),
+            "rejected": _by_label(present, REJECTED),
+            "protocols_in": _by_label(present, m.PROTOCOL_BYTES_IN_TOTAL),
+            "protocols_out": _by_label(present, m.PROTOCOL_BYTES_OUT_TOTAL),
+            "discarded": _by_label(present, m.DISCARDED_TOTAL),
+            "telemetry": dict(telemetry),
+        }
+
+
+# --- headline and history ----------------------------------------------------------------------
+
+
+def metrics(nodes: Iterable[NodeView], name: str) -> list[float]:
+    """The metric of all nodes that report it."""
+    there = (node.report.metrics for node in nodes)
+    return [plausible(each[name]) for each in there if name in each]
+
+
+def _headline(
+    nodes: Sequence[NodeView], present: Sequence[NodeView], rates: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    def rate(name: str) -> float | None:
+        found = [rates[n.report.peer_id][name] for n in present if name in rates[n.report.peer_id]]
+        return short(sum(found)) if found else None
+
+    # Where there is a learner, its steps are what counts; workers' batches are their own affair.
+    learners = [node for node in present if node.report.role == "learner"]
+    rounds = metrics(learners or present, m.ROUND)
+    return {
+        "nodes": len(nodes),
+        "present": len(present),
+        "gone": len(nodes) - len(present),
+        "roles": dict(Counter(node.report.role for node in present)),
+        "in_bytes_per_s": rate(m.BYTES_IN_TOTAL),
+        "out_bytes_per_s": rate(m.BYTES_OUT_TOTAL),
+        "in_bytes": sum(metrics(present, m.BYTES_IN_TOTAL)),
+        "out_bytes": sum(metrics(present, m.BYTES_OUT_TOTAL)),
+        "accepted_per_s": rate(m.ACCEPTED_TOTAL),
+        "rejected_per_s": rate(REJECTED),
+        "accepted": sum(metrics(present, m.ACCEPTED_TOTAL)),
+        "rejected": sum(total(n.report.labelled.get(REJECTED, {})) for n in present),
+        m.TOKENS_PER_S: rate(m.GENERATED_TOKENS_TOTAL),
+        m.ROUND: median(rounds) if rounds else None,
+        "round_low": min(rounds, default=None),
+        "round_high": max(rounds, default=None),
+        m.ROUND_S: _median(metrics(learners or present, m.ROUND_S)),
+        "reward": _mean(metrics(present, m.OWN_REWARD)),
+        "held_out": _mean(metrics(present, m.HELD_OUT_RATIO)),
+        "foreign_groups": _mean(metrics(present, m.EXTERNAL_GROUPS)),
+        "foreign_wanted": _mean(metrics(present, m.EXTERNAL_GROUPS_WANTED)),
+        m.FOREIGN_GRADIENT_RATIO: _mean(metrics(present, m.FOREIGN_GRADIENT_RATIO)),
+        m.SHARING_PER_TOKEN_RATIO: _median(metrics(present, m.SHARING_PER_TOKEN_RATIO)),
+        m.POOL_GROUPS: sum(metrics(present, m.POOL_GROUPS)),
+        m.POOL_BYTES: sum(metrics(present, m.POOL_BYTES)),
+        m.PUBLISHED_VERSION: max(metrics(present, m.PUBLISHED_VERSION), default=None),
+        m.COST_PER_H: max(metrics(present, m.COST_PER_H), default=None),
+    }
+
+
+def _key(node: NodeView) -> tuple[str, str]:
+    return node.report.run_id, node.report.peer_id
+
+
+def _missed(nodes: Sequence[NodeView]) -> set[tuple[str, str]]:
+    """Learners and coordinators that are gone, however long ago, while workers of their run report
+    and nobody has taken their place: a run without them does nothing."""
+    there = {(n.report.run_id, n.report.role) for n in nodes if n.gone is None}
+    return {
+        _key(n)
+        for n in nodes
+        if n.gone is not None
+        and n.report.role in CENTRAL
+        and (n.report.run_id, "worker") in there
+        and (n.report.run_id, n.report.role) not in there
+    }
+
+
+def _points(present: Sequence[NodeView], headline: Mapping[str, Any]) -> dict[str, float | None]:
+    points: dict[str, float | None] = {
+        name: headline[name] for name in ("in_bytes_per_s", "out_bytes_per_s", m.TOKENS_PER_S)
+    }
+    points["nodes"] = headline["present"]
+    for name, metric in (("reward", m.OWN_REWARD), ("held_out", m.HELD_OUT_RATIO)):
+        values = sorted(metrics(present, metric))
+        points[name] = _mean(values)
+        points[f"{name}_low"], points[f"{name}_high"] = band(values)
+    return points
+
+
+def band(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Between which of sorted values all but the `BAND` at either end lie; None for no values."""
+    if not values:
+        return None, None
+    cut = int(len(values) * BAND)
+    return values[cut], values[len(values) - 1 - cut]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return short(sum(values) / len(values)) if values else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return short(median(values)) if values else None
+
+
+# --- alarms ------------------------------------------------------------------------------------
+
+
+def _alarms(nodes: Sequence[NodeView]) -> dict[str, Any]:
+    """One entry for each kind, the critical ones first, then those that most nodes raise."""
+    raised: dict[str, list[tuple[str, AlarmReport]]] = {}
+    for node in nodes:
+        if node.gone is None:
+            for alarm in node.report.alarms:
+                raised.setdefault(alarm.kind.value, []).append((node.report.peer_id, alarm))
+    entries = [_alarm(kind, alarms) for kind, alarms in raised.items()]
+    entries.sort(key=lambda entry: (entry["level"] != "critical", -entry["count"], entry["kind"]))
+    return {"shown": entries[:ALARMS_SHOWN_MAX], "kinds": len(entries)}
+
+
+def _alarm(kind: str, alarms: Sequence[tuple[str, AlarmReport]]) -> dict[str, Any]:
+    worst = next((a for _, a in alarms if a.level == "critical"), alarms[0][1])
+    return {
+        "kind": kind,
+        "level": worst.level,
+        "text": worst.text,
+        "advice": worst.advice,
+        "count": len(alarms),
+        "nodes": [peer for peer, _ in alarms[:ALARM_NODES_SHOWN_MAX]],
+    }
+
+
+def _notes(present: Sequence[NodeView]) -> list[list[str]]:
+    """Notes of nodes beside their alarms: peer id and text."""
+    found = [
+        [node.report.peer_id, note]
+        for node in present
+        for note in node.report.notes
+        if note not in {alarm.text for alarm in node.report.alarms}
+    ]
+    return found[:NOTES_SHOWN_MAX]
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def _nodes(nodes: Sequence[NodeView], rates: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Those with alarms first, then those that are gone, then by id."""
+    ordered = sorted(
+        nodes,
+        key=lambda n: (not n.report.alarms or n.gone is not None, n.gone is None, n.report.peer_id),
+    )
+    return {
+        "columns": NODE_COLUMNS,
+        "rows": [_node_row(n, rates[n.report.peer_id]) for n in ordered[:NODES_SHOWN_MAX]],
+        "left_out": max(0, len(nodes) - NODES_SHOWN_MAX),
+    }
+
+
+def _figures(present: Sequence[NodeView]) -> dict[str, Any]:
+    """Every metric without a label that a node reports: its lowest, middle and highest value."""
+    found: dict[str, list[float]] = {}
+    for node in present:
+        for name, value in node.report.metrics.items():
+            found.setdefault(name, []).append(value)
+    rows: list[list[Any]] = []
+    for name, metric in m.METRICS.items():
+        if name in found:
+            values = sorted(map(plausible, found[name]))
+            ends = (values[0], median(values), values[-1])
+            text = name.replace("_", " ")
+            rows.append([text, metric.unit, *map(short, ends), len(values), metric.help])
+    return {"columns": FIGURE_COLUMNS, "rows": rows}
+
+
+def _node_row(node: NodeView, rates: Mapping[str, float]) -> list[Any]:
+    report = node.report
+    figure = report.metrics.get
+    live = {} if node.gone else rates
+    return [
+        report.peer_id,
+        report.role,
+        report.phase,
+        figure(m.ROUND),
+        figure(m.POLICY_VERSION),
+        short(figure(m.OWN_REWARD)),
+        short(figure(m.HELD_OUT_RATIO)),
+        short(live.get(m.BYTES_IN_TOTAL)),
+        short(live.get(m.BYTES_OUT_TOTAL)),
+        figure(m.BYTES_IN_TOTAL),
+        figure(m.BYTES_OUT_TOTAL),
+        figure(m.PEERS),
+        figure(m.ACCEPTED_TOTAL),
+        total(report.labelled.get(REJECTED, {})),
+        sum(peer.groups_trained for peer in report.peers),
+        figure(m.EXTERNAL_GROUPS),
+        figure(m.EXTERNAL_GROUPS_WANTED),
+        short(figure(m.TOKENS_PER_S)),
+        figure(m.MEMORY_BYTES),
+        round(node.heard_s, 1),
+        node.gone is not None,
+        [alarm.kind.value for alarm in report.alarms],
+        node.lost,
+        report.agent,
+        figure(m.UPTIME_S),
+    ]
+
+
+def _workers(present: Sequence[NodeView]) -> dict[str, Any]:
+    """Workers by the coordinator, who knows prices, and the learner, who knows their groups."""
+    newest = max(metrics(present, m.PUBLISHED_VERSION), default=None)
+    rows: dict[str, dict[str, Any]] = {}
+    left_out = 0
+    for role in ("coordinator", "learner"):
+        for node in present:
+            if node.report.role != role:
+                continue
+            left_out += node.report.workers_left_out
+            for worker in node.report.workers:
+                key = worker.peer_id or worker.name
+                if key in rows:
+                    _fill(rows[key], worker)
+                elif len(rows) < WORKERS_SHOWN_MAX:
+                    rows[key] = worker.model_dump()
+                else:
+                    left_out += 1
+    return {
+        "columns": WORKER_COLUMNS,
+        "rows": [_worker_row(row, newest) for row in rows.values()],
+        "left_out": left_out,
+    }
+
+
+def _fill(row: dict[str, Any], worker: WorkerRow) -> None:
+    """Take from another's row what the first one does not say."""
+    row.update({name: value for name, value in worker.model_dump().items() if not row[name]})
+
+
+def _worker_row(row: Mapping[str, Any], newest: float | None) -> list[Any]:
+    version = row["version"]
+    behind = None if version is None or newest is None else max(0, int(newest) - version)
+    return [
+        row["name"],
+        row["peer_id"],
+        row["phase"],
+        version,
+        behind,
+        short(row["groups_per_s"]),
+        row["price_per_h"],
+        row["admitted"],
+        row["refused"],
+        row["leased"],
+        None if row["heard_s"] is None else round(row["heard_s"], 1),
+    ]
+
+
+def _capacity(present: Sequence[NodeView]) -> dict[str, float | None] | None:
+    """The capacity model beside what is measured; None where there is neither. Of several learners
+    the first one by id counts."""
+    central = [n.report for n in present if n.report.role in CENTRAL]
+    central.sort(key=lambda report: (report.role != "learner", report.peer_id))
+
+    def first(name: str, reports: Sequence[NodeReport] = central) -> float | None:
+        return next((r.metrics[name] for r in reports if name in r.metrics), None)
+
+    if not central:
+        return None
+    return {name: first(name) for name in CAPACITY}
+
+
+def _by_label(present: Sequence[NodeView], name: str) -> list[list[Any]]:
+    """The sums over all nodes by value of the label, the largest first; the rest together."""
+    totals: dict[str, float] = defaultdict(float)
+    for node in present:
+        for label, value in node.report.labelled.get(name, {}).items():
+            totals[label] += plausible(value)
+    counted: list[list[Any]] = [[label, value] for label, value in totals.items() if value]
+    ordered = sorted(counted, key=lambda item: (-item[1], item[0]))
+    rest = sum(value for _, value in ordered[LABELS_SHOWN_MAX:])
+    return ordered[:LABELS_SHOWN_MAX] + ([["others", rest]] if rest else [])

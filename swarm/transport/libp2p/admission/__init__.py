@@ -1,1 +1,0 @@
-"""From a socket to an admitted connection: the only way in, and the only way out."""

@@ -1,1 +1,0 @@
-"""One connection, from Noise to its streams."""

@@ -1,1 +1,0 @@
-"""Being reached: where others see us, relays, hole punching."""

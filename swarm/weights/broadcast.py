@@ -1,0 +1,909 @@
+"""An artifact on its way through the swarm: what one node sends, asks for and believes.
+
+A `Broadcast` asks, verifies each chunk before it is stored, served or counted, and is complete when
+all are there. Others get chunks through `chunk_server`; what goes to whom is decided in
+`piece_selection`.
+
+A peer that sends a chunk that is none of the artifact's costs one chunk of traffic: it is blamed
+and not asked again in this broadcast.
+"""
+
+import hashlib
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, Protocol
+
+import trio
+
+from swarm.errors import (
+    LocalProtocolError,
+    Reject,
+    RemoteProtocolError,
+    RequestRefused,
+    StorageFailed,
+    StoreFull,
+    TransportError,
+    first_of,
+)
+from swarm.identity import PeerId
+from swarm.limits.backoff import Backoff
+from swarm.peers.reputation import Ledger
+from swarm.storage import RunSync, Runtime
+from swarm.weights.broadcast_time import PeerLink
+from swarm.weights.chunk_server import (
+    ANSWER_S,
+    BYTES_PER_S_MIN,
+    PARK_S,
+    ArtifactKey,
+    ChunkService,
+    Kind,
+)
+from swarm.weights.chunk_store import ChunkStore
+from swarm.weights.manifest import ChunkRef
+from swarm.weights.piece_selection import Picker, from_bytes, members, to_bytes
+from swarm.wire import codec
+from swarm.wire.messages import (
+    CHUNK_WAIT_MS_MAX,
+    CHUNKS_MAX,
+    CHUNKS_PENDING_MAX,
+    CHUNKS_PROTOCOL,
+    ChunkRequest,
+)
+
+NEIGHBOURS_MAX = 128  # that are asked; the publisher always is
+RELAYED_AT_ONCE = 2  # requests that wait at a neighbour for chunks that it relays, at least
+PUBLISHER_AT_ONCE = 4  # such requests at the publisher, at least
+PUBLISHER_AHEAD_BYTES = 4_194_304  # bytes in such requests while our own rate is unknown
+RELAYED_AT_ONCE_MAX = 16  # such requests at one neighbour, at most
+RELAYED_AHEAD_S = 0.5  # seconds of downlink asked for ahead, at all neighbours together
+RELAYED_BYTES_MIN = 8_388_608  # bytes asked for ahead where the downlink is slow or unknown
+FRESH_AT_ONCE = 8  # requests that wait at the publisher for fresh chunks, at most
+NO_MORE_FRESH = -2  # result of `_fresh_wanted`: ask for none after those on their way
+NAMED_AT_ONCE = 2  # chunks asked of one neighbour by number, at most
+NAMED_IN_ALL = 16  # of all neighbours together
+NAMED_PARK_S = 0.5  # wait at a neighbour for a named chunk: another may have it sooner
+RELAY_AHEAD_S = 0.4  # seconds of uplink that a relay takes on ahead, at most
+RELAY_AHEAD_S_MIN = 0.2  # and at least
+RELAY_AHEAD_SHARE = 0.15  # of the whole transfer's time, between these two
+RELAY_AHEAD_COPIES = 2  # chunks to all neighbours taken on ahead, if that is more
+SLOW_UP_SHARE = 0.25  # of the others' mean uplink; a node with less does not relay
+SLOW_UP_SHARE_LONG = 0.5  # the same where one chunk to all takes longer than `SLOW_UP_S`
+SLOW_UP_S = 1.5  # seconds
+UNSURE_CYCLE_SHARE = 0.25  # of the transfer's time for one chunk to all, others' uplinks unknown;
+# a node that needs more does not relay
+SLOW_CYCLE_SHARE = 0.05  # of the transfer's time for one chunk to all; below it a node relays
+NEWS_S = 0.5  # between two progress reports to one neighbour, at least
+NEWS_TIMEOUT_S = 10.0  # of such a report
+WRITING_BYTES_MAX = 8_388_608  # of chunks that wait to be stored; one chunk may be larger
+TICK_S = 0.1  # between two looks at what to ask for, at most
+TICK_S_MIN = 0.004  # and at least: chunks that come faster are looked at together
+AVOID = Backoff(0.4, 12.8)  # seconds, for a neighbour that had nothing to give
+RETRY = Backoff(1.0, 15.0, 1.5)  # seconds, for one that does not take part yet
+IDLE_S = 0.15  # without a chunk, at least, before chunks that are relayed are pulled
+GAP_WEIGHT = 0.1  # of the newest gap between two chunks, in their mean
+
+Blame = Callable[[PeerId, Reject, str], None]
+
+
+class ChunkSource(Protocol):
+    """The store of an artifact's chunks, by number. Both calls do their work off the event loop."""
+
+    async def read(self, chunk: int) -> bytes:
+        """The bytes of a chunk that is here."""
+        ...
+
+    async def write(self, chunk: int, data: bytes) -> None:
+        """Keep a chunk. It has been verified."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedArtifact:
+    """An artifact, its chunks in order, and who published it."""
+
+    key: ArtifactKey
+    refs: Sequence[ChunkRef]
+    publisher: PeerId
+
+
+@dataclass(slots=True)
+class BroadcastCounters:
+    """The costs of one broadcast. Chunks that came twice are in `duplicate`."""
+
+    chunks_in: Counter[str] = field(default_factory=Counter)  # by kind of request
+    bytes_in: int = 0
+    bytes_out: int = 0
+    duplicate_bytes: int = 0
+    corrupt_bytes: int = 0
+    distrusted: int = 0
+
+
+# Long: sending and receiving share what is known of each chunk.
+class Broadcast:
+    """One artifact, from this node's side. `run` it, and it is `complete` some time."""
+
+    # Long: one line for each argument, counter and table.
+    def __init__(
+        self,
+        service: ChunkService,
+        offered: OfferedArtifact,
+        source: ChunkSource,
+        have: int,
+        rng: Random,
+        blame: Blame,
+        down_bytes_per_s: float = 0.0,
+    ) -> None:
+        """`have`: the chunks that are here, bit i for chunk i."""
+        refs, publisher = offered.refs, offered.publisher
+        if not 0 < len(refs) <= CHUNKS_MAX:
+            raise LocalProtocolError(f"{len(refs)} chunks: must be 1 to {CHUNKS_MAX}")
+        self.key = offered.key
+        self.refs = tuple(refs)
+        self._source = source
+        self.publisher = publisher
+        self._size_bytes = sum(ref.size_bytes for ref in refs)
+        self.chunk_bytes = max(ref.size_bytes for ref in refs)
+        self.counters = BroadcastCounters()
+        self.complete = trio.Event()
+        self._service = service
+        self._transport = service.transport
+        self._own = service.transport.peer_id
+        self._rng = rng
+        self._blame = blame
+        self._down = down_bytes_per_s
+        self.down_measured = 0.0  # told to others in place of what was known before
+        self._numbers = {ref.sha256: at for at, ref in enumerate(refs)}
+        giver = None if publisher == self._own else publisher
+        self.picker = Picker(len(refs), have, rng, giver)
+        self._asked: dict[PeerId, trio.CancelScope] = {}
+        self._avoid_until_s: dict[PeerId, float] = {}
+        self._named: Counter[PeerId] = Counter()  # in flight
+        self._relayed: Counter[PeerId] = Counter()  # in flight, or waiting there
+        self._gave_nothing: Counter[PeerId] = Counter()  # named requests in a row
+        self._took_no_part: Counter[PeerId] = Counter()  # relayed requests since it asked us
+        self._told_s: dict[PeerId, float] = {}
+        self._telling: set[PeerId] = set()
+        self._fresh_asked = 0
+        self._fresh_scopes: set[trio.CancelScope] = set()  # of requests for such
+        self._progress_s = 0.0  # when the last chunk came
+        self._gap_s = 0.0  # between two chunks, in the mean
+        self._unread = trio.Event()
+        self._nursery: trio.Nursery | None = None  # of all that this broadcast does
+        self._writing_bytes = 0
+        self._fresh_writing = 0  # chunks that will add to what we owe
+        self._written = trio.lowlevel.ParkingLot()
+        self._is_last_lacking = False  # of us as the publisher: at most one peer lacks anything
+        self.links: dict[PeerId, tuple[int, int]] = {}  # what peers say of theirs, up and down
+        if self.picker.complete:
+            self.complete.set()
+
+    # --- for the service -------------------------------------------------------------------
+
+    def hear(self, peer: PeerId, request: ChunkRequest) -> None:
+        """Learn how far a peer is from what it asks."""
+        now_s = trio.current_time()
+        have, relaying = from_bytes(request.have), from_bytes(request.relaying)
+        self.picker.learn(peer, have, relaying, request.pending, now_s)
+        self._avoid_until_s.pop(peer, None)
+        self._took_no_part.pop(peer, None)
+        if len(self.links) < NEIGHBOURS_MAX or peer in self.links:
+            self.links[peer] = (request.up_bytes_per_s, request.down_bytes_per_s)
+
+    def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool:
+        """True if the request is answered with nothing, for the chunk will come from elsewhere."""
+        if request.kind not in ("named", "lost"):
+            return False
+        accused = PeerId(request.accused) if request.accused else None
+        return self.picker.holds_back(peer, request.chunk, trio.current_time(), accused)
+
+    async def tell(self, peer: PeerId) -> None:
+        """Tell a peer how far we are."""
+        await self._request(peer, "news", 0, 0.0)
+
+    def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
+        """The chunk that answers a request now; None: there is none yet."""
+        if kind in ("named", "lost"):
+            known = chunk < len(self.refs)
+            return self.picker.wanted_by(peer, chunk, now_s) if known else None
+        if kind == "fresh":
+            return self.picker.fresh_for(peer, now_s)
+        spare = self._is_last_lacking or self._service.pacer.is_idle(now_s)
+        return self.picker.relayed_for(peer, now_s, spare=spare)
+
+    async def read(self, chunk: int) -> bytes:
+        """The bytes of a chunk that is here, to be sent."""
+        data = await self._source.read(chunk)
+        self.counters.bytes_out += len(data)
+        return data
+
+    def not_sent(self, peer: PeerId, chunk: int) -> None:
+        """A chunk that `find` gave for a peer did not leave."""
+        self.picker.failed(peer, chunk)
+
+    # --- life ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve what is here and fetch what is not, until cancelled."""
+        self._service.add(self)
+        self._progress_s = trio.current_time()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                while True:
+                    self._keep_neighbours(nursery)
+                    self._tick(nursery)
+                    next_s = trio.current_time() + TICK_S_MIN
+                    with trio.move_on_after(TICK_S):
+                        await self._unread.wait()
+                    await trio.sleep_until(next_s)
+                    self._unread = trio.Event()
+        finally:
+            self._service.remove(self)
+
+    def _keep_neighbours(self, nursery: trio.Nursery) -> None:
+        there = set(self._transport.peers())
+        for peer in [peer for peer in self._asked if peer not in there]:
+            self._asked.pop(peer).cancel()
+        for peer in [peer for peer in self.picker.neighbours if peer not in there]:
+            self.picker.leave(peer)
+            for about in (self.links, self._told_s, self._avoid_until_s):
+                about.pop(peer, None)
+            self._gave_nothing.pop(peer, None)
+            self._took_no_part.pop(peer, None)
+        newcomers = sorted(there - self._asked.keys())
+        room = NEIGHBOURS_MAX - len(self._asked)
+        if len(newcomers) > room:
+            first = [peer for peer in newcomers if peer == self.publisher]
+            rest = [peer for peer in newcomers if peer != self.publisher]
+            newcomers = first + self._rng.sample(rest, max(0, min(len(rest), room - len(first))))
+        for peer in newcomers:
+            scope = self._asked[peer] = trio.CancelScope()
+            nursery.start_soon(self._ask, peer, scope)
+
+    def _tick(self, nursery: trio.Nursery) -> None:
+        now_s = trio.current_time()
+        rate = self._service.pacer.rate()
+        complete = sum(
+            1 for each in self.picker.neighbours.values() if each.have == self.picker.all
+        )
+        others = len(self._asked) - complete
+        self._is_last_lacking = others <= 1
+        self.picker.cycle_s = others * self.chunk_bytes / rate if rate else 0.0
+        if self.publisher == self._own:
+            self.picker.reclaim(now_s)
+        self._service.release_stalled(now_s)
+        self._service.pump()
+        if not self.picker.complete:
+            self._ask_fresh(nursery)
+            self._pull(nursery, now_s)
+        self._tell(nursery, now_s)
+
+    def _is_distrusted(self, peer: PeerId) -> bool:
+        neighbour = self.picker.neighbours.get(peer)
+        return neighbour is not None and neighbour.distrusted
+
+    # --- asking ----------------------------------------------------------------------------
+
+    async def _ask(self, peer: PeerId, scope: trio.CancelScope) -> None:
+        """All that is asked of one neighbour without being asked by number."""
+        self.picker.meet(peer)
+        self._relayed[peer] = 0
+        with scope:
+            async with trio.open_nursery() as nursery:
+                while not self.picker.complete and not self._is_distrusted(peer):
+                    for _ in range(self._to_park(peer) - self._relayed[peer]):
+                        self._relayed[peer] += 1
+                        nursery.start_soon(self._take_relayed, peer)
+                    await trio.sleep(TICK_S)
+        self._relayed.pop(peer, None)
+
+    def _to_park(self, peer: PeerId) -> int:
+        """The number of requests to keep waiting at a neighbour: one for each chunk that it relays
+        and that is not here, within bounds, so that it never waits for us."""
+        picker = self.picker
+        least = RELAYED_AT_ONCE
+        if peer == self.publisher:
+            least = PUBLISHER_AT_ONCE
+            if not self._service.pacer.rate():  # ours was never full: its may have much to spare
+                chunks = PUBLISHER_AHEAD_BYTES // self.chunk_bytes
+                least = min(RELAYED_AT_ONCE_MAX, max(least, chunks))
+        known = (picker.meet(peer).relaying & picker.missing()).bit_count()
+        down_bytes = max(RELAYED_BYTES_MIN, RELAYED_AHEAD_S * self._down)
+        room = int(down_bytes / self.chunk_bytes) - self._relayed.total()
+        return max(least, min(known, RELAYED_AT_ONCE_MAX, self._relayed[peer] + room))
+
+    async def _take_relayed(self, peer: PeerId) -> None:
+        """Have a request wait at a neighbour for what it relays, again and again."""
+        try:
+            while not self.picker.complete and not self._is_distrusted(peer):
+                if not await self._request(peer, "relayed", 0, PARK_S):
+                    self._took_no_part[peer] += 1
+                    await trio.sleep(RETRY.spread(self._took_no_part[peer] - 1, self._rng))
+                if self._relayed[peer] > self._to_park(peer):
+                    return
+        finally:
+            self._relayed[peer] -= 1
+
+    def _ask_fresh(self, nursery: trio.Nursery) -> None:
+        """Take on more to relay, where the uplink will soon have sent what is owed."""
+        for _ in range(self._fresh_wanted()):
+            self._fresh_asked += 1
+            nursery.start_soon(self._take_fresh, self.publisher)
+
+    def _fresh_wanted(self) -> int:
+        """The number of further fresh chunks to ask for now; negative: fewer than are asked for."""
+        publisher, picker = self.publisher, self.picker
+        if publisher not in self._asked or self._is_distrusted(publisher):
+            return NO_MORE_FRESH
+        rate = self._service.pacer.rate()
+        total_s = self._size_bytes / (self._down or rate or 1.0)
+        if rate and len(self._asked) > 2 and self._is_slow(rate, total_s):
+            return NO_MORE_FRESH
+        owed = picker.copies_owed() * self.chunk_bytes
+        others = max(1, len(self._asked) - 1)
+        ahead_s = min(RELAY_AHEAD_S, max(RELAY_AHEAD_S_MIN, RELAY_AHEAD_SHARE * total_s))
+        ahead = max(ahead_s * rate, RELAY_AHEAD_COPIES * others * self.chunk_bytes)
+        room = math.ceil((ahead - owed) / (others * self.chunk_bytes))
+        return min(FRESH_AT_ONCE, room) - self._fresh_asked - self._fresh_writing
+
+    def _is_slow(self, rate: float, total_s: float) -> bool:
+        """True if chunks would reach the others later through us than through them."""
+        cycle_s = self.picker.cycle_s
+        if cycle_s <= SLOW_CYCLE_SHARE * total_s:
+            return False
+        ups = [up for up, _ in self.links.values() if up]
+        if not ups or len(self.links) < len(self._asked) / 2:  # nobody knows yet who is fast here
+            return cycle_s > UNSURE_CYCLE_SHARE * total_s
+        share = SLOW_UP_SHARE if cycle_s <= SLOW_UP_S else SLOW_UP_SHARE_LONG
+        return rate < share * sum(ups) / len(ups)
+
+    async def _take_fresh(self, publisher: PeerId) -> None:
+        scope = trio.CancelScope()
+        self._fresh_scopes.add(scope)
+        try:
+            with scope:
+                while await self._request(publisher, "fresh", 0, PARK_S):
+                    if self.picker.complete or self._fresh_wanted() < -1:
+                        return  # else the next is on its way while this one is passed on
+                await trio.sleep(RETRY.first * self._rng.random())
+        finally:
+            self._fresh_scopes.discard(scope)
+            self._fresh_asked -= 1
+
+    def _pull(self, nursery: trio.Nursery, now_s: float) -> None:
+        idle = now_s - self._progress_s > max(IDLE_S, 2.0 * self._gap_s)
+        while self._named.total() < NAMED_IN_ALL:
+            found = self.picker.pull(now_s, lambda peer: self._is_free(peer, now_s), idle=idle)
+            if found is None:
+                return
+            peer, chunk = found
+            self.picker.pending |= 1 << chunk
+            self._named[peer] += 1
+            nursery.start_soon(self._take_named, peer, chunk)
+
+    def _is_free(self, peer: PeerId, now_s: float) -> bool:
+        return (
+            self._named[peer] < NAMED_AT_ONCE
+            and peer in self._asked
+            and self._avoid_until_s.get(peer, 0.0) <= now_s
+        )
+
+    async def _take_named(self, peer: PeerId, chunk: int) -> None:
+        """Ask for a chunk by its number."""
+        try:
+            accused = self.picker.accused(chunk) if peer == self.publisher else None
+            kind: Kind = "named" if accused is None else "lost"
+            await self._request(peer, kind, chunk, NAMED_PARK_S, accused)
+            if self.picker.here >> chunk & 1:
+                self._gave_nothing.pop(peer, None)
+                return
+            pause_s = AVOID.after(self._gave_nothing[peer])
+            self._avoid_until_s[peer] = trio.current_time() + pause_s
+            self._gave_nothing[peer] += 1
+        finally:
+            self._named[peer] -= 1
+            self.picker.give_up(chunk)
+
+    def _tell(self, nursery: trio.Nursery, now_s: float) -> None:
+        """Tell neighbours that have not heard for a while how far we are."""
+        for peer in self._asked:
+            neighbour = self.picker.neighbours.get(peer)
+            if neighbour is None or (neighbour.have == self.picker.all and peer != self.publisher):
+                continue
+            told_s = self._told_s.get(peer, 0.0)
+            if now_s - told_s >= max(NEWS_S, self.picker.cycle_s):
+                self._told_s[peer] = now_s
+                if peer not in self._telling:
+                    self._telling.add(peer)
+                    nursery.start_soon(self._tell_one, peer)
+
+    async def _tell_one(self, peer: PeerId) -> None:
+        try:
+            with trio.move_on_after(NEWS_TIMEOUT_S):
+                await self._request(peer, "news", 0, 0.0)
+        finally:
+            self._telling.discard(peer)
+
+    async def _request(
+        self, peer: PeerId, kind: Kind, chunk: int, wait_s: float, accused: PeerId | None = None
+    ) -> bool:
+        """Ask a neighbour for a chunk, and take what comes. Returns whether it takes part."""
+        picker, count = self.picker, len(self.refs)
+        self._told_s[peer] = trio.current_time()
+        request = ChunkRequest(
+            type="chunk",
+            root=self.key.root,
+            artifact=self.key.artifact,
+            kind=kind,
+            chunk=chunk,
+            accused=accused,
+            have=to_bytes(picker.have, count),
+            relaying=to_bytes(picker.relaying, count),
+            pending=tuple(members(picker.pending | picker.arrived))[:CHUNKS_PENDING_MAX],
+            wait_ms=min(CHUNK_WAIT_MS_MAX, int(wait_s * 1e3)),
+            up_bytes_per_s=int(self._service.pacer.rate()),
+            down_bytes_per_s=int(self.down_measured or self._down),
+        )
+        try:
+            data = await self._transport.request(
+                peer,
+                CHUNKS_PROTOCOL,
+                codec.encode(request),
+                timeout_s=wait_s + ANSWER_S + self.chunk_bytes / BYTES_PER_S_MIN,
+                response_bytes_max=self.chunk_bytes,
+            )
+        except RemoteProtocolError as error:
+            self._distrust(peer, error.reason, error.detail)
+            return False
+        except TransportError:
+            return False
+        if data:
+            await self._take(peer, kind, data)
+        return True
+
+    async def _take(self, peer: PeerId, kind: Kind, data: bytes) -> None:
+        """Keep a chunk that is one of the artifact's."""
+        counters, picker = self.counters, self.picker
+        chunk = self._numbers.get(hashlib.sha256(data).digest())
+        if chunk is None:
+            counters.corrupt_bytes += len(data)
+            self._distrust(peer, Reject.MALFORMED, "a chunk that the manifest does not list")
+            return
+        counters.bytes_in += len(data)
+        if picker.here >> chunk & 1:
+            counters.duplicate_bytes += len(data)
+            counters.chunks_in["duplicate " + kind] += 1
+            return
+        picker.arrived |= 1 << chunk
+        try:
+            while self._writing_bytes and self._writing_bytes + len(data) > WRITING_BYTES_MAX:
+                await self._written.park()
+        except trio.Cancelled:  # who sent it has left
+            picker.arrived &= ~(1 << chunk)
+            raise
+        self._writing_bytes += len(data)
+        self._fresh_writing += kind == "fresh"
+        assert self._nursery is not None
+        self._nursery.start_soon(self._keep, peer, kind, chunk, data)
+
+    async def _keep(self, peer: PeerId, kind: Kind, chunk: int, data: bytes) -> None:
+        """Store a chunk, and count it in. Meanwhile the next is asked for: on a busy machine what
+        writes waits for its turn, several times for each chunk."""
+        counters, picker = self.counters, self.picker
+        try:
+            await self._source.write(chunk, data)
+        finally:
+            picker.arrived &= ~(1 << chunk)
+            self._writing_bytes -= len(data)
+            self._fresh_writing -= kind == "fresh"
+            self._written.unpark_all()
+        counters.chunks_in[kind] += 1
+        now_s = trio.current_time()
+        self._gap_s += GAP_WEIGHT * (now_s - self._progress_s - self._gap_s)
+        self._progress_s = now_s
+        # whoever gets a chunk of the publisher's that nobody else relays passes it on
+        named = kind in ("named", "lost") and peer == self.publisher and not self._is_relayed(chunk)
+        picker.got(chunk, relay=kind == "fresh" or named, now_s=self._progress_s)
+        if picker.complete:
+            self.complete.set()
+            for scope in (*self._asked.values(), *self._fresh_scopes):
+                scope.cancel()  # what waits at others would take places from what comes next
+        self._unread.set()
+        self._service.pump()
+
+    def _is_relayed(self, chunk: int) -> bool:
+        return any(
+            neighbour.relaying >> chunk & 1 and not neighbour.distrusted
+            for neighbour in self.picker.neighbours.values()
+        )
+
+    def _distrust(self, peer: PeerId, reason: Reject, detail: str) -> None:
+        neighbour = self.picker.meet(peer)
+        if not neighbour.distrusted:
+            neighbour.distrusted = True
+            self.counters.distrusted += 1
+        self._blame(peer, reason, detail)
+
+
+# The broadcasts that one node takes part in: those that bring chunks, and those that give them
+# on.
+
+LINKS_KEPT_MAX: Final = 512
+MEASURE_S: Final = 0.5  # over which the downlink is measured
+VERSIONS_SHARED_MAX: Final = 12  # at a time, the ones on their way included: pins are bounded
+
+
+def pin_name(version: int) -> str:
+    """Under which the chunks of a version are pinned."""
+    return f"version {version}"
+
+
+class StoredChunks:
+    """The chunks of one artifact, in the store."""
+
+    def __init__(self, store: ChunkStore, refs: Sequence[ChunkRef], run_sync: RunSync) -> None:
+        self._store = store
+        self._refs = refs
+        self._run_sync = run_sync
+
+    async def read(self, chunk: int) -> bytes:
+        """Raises `RequestRefused` where the file is gone, was found damaged or cannot be read: then
+        peers have to get it elsewhere, and nothing else depends on it."""
+        sha256 = self._refs[chunk].sha256
+        if (cached := self._store.get_at_once(sha256)) is not None:
+            return cached
+        try:
+            data: bytes | None = await self._run_sync(self._store.get, sha256)
+        except StorageFailed as error:
+            raise RequestRefused(f"that chunk cannot be read: {error}") from None
+        if data is None:
+            raise RequestRefused("that chunk is no longer here")
+        return data
+
+    async def write(self, chunk: int, data: bytes) -> None:
+        """Raises `StoreFull` and `StorageFailed`."""
+        await self._run_sync(self._put, self._refs[chunk].sha256, data)
+
+    def _put(self, sha256: bytes, data: bytes) -> None:
+        self._store.put(sha256, data, verified=True)  # by the broadcast, which found it by its hash
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The cost of having all chunks of an artifact; `missing_bytes` of it were not here."""
+
+    missing_bytes: int
+    fetched_bytes: int  # what came, that twice included
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The part of an artifact that is here; of `have`, bit i is chunk i."""
+
+    version: int  # that it leads to
+    chunks: int
+    have: int
+    size_bytes: int
+    complete: bool
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    version: int
+    on_behalf: int  # of the version that it leads to
+    broadcast: Broadcast
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    done: trio.Event = field(default_factory=trio.Event)  # complete, or ended before
+    ended: trio.Event = field(default_factory=trio.Event)
+    failure: StoreFull | StorageFailed | None = None
+
+
+# Long: sessions of one node share its uplink.
+class Sharing:
+    """All broadcasts of one policy. `nursery` is set before any is opened."""
+
+    nursery: trio.Nursery
+
+    def __init__(
+        self,
+        chunks: ChunkService,
+        store: ChunkStore,
+        ledger: Ledger,
+        runtime: Runtime,
+    ) -> None:
+        self._chunks = chunks
+        self.store = store
+        self._ledger = ledger
+        self._rng = runtime.rng
+        self._run_sync = runtime.run_sync
+        self._running: dict[ArtifactKey, _Running] = {}
+        self._pins: dict[int, dict[ArtifactKey, Sequence[ChunkRef]]] = {}  # by version
+        self._links: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
+        self.down_bytes_per_s = 0.0  # the most that was seen; 0: nothing yet
+
+    # --- what there is ---------------------------------------------------------------------
+
+    def versions(self) -> tuple[int, ...]:
+        """Versions of which something is given on whole, oldest first."""
+        whole = (each for each in self._running.values() if each.broadcast.complete.is_set())
+        return tuple(sorted({each.version for each in whole}))
+
+    def version_of(self, root: bytes) -> int | None:
+        """The version with this root, if it is shared."""
+        found = (each.version for key, each in self._running.items() if key.root == root)
+        return next(found, None)
+
+    def progress_of(self, version: int) -> tuple[int, int]:
+        """Bytes that are here, and all bytes, of what is on its way for a version."""
+        have = total = 0
+        for running in self._running.values():
+            broadcast = running.broadcast
+            if running.on_behalf == version:
+                total += sum(ref.size_bytes for ref in broadcast.refs)
+                have += sum(
+                    ref.size_bytes
+                    for at, ref in enumerate(broadcast.refs)
+                    if broadcast.picker.have >> at & 1
+                )
+        return have, total
+
+    def holding(self) -> Holding | None:
+        """The newest version that something is here of; of several artifacts the last begun."""
+        if not self._running:
+            return None
+        newest = max(each.on_behalf for each in self._running.values())
+        broadcast = [each for each in self._running.values() if each.on_behalf == newest][-1]
+        picker, refs = broadcast.broadcast.picker, broadcast.broadcast.refs
+        size_bytes = sum(ref.size_bytes for ref in refs)
+        return Holding(newest, len(refs), picker.have, size_bytes, picker.have == picker.all)
+
+    def unfinished(self, version: int) -> tuple[PeerId, ...]:
+        """Connected peers that were heard to lack chunks of an artifact that is given on here, and
+        have not said since that they have all of one."""
+        lacking: set[PeerId] = set()
+        done: set[PeerId] = set()
+        there = set(self._chunks.transport.peers())
+        for running in self._running.values():
+            if running.version != version:
+                continue
+            picker = running.broadcast.picker
+            for peer in running.broadcast.links.keys() & there:
+                neighbour = picker.neighbours.get(peer)
+                if neighbour is not None and not neighbour.distrusted:
+                    (done if neighbour.have == picker.all else lacking).add(peer)
+        return tuple(sorted(lacking - done))
+
+    def finished(self, version: int) -> int:
+        """The number of connected peers that reported all chunks of an artifact of a version."""
+        done: set[PeerId] = set()
+        for running in self._running.values():
+            picker = running.broadcast.picker
+            if running.version == version:
+                done |= {
+                    peer for peer, each in picker.neighbours.items() if each.have == picker.all
+                }
+        return len(done)
+
+    def shares(self, version: int) -> dict[PeerId, float]:
+        """The share of an artifact's chunks that each connected peer reported, 0 to 1; of
+        several artifacts of a version the one that a peer has most of."""
+        found: dict[PeerId, float] = {}
+        for running in self._running.values():
+            if running.version != version:
+                continue
+            picker = running.broadcast.picker
+            for peer, neighbour in picker.neighbours.items():
+                share = neighbour.have.bit_count() / len(running.broadcast.refs)
+                found[peer] = max(found.get(peer, 0.0), share)
+        return found
+
+    @property
+    def links(self) -> dict[PeerId, tuple[int, int]]:
+        """The links that peers report, up and down, in bytes a second; 0: unknown to them."""
+        for running in self._running.values():
+            for peer, (up, down) in running.broadcast.links.items():
+                before = self._links.pop(peer, (0, 0))
+                self._links[peer] = (up or before[0], down or before[1])
+        while len(self._links) > LINKS_KEPT_MAX:
+            self._links.popitem(last=False)
+        return dict(self._links)
+
+    @property
+    def up_bytes_per_s(self) -> float:
+        """The measured rate of our uplink; 0: not measured yet."""
+        return self._chunks.pacer.rate()
+
+    def peer_links(self, without: PeerId) -> list[PeerLink]:
+        """The links of all connected peers that took part, and our own, but for the publisher's."""
+        transport = self._chunks.transport
+        links = self.links
+        found = [
+            PeerLink(peer, float(links[peer][0]), float(links[peer][1]))
+            for peer in transport.peers()
+            if peer in links and peer != without
+        ]
+        if transport.peer_id != without:
+            own = PeerLink(transport.peer_id, self.up_bytes_per_s, self.down_bytes_per_s)
+            found.append(own)
+        return found
+
+    # --- fetching and giving ---------------------------------------------------------------
+
+    async def fetch(
+        self,
+        version: int,
+        root: bytes,
+        artifact: int,
+        refs: Sequence[ChunkRef],
+        publisher: PeerId,
+        *,
+        on_behalf: int,
+    ) -> Fetched:
+        """Have all chunks of an artifact in the store; they are given on from then on, and while
+        they come.
+
+        Raises:
+            StoreFull, StorageFailed: the store. What came stays in it.
+        """
+        if not refs:
+            return Fetched(0, 0)
+        key = ArtifactKey(root, artifact)
+        await self._pin(version, key, refs)
+        first_bytes: int | None = None
+        fetched_bytes = 0
+        while True:
+            missing = {ref.sha256 for ref in await self._run_sync(self.store.missing, refs)}
+            missing_bytes = sum(ref.size_bytes for ref in refs if ref.sha256 in missing)
+            first_bytes = missing_bytes if first_bytes is None else first_bytes
+            have = sum(1 << at for at, ref in enumerate(refs) if ref.sha256 not in missing)
+            running = await self._open(key, version, on_behalf, refs, publisher, have)
+            await self._measure_until_done(running)
+            fetched_bytes += running.broadcast.counters.bytes_in
+            if running.broadcast.complete.is_set():
+                return Fetched(first_bytes, fetched_bytes)
+            await running.ended.wait()
+            if running.failure is not None:
+                raise running.failure
+            # else it was ended for want of room: what is missing is asked for again
+
+    async def _measure_until_done(self, running: _Running) -> None:
+        counters = running.broadcast.counters
+        while not running.done.is_set():
+            before_bytes, before_s = counters.bytes_in, trio.current_time()
+            with trio.move_on_after(MEASURE_S):
+                await running.done.wait()
+            elapsed_s = trio.current_time() - before_s
+            if elapsed_s >= MEASURE_S / 2 or not self.down_bytes_per_s:
+                rate = (counters.bytes_in - before_bytes) / max(elapsed_s, 1e-3)
+                self.down_bytes_per_s = max(self.down_bytes_per_s, rate)
+                running.broadcast.down_measured = self.down_bytes_per_s
+
+    async def give(
+        self,
+        version: int,
+        root: bytes,
+        artifact: int,
+        refs: Sequence[ChunkRef],
+        publisher: PeerId,
+    ) -> None:
+        """Give on an artifact of which all chunks are in the store."""
+        key = ArtifactKey(root, artifact)
+        if key in self._running or not refs:
+            return
+        await self._pin(version, key, refs)
+        await self._open(key, version, version, refs, publisher, (1 << len(refs)) - 1)
+
+    async def _open(
+        self,
+        key: ArtifactKey,
+        version: int,
+        on_behalf: int,
+        refs: Sequence[ChunkRef],
+        publisher: PeerId,
+        have: int,
+    ) -> _Running:
+        before = self._running.get(key)
+        if before is not None:  # given up a moment ago
+            before.scope.cancel()
+            await before.ended.wait()
+        broadcast = Broadcast(
+            self._chunks,
+            OfferedArtifact(key, refs, publisher),
+            StoredChunks(self.store, refs, self._run_sync),
+            have,
+            Random(self._rng.random()),
+            self._blame,
+            self.down_bytes_per_s,
+        )
+        running = self._running[key] = _Running(version, on_behalf, broadcast)
+        self.nursery.start_soon(self._run, key, running)
+        return running
+
+    async def _run(self, key: ArtifactKey, running: _Running) -> None:
+        try:
+            with running.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(running.broadcast.run)
+                    await running.broadcast.complete.wait()
+                    running.done.set()
+                    await self._tell_publisher(running.broadcast)
+        except* (StoreFull, StorageFailed) as group:
+            running.failure = _first(group)
+        finally:
+            del self._running[key]
+            running.done.set()
+            running.ended.set()
+
+    async def _tell_publisher(self, broadcast: Broadcast) -> None:
+        """Tell the publisher that all is here, so that it knows who has it. It is told no more."""
+        if broadcast.publisher != self._chunks.transport.peer_id:
+            await broadcast.tell(broadcast.publisher)
+
+    def _blame(self, peer: PeerId, reason: Reject, detail: str) -> None:
+        self._ledger.reject(peer, reason)
+
+    # --- ends ------------------------------------------------------------------------------
+
+    def drop(self, version: int) -> None:
+        """End what was begun on behalf of a version."""
+        self._end(each for each in self._running.values() if each.on_behalf == version)
+        self._unpin_all_but({each.version for each in self._kept()})
+
+    def keep_newest(self, versions: int) -> None:
+        """Go on giving the newest so many versions, and end the rest."""
+        newest = set(self.versions()[-versions:])
+        self._end(each for each in self._running.values() if each.version not in newest)
+        self._unpin_all_but({each.version for each in self._kept()})
+
+    def end(self, root: bytes, artifact: int) -> None:
+        """Stop giving one artifact, and let its chunks go where room is needed."""
+        running = self._running.get(ArtifactKey(root, artifact))
+        if running is None:
+            return
+        running.scope.cancel()
+        refs = self._pins.get(running.version, {})
+        refs.pop(running.broadcast.key, None)
+        self.store.pin(pin_name(running.version), [ref for each in refs.values() for ref in each])
+
+    def _kept(self) -> list[_Running]:
+        return [each for each in self._running.values() if not each.scope.cancel_called]
+
+    def _end(self, leaving: Iterable[_Running]) -> None:
+        for running in list(leaving):
+            running.scope.cancel()
+
+    async def _pin(self, version: int, key: ArtifactKey, refs: Sequence[ChunkRef]) -> None:
+        """Keep chunks in the store. Where there is no room, older versions are no longer given."""
+        self._pins.setdefault(version, {})[key] = refs
+        while True:
+            union = [ref for each in self._pins[version].values() for ref in each]
+            older = sorted(each for each in self._pins if each < version)
+            try:
+                if len(self._pins) > VERSIONS_SHARED_MAX and older:
+                    raise StoreFull("too many versions")  # noqa: TRY301  as if they were too large
+                await self._run_sync(self.store.pin, pin_name(version), union)
+            except StoreFull:
+                if not older:
+                    del self._pins[version][key]
+                    raise
+                self._end(each for each in self._running.values() if each.version == older[0])
+                self._unpin(older[0])
+                continue
+            return
+
+    def _unpin_all_but(self, versions: set[int]) -> None:
+        for version in [each for each in self._pins if each not in versions]:
+            self._unpin(version)
+
+    def _unpin(self, version: int) -> None:
+        self._pins.pop(version, None)
+        self.store.unpin(pin_name(version))
+
+
+def _first(group: BaseExceptionGroup[StoreFull | StorageFailed]) -> StoreFull | StorageFailed:
+    error = first_of(group)
+    assert isinstance(error, StoreFull | StorageFailed)
+    return error

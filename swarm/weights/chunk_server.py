@@ -1,0 +1,237 @@
+"""Answers to requests for chunks, of as many artifacts as are in flight.
+
+A request waits until there is something for it, and until the uplink has room: answers leave no
+faster than it takes them, and who was sent least has its turn first.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import trio
+
+from swarm.errors import LocalProtocolError, RequestRefused
+from swarm.identity import PeerId
+from swarm.limits.quotas import Kind as Quota
+from swarm.peers.connection_gater import ConnectionGater
+from swarm.transport.base import ServeLimits, Transport
+from swarm.weights.manifest import ChunkRef
+from swarm.weights.piece_selection import Pacer
+from swarm.wire import codec
+from swarm.wire.messages import (
+    CHUNK_BYTES_MAX,
+    CHUNK_REQUEST_BYTES_MAX,
+    CHUNKS_PROTOCOL,
+    ChunkRequest,
+)
+
+PARK_S = 10.0  # how long a request waits for a chunk
+ANSWER_S = 60.0  # for the bytes of an answer, once it is on its way
+BYTES_PER_S_MIN = 16_384  # slower answers are given up
+ANSWER_STALLED_S = 3.0  # after which an answer is taken to wait for its reader, and what it takes
+ANSWER_BYTES_PER_S = 131_072.0  # at this rate
+PEER_OUT_BYTES_MAX = 8_388_608  # on their way to one peer, or one chunk if that is more
+SERVED_PEERS_MAX = 1_024  # whose bytes are counted
+
+Kind = Literal["fresh", "relayed", "named", "lost", "news"]
+ORDER: tuple[Kind, ...] = ("fresh", "lost", "named", "relayed")  # in which requests are answered
+
+CHUNK_LIMITS = ServeLimits(
+    request_bytes_max=CHUNK_REQUEST_BYTES_MAX,
+    response_bytes_max=CHUNK_BYTES_MAX,
+    concurrent_max=1024,  # most wait and hold nothing but their place
+    concurrent_per_peer_max=32,
+    timeout_s=PARK_S + ANSWER_S + CHUNK_BYTES_MAX / BYTES_PER_S_MIN,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactKey:
+    """The name of an artifact: the root of its manifest (32 bytes), and its place in it."""
+
+    root: bytes
+    artifact: int
+
+
+class ChunkGiver(Protocol):
+    """An artifact whose chunks are given: a `Broadcast`."""
+
+    key: ArtifactKey
+    refs: tuple[ChunkRef, ...]
+    chunk_bytes: int
+
+    def hear(self, peer: PeerId, request: ChunkRequest) -> None:
+        """Learn how far a peer is from what it asks."""
+        ...
+
+    def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool:
+        """True if the request is answered with nothing, for the chunk will come from elsewhere."""
+        ...
+
+    def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
+        """The chunk that answers a request now; None: there is none yet."""
+        ...
+
+    async def read(self, chunk: int) -> bytes:
+        """The bytes of a chunk that is here, to be sent."""
+        ...
+
+    def not_sent(self, peer: PeerId, chunk: int) -> None:
+        """A chunk that `find` gave for a peer did not leave."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Leaving:
+    """An answer on its way."""
+
+    size_bytes: int
+    begun_s: float
+    stalled: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A request that has no answer yet."""
+
+    peer: PeerId
+    broadcast: ChunkGiver
+    kind: Kind
+    chunk: int
+    done: trio.Event = field(default_factory=trio.Event)
+    found: int | None = None
+
+
+class ChunkService:
+    """Answers requests for chunks. At most one of a transport."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        up_bytes_per_s: float = 0.0,
+        gater: ConnectionGater | None = None,
+    ) -> None:
+        """`up_bytes_per_s`: what the uplink was measured to carry before; 0 if that is unknown.
+        `gater` holds peers to their quotas, and malformed requests against them; None: nobody."""
+        self._gater = gater
+        self.transport = transport
+        self.pacer = Pacer(up_bytes_per_s)
+        self._broadcasts: dict[ArtifactKey, ChunkGiver] = {}
+        self._waiting: dict[Kind, dict[_Waiting, None]] = {kind: {} for kind in ORDER}
+        self._served_bytes: Counter[PeerId] = Counter()
+        self._leaving: dict[PeerId, list[_Leaving]] = {}
+        transport.serve(CHUNKS_PROTOCOL, self._serve, CHUNK_LIMITS, self._sent)
+
+    def add(self, broadcast: ChunkGiver) -> None:
+        """Answer for an artifact from now on."""
+        if broadcast.key in self._broadcasts:
+            raise LocalProtocolError("this artifact is broadcast already")
+        self._broadcasts[broadcast.key] = broadcast
+
+    def remove(self, broadcast: ChunkGiver) -> None:
+        """Stop to answer for it; requests that wait get nothing."""
+        self._broadcasts.pop(broadcast.key, None)
+        for waiting in [each for kind in self._waiting.values() for each in kind]:
+            if waiting.broadcast is broadcast:
+                waiting.done.set()
+
+    async def _serve(self, peer: PeerId, payload: bytes) -> bytes:
+        request = self._read(peer, payload)
+        broadcast = self._broadcasts.get(ArtifactKey(request.root, request.artifact))
+        if broadcast is None:
+            raise RequestRefused("that artifact is not here")
+        broadcast.hear(peer, request)
+        if request.kind == "news" or broadcast.holds_back(peer, request):
+            return b""
+        waiting = _Waiting(peer, broadcast, request.kind, request.chunk)
+        leaves = False
+        try:
+            chunk = await self._find(waiting, request)
+            if chunk is None:
+                return b""
+            data = await broadcast.read(chunk)
+            leaves = True
+        finally:
+            if waiting.found is not None and not leaves:  # cancelled, or the disk failed
+                broadcast.not_sent(peer, waiting.found)
+                self._sent(peer, broadcast.refs[waiting.found].size_bytes)
+        return data
+
+    def _read(self, peer: PeerId, payload: bytes) -> ChunkRequest:
+        if self._gater is None:
+            return codec.decode(payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
+        return self._gater.read(Quota.CHUNK, peer, payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
+
+    async def _find(self, waiting: _Waiting, request: ChunkRequest) -> int | None:
+        """The chunk that answers a request, once there is one and the uplink has room."""
+        queue = self._waiting[waiting.kind]
+        queue[waiting] = None
+        try:
+            self.pump()
+            if waiting.found is None:
+                with trio.move_on_after(request.wait_ms / 1e3):
+                    await waiting.done.wait()
+        finally:
+            queue.pop(waiting, None)
+        return waiting.found
+
+    def pump(self) -> None:
+        """Let out what may go: fresh chunks first, for others wait to pass them on."""
+        for kind in ORDER:
+            queue = self._waiting[kind]
+            while queue and (waiting := self._next(queue)) is not None:
+                del queue[waiting]
+                waiting.done.set()
+
+    def _next(self, queue: dict[_Waiting, None]) -> _Waiting | None:
+        """The request to answer next: of who was sent least, if there is something for it."""
+        now_s = trio.current_time()
+        asked: set[tuple[PeerId, ArtifactKey]] = set()
+        for waiting in sorted(queue, key=lambda each: self._served_bytes[each.peer]):
+            broadcast = waiting.broadcast
+            if waiting.kind in ("fresh", "relayed"):  # all of one peer ask for the same
+                if (waiting.peer, broadcast.key) in asked:
+                    continue
+                asked.add((waiting.peer, broadcast.key))
+            if not self.pacer.has_room(broadcast.chunk_bytes):
+                return None
+            out_bytes = sum(each.size_bytes for each in self._leaving.get(waiting.peer, ()))
+            if out_bytes + broadcast.chunk_bytes > max(PEER_OUT_BYTES_MAX, broadcast.chunk_bytes):
+                continue
+            found = broadcast.find(waiting.peer, waiting.kind, waiting.chunk, now_s)
+            if found is not None:
+                waiting.found = found
+                size = broadcast.refs[found].size_bytes
+                self.pacer.start(size, now_s)
+                self._count(waiting.peer, size)
+                self._leaving.setdefault(waiting.peer, []).append(_Leaving(size, now_s))
+                return waiting
+        return None
+
+    def _count(self, peer: PeerId, size_bytes: int) -> None:
+        if len(self._served_bytes) >= SERVED_PEERS_MAX and peer not in self._served_bytes:
+            there = set(self.transport.peers())
+            for gone in [each for each in self._served_bytes if each not in there]:
+                del self._served_bytes[gone]
+        self._served_bytes[peer] += size_bytes
+
+    def _sent(self, peer: PeerId, size_bytes: int) -> None:
+        answers = self._leaving.get(peer, [])
+        answer = next((each for each in answers if each.size_bytes == size_bytes), None)
+        if answer is None:  # one without a chunk
+            return
+        answers.remove(answer)
+        if not answers:
+            del self._leaving[peer]
+        now_s = trio.current_time()
+        if not answer.stalled:
+            self.pacer.done(size_bytes, now_s - answer.begun_s, now_s)
+        self.pump()
+
+    def release_stalled(self, now_s: float) -> None:
+        """Answers that their readers take slowly do not occupy the uplink: others may leave."""
+        for answer in [each for answers in self._leaving.values() for each in answers]:
+            limit_s = ANSWER_STALLED_S + answer.size_bytes / ANSWER_BYTES_PER_S
+            if not answer.stalled and now_s - answer.begun_s >= limit_s:
+                answer.stalled = True
+                self.pacer.give_up(answer.size_bytes)

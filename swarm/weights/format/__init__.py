@@ -1,1 +1,0 @@
-"""The format of a version: manifests, tensors, deltas, chunks."""
