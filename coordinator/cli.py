@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError
-from swarm.peers.invite import add_invitation, take_invitation
+from swarm.peers.invite_flags import add_invitation, take_invitation
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
 EXIT_OK, EXIT_NO_PLAN, EXIT_USAGE = 0, 1, 2

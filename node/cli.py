@@ -255,7 +255,7 @@ def _add_weights(commands: Any) -> None:
 
 def _config(options: argparse.Namespace, *, joins: bool = False) -> Any:
     from node.config import load_config
-    from node.system.child_process import withhold
+    from node.system.child_environment import withhold
 
     if joins:
         from node.hosting.run_data import fetch_unknown_run

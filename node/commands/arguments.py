@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
-from swarm.peers.invite import add_invitation, take_invitation
+from swarm.peers.invite_flags import add_invitation, take_invitation
 
 if TYPE_CHECKING:
     from node.config.described import Setting

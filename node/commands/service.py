@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from node.system.child_process import ENVIRON_PREFIX
+from node.system.child_environment import ENVIRON_PREFIX
 from swarm.errors import ConfigError, SwarmError
-from swarm.peers.invite import take_invitation
+from swarm.peers.invite_flags import take_invitation
 from swarm.storage import write_whole
 
 STOP_TIMEOUT_S: Final = 180  # a node that is told to leave saves first

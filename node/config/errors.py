@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 
 from node.config.described import settings_of, written
 from node.config.node import NodeConfig
-from node.system.child_process import ENVIRON_PREFIX
+from node.system.child_environment import ENVIRON_PREFIX
 from swarm.errors import ConfigError
 from swarm.telemetry.broker_address import without_password
 from swarm.texts import printable

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from node.config.load import RUN_VARIABLE, data_dir_of
 from node.config.node import NodeConfig
-from node.system.child_process import ENVIRON_PREFIX
+from node.system.child_environment import ENVIRON_PREFIX
 from swarm.storage import write_whole
 
 FILE_NAME: Final = "joined.json"

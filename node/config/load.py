@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from node.config.errors import ENVIRON, FLAGS, Source, config_error
 from node.config.node import Conflict, NodeConfig
 from node.config.run import RUN_HASH_CHARS, RunConfig
-from node.system.child_process import ENVIRON_PREFIX, PASSPHRASE_VARIABLE
+from node.system.child_environment import ENVIRON_PREFIX, PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE

@@ -49,7 +49,7 @@ from node.methods.choices import (
 )
 from node.methods.generation import Speculative
 from node.methods.hints import Hints
-from node.system.child_process import PASSPHRASE_VARIABLE
+from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
 from swarm.wire.messages import ADDRESSES_MAX, COMPLETIONS_MAX

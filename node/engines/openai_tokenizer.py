@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trio
 
-from node.system.child_process import child_environ
+from node.system.child_environment import child_environ
 from swarm.errors import ConfigError
 from swarm.texts import printable
 

@@ -27,7 +27,7 @@ from node.envs.taskset_rules import (
 from node.sandbox import confinement
 from node.sandbox.bounds import IMPORTS_BYTES, size_bytes
 from node.sandbox.namespaces import SCRATCH
-from node.system.child_process import child_environ
+from node.system.child_environment import child_environ
 from swarm.errors import ConfigError
 from swarm.texts import printable
 

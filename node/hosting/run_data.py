@@ -26,7 +26,7 @@ from node.hosting.membership import Membership, known_key, load_identity
 from node.hosting.models import TINY
 from node.observe.text_format import amount
 from node.policies.presets import PRESETS
-from node.system.child_process import ENVIRON_PREFIX
+from node.system.child_environment import ENVIRON_PREFIX
 from swarm.errors import ConfigError, RemoteProtocolError, TransportError, first_of
 from swarm.identity import Identity, PeerId
 from swarm.peers.invite import Invitation, JoinKey

@@ -19,7 +19,8 @@ from typing import Final
 import trio
 
 from node.system.caches import cache_directory
-from node.system.child_process import CACHE_VARIABLE, child_environ, end_with_input
+from node.system.child_environment import CACHE_VARIABLE, child_environ
+from node.system.child_process import end_with_input
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.telemetry.broker_address import PORT, Broker
 from swarm.telemetry.dashboard.page_server import PORT_DEFAULT, serve_broker

@@ -15,7 +15,8 @@ from typing import Final
 
 import trio
 
-from node.system.child_process import child_environ, end_with_input
+from node.system.child_environment import child_environ
+from node.system.child_process import end_with_input
 from node.system.extras import need
 from swarm.errors import ConfigError
 from swarm.texts import printable

@@ -28,7 +28,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from node.interfaces.prompts import TWO_TURNS, ChatMessage
 from node.sandbox.confinement import limit
-from node.system.child_process import child_environ
+from node.system.child_environment import child_environ
 from swarm.errors import ConfigError
 from swarm.texts import printable
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from node.sandbox.confinement import limit
-from node.system.child_process import child_environ
+from node.system.child_environment import child_environ
 from swarm.errors import ConfigError
 from swarm.texts import printable
 

@@ -1,8 +1,4 @@
-"""Environment of child processes, without secrets.
-
-Children process strangers' texts and models. They must not find the key's passphrase, the broker's
-password, or an invitation.
-"""
+"""A child process and message frames over its pipes."""
 
 import os
 import signal
@@ -17,27 +13,8 @@ import msgpack
 import trio
 import trio.abc
 
+from node.system.child_environment import child_environ
 from swarm.errors import ChildFailed, LocalProtocolError
-from swarm.telemetry.broker_address import PASSWORD_VARIABLE
-
-ENVIRON_PREFIX = "SWARM_NODE_"  # prefix of settings
-PASSPHRASE_VARIABLE = "SWARM_NODE_PASSPHRASE"
-CACHE_VARIABLE = f"{ENVIRON_PREFIX}CACHE_DIR"  # cache directory, for children too
-
-_secrets = {PASSPHRASE_VARIABLE, PASSWORD_VARIABLE, f"{ENVIRON_PREFIX}INVITE"}
-
-
-def withhold(name: str) -> None:
-    """Remove this variable from all children: the settings name it as a secret."""
-    _secrets.add(name)
-
-
-def child_environ() -> dict[str, str]:
-    """The current environment without secrets."""
-    return {name: value for name, value in os.environ.items() if name not in _secrets}
-
-
-# A child process and message frames over its pipes.
 
 FRAME_BYTES_MAX = 256 * 2**20
 INLINE_BYTES_MAX = 65_536  # larger answers are decoded in a thread

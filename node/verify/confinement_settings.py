@@ -12,7 +12,7 @@ from node.envs import registry
 from node.envs.base import Reads
 from node.sandbox.namespaces import SCRATCH
 from node.system.caches import cache_directory
-from node.system.child_process import CACHE_VARIABLE, child_environ
+from node.system.child_environment import CACHE_VARIABLE, child_environ
 
 _ENVIRON_KEPT: Final = frozenset(
     {"PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME"}

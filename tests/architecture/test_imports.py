@@ -15,7 +15,7 @@ FORBIDDEN_EVERYWHERE_LIGHT = ("torch", "vllm", "transformers")
 # contract name (as in pyproject.toml) -> files, each with a line that breaks that contract alone
 VIOLATIONS = {
     "node and coordinator stand on swarm and never on each other": [
-        ("node/loops/planted.py", "import coordinator"),
+        ("node/run/planted.py", "import coordinator"),
         ("coordinator/model/planted.py", "import node"),
         ("swarm/limits/planted.py", "import node"),
     ],
@@ -25,36 +25,31 @@ VIOLATIONS = {
         ("swarm/planted.py", ""),  # belongs to no room
     ],
     "the rooms of node stand on each other in one order": [
-        ("node/loops/planted.py", "import node.run.app"),
+        ("node/observe/planted.py", "import node.run.app"),
         ("node/hosting/planted.py", "import node.run.sapo"),
-        ("node/roles/planted.py", "import node.simulation.scenario"),
+        ("node/run/planted.py", "import node.simulation.scenario"),
         ("node/planted.py", ""),  # belongs to no room
     ],
     "the trainer knows nothing of its being cut": [
-        ("node/training/planted.py", "import node.train.sharded_team"),
+        ("node/train/trainer.py", "import node.train.sharded_team"),
     ],
     "the rooms of the coordinator stand on each other in one order": [
         ("coordinator/model/planted.py", "import coordinator.fleet_file"),
-        ("coordinator/files/planted.py", "import coordinator.providers.base"),
+        ("coordinator/fleet_file.py", "import coordinator.providers.base"),
         ("coordinator/planted.py", ""),  # belongs to no room
     ],
     "both transports stand on what they share": [
         ("swarm/transport/memory/planted.py", "import swarm.transport.libp2p.addresses"),
         ("swarm/transport/connection_slots.py", "import swarm.transport.base"),
     ],
-    "a libp2p host stands on reach, admission and connection in this order": [
-        (
-            "swarm/transport/libp2p/connection/planted.py",
-            "import swarm.transport.libp2p.admission",
-        ),
+    "a libp2p host stands on reachability, admission and connections in this order": [
+        ("swarm/transport/libp2p/yamux.py", "import swarm.transport.libp2p.admission"),
         ("swarm/transport/libp2p/planted.py", ""),
     ],
-    "the rooms of weights stand on each other in one order": [
-        ("swarm/weights/format/planted.py", "import swarm.weights.chunk_store"),
-        ("swarm/weights/store/planted.py", "import swarm.weights.piece_selection"),
-    ],
-    "the rooms of the simulation stand on each other in one order": [
-        ("swarm/simulation/hostile/planted.py", "import swarm.simulation.invariants"),
+    "broadcasts stand on stores, and stores on the format of versions": [
+        ("swarm/weights/manifest.py", "import swarm.weights.chunk_store"),
+        ("swarm/weights/version_store.py", "import swarm.weights.piece_selection"),
+        ("swarm/weights/planted.py", ""),
     ],
     "swarm and coordinator import neither torch nor vLLM nor transformers": [
         ("swarm/limits/planted.py", "import torch"),
@@ -88,31 +83,31 @@ VIOLATIONS = {
     ],
     "zstandard is imported in swarm.weights.entropy_coding alone": [
         ("swarm/limits/planted.py", "import zstandard"),
-        ("swarm/weights/store/planted.py", "from zstandard import ZstdCompressor"),
+        ("swarm/weights/chunk_store.py", "from zstandard import ZstdCompressor"),
     ],
     "reasoning_gym is imported in node.envs.gym.upstream alone": [
         ("node/system/planted.py", "import reasoning_gym"),
-        ("node/environments/planted.py", "from reasoning_gym import factory"),
+        ("node/envs/planted.py", "from reasoning_gym import factory"),
     ],
     "verifiers is imported in node.envs.taskset_upstream alone": [
         ("node/system/planted.py", "import verifiers.v1"),
-        ("node/environments/tasksets/planted.py", "def late():\n    import verifiers"),
+        ("node/envs/planted.py", "def late():\n    import verifiers"),
     ],
     "math_verify is imported in node.envs.data.math_scorer alone": [
         ("node/system/planted.py", "import math_verify"),
-        ("node/environments/data/planted.py", "def late():\n    import math_verify"),
+        ("node/envs/data/planted.py", "def late():\n    import math_verify"),
     ],
     "re2 is imported in node.envs.data.regex_scorer alone": [
         ("node/system/planted.py", "import re2"),
-        ("node/environments/data/planted.py", "def late():\n    import re2"),
+        ("node/envs/data/planted.py", "def late():\n    import re2"),
     ],
     "jsonschema is imported in node.envs.data.schema_scorer alone": [
         ("node/system/planted.py", "import jsonschema"),
-        ("node/environments/data/planted.py", "def late():\n    import jsonschema"),
+        ("node/envs/data/planted.py", "def late():\n    import jsonschema"),
     ],
     "pyarrow is imported in node.envs.data.readers alone": [
         ("node/system/planted.py", "import pyarrow"),
-        ("node/environments/data/planted.py", "def late():\n    import pyarrow"),
+        ("node/envs/data/planted.py", "def late():\n    import pyarrow"),
     ],
     "peft is imported in node.policies.adapters alone": [
         ("node/system/planted.py", "import peft"),
@@ -128,7 +123,7 @@ VIOLATIONS = {
         ("node/system/planted.py", "import sky.client.sdk"),
     ],
     "production code does not import the simulated network": [
-        ("node/loops/planted.py", "import swarm.simulation"),
+        ("node/run/planted.py", "import swarm.simulation"),
         ("coordinator/model/planted.py", "import swarm.simulation"),
     ],
 }

@@ -10,14 +10,8 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.peers.invite import (
-    INVITE_PREFIX,
-    Invitation,
-    JoinKey,
-    add_invitation,
-    read_allow_list,
-    take_invitation,
-)
+from swarm.peers.invite import INVITE_PREFIX, Invitation, JoinKey, read_allow_list
+from swarm.peers.invite_flags import add_invitation, take_invitation
 
 PEER = Identity(b"a" * 32).peer_id
 ADDRESS = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"

@@ -13,7 +13,8 @@ from node.commands import service as command
 from node.commands.service import Service, launch_agent, systemd_unit
 from node.config import load_run
 from swarm.identity import Identity
-from swarm.peers.invite import Invitation, JoinKey, take_invitation
+from swarm.peers.invite import Invitation, JoinKey
+from swarm.peers.invite_flags import take_invitation
 
 WORDS = ("/usr/bin/python3", "-P", "-m", "node.cli", "join", "--run", 'a b%n $HOME "c" \\d\ne')
 

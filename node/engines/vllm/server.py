@@ -27,7 +27,7 @@ from node.engines.vllm.concurrency import EngineLoad
 from node.interfaces.engine import Tell
 from node.interfaces.quantisation import Quantisation, server_flags
 from node.system.bounded_server import WholeBody
-from node.system.child_process import child_environ
+from node.system.child_environment import child_environ
 from node.system.pause_gate import Gate
 from swarm.errors import ChildFailed, ConfigError
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from node.interfaces.prompts import MARK
 from node.system.caches import cache_directory
-from node.system.child_process import CACHE_VARIABLE
+from node.system.child_environment import CACHE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.storage import write_whole
 from swarm.wire.messages import (
