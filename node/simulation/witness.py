@@ -1,6 +1,6 @@
 """Judges a simulated learner's batches by the groups themselves.
 
-It shares no code with `swarm.leasing`, which enforces the bound. It compares three things: the
+It shares no code with `swarm.leases`, which enforces the bound. It compares three things: the
 versions of all tokens in the trainer's batch, the trainer's version, and the versions that really
 made a group by the workers' engines, about which a worker may have lied.
 """

@@ -118,7 +118,7 @@ def _warmed(config: Any, environment: str, to: float, out: Path) -> Path:
     recipe = TinyRecipe(target=to, steps=1_200)
     code = code_of(
         "node/policies",
-        "node/environments",
+        "node/envs",
         "node/hosting/models.py",
         "node/verify/warm_up.py",
     )

@@ -36,7 +36,7 @@ print("the end", flush=True)
 # The command line, with bars from the first moment on: how fast a machine is decides nothing.
 AT_ONCE = """
 import sys
-from node.monitor.console import progress
+from node.observe import progress_bars as progress
 progress.SHOWN_AFTER_S = 0.0
 from node.cli import main
 sys.exit(main(sys.argv[1:]))

@@ -131,10 +131,3 @@ def test_a_setting_that_nothing_would_heed_is_refused(flags: dict[str, str], sai
     with pytest.raises(ConfigError) as caught:
         load_config(flags, {})
     assert said in str(caught.value)
-
-
-def test_adapters_of_vllms_own_kind_go_on_exact_weights_alone() -> None:
-    flags = {"engine": "vllm", "engine_quantization": "int8", "lora_rank": "4"}
-    assert load_config(flags, {}).engine_quantization == "int8"
-    with pytest.raises(ConfigError, match="not quantised"):
-        load_config(flags, {"SWARM_NODE_ENGINE_LORA": "native"})

@@ -122,7 +122,7 @@ def test_an_item_that_cannot_be_made_is_drawn_again() -> None:
     """One decimal place and few values: divisions by zero happen."""
     source = environment("decimal_arithmetic")
     tasks = tasks_of(
-        "decimal_arithmetic", 400, min_num_decimal_places=1, max_num_decimal_places=1, min_terms=6
+        "decimal_arithmetic", 1_600, min_num_decimal_places=1, max_num_decimal_places=1, min_terms=6
     )
     import reasoning_gym
 
