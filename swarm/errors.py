@@ -24,7 +24,7 @@ from enum import StrEnum
 
 
 class Reject(StrEnum):
-    """Why something that a peer sent was not accepted. Counted by these names in `status`."""
+    """Reason why data of a peer was not accepted; `status` counts by these names."""
 
     MALFORMED = "malformed"  # not MessagePack, wrong schema, trailing or missing bytes
     OVERSIZE = "oversize"  # over a limit of `swarm.wire.messages`
@@ -59,10 +59,10 @@ class SwarmError(Exception):
 
 
 class RemoteProtocolError(SwarmError):
-    """A peer broke the rules. `reason` is what it is counted under.
+    """A peer broke the rules; counted under `reason`.
 
-    `signer` is the peer whose signature over the offending bytes held, so that an honest relay of
-    them is not blamed; None where nobody is proven to have made them.
+    `signer`: the peer whose signature over the bytes held, so that an honest relay is not blamed;
+    None if nobody is proven to have made them.
     """
 
     def __init__(self, reason: Reject, detail: str, signer: str | None = None) -> None:
@@ -73,23 +73,23 @@ class RemoteProtocolError(SwarmError):
 
 
 class TransportError(SwarmError):
-    """The network between us and a peer failed; the peer may be innocent."""
+    """The network to a peer failed; the peer may be innocent."""
 
 
 class PeerUnreachable(TransportError):
-    """No connection to the peer could be made, or the one we had was lost."""
+    """No connection could be made, or it was lost."""
 
 
 class DialHeldBack(PeerUnreachable):
-    """The address was not dialled: it was not long ago, or too many like it were."""
+    """The address was not dialled: too soon, or too many dials like it."""
 
 
 class RequestTimeout(TransportError):
-    """The peer did not answer within the time that the request allowed."""
+    """The answer did not come in time."""
 
 
 class RequestRefused(TransportError):
-    """The peer answered that it will not serve this request now."""
+    """The peer will not serve this request now."""
 
 
 class LocalProtocolError(SwarmError):
@@ -105,12 +105,8 @@ class ChildFailed(SwarmError):
 
 
 class WeightsMismatch(SwarmError):
-    """Weights on this machine are not what they must be, so a version is not made, or not used.
-
-    Before a delta is applied: its base is another one. After: what its publisher signed does not
-    fit together, or this machine's disk or memory fails. `entry` names the tensor or file that
-    disagrees; None where only the whole is known to.
-    """
+    """Weights are not what a manifest says: a wrong base, a publisher's error, or a fault of
+    this machine. `entry`: the tensor or file that disagrees, if known."""
 
     def __init__(self, detail: str, entry: str | None = None) -> None:
         super().__init__(f"weights: {detail}")
@@ -122,31 +118,27 @@ class StorageFailed(SwarmError):
 
 
 class StoreFull(SwarmError):
-    """The disk, or the bound on the chunks of weights, leaves no room for what is in use."""
+    """The disk or the bound on chunks of weights leaves no room for what is in use."""
 
 
 class NoRoute(SwarmError):
-    """A version of a policy cannot be made from what is held and what is offered."""
+    """A version cannot be made from what is held and what is offered."""
 
 
 class ConfigError(SwarmError):
-    """Bad input at start. The message is one line: field, value, and what to do."""
+    """Bad input at start. One line: field, value, and what to do."""
 
 
 def first_of(error: BaseException) -> BaseException:
-    """The first error in a group of errors, or of groups; any other error itself."""
+    """The first error in nested groups of errors; any other error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def require(owner: object, checks: Iterable[tuple[str, bool, str]], what: str = "") -> None:
-    """Refuse settings that make no sense. `checks`: a field's name, whether it is good, and what
-    would be; `what` goes before the name.
-
-    Raises:
-        ConfigError: for the first that is not good.
-    """
+    """Raise ConfigError for the first bad setting. `checks`: field, whether it is good, hint;
+    `what` goes before the field."""
     for field, good, hint in checks:
         if not good:
             raise ConfigError(f"{what}{field} = {getattr(owner, field)!r}: {hint}")

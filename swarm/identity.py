@@ -1,8 +1,7 @@
 """Node identity: an Ed25519 key, the libp2p peer id made from it, and signatures.
 
-The peer id contains the public key (identity multihash of the protobuf-encoded key, base58btc), so
-a signature can be checked from the peer id alone. Signatures cover a domain tag: bytes signed for
-one purpose are worthless for another.
+The peer id contains the public key (identity multihash of the protobuf-encoded key, base58btc).
+Signatures cover a domain tag, so one made for one purpose is worthless for another.
 """
 
 import os
@@ -32,11 +31,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 @lru_cache(maxsize=PEER_IDS_CACHED_MAX)
 def public_key_of(peer_id: str) -> bytes:
-    """Raw public key inside a peer id.
-
-    Raises:
-        RemoteProtocolError: the text is no Ed25519 peer id.
-    """
+    """Raw public key inside a peer id; RemoteProtocolError for any other text."""
     if len(peer_id) > _PEER_ID_TEXT_MAX:
         raise RemoteProtocolError(Reject.MALFORMED, "peer id too long")
     try:
@@ -56,11 +51,7 @@ def _key_of(peer_id: str) -> Ed25519PublicKey:
 
 
 def verify(peer_id: str, domain: bytes, data: bytes, signature: bytes) -> None:
-    """Check the signature of `peer_id` over `data` under `domain`.
-
-    Raises:
-        RemoteProtocolError: it is wrong.
-    """
+    """Check the signature of `peer_id` over `data` under `domain`; RemoteProtocolError if wrong."""
     try:
         _key_of(peer_id).verify(signature, domain + data)
     except (InvalidSignature, ValueError):
@@ -91,11 +82,7 @@ class Identity:
         return cls(os.urandom(32))
 
     def save(self, path: Path, passphrase: str | None = None) -> None:
-        """Write the key as PKCS #8 PEM with mode 0600.
-
-        Raises:
-            ConfigError: the file exists; keys are never overwritten.
-        """
+        """Write the key as PKCS #8 PEM with mode 0600; ConfigError if the file exists."""
         encryption: serialization.KeySerializationEncryption = (
             serialization.BestAvailableEncryption(passphrase.encode())
             if passphrase
@@ -121,9 +108,7 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path, passphrase: str | None = None) -> "Identity":
-        """Raises:
-        ConfigError: missing, readable by others, no Ed25519 key, or a wrong passphrase.
-        """
+        """ConfigError: missing, readable by others, no Ed25519 key, or a wrong passphrase."""
         try:
             if path.stat().st_mode & 0o077:
                 raise ConfigError(f"key file {path} can be read by others: run chmod 600 {path}")

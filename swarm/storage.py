@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, locked, and readable by their owner alone."""
+"""Files written atomically, file modes, and the lock of a data directory."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ RunSync = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a part of a node needs of its process: the time, chance, and a place for what blocks."""
+    """Time, randomness and blocking calls for a part of a node."""
 
     now_s: Callable[[], float]  # unix seconds
     rng: Random
@@ -29,11 +29,7 @@ class Runtime:
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
-    """Write a file atomically; of concurrent writers one wins.
-
-    Raises:
-        OSError: the old content is still there.
-    """
+    """Write a file atomically; of concurrent writers one wins. OSError: the old content stays."""
     writer = f"{os.getpid()}-{threading.get_ident()}"  # own file per writer
     partial = path.with_name(f"{path.name}.{writer}.partial")
     partial.unlink(missing_ok=True)  # it may have another mode
@@ -100,14 +96,8 @@ def make_shared(directory: Path) -> None:
 
 
 def make_private(directory: Path, *, was_ours: bool) -> bool:
-    """Create a directory if needed and close it to other users. If it `was_ours`, its content, too.
-    Returns True if others could read it before.
-
-    Other users' files and targets of links stay as they are.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Create a directory or close it to other users, with its content if it `was_ours`. True:
+    others could read it before. Other users' files and targets of links stay as they are."""
     try:
         directory.mkdir(parents=True, mode=0o700)
     except FileExistsError:
@@ -147,10 +137,8 @@ def data_directory(
     """Create and lock a data directory; the lock ends with the process.
 
     `kind` names the process in messages. Files made within the block are private; `say` is told if
-    others could read the directory before.
-
-    Raises:
-        ConfigError: another process holds it, or it cannot be made.
+    others could read the directory before. ConfigError: another process holds it, or it cannot be
+    made.
     """
     try:
         was_open = make_private(path, was_ours=(path / LOCK_FILE).exists())

@@ -1,12 +1,10 @@
 """The exchange of rollout groups: advert, choose, fetch, verify, pool.
 
-A producer signs its groups and gossips one small advert a round. Every node keeps a table of the
-groups on offer. It fetches some at random, as many as it will soon use, from the producer or from
-another holder. A fetched group enters the pool only after its signature, run, times and task were
-checked and its rewards were computed here.
+A producer signs its groups and gossips one small advert a round. Each node fetches as many of the
+groups on offer as it will soon use. A group enters the pool after its signature, run, times and
+task were checked and its rewards were computed here.
 
-Nothing in here waits for anybody: a round samples what has arrived (`candidates`), and a peer
-that lies, stalls or vanishes costs a count.
+Nothing waits for a peer: a round samples what has arrived (`candidates`).
 """
 
 from collections.abc import Container, Sequence
@@ -90,8 +88,8 @@ class Exchange:
         runtime: Runtime,
         gater: ConnectionGater | None = None,
     ) -> None:
-        """`gater` may come with rules of its own; it brings the ledger with it, and is run by
-        whoever made it. None: one that runs with the exchange."""
+        """`gater` brings its ledger and is run by its maker. None: one that runs with the
+        exchange."""
         self._rules = rules
         self._identity = identity
         self._transport = transport
@@ -120,11 +118,10 @@ class Exchange:
 
     @property
     def verifier_failures(self) -> int:
-        """Failures of our own verifier on fetched groups, which are then fetched again."""
+        """Failures of our own verifier on fetched groups, which are fetched again."""
         return self._fetcher.verifier_failures
 
     def catching_up(self) -> tuple[int, int] | None:
-        """Groups in stock and groups wanted; None: nothing is being fetched, or enough is there."""
         return self._fetcher.catching_up()
 
     # --- what the round asks for -----------------------------------------------------------
@@ -132,10 +129,9 @@ class Exchange:
     async def share(
         self, groups: Sequence[RolloutGroup], prompts: Sequence[str], rewards: Sequence[Rewards]
     ) -> list[ScoredGroup]:
-        """Sign, keep and advertise own groups. Returns when the adverts are handed to gossip.
+        """Sign, keep and advertise own groups; rewards are never sent.
 
-        The rewards stay here: they are never sent. A group for a task that this node has shared
-        before, in a round that a crash undid, is not shared a second time.
+        A group for a task that was shared before, in a round that a crash undid, is left out.
         """
         signed: list[tuple[bytes, ScoredGroup]] = []
         for group, prompt, group_rewards in zip(groups, prompts, rewards, strict=True):
@@ -164,7 +160,7 @@ class Exchange:
     def _advertise(
         self, round_: int, created_at_s: int, expires_at_s: int, entries: Sequence[_Entry]
     ) -> bytes:
-        """The signed advert of some groups, which is kept for peers that ask."""
+        """The signed advert of some groups, kept for peers that ask."""
         body = AdvertBody(
             type="advert",
             run_id=self._rules.run_id,
@@ -180,8 +176,7 @@ class Exchange:
         return record
 
     async def _advertise_again(self) -> None:
-        """Put what this node shared before it was restarted in the cache: a crash may have come
-        before anybody had heard of it, and whoever connects asks for adverts."""
+        """Put groups shared before a restart in the cache of adverts."""
         own: list[AdvertisedGroup] = await self._run_sync(self._pool.own_newest, self._now_s())
         newest = own[0].round if own else 0
         rounds: dict[tuple[int, int, int], list[_Entry]] = {}
@@ -194,7 +189,7 @@ class Exchange:
                 self._advertise(*key, entries[start : start + ADVERT_GROUPS_MAX])
 
     async def _tell_again(self) -> None:
-        """Gossip what was put in the cache after a restart, once somebody is there to hear it."""
+        """Gossip the adverts of before a restart once there is a peer."""
         cache = self._advert_cache
         records = cache.choose(len(cache), self._now_s(), self._rng)
         while records and not self._transport.peers():  # noqa: ASYNC110 - no event tells of peers
@@ -204,8 +199,8 @@ class Exchange:
             await self._transport.publish(adverts_topic(self._rules.run_id), record)
 
     async def candidates(self) -> list[Candidate]:
-        """Foreign groups that may be drawn now: verified, untrained, of recent rounds, and of a
-        producer that is not banned."""
+        """Foreign groups that may be drawn: verified, untrained, recent, and not of a banned
+        producer."""
         eligible: list[Candidate] = await self._run_sync(self._eligible)
         rounds = self._rules.offers.rounds_max
         producers = {c.producer for c in eligible} - self.gater.banned_peers()
@@ -213,13 +208,13 @@ class Exchange:
         return [c for c in eligible if c.round > before.get(c.producer, inf)]
 
     async def look(self, group_ids: Sequence[GroupId]) -> list[ScoredGroup]:
-        """Groups that may yet be handed out or not; those that have left are left out."""
+        """Groups by id, without those that have left."""
         found: list[ScoredGroup] = await self._run_sync(self._pool.groups, group_ids)
         return found
 
     async def take(self, group_ids: Sequence[GroupId], round_: int) -> list[ScoredGroup]:
-        """Hand groups out for training. They are marked first, and durably: a crash between here
-        and the checkpoint loses them, and no group is ever trained on twice."""
+        """Hand groups out for training, marked durably first: a crash loses them, and no group
+        is trained on twice."""
         groups: list[ScoredGroup] = await self._run_sync(self._take, group_ids, round_)
         for verified in groups:
             self.ledger.account(verified.group.producer).trained += 1
@@ -237,7 +232,7 @@ class Exchange:
     # --- serving ---------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve, listen and fetch until cancelled."""
+        """Serve and fetch until cancelled."""
         self._transport.serve(
             ROLLOUTS_PROTOCOL,
             self._serve_groups,
@@ -334,9 +329,8 @@ class Exchange:
             budget.spend(sum(map(len, records)), trio.current_time())
 
     def _budgets(self, peer: PeerId) -> list[ByteBudget]:
-        """The serving budget and what of it the peer may take, so that it leaves something to
-        others; the peers of one block take one share. Relayed peers share one part of it, which
-        no single one of them can take alone."""
+        """The serving budget and the peer's shares of it. The peers of one block take one share;
+        relayed peers share one part, and no single one may take all of it."""
         shares: dict[str, float] = {self.gater.share_of(peer): SERVE_SHARE_OF_ONE_PEER}
         if self.gater.is_relayed(peer):
             shares = {RELAYED: SERVE_SHARE_OF_RELAYED, peer: SERVE_SHARE_OF_ONE_RELAYED}
@@ -367,7 +361,6 @@ class Exchange:
     # --- hearing adverts -------------------------------------------------------------------
 
     def _admits(self, peer: PeerId) -> bool:
-        """True if one more advert of this forwarder may be judged."""
         return not self.gater.is_banned(peer) and self.gater.allows(Kind.ADVERT, peer)
 
     def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
@@ -381,9 +374,9 @@ class Exchange:
             return False
 
     def _hear(self, peer: PeerId, record: bytes, *, sampled: bool) -> bool:
-        """Take in one signed advert; True if it was new. Of `sampled` ones, those of producers
-        beyond enough are left out. What is wrong with its bytes is counted
-        against its signer; that it is handed over here and now, against the peer that does so."""
+        """Take in one signed advert; True if it was new. `sampled`: leave out producers beyond
+        enough. Bad bytes count against their signer, bad claims of the moment against the
+        sender."""
         if self._advert_cache.holds(record):
             return False
         advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
@@ -432,9 +425,8 @@ class Exchange:
         self._round_began = trio.current_time()
 
     async def _catch_up_forever(self) -> None:
-        """Ask a new peer at once, and now and then any peer, for adverts that gossip lost, while
-        there is little to choose from. When this process was stopped for a while, all peers are as
-        good as new, and whatever there was to choose from is old."""
+        """While few groups are on offer, ask each new peer, and now and then any peer, for
+        adverts. After this process was stopped for a while, all peers count as new."""
         now = last = stopped_until = trio.current_time()
         again_s = self._rules.catch_up_interval_s
         to_ask = PeersToAsk(again_s, CATCH_UPS_PER_LOOK_MAX, self._rng, now)

@@ -1,12 +1,8 @@
-"""Bounds on the fetches that wait for slow peers. Pure.
+"""Fetches groups on offer: chooses, requests, verifies and pools them.
 
-A late batch keeps no place from others, but it counts among the batches under way, whose number is
-bounded. A peer with many names that answers everything late would fill them all. So late batches
-have a bound of their own, and those that wait for one peer or one address block a lower one. Beyond
-a bound, the oldest batch of the most crowded block is given up.
-
-Producers whose last batch was late, or of whom nothing came yet, may be honest, with a slow uplink
-or new. They get places too, but not all of them.
+Late batches free their place for others, so their number has bounds of its own: in all, and for
+each peer or address block. Beyond a bound, the oldest batch of the most crowded block is given up.
+Producers that are slow or new get some of the places, not all.
 """
 
 from collections import Counter
@@ -53,10 +49,8 @@ LATE_OF_RELAYED_SHARE = 0.5  # of all late batches, those of relayed peers, at m
 
 
 def to_give_up(waiting_for: Sequence[str], parallel: int) -> int | None:
-    """The index of the late batch to give up; None: there are not too many.
-
-    `waiting_for` says for each, the oldest first, whose it is: a peer's, a block's, `RELAYED`.
-    """
+    """The index of the late batch to give up, or None. `waiting_for`: the peer, block or
+    `RELAYED` that each batch waits for, oldest first."""
     most = LATE_FACTOR * parallel
     crowds = Counter(waiting_for)
 
@@ -80,9 +74,8 @@ class Trials:
 
     @classmethod
     def left(cls, parallel: int, unproven: Sequence[bool], slow: Sequence[bool]) -> "Trials":
-        """The numbers left beside the batches under way, given as one flag each, True if late. Each
-        kind gets half of the places, and one place stays free of both. Unproven producers get
-        half of all batches."""
+        """The numbers left beside the batches under way, given as one flag each, True if late.
+        One place stays free of doubtful producers; each kind gets half of the places."""
         half = max(1, parallel // 2)
         unproven_in_place, slow_in_place = unproven.count(False), slow.count(False)
         return cls(
@@ -92,7 +85,7 @@ class Trials:
         )
 
     def take(self, is_proven: bool, is_slow: bool) -> bool:
-        """True if this producer may be tried; counts it. Proven, quick ones always may."""
+        """Count this producer. False: it may not be tried now."""
         if is_proven and not is_slow:
             return True
         if self.doubtful <= 0 or (self.slow if is_proven else self.unproven) <= 0:
@@ -158,16 +151,15 @@ class ExchangeRules:
 
     @property
     def takes_large(self) -> bool:
-        """True if groups of the run can be too large for one answer."""
+        """True if a group of the run may be too large for one answer."""
         return self.group_bytes_max > GROUP_BYTES_MAX
 
     @property
     def record_bytes_max(self) -> int:
-        """The most bytes that a signed group of the run may have."""
         return max(GROUP_BYTES_MAX, self.group_bytes_max)
 
     def timeout_s(self, size_bytes: int) -> float:
-        """The timeout of an answer of this size, in seconds."""
+        """Timeout of an answer of this size, in seconds."""
         return self.fetch_timeout_s + size_bytes / self.fetch_bytes_per_s_min
 
 
@@ -187,7 +179,7 @@ class _Answer(Enum):
 
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """Groups of one producer that are being fetched, from it or from other holders."""
+    """Groups of one producer that are being fetched from it or from other holders."""
 
     producer: PeerId
     offers: list[Offer]
@@ -208,15 +200,15 @@ class _Batch:
         return sum(o.size_bytes for o in wanted if group_ids is None or o.group_id in group_ids)
 
     def claim(self, group_id: GroupId) -> Offer | None:
-        """Take a group that was delivered; None if somebody else delivered it before. With the
-        last one, requests that are still open have become useless."""
+        """Take a delivered group; None if it was delivered before. After the last one, open
+        requests end."""
         offer = self.wanted.pop(group_id, None)
         if not self.wanted:
             self.end_requests()
         return offer
 
     def end_requests(self) -> None:
-        """Wait for nobody any longer. What has arrived is still taken in."""
+        """Stop waiting. Records that have arrived are still taken in."""
         for scope in self.requests:
             scope.cancel()
 
@@ -259,11 +251,10 @@ class Fetcher:
         self.verifier_failures = 0
 
     def wake(self) -> None:
-        """Say that there may be something to fetch, or need of it."""
+        """Look for groups to fetch now."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Fetch what is short until cancelled."""
         async with trio.open_nursery() as nursery:
             places = trio.Semaphore(self._rules.fetch_parallel)
             while True:
@@ -275,8 +266,8 @@ class Fetcher:
                     nursery.start_soon(self._fetch_in_place, batch, places)
 
     async def _choose(self) -> list[_Batch]:
-        """One batch of offers to fetch now from each of some producers that have none under way.
-        What the pool has ever held is taken off the table instead."""
+        """One batch from each chosen producer that has none under way. Groups that the pool has
+        held before leave the table."""
         room = BATCHES_FACTOR * self._rules.fetch_parallel - len(self._in_flight)
         missing = await self._missing()
         trials = self._trials()
@@ -323,7 +314,7 @@ class Fetcher:
         return Trials.left(self._rules.fetch_parallel, _late(self._unproven()), _late(self._slow()))
 
     def _bound_late(self) -> None:
-        """Give up late batches beyond those that may be."""
+        """Give up a late batch if there are too many."""
         late = [b for b in self._in_flight.values() if b.late and not b.given_up]
         whose = [self._gater.share_of(batch.asked) for batch in late]
         at = to_give_up(whose, self._rules.fetch_parallel)
@@ -332,20 +323,18 @@ class Fetcher:
             late[at].end_requests()
 
     def is_short_of_offers(self) -> bool:
-        """True if less than a whole stock is on offer: then peers are asked for adverts."""
         return self.offers.available(trio.current_time()) < self._rules.stock_groups
 
     def catching_up(self) -> tuple[int, int] | None:
-        """Groups that are in stock, and that shall be; None: nothing is fetched now, or enough is
-        there."""
+        """Groups in stock and groups wanted; None: nothing is being fetched, or enough is there."""
         wanted = self._rules.stock_groups
         if not self._in_flight or self._stock >= wanted:
             return None
         return self._stock, wanted
 
     async def _missing(self) -> int:
-        """Groups missing from the wanted stock. Groups on their way count unless they are late;
-        those of unproven producers count for half the stock at most."""
+        """Groups missing from the wanted stock. Late ones do not count as coming; those of
+        unproven producers count for half the stock at most."""
         rewards = Counter(c.rewards for c in await self._candidates())
         stock = self._stock = sum(n for each, n in rewards.items() if informative(each))
         unproven = sum(len(batch.offers) for batch in self._unproven() if not batch.late)
@@ -376,8 +365,7 @@ class Fetcher:
         self._wake.set()
 
     async def _fetch(self, batch: _Batch, on_late: Callable[[], None]) -> None:
-        """Get one producer's groups from it and, where it does not deliver in good time, from
-        whoever else holds them."""
+        """Get one producer's groups from it, then from other holders."""
         producer = batch.producer
         async with trio.open_nursery() as nursery:
             if not self.offers.is_resting(producer, trio.current_time()):
@@ -407,8 +395,7 @@ class Fetcher:
     async def _ask_for_a_while(
         self, nursery: trio.Nursery, batch: _Batch, peer: PeerId, wanted: Collection[GroupId]
     ) -> None:
-        """Ask a peer for groups; come back when it has answered, or when it is late and goes on
-        in the background."""
+        """Return when the peer has answered, or when it is late and goes on in the background."""
         done = trio.Event()
         batch.asked = peer
         group_ids = sorted(wanted)
@@ -426,8 +413,7 @@ class Fetcher:
             await done.wait()
 
     def _conclude(self, batch: _Batch, answer: _Answer | None, others_had_it: bool) -> None:
-        """Record the outcome of a batch for its producer. `answer` is None where the producer was
-        not asked."""
+        """Record the outcome for the producer. `answer` None: the producer was not asked."""
         now, producer = trio.current_time(), batch.producer
         if answer is _Answer.GOOD:
             self.offers.delivered(producer, late=batch.late)
@@ -443,11 +429,8 @@ class Fetcher:
         self.offers.rest(producer, rest_s, now)
 
     async def _reach(self, peer: PeerId) -> bool:
-        """True if the peer is connected, after dialling it where it was not.
-
-        Raises:
-            DialHeldBack: it may not be dialled yet, which is no fault of its own.
-        """
+        """Connect to a peer. `DialHeldBack`: it is too soon to dial, which is no fault of the
+        peer."""
         if self._gater.is_banned(peer):
             return False
         if peer in self._transport.peers():
@@ -462,7 +445,7 @@ class Fetcher:
         return True
 
     async def _ask(self, batch: _Batch, peer: PeerId, group_ids: Sequence[GroupId]) -> _Answer:
-        """Ask a peer for groups of a batch and take in what it gives; those leave `wanted`."""
+        """Ask a peer for groups of a batch and take them in; those leave `wanted`."""
         if self._open[peer] >= REQUESTS_PER_PEER_MAX:
             return _Answer.REFUSED
         self._open[peer] += 1
@@ -528,7 +511,7 @@ class Fetcher:
     async def _request_large(
         self, peer: PeerId, group_id: GroupId, size_bytes: int
     ) -> Sequence[bytes]:
-        """A group that `_choose` put into no batch with others."""
+        """Fetch one group in pieces; `_choose` puts it into a batch of its own."""
         record = await large.fetch(
             self._transport,
             peer,
@@ -567,8 +550,8 @@ class Fetcher:
     async def _take_in_together(
         self, batch: _Batch, peer: PeerId, records: Sequence[bytes], waiting: list[_Checked]
     ) -> int:
-        """Check some records of an answer, so that the verifier has them at the same time; what is
-        for the pool is added to `waiting`. How many were good."""
+        """Check records in parallel; returns how many were good. Those for the pool go into
+        `waiting`."""
         good = 0
 
         async def take(record: bytes) -> None:
@@ -589,12 +572,7 @@ class Fetcher:
         return good
 
     async def _take_in(self, batch: _Batch, peer: PeerId, record: bytes) -> _Checked | None:
-        """Check one fetched record completely; None if somebody else delivered it before.
-
-        Raises:
-            RemoteProtocolError: it broke a rule; counted.
-            ChildFailed: it could not be verified, through our own fault.
-        """
+        """Check one record completely; None if it was delivered before. Errors are counted here."""
         group_id, group = self._decode(peer, record, batch.producer)
         if all(offer.group_id != group_id for offer in batch.offers):
             self._ledger.reject(peer, Reject.NOT_REQUESTED)
@@ -613,7 +591,7 @@ class Fetcher:
         return record, ScoredGroup(group_id, group, prompt, rewards)
 
     async def _keep(self, checked: Sequence[_Checked]) -> None:
-        """Put groups into the pool, in one transaction, and settle their offers."""
+        """Put groups into the pool in one transaction, and settle their offers."""
         if not checked:
             return
         results: list[AddResult] = await self._run_sync(
@@ -630,8 +608,8 @@ class Fetcher:
     def _decode(
         self, peer: PeerId, record: bytes, producer: PeerId
     ) -> tuple[GroupId, RolloutGroup]:
-        """The record's group, without columns. A bad one is the fault of the producer whose groups
-        were asked for, if it signed it; else of who gives it to us."""
+        """The record's group, without columns. A bad one counts against the producer if it
+        signed it, else against the peer that sent it."""
         try:
             return codec.decode_group(record, columns=False, bytes_max=self._rules.record_bytes_max)
         except RemoteProtocolError as error:
@@ -641,8 +619,8 @@ class Fetcher:
     async def _judge_group(
         self, group: RolloutGroup, offer: Offer
     ) -> tuple[str, tuple[float, ...]]:
-        """Prompt and rewards. What is wrong is counted against the peer that advertised the group,
-        which need not be the one who made it; a group that aged on its way is nobody's fault."""
+        """Prompt and rewards. Faults count against the peer that advertised the group; a group
+        that expired on its way is nobody's fault."""
         try:
             self._check_group(group, offer)
             return await self._verify(group)

@@ -1,8 +1,7 @@
 """Request quotas of peers and address blocks. Pure and bounded.
 
 Each kind of request has a rate. Faster requests are refused unread; asking on is a flood. The peers
-of a block share `BLOCK_SHARE` times one peer's rate, whatever their number. All relayed peers share
-one quota.
+of a block share `BLOCK_SHARE` times one peer's rate; all relayed peers share one quota.
 """
 
 from collections import Counter
@@ -22,8 +21,8 @@ RELAYED: Final = Block("relayed")  # all relayed peers: they may be one person
 
 
 def shared_block(ip: str | None) -> Block | None:
-    """The block whose quota an address shares: its public block, or `RELAYED` without an address.
-    None: a private address, which shares none."""
+    """The block whose quota an address shares: its public block, or `RELAYED` without an
+    address. None: a private address."""
     block = block_of(ip)
     return RELAYED if block is None else block if is_public(ip) else None
 
@@ -86,8 +85,7 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A bucket that refills evenly. Refused requests cost, too, down to a debt of one burst: a
-    flood."""
+    """Refills evenly. Refused requests cost, too, down to a debt of one burst: a flood."""
 
     rate: Rate
     left: float
@@ -144,8 +142,7 @@ class Quotas:
 
 
 class ByteBudget:
-    """A token bucket of one second's worth that may be overdrawn once, so that large
-    records pass."""
+    """A token bucket of one second's worth that may be overdrawn once, for large records."""
 
     def __init__(self, bytes_per_s: float, now: float) -> None:
         self._rate = bytes_per_s
@@ -153,7 +150,7 @@ class ByteBudget:
         self._at = now
 
     def spend(self, size_bytes: int, now: float) -> float:
-        """Spend bytes. Returns the seconds to wait before using them."""
+        """Returns the seconds to wait before using the bytes."""
         self._refill(now)
         self._left -= size_bytes
         return max(0.0, -self._left / self._rate)

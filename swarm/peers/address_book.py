@@ -43,9 +43,8 @@ def _told_by_one(path: OriginPath) -> int | None:
 class AddressBook:
     """Peers and their addresses, newest last; bounded, evicting from the largest origin.
 
-    `entries` are peers once connected, saved as one JSON file. `hearsay` are peers that others
-    named. A proven peer that does not answer is dialled more rarely and forgotten only when the
-    book is full.
+    `entries` are peers once connected, saved as one JSON file; one that does not answer is dialled
+    more rarely and forgotten only when the book is full. `hearsay` are peers that others named.
     """
 
     path: Path | None = None
@@ -71,7 +70,6 @@ class AddressBook:
         return book
 
     def save(self) -> None:
-        """Write the book atomically, if it has a file."""
         if self.path is not None:
             self.changed = False
             _write(self.path, self._saved())
@@ -94,8 +92,8 @@ class AddressBook:
         told_by: str = "",
         path: OriginPath | None = None,
     ) -> None:
-        """Record a peer's addresses. Hearsay never replaces proven addresses. `path`: origin of the
-        connection; None: unknown."""
+        """Record addresses. Hearsay never replaces proven ones. `path`: origin of the
+        connection."""
         entry = _Entry(tuple(addresses[:ADDRESSES_MAX]))
         known = self.entries.get(peer)
         if worked:
@@ -130,8 +128,8 @@ class AddressBook:
         now_s: float,
         may_dial: Callable[[str], bool] = lambda address: True,
     ) -> list[PeerId]:
-        """Up to `number` peers to dial, at most half hearsay unless little else is known. Each has
-        an address that passes `may_dial`."""
+        """Up to `number` peers with an address that passes `may_dial`; at most half are hearsay
+        unless little else is known."""
         worked = sorted(
             peer
             for peer, entry in self.entries.items()
@@ -192,20 +190,19 @@ def reach_of(address: str) -> int:
 
 
 def ip_in(address: str) -> str | None:
-    """IP address that is dialled, or the relay's. None: it has none."""
+    """IP address that is dialled, or the relay's; None: none."""
     numbers = _NUMBERS.fullmatch(address)
     return None if numbers is None else numbers["ip"]
 
 
 def plausible(addresses: Sequence[str], teller_ip: str | None) -> tuple[str, ...]:
-    """Addresses that a peer at this IP can know; None: a peer on the internet. A remote peer must
-    not make us dial our own machine or local network."""
+    """Addresses that a peer at this IP (None: on the internet) can know. A remote peer must not
+    make us dial our own machine or local network."""
     return not_nearer(addresses, GLOBAL if teller_ip is None else reach_of_ip(teller_ip))
 
 
 def not_nearer(addresses: Sequence[str], nearest: int) -> tuple[str, ...]:
-    """Addresses of at least this scope. Never names: one may stand for any address, and lookups
-    cost work."""
+    """Addresses of at least this scope. Never names: one may stand for any address."""
     numbers = (address for address in addresses if not _NAME.match(address))
     least = max(nearest, THIS_MACHINE)
     return tuple(address for address in numbers if reach_of(address) >= least)

@@ -1,9 +1,8 @@
 """A distributed hash table of the members of each run (Kademlia).
 
-Any known node of any run is enough to find one's own: each node announces itself to the nodes whose
-ids are closest (by XOR, 256 bits) to the run's key, and asks them for others. A peer can announce
-only itself, over a connection that proved its id. Answers are bounded hearsay; only peers that
-answered are passed on. Upstream's table dials and stores whatever strangers name.
+Each node announces itself to the nodes whose ids are closest (by XOR, 256 bits) to the run's key,
+and asks them for others. So any known node of any run is enough to find one's own. A peer can
+announce only itself, over a connection that proved its id. Only peers that answered are passed on.
 """
 
 import hashlib
@@ -81,7 +80,7 @@ Where = tuple[str, ...]
 
 
 class Table:
-    """Peers that answered, in buckets by distance. A full bucket keeps its peers while they answer,
+    """Peers that answered, in buckets by distance. A full bucket keeps them while they answer,
     except the newest of an origin that has more than a newcomer's."""
 
     def __init__(self, own: bytes) -> None:
@@ -107,8 +106,8 @@ class Table:
 
 
 class Store:
-    """Announced members by run, for a limited time. When full, the oldest of the largest origin
-    goes."""
+    """Announced members by run, for `PROVIDER_LIFE_S`. When full, the oldest of the largest
+    origin goes."""
 
     def __init__(self) -> None:
         self.runs: dict[bytes, BoundedTable[PeerId, tuple[float, Where]]] = {}
@@ -124,7 +123,6 @@ class Store:
         now_s: float,
         path: OriginPath = (),
     ) -> None:
-        """Store a peer's announcement. `path`: its origin."""
         entry = now_s + PROVIDER_LIFE_S, tuple(addresses[:ADDRESSES_MAX])
         run = self.runs.setdefault(key, BoundedTable(PROVIDERS_PER_KEY_MAX))
         of_run = run.put(peer, entry, path)
@@ -170,7 +168,7 @@ class _Lookup:
     answered: list[PeerId] = field(default_factory=list)
 
     def next(self, number: int) -> list[PeerId]:
-        """Next peers to ask: the closest not asked yet, until enough were asked."""
+        """The closest peers not asked yet, until enough were asked."""
         left = min(number, LOOKUP_PEERS_MAX - len(self.asked))
         open_ones = [peer for peer in self.where if peer not in self.asked]
         chosen = self._closest(open_ones, self.asked)[: max(0, left)]
@@ -178,12 +176,12 @@ class _Lookup:
         return chosen
 
     def holders(self) -> list[PeerId]:
-        """Peers that get our announcement: the closest that answered."""
+        """The closest peers that answered; they get our announcement."""
         return self._closest(self.answered, ())[:HOLDERS]
 
     def _closest(self, peers: Iterable[PeerId], taken: Iterable[PeerId]) -> list[PeerId]:
-        """Order by distance, but one of each origin before two of any: making many close keys gains
-        nothing."""
+        """Order by distance, but one of each origin before two of any, so that many close keys
+        gain nothing."""
         turns = Counter(self._path(peer) for peer in taken)
         ordered: list[tuple[int, int, PeerId]] = []
         for peer in sorted(peers, key=lambda p: distance(self.key, point_of(p))):
@@ -193,7 +191,7 @@ class _Lookup:
         return [peer for _, _, peer in sorted(ordered)]
 
     def _path(self, peer: PeerId) -> OriginPath:
-        """Address block of a peer as it was named; the peer itself if not public."""
+        """Public address block of a peer as it was named; else the peer itself."""
         ips = [ip for address in self.where[peer] if (ip := ip_in(address)) and is_public(ip)]
         return path_of(ips[0])[:2] if ips else (peer,)
 
@@ -202,7 +200,7 @@ Found = Callable[[PeerId, Sequence[str]], None]
 
 
 class Dht:
-    """One node's part in the table. `run` works until cancelled."""
+    """One node's part in the table."""
 
     def __init__(
         self,
@@ -215,7 +213,7 @@ class Dht:
         rng: Random,
         serves: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`serves` False: a client that asks and is not asked, because nobody can dial it."""
+        """`serves` False: a client, which nobody can dial."""
         self._key = key
         self._transport = gater.transport
         self._gater = gater

@@ -1,15 +1,12 @@
 """Discovery: bootstrap, hello, heartbeat, address book.
 
-Each connected peer gets a signed `Hello`, then repeats as heartbeat; its answer names other peers.
-The address book keeps proven addresses across restarts. Peers of other runs are left.
+Each connected peer gets a signed `Hello`, then repeats as heartbeat; the answer names other peers.
+Peers of other runs are left. A split swarm rejoins: the book keeps proven addresses, and a node
+with enough peers still dials one more now and then. Names told by peers are hearsay: few are kept,
+and dialling them delays no hello.
 
-A swarm that was split rejoins: proven peers are not forgotten, and a node with enough peers still
-dials one more now and then. Names told by peers are hearsay: few are kept from each, apart from
-proven ones, and dialling them delays no hello.
-
-A hello also guards the identity: peers return the newest hello that another process sent under the
-newcomer's key. Only the key's holder can have signed it, and its time shows that the process is
-alive.
+A hello also guards the identity: peers return the newest hello of another process under the
+newcomer's key.
 """
 
 import logging
@@ -90,7 +87,7 @@ class PeerInfo:
 
 # Long: hellos both ways and the address book share one table of peers.
 class Discovery:
-    """Membership of one node in the swarm. `run` works until cancelled."""
+    """Membership of one node in the swarm."""
 
     def __init__(
         self,
@@ -140,7 +137,6 @@ class Discovery:
 
     @property
     def meets_strangers(self) -> bool:
-        """True if a bootstrap peer takes part in another run."""
         return bool(self._strange())
 
     def _strange(self) -> dict[str, str]:
@@ -154,11 +150,7 @@ class Discovery:
         }
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Join and stay joined.
-
-        Raises:
-            IdentityInUse: an older live process runs under our key.
-        """
+        """Join and stay joined. IdentityInUse: an older live process runs under our key."""
         self._transport.serve(
             HELLO_PROTOCOL,
             self._serve_hello,
@@ -235,8 +227,7 @@ class Discovery:
             self._start_dial(nursery, peer)
 
     def _dial_extra(self, nursery: trio.Nursery) -> None:
-        """With enough peers, dial one more now and then: it may belong to a separated part of the
-        swarm."""
+        """With enough peers, dial one more now and then, maybe of a separated part of the swarm."""
         connected = self._transport.peers()
         now = trio.current_time()
         if len(connected) < PEERS_WANTED or now - self._last_dial_s < EXTRA_DIAL_S:
@@ -304,8 +295,8 @@ class Discovery:
     # --- hello -----------------------------------------------------------------------------
 
     async def _greet_regularly(self, nursery: trio.Nursery) -> None:
-        """Greet new peers soon and a few others at each beat; the cost does not grow with the
-        number of connections."""
+        """Greet new peers soon and a few others at each beat, so that the cost does not grow
+        with the number of connections."""
         next_beat = trio.current_time()
         while True:
             now, connected = trio.current_time(), self._transport.peers()
@@ -382,7 +373,7 @@ class Discovery:
         return tuple(PackageBody(name=n, version=v) for n, v in self._packages.items())
 
     def _compare(self, peer: PeerId, theirs: Sequence[PackageBody]) -> None:
-        """Note the packages that differ, in one line per peer: tasks may then differ."""
+        """Note the packages that differ: tasks may then differ."""
         other = [
             (each, self._packages[each.name])
             for each in theirs
@@ -402,7 +393,6 @@ class Discovery:
             )
 
     def _plausible(self, teller: PeerId, peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
-        """Addresses in a peer's answer that it can know and we can dial."""
         return plausible(addresses_of_peer(peer, addresses), self._transport.ip_of(teller))
 
     def _learn_hearsay(self, teller: PeerId, known_peers: Sequence[KnownPeer]) -> None:
@@ -488,7 +478,7 @@ class Discovery:
         return tuple(self._rng.sample(known, min(len(known), KNOWN_PEERS_TOLD)))
 
     def _record_instance(self, peer: PeerId, instance: bytes, record: bytes) -> bytes | None:
-        """Keep this hello. Returns the newest one of another instance of the same peer."""
+        """Keep this hello; returns the newest one of another instance of the peer."""
         where = self._gater.path_of(peer)
         instances = self._heard.obtain(peer, lambda: BoundedTable(2), where)
         instances.put(instance, record)
@@ -510,7 +500,6 @@ def _peer_of(address: str) -> PeerId:
 
 
 def _own_hello_of(peer: PeerId, record: bytes) -> Hello:
-    """The hello, if its sender signed it."""
     signer, hello = codec.decode_hello(record)
     if signer != peer:
         raise RemoteProtocolError(Reject.WRONG_PRODUCER, "hello of another peer")

@@ -1,8 +1,8 @@
 """Invitations to a swarm, and the join key of a private one.
 
-An invitation is one line: addresses, run, and the join key of a private swarm. A holder of the key
-can join and invite others. It is kept in a file with mode 0600 and never shown in logs, errors or
-status. The wire uses only keys derived from it.
+An invitation is one line: addresses, run, and the join key of a private swarm, whose holders can
+join and invite others. The key is in a file with mode 0600 and never in logs, errors or status. The
+wire uses only keys derived from it.
 """
 
 import argparse
@@ -53,11 +53,8 @@ class JoinKey:
         return hashlib.sha256(DISCOVERY_DOMAIN + self.secret).digest()
 
     def save(self, path: Path) -> None:
-        """Write the key to a new file with mode 0600.
-
-        Raises:
-            ConfigError: the file exists, or cannot be written.
-        """
+        """Write the key to a new file with mode 0600; ConfigError if it exists or cannot be
+        written."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -74,11 +71,8 @@ class JoinKey:
 
     @classmethod
     def load(cls, path: Path) -> "JoinKey | None":
-        """Read a key file. None: there is none.
-
-        Raises:
-            ConfigError: unreadable, readable by others, or no key.
-        """
+        """Read a key file; None: there is none. ConfigError: unreadable, readable by others, or
+        no key."""
         try:
             if path.stat().st_mode & 0o077:
                 raise ConfigError(f"join key {path} can be read by others: run chmod 600 {path}")
@@ -110,7 +104,6 @@ class Invitation:
     key: JoinKey | None = None
 
     def encode(self) -> str:
-        """The invitation as one word."""
         body = _Body(
             run_id=self.run_id,
             addresses=self.addresses[:INVITE_ADDRESSES_MAX],
@@ -121,11 +114,7 @@ class Invitation:
 
     @classmethod
     def decode(cls, text: str) -> "Invitation":
-        """Parse an invitation.
-
-        Raises:
-            ConfigError: it is invalid. The error quotes nothing of it.
-        """
+        """Parse an invitation; ConfigError, which quotes nothing of it, if it is invalid."""
         text = text.strip()
         if not text.startswith(INVITE_PREFIX) or len(text) > INVITE_CHARS_MAX:
             raise ConfigError(f"no invitation: it starts with {INVITE_PREFIX}; copy it whole")
@@ -147,11 +136,8 @@ def _checksum(raw: bytes) -> bytes:
 
 
 def read_allow_list(path: Path) -> frozenset[str]:
-    """Peer ids in a file, one a line; `#` begins a comment.
-
-    Raises:
-        ConfigError: unreadable, or a line is no peer id.
-    """
+    """Peer ids in a file, one a line; `#` begins a comment. ConfigError: unreadable or no peer
+    id."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -175,7 +161,7 @@ LINE_CHARS_MAX: Final = 8192
 
 
 def add_invitation(parser: argparse.ArgumentParser, help: str) -> None:
-    """The flags by which a command takes an invitation; `take_invitation` reads them."""
+    """Add the flags that `take_invitation` reads."""
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
         "--invite", metavar="TEXT",
@@ -185,11 +171,8 @@ def add_invitation(parser: argparse.ArgumentParser, help: str) -> None:
 
 
 def take_invitation(options: argparse.Namespace) -> str | None:
-    """The invitation that a command was given, with `options.invite` set to it; None: none was.
-
-    Raises:
-        ConfigError: its file cannot be read, or by others too; or nothing came by standard input.
-    """
+    """The invitation of a command, None without one; sets `options.invite` to it. ConfigError:
+    its file is unreadable or open to others, or standard input is empty."""
     file, options.invite_file = getattr(options, "invite_file", None), None
     text: str | None = getattr(options, "invite", None)
     if file is not None:

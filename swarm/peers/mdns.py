@@ -1,11 +1,10 @@
 """Discovery on the local network by multicast DNS.
 
-Each node announces its peer id, addresses, and a tag made from the run id and the join key: members
-recognise it, others learn neither. Results are hearsay.
+Each node announces its peer id, addresses, and a tag made from the run id and the join key, which
+only members recognise. Results are hearsay.
 
-A name announced with its text is processed at once. Other names wait, and `LOOKUPS_AT_A_TIME`
-random ones are queried, so thousands of announcements delay nobody. zeroconf runs in its own
-threads and remembers every name: it is restarted after `NAMES_MAX` of them.
+Names that come without their text wait, and `LOOKUPS_AT_A_TIME` random ones are queried. zeroconf
+runs in its own threads and remembers every name: it is restarted after `NAMES_MAX` of them.
 """
 
 import hashlib
@@ -65,13 +64,8 @@ async def run_lan(
     interfaces: Sequence[str] | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Announce `addresses` and report peers with the same tag, until cancelled.
-
-    `interfaces` are IP addresses of this machine; None: all.
-
-    Raises:
-        LanUnavailable: there is no multicast.
-    """
+    """Announce `addresses` and report peers with the same tag, until cancelled. LanUnavailable:
+    no multicast. `interfaces`: IP addresses of this machine; None: all."""
     token = trio.lowlevel.current_trio_token()
 
     def report(other: PeerId, where: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Port forwarding at the home router (UPnP).
 
-miniupnpc blocks, so calls run in one thread with a time limit; a silent router delays only that
-thread. The router's claim about our address counts once peers have dialled it.
+miniupnpc blocks, so one thread calls it with a time limit. The router's claim about our address
+counts once peers have dialled it.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,7 @@ class NoRouter(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A forwarded port, the same on both sides. `is_public` False: another router is in front, so
-    it is of little use."""
+    """A forwarded port, the same on both sides. Not `is_public`: another router is in front."""
 
     external_ip: str
     port: int
@@ -89,11 +88,7 @@ async def _in_thread(
 
 
 async def map_port(port: int, interface: str | None = None) -> Mapping:
-    """Forward a TCP port for `LEASE_S`.
-
-    Raises:
-        NoRouter: no router does.
-    """
+    """Forward a TCP port for `LEASE_S`, or raise NoRouter."""
     mapping: Mapping = await _in_thread(_map, port, interface)
     return mapping
 

@@ -1,17 +1,12 @@
-"""Deliveries in a simulated run: which groups were due where, came in time, and whether too few
-did. Pure.
+"""Deliveries in a simulated run: which groups were due where, and which came in time. Pure.
 
-**Due.** A group is due at each other honest host that can get it. Host and producer must be up,
-running, not cut off from each other, and have moving links. This holds from sharing until
-`patience_s` later, by the plan of faults. Bad links, faults of third hosts and faults just over
-excuse nothing. Pairs with an absent producer (`orphans_*`) or a stalled link (`stalled_*`) are
-counted, not judged; the rule of reach in `invariants.py` covers them.
+**Due**: a group is due at each other honest host if that host and the producer are up, joined and
+with moving links from sharing until `patience_s` later, by the plan of faults. Pairs with an absent
+producer (`orphans_*`) or a stalled link (`stalled_*`) are counted, not judged.
 
-**The floor** (`shortfalls`) follows from the number of hosts:
-
-- Overall, at most one in `hosts` of the due pairs may be missing: one deaf or mute host costs as
-  much.
-- At each host, and of each producer, at least half comes in time, if there are `PAIRS_MIN` pairs.
+**The floor** (`shortfalls`): at most one in `hosts` of the due pairs may be missing, as one deaf
+host costs as much. At each host, and of each producer, at least `HOST_SHARE_MIN` comes in time, if
+there are `PAIRS_MIN` pairs.
 """
 
 from collections import Counter

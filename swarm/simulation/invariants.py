@@ -1,7 +1,7 @@
-"""Limits of all collections in a node, by class and attribute.
+"""What must hold in every simulated run, and the limit of each collection in a node.
 
-Limits are the constants of the code. Tables by connected peer are bounded by their number. Any
-other collection may have `UNNAMED_MAX` entries, so one that grows with the swarm needs a line here.
+Tables by connected peer are bounded by their number. Any other collection may have `UNNAMED_MAX`
+entries unless it has a line in `LIMITS`.
 """
 
 import hashlib
@@ -141,14 +141,13 @@ LIMITS: Final[Mapping[str, int]] = {
 
 
 def limit_of(where: str, limits: Mapping[str, int]) -> int:
-    """Limit of a collection: its own or its class's."""
     of_class = limits.get(f"{where.partition('.')[0]}.*", UNNAMED_MAX)
     return limits.get(where, of_class)
 
 
 def collections_in(root: object) -> Iterator[tuple[str, int]]:
-    """Name and size of every collection reachable from an object of this project. The name is class
-    and attribute, with `[]` per nesting level."""
+    """Name and size of every collection reachable from an object of this project. The name is
+    class and attribute, with `[]` per nesting level."""
     seen: set[int] = set()
     todo: deque[tuple[str, Any, int]] = deque([(type(root).__name__, root, 0)])
     while todo:
@@ -191,7 +190,7 @@ LIARS_FOR_BLOCK_BAN = 4  # PROTOCOL.md, "What breaking a rule costs"
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken rule: time, host, rule, observation."""
+    """One broken rule."""
 
     at_s: float
     host: int
@@ -219,7 +218,7 @@ class BanRules:
 
 @dataclass(slots=True)
 class Invariants:
-    """Watches one run. Failed checks are added to `violations`."""
+    """Watches one run; failed checks are added to `violations`."""
 
     rules: RecordRules
     now_s: Callable[[], float]  # unix time
@@ -289,7 +288,7 @@ class Invariants:
         return group_id in self._stored.get(host, ())
 
     def trained(self, host: int, content: bytes) -> None:
-        """Check a foreign group that went to a trainer; `content` identifies groups."""
+        """Check that a foreign group went to a trainer once; `content` identifies it."""
         digest = hashlib.sha256(content).digest()
         seen = self._trained.setdefault(host, set())
         self.require(digest not in seen, host, "trainer", "a foreign group came twice")
@@ -353,8 +352,6 @@ class WatchedPool(Pool):
 
 
 class ByteWatch:
-    """Checks byte counts against a budget per second."""
-
     def __init__(self, bytes_per_s: float, slack_bytes: float, window_s: float) -> None:
         """`slack_bytes`: allowed overdraft, such as one answer."""
         self._rate = bytes_per_s
@@ -385,8 +382,8 @@ class PublishedGroup:
 def still_on_offer(
     published: Collection[PublishedGroup], rounds: int, adverts: int
 ) -> list[PublishedGroup]:
-    """Groups in the producer's newest adverts and rounds. A producer that lost a checkpoint repeats
-    a round with other tasks."""
+    """Groups in the producer's newest adverts and rounds. A producer that lost a checkpoint
+    repeats a round with other tasks."""
     by_host: dict[int, dict[tuple[float, int], list[PublishedGroup]]] = {}
     for each in published:
         advert = (each.expires_at_s, each.round)  # identifies an advert

@@ -1,9 +1,8 @@
-"""The process that owns a lab's namespaces and carries its packets.
+"""The process that owns a lab's namespaces and carries its packets: `python -m
+swarm.simulation.lab_process`.
 
-    python -m swarm.simulation.lab_process
-
-Reads a plan from `lab.py` as one line of JSON, answers with the hosts' locations, then reads one
-command per line until the input ends. Then it ends all processes in its networks.
+Reads a plan as one line of JSON, answers with the hosts' locations, then reads one command per line
+until the input ends. Then it ends all processes in its networks.
 """
 
 import ipaddress
@@ -93,11 +92,7 @@ class BuiltNetwork:
 
 
 def build(plan: Mapping[str, Any], made: BuiltNetwork) -> None:
-    """Build a plan.
-
-    Raises:
-        ConfigError: the machine does not allow it.
-    """
+    """Build a plan; ConfigError: the machine does not allow it."""
     for name, profile in plan["hosts"].items():
         made.paths[name] = made.on_the_network(name, profile).path
     for number, home in enumerate(plan["homes"]):
@@ -140,7 +135,6 @@ def _write_line(answer: object) -> None:
 
 
 def main() -> None:
-    """Run a lab until its owner is gone."""
     plan = json.loads(sys.stdin.buffer.readline())
     made = BuiltNetwork(mtu=plan["mtu"])
     try:

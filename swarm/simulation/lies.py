@@ -1,9 +1,5 @@
-"""Everything that a message can lie about, told to real nodes: one catalogue for all tests.
-
-Each `Lie` says how it is to be counted (`reason`), or that it must change nothing (`reason` None):
-what it claims is used by nobody. What lies below messages (slow streams, many connections) needs
-sockets and is not in here.
-"""
+"""The catalogue of lies that a message can tell. Lies below messages (slow streams, many
+connections) need sockets."""
 
 import gzip
 import struct
@@ -42,7 +38,7 @@ FLOOD_PARALLEL = 4  # as many as one peer may have open
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """One entry of the catalogue. `reason` None: the claim is used by nobody and costs nothing."""
+    """`reason`: how it must be counted; None: the claim is used by nobody and costs nothing."""
 
     name: str
     tell: Callable[[Liar], Awaitable[None]]
@@ -104,7 +100,7 @@ async def signature(liar: Liar) -> None:
 
 @_lie(Reject.BAD_SIGNATURE)
 async def signature_of_another_kind(liar: Liar) -> None:
-    """What was signed as an advert, as a group."""
+    """A signature for an advert, on a group."""
     group_id, record = codec.sign_group(liar.group(), liar.identity)
     payload = msgpack.unpackb(record)["payload"]
     await liar.offer(liar.seal(payload, ADVERT_DOMAIN), group_id)
@@ -121,7 +117,6 @@ async def signer(liar: Liar) -> None:
 
 @_lie(Reject.WRONG_PRODUCER)
 async def record_of_another_producer(liar: Liar) -> None:
-    """An honest peer's record in an advert of its own."""
     theirs = liar.make_group(liar.victim.peer_id, liar.group().task.index)
     group_id, record = codec.sign_group(theirs, liar.victim)
     await liar.offer(record, group_id)
@@ -188,7 +183,7 @@ _forge("claimed_zero_advantage", Reject.MALFORMED, lambda b: b.update(advantages
 
 @_lie(Reject.MALFORMED)
 async def claimed_zero_advantage_in_the_advert(liar: Liar) -> None:
-    """Others' groups would not be worth a fetch, if such a field existed."""
+    """A claim that others' groups are not worth a fetch, in a field that does not exist."""
     body = liar.advert([liar.entry()]).model_dump()
     body["groups"][0]["informative"] = False
     await liar.publish(liar.seal(msgpack.packb(body), ADVERT_DOMAIN))
@@ -309,14 +304,13 @@ _bytes("signed_zip_bomb", Reject.MALFORMED, lambda li: li.seal(gzip.compress(byt
 
 @_lie(Reject.OVERSIZE)
 async def values_bomb(liar: Liar) -> None:
-    """Ever so many tiny values inside all limits on lengths."""
+    """Many tiny values inside all limits on lengths."""
     tiny: list[list[Body]] = [[{} for _ in range(60)] for _ in range(60)]
     await liar.offer(liar.seal(msgpack.packb({"completions": tiny})))
 
 
 @_lie(Reject.NOT_REQUESTED)
 async def one_id_for_another_content(liar: Liar) -> None:
-    """A good record under an id that is not its own."""
     _, record = codec.sign_group(liar.group(), liar.identity)
     await liar.offer(record, liar.rng.randbytes(32))
 
@@ -338,7 +332,7 @@ async def answer_too_large(liar: Liar) -> None:
 
 @_lie(Reject.UNAVAILABLE)
 async def silence(liar: Liar) -> None:
-    """Groups that exist nowhere, and no answer to who asks for them."""
+    """Groups that exist nowhere, and no answer to requests for them."""
     liar.silent = True
     try:
         for _ in range(8):
@@ -421,7 +415,7 @@ async def advert_signature(liar: Liar) -> None:
 
 @_lie(Reject.MALFORMED)
 async def recent_adverts_garbage(liar: Liar) -> None:
-    """In answer to who asks for adverts that it missed."""
+    """In answer to a request for missed adverts."""
     liar.adverts_reply, before = liar.rng.randbytes(300), liar.adverts_asked
     for _ in range(60):
         if liar.adverts_asked == before:
@@ -441,7 +435,7 @@ async def size_of_a_group(liar: Liar) -> None:
 
 
 def hello(liar: Liar, identity: Identity) -> bytes:
-    """A proper hello, signed by whomever."""
+    """A proper hello, signed by `identity`."""
     now_s = int(liar.now_s())
     body = Hello(
         type="hello",
@@ -475,7 +469,7 @@ async def hello_reply_oversize(liar: Liar) -> None:
 
 @_lie(Reject.BAD_SIGNATURE)
 async def other_instance_forged(liar: Liar) -> None:
-    """ "Somebody else runs under your key", with a signature that nobody made."""
+    """A claim that another process uses the receiver's key, with a false signature."""
     envelope = msgpack.unpackb(hello(liar, liar.identity))
     envelope["signature"] = bytes(64)
     liar.other_hello = msgpack.packb(envelope)
@@ -485,7 +479,6 @@ async def other_instance_forged(liar: Liar) -> None:
 
 @_lie(None)
 async def known_peers_invented(liar: Liar) -> None:
-    """Names of peers that do not exist."""
     found = []
     for _ in range(32):
         peer = Identity(liar.rng.randbytes(32)).peer_id
@@ -497,7 +490,6 @@ async def known_peers_invented(liar: Liar) -> None:
 
 @_lie(Reject.MALFORMED)
 async def known_peers_without_a_key(liar: Liar) -> None:
-    """A name that nobody can have."""
     liar.known_peers = (KnownPeer(peer_id="nobody", addresses=("/memory/1/p2p/nobody",)),)
     await trio.sleep(12.0)
     liar.known_peers = ()

@@ -1,13 +1,12 @@
 """Delay and loss of messages between two hosts.
 
 A message waits for its sender's shared uplink and occupies it for `bytes / up`. Latency and
-exponential jitter follow, then the receiver's downlink for `bytes / down`, overlapping with
-arrival. It begins with TCP's slow start: ten packets per round trip, doubling until the link is
-full. Paths are not remembered, except for `warm_s`.
+exponential jitter follow, then the receiver's downlink for `bytes / down`. It begins with TCP's
+slow start: ten packets per round trip, doubling until the link is full. Paths are not remembered,
+except for `warm_s`.
 
-Gossip is lost as whole messages. Requests and responses are TCP transfers: lost packets are sent
-again after a round trip, or after a timeout at the end of a message. A clogged link stalls in both
-directions and then goes on.
+Gossip is lost as whole messages. In TCP transfers (requests and responses) lost packets are sent
+again after a round trip, or after a timeout at the end of a message.
 """
 
 import ipaddress
@@ -74,7 +73,6 @@ class SimulatedLinks:
         return self._hosts.get(host, self._profile)
 
     def change(self, host: PeerId, profile: LinkProfile) -> None:
-        """Change a host's profile for later messages."""
         self._hosts[host] = profile
 
     def clog(self, host: PeerId, until_s: float) -> None:
@@ -156,8 +154,8 @@ class SimulatedLinks:
 
 
 def _slow_start_s(size: int, path: LinkProfile) -> float:
-    """Delay by slow start. The rate doubles each round trip from `STARTUP_GAIN * WINDOW_BYTES`: an
-    exponential whose integral is the bytes sent."""
+    """Delay by slow start. The rate doubles each round trip from `STARTUP_GAIN * WINDOW_BYTES`:
+    an exponential whose integral is the bytes sent."""
     round_trip_s = 2.0 * path.latency_s
     rate = min(path.up_bytes_per_s, path.down_bytes_per_s)
     first_bytes = STARTUP_GAIN * WINDOW_BYTES  # per round trip at the initial rate
@@ -230,11 +228,7 @@ PROFILES: Mapping[str, tuple[LinkProfile, ...]] = {
 
 
 def links_of(name: str, hosts: int) -> tuple[LinkProfile, ...]:
-    """Link of each host by index.
-
-    Raises:
-        ConfigError: there is no such profile.
-    """
+    """Link of each host by index; ConfigError: there is no such profile."""
     if name not in PROFILES:
         raise ConfigError(f"profile {name}: no such profile; known: {', '.join(sorted(PROFILES))}")
     mix = PROFILES[name]

@@ -1,8 +1,6 @@
-"""Fault plans for a simulated network.
+"""Fault plans for a simulated network, drawn from a seed.
 
-A `Fault` gives kind, time, duration and number of hosts. `plan` draws times and hosts from a seed.
-`draw_faults` draws the faults; each family is absent from half of all runs, so that faults hidden
-by others show.
+Each family of faults is absent from half of all runs, so that faults hidden by others show.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -123,8 +121,7 @@ def _draw_fault(kind: Kind, rng: Random, until_s: float) -> Fault:
 
 
 class FaultRunner:
-    """Carries out a plan. Time counts from the call of `run`. `crash` and `restart` are the
-    caller's functions for a host."""
+    """Carries out a plan. `crash` and `restart` are the caller's functions for a host."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Carries IP packets between hosts by their link profiles.
 
-The model is that of `swarm.simulation.links`, per packet: uplink, latency and jitter, downlink.
-Queues before both links are bounded and overflow. `duplication` has no effect.
+The model is that of `swarm.simulation.links`, per packet. Queues before both links are bounded and
+overflow. `duplication` has no effect.
 """
 
 import heapq

@@ -1,6 +1,6 @@
-"""Network namespaces that live as long as this process holds them. They have no name in the file
-system; others enter by `Namespace.path`, for example with `nsenter --net=PATH`.
-"""
+"""Hosts with real sockets on slow, lossy and masqueraded links, in network namespaces that live
+as long as this process holds them. Others enter by `Namespace.path`, for example with `nsenter
+--net=PATH`."""
 
 import ctypes
 import fcntl
@@ -49,11 +49,7 @@ class Namespace:
 
 
 def new_namespace() -> Namespace:
-    """Make a network with loopback only.
-
-    Raises:
-        ConfigError: this process may not.
-    """
+    """Make a network with loopback only; ConfigError: this process may not."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         _check(_libc.unshare(CLONE_NEWNET))
@@ -87,18 +83,13 @@ def open_tun() -> int:
 
 
 def configure(*commands: str) -> None:
-    """Run `ip` commands in the current namespace.
-
-    Raises:
-        ConfigError: one failed.
-    """
+    """Run `ip` commands in the current namespace; ConfigError if one fails."""
     run("ip", "-batch", "-", text="\n".join(commands))
 
 
 def masquerade(*, symmetric: bool) -> None:
-    """Make this namespace a home router: outbound packets get its address, inbound ones must answer
-    outbound ones. Source ports are kept if free; a `symmetric` router changes them for each
-    connection."""
+    """Make this namespace a home router, which lets only answers in. Source ports are kept if
+    free; a `symmetric` router changes them for each connection."""
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     answers_only = f'iifname "{WAN}" ct state established,related accept; iifname "{WAN}" drop'
     source_nat = f'oifname "{WAN}" masquerade {"fully-random" if symmetric else ""}'
@@ -116,11 +107,7 @@ def masquerade(*, symmetric: bool) -> None:
 
 
 def run(*command: str, text: str) -> None:
-    """Run a command with this input.
-
-    Raises:
-        ConfigError: it failed or is not there.
-    """
+    """Run a command with this input; ConfigError if it fails or is not there."""
     try:
         done = subprocess.run(
             command,
@@ -152,8 +139,8 @@ def close_all(namespaces: Collection[Namespace]) -> None:
 
 
 def _is_inside(process: Path, numbers: Collection[int], entrances: Collection[bytes]) -> bool:
-    """True if a process is in one of the networks, or an `nsenter` on its way in. The order of the
-    checks matters: the latter becomes the former."""
+    """True if a process is in one of the networks, or an `nsenter` on its way in. The order of
+    the checks matters: the latter becomes the former."""
     arguments = (process / "cmdline").read_bytes().split(b"\0")
     return any(word in entrances for word in arguments[:2]) or (
         (process / "ns/net").stat().st_ino in numbers
@@ -175,10 +162,10 @@ PROBE_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Hosts on a local network behind a masquerading router that lets nobody in.
+    """Hosts on an unlimited local network behind a masquerading router that lets nobody in.
 
-    `profile` is the router's access link; the local network is unlimited. The router keeps source
-    ports; a `symmetric` one takes a random port per connection.
+    `profile` is the router's access link. A `symmetric` router takes a random port per connection,
+    others keep source ports.
     """
 
     name: str
@@ -202,7 +189,6 @@ class Lab:
         return self._process.pid
 
     def hosts(self) -> tuple[str, ...]:
-        """All hosts without the routers."""
         return tuple(self._paths)
 
     def address(self, name: str) -> str:
@@ -258,11 +244,8 @@ def open_lab(
     """Make hosts on a public network and behind routers.
 
     `seed` draws jitter and loss; kernel timing still varies. `mtu` in bytes is that of the access
-    links; a larger one carries more.
-
-    Raises:
-        ConfigError: the machine does not allow it (see `missing`), a name is used twice, or there
-            are too many hosts.
+    links. ConfigError: the machine does not allow it (see `missing`), a name is used twice, or
+    there are too many hosts.
     """
     _check_names(hosts, homes)
     plan = {

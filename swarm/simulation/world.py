@@ -1,9 +1,8 @@
 """Deterministic runs under a virtual clock.
 
-Trio shuffles the ready tasks, so a virtual clock alone does not fix the order of simultaneous
-events. Only this file touches trio's private scheduler; it refuses an unknown trio. `Freezer` holds
-up the tasks of one host. Runs must not use threads, processes, sockets, the wall clock, or the
-order of sets.
+Trio shuffles the ready tasks, so the clock alone does not fix the order of simultaneous events.
+Only this file touches trio's private scheduler; it refuses an unknown trio. Runs must not use
+threads, processes, sockets, the wall clock, or the order of sets.
 """
 
 import hashlib
@@ -39,11 +38,7 @@ _QUEUE = "runq"
 
 
 def deterministic_run(async_fn: Callable[..., Awaitable[T]], *args: Any, seed: int | str) -> T:
-    """`trio.run` under a virtual clock, with scheduling drawn from `seed`.
-
-    Raises:
-        LocalProtocolError: this trio's scheduler cannot be seeded.
-    """
+    """`trio.run` under a virtual clock, with scheduling drawn from `seed`."""
     rng = getattr(scheduler, _RANDOM, None)
     before = getattr(scheduler, _FLAG, None)
     if not isinstance(rng, Random) or not isinstance(before, bool):
@@ -60,17 +55,12 @@ def deterministic_run(async_fn: Callable[..., Awaitable[T]], *args: Any, seed: i
 
 class Freezer:
     """Suspends all tasks that run a host's code. Answers and timeouts in between take effect on
-    waking. Use only inside a running trio."""
+    waking."""
 
     def __init__(self) -> None:
         self._frozen: dict[PeerId, list[Any]] = {}
 
     def freeze(self, host: PeerId) -> None:
-        """Suspend the host's tasks.
-
-        Raises:
-            LocalProtocolError: this trio's run queue cannot be replaced.
-        """
         self._frozen.setdefault(host, [])
         runner = scheduler.GLOBAL_RUN_CONTEXT.runner
         before = getattr(runner, _QUEUE, None)
@@ -82,7 +72,6 @@ class Freezer:
         setattr(runner, _QUEUE, queue)
 
     def thaw(self, host: PeerId) -> None:
-        """Resume the host's tasks."""
         held = self._frozen.pop(host, [])
         getattr(scheduler.GLOBAL_RUN_CONTEXT.runner, _QUEUE).extend(held)
 
@@ -121,8 +110,8 @@ TRACE_LINES_MAX = 10_000
 
 
 class SimulatedWorld:
-    """`hosts` identities and their network, drawn from one seed. `trace` holds the newest events;
-    `trace_hash` covers all."""
+    """Identities of `hosts` and their network, drawn from one seed. `trace` holds the newest
+    events; `trace_hash` covers all."""
 
     def __init__(
         self,
@@ -133,8 +122,8 @@ class SimulatedWorld:
         profiles: Mapping[int, LinkProfile] | None = None,
         ips: Sequence[str] | None = None,
     ) -> None:
-        """`profiles`: links of single hosts by index. `ips`: address of each host; None: public
-        ones, each in its own block."""
+        """`profiles`: links of single hosts by index. `ips`: None: public addresses, each in its
+        own block."""
         self.seed = seed
         self.ips = separate_ips(hosts) if ips is None else tuple(ips)
         self.identities = tuple(
@@ -153,7 +142,6 @@ class SimulatedWorld:
         self._hash = hashlib.sha256()
 
     def rng(self, name: str) -> Random:
-        """A random generator for this name."""
         return Random(f"{self.seed}/{name}")
 
     def peer_id(self, host: int) -> PeerId:
@@ -178,8 +166,7 @@ class SimulatedWorld:
             RUNS_ON.reset(token)
 
     def pause(self, host: int, for_s: float) -> None:
-        """Suspend a host like a closed laptop: its tasks (see `on`) stop, messages to it wait, and
-        on waking time has jumped."""
+        """Suspend a host like a closed laptop: its tasks stop and messages to it wait."""
         self._last_pause += 1
         number = self._pauses[host] = self._last_pause
         self.record(f"pause {host}")
@@ -205,7 +192,7 @@ class SimulatedWorld:
         self.links.clog(self.peer_id(host), trio.current_time() + for_s)
 
     def kill_newborn(self, host: int, for_s: float) -> None:
-        """Close a host's connections, and for a while each new one as soon as it is admitted."""
+        """Close a host's connections, and for a while each new one once admitted."""
         self.record(f"stillborn {host}")
         peer = self.peer_id(host)
         self._stillborn_until_s[peer] = trio.current_time() + for_s
@@ -286,12 +273,7 @@ class Wan:
         timeout_s: float = 3600.0,
     ) -> T:
         """Run `main` in a new world. `profile`: a name, one link for all hosts, or one per host.
-        `timeout_s` is virtual.
-
-        Raises:
-            ConfigError: there is no such profile.
-            TooSlowError: `main` took longer than `timeout_s`.
-        """
+        `timeout_s` is virtual; beyond it TooSlowError."""
         if isinstance(profile, str):
             links: Sequence[LinkProfile] = links_of(profile, hosts)
         elif isinstance(profile, LinkProfile):
