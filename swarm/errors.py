@@ -1,20 +1,4 @@
-"""The error tree. Who is to blame decides what happens next.
-
-    SwarmError
-    ├── RemoteProtocolError    a peer broke the rules: count it under its reason, go on
-    ├── TransportError         the environment failed: retry with a budget
-    │   ├── PeerUnreachable    no connection could be made, or it was lost
-    │   │   └── DialHeldBack   none was tried: it is too soon for that address
-    │   ├── RequestTimeout     the answer did not come in time
-    │   └── RequestRefused     the peer is at its limit, or does not speak the protocol
-    ├── LocalProtocolError     we broke the rules: propagates and ends the node
-    ├── IdentityInUse          another live node runs under our key: the newcomer stops
-    ├── StorageFailed          the disk is full or broken: the node ends with one line
-    ├── StoreFull              no room for weights: this version is given up, the old one serves
-    ├── NoRoute                none of a version's artifacts leads to it from here: as StoreFull
-    ├── WeightsMismatch        weights are not what a manifest says: that version is not used
-    ├── ChildFailed            a child process of ours failed: restarted with back-off
-    └── ConfigError            bad input at start: one line, exit status 2
+"""The errors of this project, by who is to blame, which decides what happens next.
 
 `AssertionError` is always a bug of ours; it is never raised by a peer's bytes and never caught.
 """
@@ -59,7 +43,7 @@ class SwarmError(Exception):
 
 
 class RemoteProtocolError(SwarmError):
-    """A peer broke the rules; counted under `reason`.
+    """A peer broke the rules: counted under `reason`, and work goes on.
 
     `signer`: the peer whose signature over the bytes held, so that an honest relay is not blamed;
     None if nobody is proven to have made them.
@@ -73,7 +57,7 @@ class RemoteProtocolError(SwarmError):
 
 
 class TransportError(SwarmError):
-    """The network to a peer failed; the peer may be innocent."""
+    """The network to a peer failed, maybe by no fault of the peer: retried within a budget."""
 
 
 class PeerUnreachable(TransportError):
@@ -93,15 +77,15 @@ class RequestRefused(TransportError):
 
 
 class LocalProtocolError(SwarmError):
-    """This node broke a rule of its own; going on would be wrong."""
+    """This node broke a rule of its own: it ends."""
 
 
 class IdentityInUse(SwarmError):
-    """Another live node runs under this node's key."""
+    """Another live node runs under this node's key: the newcomer stops."""
 
 
 class ChildFailed(SwarmError):
-    """A child process (trainer, engine, verifier) ended or answered with an error."""
+    """A child process (trainer, engine, verifier) failed: restarted with back-off."""
 
 
 class WeightsMismatch(SwarmError):
@@ -114,7 +98,7 @@ class WeightsMismatch(SwarmError):
 
 
 class StorageFailed(SwarmError):
-    """The data directory can no longer be written or read."""
+    """The data directory can no longer be written or read: the node ends with one line."""
 
 
 class StoreFull(SwarmError):

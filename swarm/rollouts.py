@@ -190,8 +190,3 @@ def counters_fault(counters: Counters) -> str | None:
     if any(later[0] <= earlier[0] for earlier, later in pairwise(counters)):
         return "buckets that do not ascend"
     return "more successes than tries" if any(s > t for _, t, s in counters) else None
-
-
-def oldest_version(group: RolloutGroup) -> int:
-    """The oldest policy version that made a token of the group."""
-    return min(completion.policy_version for completion in group.completions)

@@ -57,7 +57,6 @@ from swarm.simulation.invariants import (
     Invariants,
     PublishedGroup,
     RecordRules,
-    Size,
     WatchedPool,
     limits_of,
     still_on_offer,
@@ -208,13 +207,12 @@ class _Simulation:
             seed=replay.seed,
             evaluate_every_rounds=0,
         )
-        size = Size(
+        self._limits = limits_of(
             replay.nodes - 1 + self._scenario.liars + self._scenario_hosts,
             BATCHES_FACTOR * FETCH_PARALLEL,
             PoolLimits().groups_max,
             external,
         )
-        self._limits = limits_of(size)
         self._learner: SimulatedLearner | None = None
         self._report = Report(replay)
         self._cold_bytes: Counter[str] = Counter()

@@ -14,7 +14,13 @@ import trio
 
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout, TransportError
 from swarm.exchange.adverts import AdvertCache, ProducerSampler
-from swarm.exchange.fetching import ExchangeRules, Fetcher, Verify
+from swarm.exchange.fetching import (
+    ADVERTS_PER_PRODUCER_MAX,
+    RECENT_ADVERTS_MAX,
+    ExchangeRules,
+    Fetcher,
+    Verify,
+)
 from swarm.exchange.pool import AddResult, AdvertisedGroup, Candidate, Pool
 from swarm.identity import Identity, PeerId
 from swarm.limits.bounded_table import BoundedTable
@@ -66,6 +72,7 @@ PRODUCERS_ENOUGH = 8  # to take in during a round, or more where much is wanted 
 PRODUCERS_PER_STOCKED_GROUP = 0.5  # each brings a group or more, which stays on offer for rounds
 SAMPLED_ROUND_S = 60.0  # at most
 CATCH_UPS_PER_LOOK_MAX = 4
+EXPIRE_S = 10.0  # between two removals of what has expired
 STOPPED_S = 10.0  # a look that is this late: the process was stopped, or the machine slept
 SERVE_SLACK_S = 5.0
 SERVE_SHARE_OF_ONE_PEER = 0.25  # of the bytes served in a second
@@ -105,24 +112,14 @@ class Exchange:
         self._runs_gater = gater is None
         self.gater = gater or ConnectionGater(transport, Ledger())
         self.ledger = self.gater.ledger
-        self._fetcher = Fetcher(
-            rules, transport, pool, verify, self.gater, self.candidates, runtime
-        )
-        self._offers = self._fetcher.offers
+        self.fetcher = Fetcher(rules, transport, pool, verify, self.gater, self.candidates, runtime)
+        self._offers = self.fetcher.offers
         self._advert_cache = AdvertCache(
-            rules.recent_adverts_max,
-            rules.recent_adverts_per_producer_max,
+            RECENT_ADVERTS_MAX,
+            ADVERTS_PER_PRODUCER_MAX,
             identity.peer_id,
             self._offers.is_proven,
         )
-
-    @property
-    def verifier_failures(self) -> int:
-        """Failures of our own verifier on fetched groups, which are fetched again."""
-        return self._fetcher.verifier_failures
-
-    def catching_up(self) -> tuple[int, int] | None:
-        return self._fetcher.catching_up()
 
     # --- what the round asks for -----------------------------------------------------------
 
@@ -218,7 +215,7 @@ class Exchange:
         groups: list[ScoredGroup] = await self._run_sync(self._take, group_ids, round_)
         for verified in groups:
             self.ledger.account(verified.group.producer).trained += 1
-        self._fetcher.wake()
+        self.fetcher.wake()
         return groups
 
     def _eligible(self) -> list[Candidate]:
@@ -268,7 +265,7 @@ class Exchange:
         await self._advertise_again()
         topic = adverts_topic(self._rules.run_id)
         heard = await self._transport.subscribe(
-            topic, self._judge_gossip, self._admits, self._sampler.asks
+            topic, self._hear_gossip, self._admits, self._sampler.asks
         )
         heard.close()  # the validator takes each advert in
         async with trio.open_nursery() as nursery:
@@ -278,7 +275,7 @@ class Exchange:
             nursery.start_soon(self._tell_again)
             if self._rules.stock_groups > 0:
                 nursery.start_soon(self._catch_up_forever)
-                nursery.start_soon(self._fetcher.run)
+                nursery.start_soon(self.fetcher.run)
             task_status.started()
 
     async def _serve_piece(self, peer: PeerId, payload: bytes) -> bytes:
@@ -363,10 +360,7 @@ class Exchange:
     def _admits(self, peer: PeerId) -> bool:
         return not self.gater.is_banned(peer) and self.gater.allows(Kind.ADVERT, peer)
 
-    def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
-        return self._hear_gossip(peer, payload, sampled=True)
-
-    def _hear_gossip(self, peer: PeerId, payload: bytes, *, sampled: bool = False) -> bool:
+    def _hear_gossip(self, peer: PeerId, payload: bytes, *, sampled: bool = True) -> bool:
         try:
             return self._hear(peer, payload, sampled=sampled)
         except RemoteProtocolError:
@@ -397,7 +391,7 @@ class Exchange:
         if self._offers.hear(advert, peer, trio.current_time(), told_by, addresses):
             if peer == producer:
                 self._offers.is_back(producer, trio.current_time())
-            self._fetcher.wake()
+            self.fetcher.wake()
         return True
 
     def _check_advert(self, advert: AdvertBody, peer: PeerId) -> None:
@@ -436,7 +430,7 @@ class Exchange:
                 if now - last > STOPPED_S:
                     stopped_until = now + again_s
                     to_ask.forget_all()
-                if now < stopped_until or self._fetcher.is_short_of_offers():
+                if now < stopped_until or self.fetcher.is_short_of_offers():
                     for peer in to_ask.draw(self._transport.peers(), now):
                         nursery.start_soon(self._catch_up, peer, to_ask)
                 last = now
@@ -463,11 +457,11 @@ class Exchange:
             return
         for record in reversed(reply.records):  # oldest first, so that the newest round wins
             if self._admits(peer):
-                self._hear_gossip(peer, record)
+                self._hear_gossip(peer, record, sampled=False)
 
     async def _expire_forever(self) -> None:
         while True:
-            await trio.sleep(self._rules.expire_interval_s)
+            await trio.sleep(EXPIRE_S)
             now_s = self._now_s()
             self._offers.expire(now_s)
             self._advert_cache.expire(now_s)

@@ -18,9 +18,9 @@ from swarm.errors import (
     Reject,
     RemoteProtocolError,
     RequestRefused,
+    RequestTimeout,
     TransportError,
 )
-from swarm.exchange import offers as large
 from swarm.exchange.holder_search import Found, HolderSearch
 from swarm.exchange.offers import Offer, OfferLimits, OfferTable
 from swarm.exchange.pool import AddResult, Candidate, Pool
@@ -36,10 +36,14 @@ from swarm.wire.messages import (
     GROUP_BYTES_MAX,
     GROUPS_REPLY_BYTES_MAX,
     PIECE_BYTES,
+    PIECE_REPLY_BYTES_MAX,
+    PIECES_PROTOCOL,
     ROLLOUTS_PROTOCOL,
     WANT_GROUPS_MAX,
     GroupsReply,
+    PieceReply,
     Want,
+    WantPiece,
 )
 
 BATCHES_FACTOR = 4  # times `fetch_parallel`: batches under way, late ones included, at most
@@ -98,8 +102,6 @@ class Trials:
         return True
 
 
-# The fetching side of the exchange: choose, fetch, verify, pool.
-
 Verify = Callable[[RolloutGroup], Awaitable[tuple[str, tuple[float, ...]]]]
 """Regenerates the task and scores the completions: group -> (prompt, rewards).
 
@@ -112,10 +114,12 @@ POOL_REJECTS = {
     AddResult.QUOTA: Reject.QUOTA,
 }
 OFFER_LIMITS = OfferLimits()
-ADVERTS_PER_PRODUCER_MAX = 4  # that others are told of
+RECENT_ADVERTS_MAX = 512  # kept for peers that ask
+ADVERTS_PER_PRODUCER_MAX = 4  # of them
 FETCH_RETRY_S = 2.0
 FAILED_REST_S = 30.0  # at first, for a producer that did not answer or answered against the rules
 BROKEN_HOLDER_REST_S = 600.0
+PIECE_RETRY_S = 0.5  # after a refusal between pieces: the budget of the peer refills
 REFUSED_REST_S = 2.0  # at first, for one that refused or had nothing
 VERIFIER_RETRY_S = 5.0
 POOL_AFTER_S = 0.5  # a group waits no longer than that, and the next one, for others of its answer
@@ -144,9 +148,6 @@ class ExchangeRules:
     serve_bytes_per_s: float = 8 * 1024 * 1024
     dial_timeout_s: float = 5.0
     catch_up_interval_s: float = 15.0
-    expire_interval_s: float = 10.0
-    recent_adverts_max: int = 512
-    recent_adverts_per_producer_max: int = ADVERTS_PER_PRODUCER_MAX
     offers: OfferLimits = OFFER_LIMITS
 
     @property
@@ -459,26 +460,14 @@ class Fetcher:
             self._open[peer] -= 1
             if not self._open[peer]:
                 del self._open[peer]
-        if scope.cancelled_caught and batch.given_up:
-            cut_off = self._transport.counters.answered == answered
-            return _Answer.CUT_OFF if cut_off else _Answer.NOTHING
-        if scope.cancelled_caught:
-            return _Answer.NOTHING  # others were quicker
+        cut_off = self._transport.counters.answered == answered
+        if scope.cancelled_caught:  # given up, or others were quicker
+            return _Answer.CUT_OFF if batch.given_up and cut_off else _Answer.NOTHING
         if isinstance(reply, _Answer):
-            return reply
+            return _Answer.CUT_OFF if reply is _Answer.SILENT and cut_off else reply
         return await self._take_all_in(batch, peer, reply)
 
     async def _request(
-        self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
-    ) -> Sequence[bytes] | _Answer:
-        counters = self._transport.counters
-        answered = counters.answered
-        reply = await self._try_request(peer, group_ids, size_bytes)
-        if reply is _Answer.SILENT and counters.answered == answered:
-            return _Answer.CUT_OFF
-        return reply
-
-    async def _try_request(
         self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
     ) -> Sequence[bytes] | _Answer:
         try:
@@ -512,16 +501,39 @@ class Fetcher:
         self, peer: PeerId, group_id: GroupId, size_bytes: int
     ) -> Sequence[bytes]:
         """Fetch one group in pieces; `_choose` puts it into a batch of its own."""
-        record = await large.fetch(
-            self._transport,
-            peer,
-            self._rules.run_id,
-            group_id,
-            size_bytes,
-            timeout_s=self._rules.timeout_s(size_bytes),
-            piece_timeout_s=self._rules.timeout_s(PIECE_BYTES),
-        )
-        return [] if record is None else [record]
+        record, timeout_s = bytearray(), self._rules.timeout_s(size_bytes)
+        with trio.move_on_after(timeout_s):
+            while len(record) < size_bytes:
+                want = WantPiece(
+                    type="want_piece",
+                    run_id=self._rules.run_id,
+                    group_id=group_id,
+                    piece=len(record) // PIECE_BYTES,
+                )
+                try:
+                    reply = await ask(
+                        self._transport,
+                        peer,
+                        PIECES_PROTOCOL,
+                        want,
+                        PieceReply,
+                        PIECE_REPLY_BYTES_MAX,
+                        self._rules.timeout_s(PIECE_BYTES),
+                    )
+                except RequestRefused:
+                    if not record:
+                        raise
+                    await trio.sleep(PIECE_RETRY_S)
+                    continue
+                if not reply.data:
+                    return []
+                if reply.size_bytes != size_bytes:
+                    raise RemoteProtocolError(Reject.MALFORMED, "a group of another size than told")
+                if len(reply.data) != min(PIECE_BYTES, size_bytes - len(record)):
+                    raise RemoteProtocolError(Reject.MALFORMED, "a piece of another size")
+                record += reply.data
+            return [bytes(record)]
+        raise RequestTimeout(f"{len(record)} of {size_bytes} bytes in {timeout_s:.0f} s")
 
     async def _take_all_in(self, batch: _Batch, peer: PeerId, answer: Sequence[bytes]) -> _Answer:
         good = 0

@@ -12,26 +12,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from random import Random
-from typing import Final
 
-import trio
-
-from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import OriginPath
 from swarm.limits.backoff import Backoff
 from swarm.limits.bounded_table import BoundedTable
-from swarm.peers.requests import ask
 from swarm.rollouts import GroupId
-from swarm.transport.base import Transport
-from swarm.wire.messages import (
-    PIECE_BYTES,
-    PIECE_REPLY_BYTES_MAX,
-    PIECES_PROTOCOL,
-    AdvertBody,
-    PieceReply,
-    WantPiece,
-)
+from swarm.wire.messages import AdvertBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +69,10 @@ class OfferTable:
         self._producers: BoundedTable[PeerId, _Producer] = BoundedTable(
             limits.producers_max, rank_of=lambda _, producer: int(producer.proven)
         )
+
+    def _of(self, producer: PeerId) -> _Producer:
+        """The producer's entry; a blank one, which is not kept, if it is not on the table."""
+        return self._producers.get(producer) or _Producer()
 
     def __len__(self) -> int:
         return sum(len(producer.offers) for producer in self._producers.values())
@@ -168,72 +159,63 @@ class OfferTable:
 
     def is_proven(self, producer: PeerId) -> bool:
         """True if the last fetch from the producer brought something."""
-        known = self._producers.get(producer)
-        return known is not None and known.proven
+        return self._of(producer).proven
 
     def is_slow(self, producer: PeerId) -> bool:
         """True if the last fetch from the producer brought something late."""
-        known = self._producers.get(producer)
-        return known is not None and known.slow
+        return self._of(producer).slow
 
     def delivered(self, producer: PeerId, *, late: bool = False) -> None:
         """Record that a fetch brought a good group, in good time or `late`."""
-        known = self._producers.get(producer)
-        if known:
-            known.slow = late
-            known.proven, known.rests_until = True, -inf
-            known.failures.clear()
-            known.held_by_others = False
+        known = self._of(producer)
+        known.slow = late
+        known.proven, known.rests_until = True, -inf
+        known.failures.clear()
+        known.held_by_others = False
 
     def delivered_by_others(self, producer: PeerId, rest_s: float, now: float) -> None:
         """Record that others had the producer's groups: it rests for `rest_s`, its offers do
         not."""
-        known = self._producers.get(producer)
-        if known:
-            known.proven = known.held_by_others = True
-            known.failures.clear()
-            known.rest_s, known.rests_until = rest_s, now + rest_s
+        known = self._of(producer)
+        known.proven = known.held_by_others = True
+        known.failures.clear()
+        known.rest_s, known.rests_until = rest_s, now + rest_s
 
     def is_resting(self, producer: PeerId, now: float) -> bool:
-        known = self._producers.get(producer)
-        return known is not None and now < known.rests_until
+        return now < self._of(producer).rests_until
 
     def rest(self, producer: PeerId, first_s: float, now: float) -> None:
         """Let the producer rest after a fetch that brought nothing: `first_s`, doubled with each
         further failure in a row. Failures with another `first_s` are another row, so that
         held-back dials do not lengthen the rest after a first silence."""
-        known = self._producers.get(producer)
-        if known:
-            known.proven = known.held_by_others = False
-            rests = Backoff(first_s, self._limits.rest_s_max)
-            known.rest_s = rests.after(known.failures[first_s])
-            known.failures[first_s] += 1
-            known.rests_until = now + known.rest_s
+        known = self._of(producer)
+        known.proven = known.held_by_others = False
+        rests = Backoff(first_s, self._limits.rest_s_max)
+        known.rest_s = rests.after(known.failures[first_s])
+        known.failures[first_s] += 1
+        known.rests_until = now + known.rest_s
 
     def is_back(self, producer: PeerId, now: float) -> None:
         """Record that the producer itself told of new groups: a first failure is forgotten,
         repeated ones are not."""
-        known = self._producers.get(producer)
-        if known and known.failures.total() == 1:
+        known = self._of(producer)
+        if known.failures.total() == 1:
             known.rests_until = min(known.rests_until, now)
 
     def addresses(self, producer: PeerId) -> tuple[str, ...]:
-        known = self._producers.get(producer)
-        return known.addresses if known else ()
+        return self._of(producer).addresses
 
     def newest_round(self, producer: PeerId) -> int:
         """Round of the producer's newest advert; 0 if none is known."""
-        known = self._producers.get(producer)
-        return known.round if known else 0
+        return self._of(producer).round
 
     def forget(self, producer: PeerId) -> None:
         self._producers.pop(producer)
 
     def drop(self, group_id: GroupId, producer: PeerId) -> None:
         """Remove an offer: fetched, or found worthless."""
-        known = self._producers.get(producer)
-        if known:
-            known.offers.pop(group_id, None)
+        known = self._of(producer)
+        known.offers.pop(group_id, None)
 
     def failed(self, offer: Offer) -> None:
         """Count a fetch that brought nothing; after `attempts_max` the offer is dropped."""
@@ -245,58 +227,3 @@ class OfferTable:
         for producer in self._producers.values():
             for offer in [o for o in producer.offers.values() if o.expires_at_s <= now_s]:
                 del producer.offers[offer.group_id]
-
-
-# Groups that are too large for one answer: fetched in pieces, from one peer, one after the other.
-
-RETRY_S: Final = 0.5  # after a refusal in the middle: the responder's budget refills
-
-
-async def fetch(
-    transport: Transport,
-    peer: PeerId,
-    run_id: str,
-    group_id: GroupId,
-    size_bytes: int,
-    *,
-    timeout_s: float,
-    piece_timeout_s: float,
-) -> bytes | None:
-    """Fetch a signed record of `size_bytes` in pieces within `timeout_s`; None: the peer has none.
-
-    Raises RemoteProtocolError for pieces that do not make up what was advertised, else as
-    `Transport.request`.
-    """
-    record = bytearray()
-    with trio.move_on_after(timeout_s):
-        while len(record) < size_bytes:
-            want = WantPiece(
-                type="want_piece",
-                run_id=run_id,
-                group_id=group_id,
-                piece=len(record) // PIECE_BYTES,
-            )
-            try:
-                reply = await ask(
-                    transport,
-                    peer,
-                    PIECES_PROTOCOL,
-                    want,
-                    PieceReply,
-                    PIECE_REPLY_BYTES_MAX,
-                    piece_timeout_s,
-                )
-            except RequestRefused:
-                if not record:
-                    raise
-                await trio.sleep(RETRY_S)
-                continue
-            if not reply.data:
-                return None
-            if reply.size_bytes != size_bytes:
-                raise RemoteProtocolError(Reject.MALFORMED, "a group of another size than told")
-            if len(reply.data) != min(PIECE_BYTES, size_bytes - len(record)):
-                raise RemoteProtocolError(Reject.MALFORMED, "a piece of another size")
-            record += reply.data
-        return bytes(record)
-    raise RequestTimeout(f"{len(record)} of {size_bytes} bytes in {timeout_s:.0f} s")

@@ -199,10 +199,6 @@ class Pool:
         with self._lock:
             self._db.close()
 
-    def add(self, record: bytes, verified: ScoredGroup, *, own: bool, now_s: float) -> AddResult:
-        """As `add_all`, for one group."""
-        return self.add_all([(record, verified)], own=own, now_s=now_s)[0]
-
     def add_all(
         self, groups: Sequence[tuple[bytes, ScoredGroup]], *, own: bool, now_s: float
     ) -> list[AddResult]:
@@ -294,12 +290,6 @@ class Pool:
             ).fetchone()
         return (0, b"") if row is None or row[2] in without else (row[0], bytes(row[1]))
 
-    def has(self, group_id: GroupId) -> bool:
-        """True if the group is in the pool, expired or not."""
-        with self._lock:
-            query = "SELECT 1 FROM groups WHERE group_id = ?"
-            return self._db.execute(query, (group_id,)).fetchone() is not None
-
     def held(
         self, group_ids: Iterable[GroupId], now_s: float, without: Container[PeerId] = ()
     ) -> set[GroupId]:
@@ -371,7 +361,21 @@ class Pool:
 
         Raises LocalProtocolError: a group is marked for another round, or was never here.
         """
-        self._mark(list(group_ids), round_number)
+        with self._transaction(to_disk=True):
+            for group_id in group_ids:
+                table = self._table_of(group_id)
+                (marked,) = self._db.execute(
+                    f"SELECT trained_round FROM {table} WHERE group_id = ?",
+                    (group_id,),
+                ).fetchone()
+                if marked is not None and marked != round_number:
+                    raise LocalProtocolError(
+                        f"group {group_id.hex()} was trained on in round {marked} already"
+                    )
+                self._db.execute(
+                    f"UPDATE {table} SET trained_round = ? WHERE group_id = ?",
+                    (round_number, group_id),
+                )
 
     def expire(self, now_s: float) -> int:
         """Remove expired groups; returns their number."""
@@ -404,23 +408,6 @@ class Pool:
                 by_producer={PeerId(each): self._groups[each] for each in sorted(self._groups)},
                 oldest_eligible_at_s=oldest_s,
             )
-
-    def _mark(self, group_ids: list[GroupId], round_number: int) -> None:
-        with self._transaction(to_disk=True):
-            for group_id in group_ids:
-                table = self._table_of(group_id)
-                (marked,) = self._db.execute(
-                    f"SELECT trained_round FROM {table} WHERE group_id = ?",
-                    (group_id,),
-                ).fetchone()
-                if marked is not None and marked != round_number:
-                    raise LocalProtocolError(
-                        f"group {group_id.hex()} was trained on in round {marked} already"
-                    )
-                self._db.execute(
-                    f"UPDATE {table} SET trained_round = ? WHERE group_id = ?",
-                    (round_number, group_id),
-                )
 
     def _table_of(self, group_id: GroupId) -> str:
         for table in ("groups", "tombstones"):

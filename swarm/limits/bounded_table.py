@@ -136,12 +136,6 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
     def size_of(self, path: OriginPath) -> int:
         return self._sizes.get(path, 0) if path else len(self)
 
-    def within(self, path: OriginPath) -> list[V]:
-        """Entries of an origin, ordered by last use."""
-        if not self.size_of(path):
-            return []
-        return [e.value for e in self._entries.values() if e.path[: len(path)] == path]
-
     def put(self, key: K, value: V, path: OriginPath = ()) -> Evicted[K, V] | None:
         """Insert or replace an entry; returns the evicted entry, which may be the new one."""
         self.pop(key)

@@ -1,6 +1,6 @@
 """Limits on dialling addresses that other peers named. Pure.
 
-Peers choose the addresses that they tell us, and peer ids cost nothing, so results count by address:
+Peers choose the addresses that they tell us, and peer ids cost nothing. Results are by address:
 
 * An endpoint (IP and port) is dialled once in `DIAL_AGAIN_S`, and more rarely after failures. An
   answer with another key is a failure.
@@ -93,9 +93,9 @@ class _Pause:
 class EventWindow:
     """Event counts within `window_s` by key, at most `KEYS_MAX` keys."""
 
-    def __init__(self, window_s: float = WINDOW_S, keys_max: int = KEYS_MAX) -> None:
+    def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._times: BoundedTable[str, deque[float]] = BoundedTable(keys_max)
+        self._times: BoundedTable[str, deque[float]] = BoundedTable(KEYS_MAX)
 
     def has_room(self, key: str, at_most: int, now_s: float) -> bool:
         times = self._times.get(key)
@@ -118,7 +118,7 @@ class DialBackoff:
     def __init__(self) -> None:
         self._pauses: BoundedTable[Endpoint, _Pause] = BoundedTable(ENDPOINTS_MAX)
         self._proven: BoundedTable[tuple[Endpoint, PeerId], _Pause] = BoundedTable(PROVEN_MAX)
-        self._recent = EventWindow()
+        self._recent = EventWindow(WINDOW_S)
         self.held_back = 0  # refused dials
 
     def allows(self, hops: Iterable[Hop], now_s: float) -> bool:

@@ -103,11 +103,8 @@ class TokenBucket:
 
 
 class Quotas:
-    def __init__(
-        self, rates: Mapping[Kind, Rate] = RATES, block_share: float = BLOCK_SHARE
-    ) -> None:
+    def __init__(self, rates: Mapping[Kind, Rate] = RATES) -> None:
         self._rates = rates
-        self._block_share = block_share
         self._buckets: BoundedTable[tuple[Kind, PeerId | Block], TokenBucket] = BoundedTable(
             BUCKETS_MAX
         )
@@ -121,7 +118,7 @@ class Quotas:
         origin = block or peer
         verdict = self._bucket(kind, peer, rate, now, origin).spend(cost, now)
         if block is not None and verdict is Verdict.GRANTED:
-            shares = RELAYED_SHARE if block == RELAYED else self._block_share
+            shares = RELAYED_SHARE if block == RELAYED else BLOCK_SHARE
             shared = Rate(rate.per_s * shares, rate.burst * shares)
             of_block = self._bucket(kind, block, shared, now, origin)
             if of_block.spend(cost, now) is not Verdict.GRANTED:

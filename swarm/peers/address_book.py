@@ -96,21 +96,16 @@ class AddressBook:
         connection."""
         entry = _Entry(tuple(addresses[:ADDRESSES_MAX]))
         known = self.entries.get(peer)
-        if worked:
-            self._learn_worked(peer, entry, known, path)
-        elif known is None and addresses:
-            self.hearsay.put(peer, entry, (told_by, *_path_of(entry.addresses)))
-
-    def _learn_worked(
-        self, peer: PeerId, entry: _Entry, known: _Entry | None, path: OriginPath | None
-    ) -> None:
+        if not worked:
+            if known is None and addresses:
+                self.hearsay.put(peer, entry, (told_by, *_path_of(entry.addresses)))
+            return
         heard = self.hearsay.pop(peer)
         if not entry.addresses:
             entry = known or heard or entry
-        if not entry.addresses:
-            return
-        self.changed |= known is None or known.addresses != entry.addresses
-        self.entries.put(peer, _Entry(entry.addresses), path or _path_of(entry.addresses))
+        if entry.addresses:
+            self.changed |= known is None or known.addresses != entry.addresses
+            self.entries.put(peer, _Entry(entry.addresses), path or _path_of(entry.addresses))
 
     def failed(self, peer: PeerId, now_s: float) -> None:
         """Record a failed dial: hearsay is forgotten, others are paused."""

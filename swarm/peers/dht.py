@@ -25,7 +25,7 @@ from swarm.identity import PeerId, public_key_of
 from swarm.limits.address_blocks import OriginPath, is_public, path_of
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
-from swarm.peers.address_book import ip_in, plausible
+from swarm.peers.address_book import addresses_of_peer, ip_in, plausible
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.requests import ask
 from swarm.transport.base import ServeLimits
@@ -222,9 +222,7 @@ class Dht:
         self._is_lonely = is_lonely
         self._rng = rng
         self._serves = serves
-        self._asker_addresses: BoundedTable[PeerId, Where] = BoundedTable(
-            ASKERS_MAX
-        )  # addresses of askers
+        self._asker_addresses: BoundedTable[PeerId, Where] = BoundedTable(ASKERS_MAX)
         self.table = Table(point_of(gater.transport.peer_id))
         self.store = Store()
 
@@ -318,8 +316,7 @@ class Dht:
         now_s = trio.current_time()
         if not self._serves():
             raise RequestRefused("a client of the table")
-        own = tuple(a for a in asked.addresses if a.endswith(f"/p2p/{peer}"))
-        where = plausible(own, self._transport.ip_of(peer))
+        where = plausible(addresses_of_peer(peer, asked.addresses), self._transport.ip_of(peer))
         path = path_of(self._transport.ip_of(peer))
         if where:
             self._asker_addresses.put(peer, where, path)
@@ -342,8 +339,5 @@ def _sensible(
     named: Sequence[KnownPeer], teller_ip: str | None
 ) -> list[tuple[PeerId, tuple[str, ...]]]:
     """Named peers with their dialable addresses."""
-    found = []
-    for known in named:
-        own = [a for a in known.addresses if a.endswith(f"/p2p/{known.peer_id}")]
-        found.append((PeerId(known.peer_id), plausible(own, teller_ip)))
-    return found
+    peers = ((PeerId(known.peer_id), known.addresses) for known in named)
+    return [(peer, plausible(addresses_of_peer(peer, own), teller_ip)) for peer, own in peers]

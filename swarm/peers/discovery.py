@@ -103,6 +103,9 @@ class Discovery:
         self._run_id = node.run_id
         self._agent = node.agent
         self._packages = dict(sorted(node.packages.items())[:PACKAGES_MAX])
+        self._own_packages = tuple(
+            PackageBody(name=name, version=own) for name, own in self._packages.items()
+        )
         self._other_versions: BoundedTable[PeerId, str] = BoundedTable(VERSION_NOTES_MAX)
         self._identity = node.identity
         self._instance = node.instance
@@ -327,7 +330,7 @@ class Discovery:
             started_at_s=self._started_at_s,
             sent_at_s=int(self._now_s()),
             agent=self._agent,
-            packages=self._own_packages(),
+            packages=self._own_packages,
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
         )
         return codec.sign_hello(body, self._identity)
@@ -368,9 +371,6 @@ class Discovery:
         self._learn_hearsay(peer, reply.known_peers)
         if reply.other_hello is not None:
             self._check_other(peer, reply.other_hello)
-
-    def _own_packages(self) -> tuple[PackageBody, ...]:
-        return tuple(PackageBody(name=n, version=v) for n, v in self._packages.items())
 
     def _compare(self, peer: PeerId, theirs: Sequence[PackageBody]) -> None:
         """Note the packages that differ: tasks may then differ."""
@@ -462,7 +462,7 @@ class Discovery:
             type="hello_reply",
             run_id=self._run_id,
             agent=self._agent,
-            packages=self._own_packages(),
+            packages=self._own_packages,
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
             known_peers=self._known_peers(peer),
             other_hello=self._record_instance(peer, hello.instance, payload),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgpack
 import trio
@@ -24,7 +24,7 @@ from swarm.exchange.fetching import (
     ADVERTS_PER_PRODUCER_MAX,
     HOLDERS_TRIED_MAX,
     OFFER_LIMITS,
-    ExchangeRules,
+    RECENT_ADVERTS_MAX,
 )
 from swarm.exchange.holder_search import RESTING_MAX
 from swarm.exchange.pool import AddResult, Pool, PoolLimits
@@ -53,24 +53,16 @@ SETTLED_MAX: Final = 4_096  # of collections fixed before the start
 HEARD_INSTANCES_MAX: Final = 2  # per peer, in `Discovery`
 RECENT_ROUNDS_MAX: Final = 200  # own rounds that a node keeps
 REFUSALS_MAX: Final = 6  # reasons of `ConnectionGater` for refusals
-ADVERTS_MAX: Final = cast(
-    "int",
-    next(each.default for each in fields(ExchangeRules) if each.name == "recent_adverts_max"),
-)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Sizes of a run that some limits depend on."""
+def limits_of(
+    peers_max: int, batches_max: int, pool_groups_max: int, external_groups: int
+) -> Mapping[str, int]:
+    """Limit of each collection by its name in `collections_in`.
 
-    peers_max: int  # other hosts, liars included
-    batches_max: int  # groups being fetched
-    pool_groups_max: int
-    external_groups: int  # J
-
-
-def limits_of(size: Size) -> Mapping[str, int]:
-    """Limit of each collection by its name in `collections_in`."""
+    `peers_max`: other hosts, liars included. `batches_max`: groups being fetched.
+    `external_groups`: J.
+    """
     peers = dict.fromkeys(
         (
             "Discovery._asked",
@@ -79,13 +71,13 @@ def limits_of(size: Size) -> Mapping[str, int]:
             "Discovery.peers",
             "Fetcher._open",
         ),
-        size.peers_max,
+        peers_max,
     )
     of_run = {
-        "Fetcher._in_flight": size.batches_max,
-        "PoolStatistics.by_producer": size.pool_groups_max,
-        "RoundDone.foreign_by_producer": size.external_groups,
-        "RoundDone.foreign_groups": size.external_groups,
+        "Fetcher._in_flight": batches_max,
+        "PoolStatistics.by_producer": pool_groups_max,
+        "RoundDone.foreign_by_producer": external_groups,
+        "RoundDone.foreign_groups": external_groups,
     }
     return {**LIMITS, **peers, **of_run}
 
@@ -93,10 +85,10 @@ def limits_of(size: Size) -> Mapping[str, int]:
 LIMITS: Final[Mapping[str, int]] = {
     "AddressBook.entries": BOOK_PEERS_MAX,
     "AddressBook.hearsay": HEARSAY_PEERS_MAX,
-    "AdvertCache._adverts": ADVERTS_MAX,
-    "AdvertCache._by_producer": ADVERTS_MAX,
+    "AdvertCache._adverts": RECENT_ADVERTS_MAX,
+    "AdvertCache._by_producer": RECENT_ADVERTS_MAX,
     "AdvertCache._by_producer[]": ADVERTS_PER_PRODUCER_MAX,
-    "AdvertCache._records": ADVERTS_MAX,
+    "AdvertCache._records": RECENT_ADVERTS_MAX,
     "DialBackoff._pauses": ENDPOINTS_MAX,
     "DialBackoff._proven": PROVEN_MAX,
     "Discovery._dialling": DIALS_AT_A_TIME_MAX + BOOTSTRAP_DIALS_MAX,
@@ -163,7 +155,7 @@ def collections_in(root: object) -> Iterator[tuple[str, int]]:
             todo.extend((f"{where}[]", each, depth + 1) for each in some if _is_ours(each))
         elif _is_ours(value):
             kind = type(value).__name__
-            todo.extend((f"{kind}.{name}", v, depth + 1) for name, v in _attributes(value))
+            todo.extend((f"{kind}.{name}", v, depth + 1) for name, v in _attributes(value).items())
 
 
 def _is_ours(value: object) -> bool:
@@ -174,12 +166,11 @@ def _is_ours(value: object) -> bool:
     return module.startswith(("swarm.", "node.")) and not module.startswith(NOT_OF_A_NODE)
 
 
-def _attributes(value: object) -> Iterator[tuple[str, Any]]:
-    yield from vars(value).items() if hasattr(value, "__dict__") else ()
-    if is_dataclass(value):
-        for each in fields(value):
-            if not hasattr(value, "__dict__"):
-                yield each.name, getattr(value, each.name)
+def _attributes(value: object) -> dict[str, Any]:
+    if hasattr(value, "__dict__"):
+        return vars(value)
+    names = [each.name for each in fields(value)] if is_dataclass(value) else []
+    return {name: getattr(value, name) for name in names}
 
 
 # Invariants of every simulated run.

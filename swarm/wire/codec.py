@@ -125,13 +125,11 @@ def decode_group(
     """Id and content of a signed record, made by the producer that it names; its claims are not
     checked. Without `columns` its completions lack tokens and log-probs, which are checked all
     the same: thousands of objects are a tenth of the work."""
-    payload, signer = _open(record, GROUP_DOMAIN, bytes_max)
+    payload, body = _open_as(record, GROUP_DOMAIN, GroupBody, bytes_max, "producer")
     try:
-        body = decode(payload, GroupBody, bytes_max)
-        _check_producer(signer, body.producer)
         return _group_id(payload), _rollout_group(body, columns)
     except RemoteProtocolError as error:
-        error.signer = signer
+        error.signer = body.producer
         raise
 
 
@@ -166,13 +164,7 @@ def sign_advert(body: AdvertBody, identity: Identity) -> tuple[bytes, bytes]:
 
 def decode_advert(record: bytes) -> tuple[bytes, AdvertBody]:
     """The 32-byte id and the content of an advert signed by the producer that it names."""
-    payload, signer = _open(record, ADVERT_DOMAIN, ADVERT_BYTES_MAX)
-    try:
-        body = decode(payload, AdvertBody, ADVERT_BYTES_MAX)
-        _check_producer(signer, body.producer)
-    except RemoteProtocolError as error:
-        error.signer = signer
-        raise
+    payload, body = _open_as(record, ADVERT_DOMAIN, AdvertBody, ADVERT_BYTES_MAX, "producer")
     return _advert_id(payload), body
 
 
@@ -194,14 +186,7 @@ def sign_head(body: HeadBody, identity: Identity) -> bytes:
 
 def decode_head(record: bytes) -> HeadBody:
     """A head signed by the publisher that it names. `swarm.weights.manifest` checks its claims."""
-    payload, signer = _open(record, HEAD_DOMAIN, HEAD_BYTES_MAX)
-    try:
-        body = decode(payload, HeadBody, HEAD_BYTES_MAX)
-        _check_producer(signer, body.publisher)
-    except RemoteProtocolError as error:
-        error.signer = signer
-        raise
-    return body
+    return _open_as(record, HEAD_DOMAIN, HeadBody, HEAD_BYTES_MAX, "publisher")[1]
 
 
 def decode_data_manifest(payload: bytes, wanted: bytes) -> DataManifest:
@@ -338,11 +323,24 @@ def _open(record: bytes, domain: bytes, bytes_max: int) -> tuple[bytes, PeerId]:
     return envelope.payload, signer
 
 
+def _open_as(
+    record: bytes, domain: bytes, kind: type[M], bytes_max: int, owner: str
+) -> tuple[bytes, M]:
+    """Payload and message of a signed record; the message's field `owner` must name the signer."""
+    payload, signer = _open(record, domain, bytes_max)
+    try:
+        body = decode(payload, kind, bytes_max)
+        _check_producer(signer, getattr(body, owner))
+    except RemoteProtocolError as error:
+        error.signer = signer
+        raise
+    return payload, body
+
+
 def _check_producer(signer: PeerId, producer: str) -> None:
     if signer != producer:
-        raise RemoteProtocolError(
-            Reject.WRONG_PRODUCER, _bounded(f"{signer} signed for {producer}")
-        )
+        detail = _bounded(f"{signer} signed for {producer}")
+        raise RemoteProtocolError(Reject.WRONG_PRODUCER, detail)
 
 
 def _group_id(payload: bytes) -> GroupId:
