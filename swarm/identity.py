@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from swarm.errors import ConfigError, Reject, RemoteProtocolError
+from swarm.storage import write_new
 
 PeerId = NewType("PeerId", str)
 
@@ -25,7 +26,6 @@ PEER_IDS_CACHED_MAX = 4096
 
 
 def peer_id_of(public_key: bytes) -> PeerId:
-    """Peer id of a raw 32-byte Ed25519 public key."""
     return PeerId(base58.b58encode(_PEER_ID_PREFIX + public_key).decode())
 
 
@@ -74,7 +74,6 @@ class Identity:
         return f"Identity({self.peer_id})"  # never the secret
 
     def sign(self, domain: bytes, data: bytes) -> bytes:
-        """64-byte signature over `domain + data`."""
         return self._key.sign(domain + data)
 
     @classmethod
@@ -92,19 +91,10 @@ class Identity:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        # atomic: a truncated key file would lock its owner out
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(pem)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(temporary, path)
+            write_new(path, pem)  # a truncated key file would lock its owner out
         except FileExistsError:
             raise ConfigError(f"key file {path} exists already: name another or use it") from None
-        finally:
-            temporary.unlink()
 
     @classmethod
     def load(cls, path: Path, passphrase: str | None = None) -> "Identity":

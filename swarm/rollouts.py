@@ -17,8 +17,6 @@ Counters = tuple[tuple[int, int, int], ...]  # (bucket, tries, successes), bucke
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended."""
-
     STOP = "stop"  # the policy emitted its end-of-sequence token
     LENGTH = "length"  # the token limit cut it
     ABORT = "abort"  # the engine was interrupted
@@ -70,7 +68,6 @@ class Completion:
     splices: tuple[int, ...] = ()  # after so many tokens a prefix by another policy ends; ascending
 
     def parts(self) -> list[tuple[Author, str]]:
-        """Its text by turns, each with its author."""
         if not self.segments:
             return [(Author.POLICY, self.text)]
         found, at = [], 0
@@ -105,7 +102,6 @@ class RolloutGroup:
 
     @property
     def is_quantised(self) -> bool:
-        """True if its producer says that quantised weights sampled it."""
         return is_quantised(self.precision)
 
 

@@ -21,8 +21,6 @@ RunSync = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Time, randomness and blocking calls for a part of a node."""
-
     now_s: Callable[[], float]  # unix seconds
     rng: Random
     run_sync: RunSync
@@ -40,6 +38,20 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file with mode 0600, atomically; FileExistsError: it is never overwritten."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(partial, path)
+    finally:
+        partial.unlink()
 
 
 # File modes: private in a data directory, as the user wants elsewhere.

@@ -56,7 +56,6 @@ from swarm.simulation.invariants import (
     ByteWatch,
     Invariants,
     PublishedGroup,
-    RecordRules,
     WatchedPool,
     limits_of,
     still_on_offer,
@@ -236,8 +235,7 @@ class _Simulation:
             case = self._with_learner(learner_hosts)
             limits = self._config.run.limits
             self._invariants = Invariants(
-                RecordRules(self._config.run.run_id, limits.record_life_s, limits.clock_skew_s),
-                self._now_s,
+                self._config.run.run_id, limits.record_life_s, limits.clock_skew_s, self._now_s
             )
             self._hosts = [self._host(number) for number in range(replay.nodes)]
             self._honest = [self._world.peer_id(host.number) for host in self._hosts]

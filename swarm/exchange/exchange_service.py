@@ -21,7 +21,7 @@ from swarm.exchange.fetching import (
     Fetcher,
     Verify,
 )
-from swarm.exchange.pool import AddResult, AdvertisedGroup, Candidate, Pool
+from swarm.exchange.pool import AddResult, Candidate, Pool
 from swarm.identity import Identity, PeerId
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import BAD_ADVERT_COST, RELAYED, ByteBudget, Kind
@@ -174,19 +174,19 @@ class Exchange:
 
     async def _advertise_again(self) -> None:
         """Put groups shared before a restart in the cache of adverts."""
-        own: list[AdvertisedGroup] = await self._run_sync(self._pool.own_newest, self._now_s())
-        newest = own[0].round if own else 0
+        own = await self._run_sync(self._pool.own_newest, self._now_s())
+        newest = own[0][2] if own else 0
         rounds: dict[tuple[int, int, int], list[_Entry]] = {}
-        for group in reversed(own):  # as they were shared, so that the adverts are the same again
-            if newest - self._rules.offers.rounds_max < group.round <= newest:
-                key = (group.round, group.created_at_s, group.expires_at_s)
-                rounds.setdefault(key, []).append((group.group_id, group.size_bytes))
+        # as they were shared, so that the adverts are the same again
+        for group_id, size, round_, created_at_s, expires_at_s in reversed(own):
+            if newest - self._rules.offers.rounds_max < round_ <= newest:
+                key = (round_, created_at_s, expires_at_s)
+                rounds.setdefault(key, []).append((group_id, size))
         for key, entries in rounds.items():
             for start in range(0, len(entries), ADVERT_GROUPS_MAX):
                 self._advertise(*key, entries[start : start + ADVERT_GROUPS_MAX])
 
     async def _tell_again(self) -> None:
-        """Gossip the adverts of before a restart once there is a peer."""
         cache = self._advert_cache
         records = cache.choose(len(cache), self._now_s(), self._rng)
         while records and not self._transport.peers():  # noqa: ASYNC110 - no event tells of peers
@@ -229,7 +229,6 @@ class Exchange:
     # --- serving ---------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve and fetch until cancelled."""
         self._transport.serve(
             ROLLOUTS_PROTOCOL,
             self._serve_groups,

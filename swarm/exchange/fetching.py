@@ -78,8 +78,8 @@ class Trials:
 
     @classmethod
     def left(cls, parallel: int, unproven: Sequence[bool], slow: Sequence[bool]) -> "Trials":
-        """The numbers left beside the batches under way, given as one flag each, True if late.
-        One place stays free of doubtful producers; each kind gets half of the places."""
+        """The numbers left beside the batches under way, one flag each, True if late. One place
+        stays free of doubtful producers; each kind gets half of the places."""
         half = max(1, parallel // 2)
         unproven_in_place, slow_in_place = unproven.count(False), slow.count(False)
         return cls(
@@ -133,8 +133,6 @@ TAKEN_IN_AT_ONCE = 8  # groups of one answer, of a producer whose groups were go
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRules:
-    """Limits of the run and of this node."""
-
     run_id: str
     stock_groups: int  # informative foreign groups to keep ready; 0 fetches nothing
     record_life_s: int
@@ -152,7 +150,6 @@ class ExchangeRules:
 
     @property
     def takes_large(self) -> bool:
-        """True if a group of the run may be too large for one answer."""
         return self.group_bytes_max > GROUP_BYTES_MAX
 
     @property
@@ -160,7 +157,6 @@ class ExchangeRules:
         return max(GROUP_BYTES_MAX, self.group_bytes_max)
 
     def timeout_s(self, size_bytes: int) -> float:
-        """Timeout of an answer of this size, in seconds."""
         return self.fetch_timeout_s + size_bytes / self.fetch_bytes_per_s_min
 
 
@@ -168,8 +164,6 @@ _Checked = tuple[bytes, ScoredGroup]  # a signed record and what this node found
 
 
 class _Answer(Enum):
-    """The outcome of one request to a peer."""
-
     GOOD = auto()  # at least one group passed every check
     NOTHING = auto()  # none of the wanted groups: no fault
     REFUSED = auto()
@@ -180,8 +174,6 @@ class _Answer(Enum):
 
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """Groups of one producer that are being fetched from it or from other holders."""
-
     producer: PeerId
     offers: list[Offer]
     wanted: dict[GroupId, Offer] = field(init=False)  # those that nobody has delivered
@@ -315,7 +307,6 @@ class Fetcher:
         return Trials.left(self._rules.fetch_parallel, _late(self._unproven()), _late(self._slow()))
 
     def _bound_late(self) -> None:
-        """Give up a late batch if there are too many."""
         late = [b for b in self._in_flight.values() if b.late and not b.given_up]
         whose = [self._gater.share_of(batch.asked) for batch in late]
         at = to_give_up(whose, self._rules.fetch_parallel)
@@ -366,7 +357,6 @@ class Fetcher:
         self._wake.set()
 
     async def _fetch(self, batch: _Batch, on_late: Callable[[], None]) -> None:
-        """Get one producer's groups from it, then from other holders."""
         producer = batch.producer
         async with trio.open_nursery() as nursery:
             if not self.offers.is_resting(producer, trio.current_time()):
@@ -430,8 +420,7 @@ class Fetcher:
         self.offers.rest(producer, rest_s, now)
 
     async def _reach(self, peer: PeerId) -> bool:
-        """Connect to a peer. `DialHeldBack`: it is too soon to dial, which is no fault of the
-        peer."""
+        """Connect to a peer. DialHeldBack: too soon to dial, which is no fault of the peer."""
         if self._gater.is_banned(peer):
             return False
         if peer in self._transport.peers():

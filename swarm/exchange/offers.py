@@ -35,8 +35,6 @@ class OfferLimits:
 
 @dataclass(slots=True)
 class Offer:
-    """A group that can be fetched."""
-
     group_id: GroupId
     producer: PeerId
     round: int
@@ -122,7 +120,6 @@ class OfferTable:
             producer.offers.popitem(last=False)
 
     def available(self, now: float) -> int:
-        """Number of offers of producers that do not rest."""
         return sum(
             len(producer.offers)
             for producer in self._producers.values()
@@ -158,11 +155,9 @@ class OfferTable:
         return found
 
     def is_proven(self, producer: PeerId) -> bool:
-        """True if the last fetch from the producer brought something."""
         return self._of(producer).proven
 
     def is_slow(self, producer: PeerId) -> bool:
-        """True if the last fetch from the producer brought something late."""
         return self._of(producer).slow
 
     def delivered(self, producer: PeerId, *, late: bool = False) -> None:
@@ -213,7 +208,6 @@ class OfferTable:
         self._producers.pop(producer)
 
     def drop(self, group_id: GroupId, producer: PeerId) -> None:
-        """Remove an offer: fetched, or found worthless."""
         known = self._of(producer)
         known.offers.pop(group_id, None)
 

@@ -102,8 +102,6 @@ class PoolLimits:
 
 
 class AddResult(StrEnum):
-    """Outcome of adding a group."""
-
     ADDED = "added"
     KNOWN = "known"  # this very group is or was here
     DUPLICATE_TASK = "duplicate_task"  # its producer's group for this task is or was here
@@ -112,24 +110,11 @@ class AddResult(StrEnum):
 
 
 class Candidate(NamedTuple):  # thousands of them, at each look
-    """A group that may be drawn for training; rewards are this node's own."""
-
     group_id: GroupId
     producer: PeerId
     rewards: tuple[float, ...]
     round: int  # of the producer
     created_at_s: int  # by the producer's clock
-
-
-@dataclass(frozen=True, slots=True)
-class AdvertisedGroup:
-    """One of this node's own groups, for an advert."""
-
-    group_id: GroupId
-    size_bytes: int
-    round: int
-    created_at_s: int
-    expires_at_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +139,7 @@ class Pool:
     """
 
     def __init__(self, path: Path | str, limits: PoolLimits) -> None:
-        """Open or create the pool.
-
-        Raises:
-            ConfigError: the file is in use, no pool, or made by a newer version.
-        """
+        """ConfigError: the file is in use, no pool, or made by a newer version."""
         self.limits = limits
         self.damaged_path: Path | None = None
         self.damaged_records = 0
@@ -195,7 +176,6 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Release the file."""
         with self._lock:
             self._db.close()
 
@@ -299,16 +279,16 @@ class Pool:
             found = {each: self._db.execute(query, (each, now_s)).fetchone() for each in group_ids}
         return {each for each, row in found.items() if row is not None and row[0] not in without}
 
-    def own_newest(self, now_s: float) -> list[AdvertisedGroup]:
-        """Own unexpired groups, newest first, at most `OWN_NEWEST_MAX`."""
+    def own_newest(self, now_s: float) -> list[tuple[GroupId, int, int, int, int]]:
+        """Own unexpired groups, newest first, at most `OWN_NEWEST_MAX`: id, size of the record,
+        round, created at, expires at."""
         with self._transaction():
-            rows = self._db.execute(
+            return self._db.execute(
                 "SELECT group_id, length(record), round, created_at_s, expires_at_s"
                 " FROM groups JOIN records USING (seq)"
                 " WHERE own AND expires_at_s > ? ORDER BY seq DESC LIMIT ?",
                 (now_s, OWN_NEWEST_MAX),
             ).fetchall()
-        return [AdvertisedGroup(GroupId(group_id), *rest) for group_id, *rest in rows]
 
     def ids_seen(self, group_ids: Iterable[GroupId]) -> set[GroupId]:
         """Those that are or were in the pool, as far back as tombstones reach."""
@@ -378,7 +358,6 @@ class Pool:
                 )
 
     def expire(self, now_s: float) -> int:
-        """Remove expired groups; returns their number."""
         with self._transaction():
             return self._drop_expired(now_s)
 

@@ -151,7 +151,6 @@ class DialBackoff:
         return own or self._pauses.obtain(hop.endpoint, _Pause)
 
     def succeeded(self, hop: Hop) -> None:
-        """Record that the peer answered with its key."""
         key = (hop.endpoint, hop.peer)
         own = self._proven.use(key)
         if own is None:

@@ -35,7 +35,6 @@ class _Entry:
 
 
 def _told_by_one(path: OriginPath) -> int | None:
-    """Limit for a hearsay path: its first name is the teller."""
     return HEARSAY_PER_TELLER_MAX if len(path) == 1 else None
 
 
@@ -151,7 +150,6 @@ def _path_of(addresses: Sequence[str]) -> OriginPath:
 
 
 def addresses_of_peer(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
-    """The addresses that end in this peer's id."""
     return tuple(text for text in addresses if text.endswith(f"/p2p/{peer}"))[:ADDRESSES_MAX]
 
 

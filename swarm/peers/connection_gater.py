@@ -115,7 +115,6 @@ class ConnectionGater:
         return self._shared_block(peer) or peer
 
     def path_of(self, peer: PeerId) -> OriginPath:
-        """Origin of the peer, with the peer itself."""
         return (*path_of(self.transport.ip_of(peer)), peer)
 
     # --- dialling --------------------------------------------------------------------------

@@ -200,8 +200,6 @@ Found = Callable[[PeerId, Sequence[str]], None]
 
 
 class Dht:
-    """One node's part in the table."""
-
     def __init__(
         self,
         key: bytes,
@@ -227,7 +225,6 @@ class Dht:
         self.store = Store()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve others, look up members of our run, announce ourselves."""
         self._transport.serve(
             PROVIDERS_PROTOCOL,
             self._serve,

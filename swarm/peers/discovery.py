@@ -87,8 +87,6 @@ class PeerInfo:
 
 # Long: hellos both ways and the address book share one table of peers.
 class Discovery:
-    """Membership of one node in the swarm."""
-
     def __init__(
         self,
         node: NodeInfo,
@@ -486,7 +484,6 @@ class Discovery:
 
 
 def _encode_fitting(reply: HelloReply) -> bytes:
-    """The reply with as many known peers as fit the limit."""
     encoded = codec.encode(reply)
     while len(encoded) > HELLO_REPLY_BYTES_MAX and reply.known_peers:
         fewer = reply.known_peers[: len(reply.known_peers) // 2]

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
+from swarm.storage import write_new
 from swarm.wire import codec
 from swarm.wire.messages import Addresses, RunId, WireModel
 
@@ -55,17 +56,8 @@ class JoinKey:
     def save(self, path: Path) -> None:
         """Write the key to a new file with mode 0600; ConfigError if it exists or cannot be
         written."""
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(self.secret.hex().encode() + b"\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.link(temporary, path)
-            finally:
-                temporary.unlink()
+            write_new(path, self.secret.hex().encode() + b"\n")
         except OSError as error:
             raise ConfigError(f"join key {path}: {error.strerror}") from None
 

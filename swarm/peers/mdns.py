@@ -128,7 +128,6 @@ class _Lan:
             raise LanUnavailable(str(error) or type(error).__name__) from error
 
     def close(self) -> None:
-        """Say goodbye and end the threads."""
         self._is_closing = True
         self._lookups.shutdown(wait=False, cancel_futures=True)
         self._zeroconf.close()

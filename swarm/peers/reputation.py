@@ -102,8 +102,6 @@ class _Account:
 
 
 class Reputation:
-    """Scores and bans of peers and address blocks; bounded."""
-
     def __init__(self, rules: ReputationRules = RULES) -> None:
         self._rules = rules
         self._accounts: BoundedTable[PeerId, _Account] = BoundedTable(rules.peers_max)
@@ -251,5 +249,4 @@ class Ledger:
             raise
 
     def peers(self) -> list[PeerId]:
-        """Peers with an account, ordered by id."""
         return sorted(self._peers)

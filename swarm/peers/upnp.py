@@ -88,7 +88,6 @@ async def _in_thread(
 
 
 async def map_port(port: int, interface: str | None = None) -> Mapping:
-    """Forward a TCP port for `LEASE_S`, or raise NoRouter."""
     mapping: Mapping = await _in_thread(_map, port, interface)
     return mapping
 

@@ -25,15 +25,12 @@ HOST_SHARE_MIN: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """Times at which hosts could not take part."""
-
     intervals: Mapping[int, Sequence[tuple[float, float]]]  # by host, down or paused
     stalls: Mapping[int, Sequence[tuple[float, float]]]  # by host, with a stalled link
     cuts: Sequence[tuple[float, float, frozenset[int]]]
 
     @classmethod
     def of(cls, joined_s: Mapping[int, float], events: Collection[FaultEvent]) -> "Away":
-        """Absences by each host's first start and the plan of faults."""
         intervals: dict[int, list[tuple[float, float]]] = {
             host: [(0.0, at_s)] for host, at_s in joined_s.items()
         }
@@ -51,15 +48,12 @@ class Away:
         return cls(intervals, stalls, cuts)
 
     def is_up(self, host: int, from_s: float, until_s: float) -> bool:
-        """True if the host runs for the whole time."""
         return not any(a < until_s and b > from_s for a, b in self.intervals[host])
 
     def is_stalled(self, host: int, from_s: float, until_s: float) -> bool:
-        """True if the host's link stalls at any time."""
         return any(a < until_s and b > from_s for a, b in self.stalls[host])
 
     def are_joined(self, one: int, other: int, from_s: float, until_s: float) -> bool:
-        """True if no partition separates the two at any time."""
         return not any(
             a < until_s and b > from_s and (one in hosts) != (other in hosts)
             for a, b, hosts in self.cuts

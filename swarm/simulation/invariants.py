@@ -58,11 +58,8 @@ REFUSALS_MAX: Final = 6  # reasons of `ConnectionGater` for refusals
 def limits_of(
     peers_max: int, batches_max: int, pool_groups_max: int, external_groups: int
 ) -> Mapping[str, int]:
-    """Limit of each collection by its name in `collections_in`.
-
-    `peers_max`: other hosts, liars included. `batches_max`: groups being fetched.
-    `external_groups`: J.
-    """
+    """Limit of each collection by name. `peers_max`: other hosts, liars included. `batches_max`:
+    groups being fetched. `external_groups`: J."""
     peers = dict.fromkeys(
         (
             "Discovery._asked",
@@ -181,8 +178,6 @@ LIARS_FOR_BLOCK_BAN = 4  # PROTOCOL.md, "What breaking a rule costs"
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken rule."""
-
     at_s: float
     host: int
     rule: str
@@ -190,13 +185,6 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.at_s:.3f} s, host {self.host}: {self.rule}: {self.detail}"
-
-
-@dataclass(frozen=True, slots=True)
-class RecordRules:
-    run_id: str
-    life_s: int
-    skew_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +199,9 @@ class BanRules:
 class Invariants:
     """Watches one run; failed checks are added to `violations`."""
 
-    rules: RecordRules
+    run_id: str
+    record_life_s: int
+    clock_skew_s: int
     now_s: Callable[[], float]  # unix time
     violations: list[Violation] = field(default_factory=list)
     count: int = 0
@@ -226,7 +216,6 @@ class Invariants:
             self.violations.append(Violation(trio.current_time(), host, rule, detail))
 
     def require(self, holds: bool, host: int, rule: str, detail: str) -> None:
-        """Record a violation unless the rule holds."""
         self.checks[rule] += 1
         if not holds:
             self.violate(host, rule, detail)
@@ -234,7 +223,6 @@ class Invariants:
     # --- records and trainer ----------------------------------------------------------------
 
     def stored(self, host: int, record: bytes, group_id: bytes) -> None:
-        """Check a record that a host stored under this id."""
         self.checks["record"] += 1
         fault = self._fault_of(record, group_id)
         if fault is None:
@@ -256,10 +244,10 @@ class Invariants:
         faults = {
             "stored under another id": group_id != hashlib.sha256(GROUP_DOMAIN + payload).digest(),
             "signed by another than its producer": body["producer"] != signer,
-            "of another run": body["run_id"] != self.rules.run_id,
+            "of another run": body["run_id"] != self.run_id,
             "expired": body["expires_at_s"] <= now_s,
-            "of the future": body["created_at_s"] > now_s + self.rules.skew_s,
-            "lives too long": body["expires_at_s"] - body["created_at_s"] > self.rules.life_s,
+            "of the future": body["created_at_s"] > now_s + self.clock_skew_s,
+            "lives too long": body["expires_at_s"] - body["created_at_s"] > self.record_life_s,
         }
         return next((fault for fault, is_so in faults.items() if is_so), None)
 
@@ -288,7 +276,6 @@ class Invariants:
     # --- bans -------------------------------------------------------------------------------
 
     def check_ban(self, host: int, ban: Ban, rules: BanRules) -> None:
-        """Check that a ban of an honest host hits a liar."""
         if ban.is_block:
             liars = rules.liars_by_block[ban.subject]
             detail = f"block {ban.subject} is banned with {liars} liars in it: {ban.why}"

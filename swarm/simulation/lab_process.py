@@ -48,7 +48,6 @@ class BuiltNetwork:
     mtu: int = MTU  # of access links
 
     def on_the_network(self, name: str, profile: Mapping[str, float]) -> Namespace:
-        """Make a namespace with an access link."""
         namespace = self._new()
         address = PUBLIC_NETWORK[len(self.tuns) + 1]
         with inside(namespace):
@@ -63,7 +62,6 @@ class BuiltNetwork:
         return namespace
 
     def at_home(self, router: Namespace, number: int, hosts: Sequence[str]) -> None:
-        """Make namespaces on a router's local network."""
         network = list(HOME_NETWORK.subnets(new_prefix=24))[number]
         with inside(router):
             configure(
@@ -92,7 +90,6 @@ class BuiltNetwork:
 
 
 def build(plan: Mapping[str, Any], made: BuiltNetwork) -> None:
-    """Build a plan; ConfigError: the machine does not allow it."""
     for name, profile in plan["hosts"].items():
         made.paths[name] = made.on_the_network(name, profile).path
     for number, home in enumerate(plan["homes"]):
@@ -103,8 +100,6 @@ def build(plan: Mapping[str, Any], made: BuiltNetwork) -> None:
 
 
 class Commands:
-    """Commands of the owner: cut, heal, counters."""
-
     def __init__(self, links: PacketLinks) -> None:
         self._links = links
         self._text = b""

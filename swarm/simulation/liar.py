@@ -153,13 +153,11 @@ class Liar:
         await self.advertise([AdvertEntry(group_id=group_id, size_bytes=size_bytes)], round_)
 
     async def offer_group(self, change: Callable[[RolloutGroup], RolloutGroup]) -> None:
-        """Advertise a group that is honest but for the change."""
         group = change(self.group())
         group_id, record = codec.sign_group(group, self.identity)
         await self.offer(record, group_id, group.round)
 
     def advert(self, entries: Sequence[AdvertEntry], round_: int = 1, **changes: Any) -> AdvertBody:
-        """An honest advert but for the changes."""
         now_s = int(self.now_s())
         fields: Body = {
             "type": "advert",

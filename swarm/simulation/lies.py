@@ -108,7 +108,6 @@ async def signature_of_another_kind(liar: Liar) -> None:
 
 @_lie(Reject.BAD_SIGNATURE)
 async def signer(liar: Liar) -> None:
-    """An own record under the name of an honest peer."""
     group_id, record = codec.sign_group(liar.group(), liar.identity)
     envelope = msgpack.unpackb(record)
     envelope["signer"] = liar.victim.peer_id
@@ -154,7 +153,6 @@ async def task_of_another(liar: Liar) -> None:
 
 @_lie(Reject.DUPLICATE_TASK)
 async def same_task_twice(liar: Liar) -> None:
-    """Two groups for one task; the first one is honest."""
     group = liar.group()
     await liar.offer_group(lambda _: group)
     await trio.sleep(3.0)
@@ -213,26 +211,20 @@ _alter(
     ),
 )
 _forge("text_no_utf_8", Reject.MALFORMED, _each_completion(lambda c: c.update(text=b"\xff\xfe")))
-_alter(
-    "tokens_of_another_text",
-    None,
-    lambda g: replace(
-        g,
-        completions=tuple(
-            replace(c, token_ids=tuple(7 for _ in c.token_ids)) for c in g.completions
-        ),
-    ),
-)
-_alter(
-    "tokens_outside_the_vocabulary",
-    None,
-    lambda g: replace(
-        g,
-        completions=tuple(
-            replace(c, token_ids=tuple(2**32 - 1 for _ in c.token_ids)) for c in g.completions
-        ),
-    ),
-)
+
+
+def _tokens(name: str, token_id: int) -> None:
+    def change(group: RolloutGroup) -> RolloutGroup:
+        others = (
+            replace(each, token_ids=(token_id,) * len(each.token_ids)) for each in group.completions
+        )
+        return replace(group, completions=tuple(others))
+
+    _alter(name, None, change)
+
+
+_tokens("tokens_of_another_text", 7)
+_tokens("tokens_outside_the_vocabulary", 2**32 - 1)
 _forge(
     "logprobs_too_few",
     Reject.MALFORMED,
@@ -304,7 +296,6 @@ _bytes("signed_zip_bomb", Reject.MALFORMED, lambda li: li.seal(gzip.compress(byt
 
 @_lie(Reject.OVERSIZE)
 async def values_bomb(liar: Liar) -> None:
-    """Many tiny values inside all limits on lengths."""
     tiny: list[list[Body]] = [[{} for _ in range(60)] for _ in range(60)]
     await liar.offer(liar.seal(msgpack.packb({"completions": tiny})))
 
@@ -350,6 +341,11 @@ def _advert_of(liar: Liar, **changes: Any) -> bytes:
     return codec.sign_advert(liar.advert([liar.entry()], **changes), liar.identity)[1]
 
 
+def _advert_at(liar: Liar, from_now_s: int) -> bytes:
+    at_s = int(liar.now_s()) + from_now_s
+    return _advert_of(liar, created_at_s=at_s, expires_at_s=at_s + LIFE_S)
+
+
 def _raw_advert(liar: Liar, change: Callable[[Body], object]) -> bytes:
     body = liar.advert([liar.entry()]).model_dump()
     change(body)
@@ -363,24 +359,8 @@ _gossip("advert_length_bomb", Reject.MALFORMED, lambda _: b"\xc6\xff\xff\xff\xff
 _gossip("advert_nesting_bomb", Reject.MALFORMED, lambda _: b"\x91" * 9_000 + b"\x00")
 _gossip("advert_zip_bomb", Reject.MALFORMED, lambda _: gzip.compress(bytes(10**6), mtime=0))
 _gossip("advert_run", Reject.WRONG_RUN, lambda liar: _advert_of(liar, run_id="another-run"))
-_gossip(
-    "advert_of_tomorrow",
-    Reject.FUTURE,
-    lambda liar: _advert_of(
-        liar,
-        created_at_s=int(liar.now_s()) + 86_400,
-        expires_at_s=int(liar.now_s()) + 86_400 + LIFE_S,
-    ),
-)
-_gossip(
-    "advert_of_yesterday",
-    Reject.EXPIRED,
-    lambda liar: _advert_of(
-        liar,
-        created_at_s=int(liar.now_s()) - 86_400,
-        expires_at_s=int(liar.now_s()) - 86_400 + LIFE_S,
-    ),
-)
+_gossip("advert_of_tomorrow", Reject.FUTURE, lambda liar: _advert_at(liar, 86_400))
+_gossip("advert_of_yesterday", Reject.EXPIRED, lambda liar: _advert_at(liar, -86_400))
 _gossip(
     "advert_for_another",
     Reject.WRONG_PRODUCER,
@@ -435,7 +415,6 @@ async def size_of_a_group(liar: Liar) -> None:
 
 
 def hello(liar: Liar, identity: Identity) -> bytes:
-    """A proper hello, signed by `identity`."""
     now_s = int(liar.now_s())
     body = Hello(
         type="hello",

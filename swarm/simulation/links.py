@@ -269,12 +269,10 @@ def draw_ips(hosts: int, rng: Random, together: Collection[int] = ()) -> tuple[s
 
 
 def separate_ips(hosts: int) -> tuple[str, ...]:
-    """An address for each host, each in a block of its own."""
     return tuple(str(_ipv6_block(number)[1]) for number in range(hosts))
 
 
 def _blocks(number: int, rng: Random) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Distinct address blocks of both families in random order."""
     old = min(IPV4_BLOCKS_MAX, round(IPV4_SHARE * number))
     base = int(IPV4_RANGE.network_address)
     blocks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = [

@@ -48,8 +48,6 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultEvent:
-    """One fault of some hosts, by the plan's time."""
-
     at_s: float
     until_s: float
     hosts: tuple[int, ...]

@@ -10,11 +10,14 @@ clock is virtual, and the seed decides jitter, loss and scheduling. A failing te
 No threads, processes or sockets inside.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from swarm.simulation.world import Wan
+from swarm.simulation.world import run_in_world
 
 
 @pytest.fixture
-def wan() -> Wan:
-    return Wan()
+def wan() -> Callable[..., Any]:
+    return run_in_world

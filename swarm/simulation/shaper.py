@@ -28,8 +28,6 @@ IPV4 = 4
 
 @dataclass(slots=True)
 class LinkCounters:
-    """Fate of the packets that one host sent."""
-
     packets: int = 0
     bytes: int = 0
     lost: int = 0  # by chance

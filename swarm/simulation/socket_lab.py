@@ -44,7 +44,6 @@ class Namespace:
 
     @property
     def number(self) -> int:
-        """The kernel's id of the namespace."""
         return os.fstat(self.descriptor).st_ino
 
 
@@ -175,8 +174,6 @@ class Home:
 
 
 class Lab:
-    """Hosts of an open lab, made by `open_lab`."""
-
     def __init__(self, process: "subprocess.Popen[str]", plan: Mapping[str, Any]) -> None:
         self._process = process
         made = self._ask(plan)
@@ -185,11 +182,7 @@ class Lab:
 
     @property
     def pid(self) -> int:
-        """Id of the process that carries the packets."""
         return self._process.pid
-
-    def hosts(self) -> tuple[str, ...]:
-        return tuple(self._paths)
 
     def address(self, name: str) -> str:
         """IP address of a host; of a home, its router's public address."""
@@ -293,19 +286,6 @@ def missing() -> str | None:
             return f"{tool} is not installed: apt-get install {package}"
     if not _works("unshare", "--net", "true"):
         return "network namespaces are not allowed here (a container without CAP_SYS_ADMIN?)"
-    return None
-
-
-def missing_for_homes() -> str | None:
-    """As `missing`, for a lab with homes."""
-    if (reason := missing()) is not None:
-        return reason
-    if shutil.which("nft") is None:
-        return "nft is not installed: apt-get install nftables"
-    rule = "add rule ip lab out masquerade fully-random"
-    chain = "add chain ip lab out { type nat hook postrouting priority srcnat; }"
-    if not _works("unshare", "--net", "nft", f"add table ip lab; {chain}; {rule}"):
-        return "this kernel cannot masquerade (nf_tables with NAT)"
     return None
 
 

@@ -180,14 +180,12 @@ class SimulatedWorld:
         self.network.at(trio.current_time() + for_s, wake)
 
     def resume(self, host: int) -> None:
-        """End a host's pause early, if any."""
         if self._pauses.pop(host, None) is not None:
             self.record(f"resume {host}")
             self._freezer.thaw(self.peer_id(host))
             self.network.resume(self.peer_id(host))
 
     def clog(self, host: int, for_s: float) -> None:
-        """Stall a host's link in both directions."""
         self.record(f"clog {host}")
         self.links.clog(self.peer_id(host), trio.current_time() + for_s)
 
@@ -214,17 +212,14 @@ class SimulatedWorld:
         return self.network.partition(*ends, one_way=one_way)
 
     def heal(self, cut: Cut | None = None) -> None:
-        """End one partition, or all."""
         self.record("heal")
         self.network.heal(cut)
 
     @property
     def trace_hash(self) -> str:
-        """SHA-256 of all events so far, in hexadecimal."""
         return self._hash.hexdigest()
 
     def record(self, event: str) -> None:
-        """Add an event of a higher layer to the trace."""
         line = f"{trio.current_time():.9f} {event}"
         self.trace.append(line)
         self.events += 1
@@ -251,49 +246,41 @@ async def open_world(
     profiles: Mapping[int, LinkProfile] | None = None,
     ips: Sequence[str] | None = None,
 ) -> AsyncIterator[SimulatedWorld]:
-    """A world whose network runs until the context ends."""
     async with trio.open_nursery() as nursery:
         yield SimulatedWorld(seed, hosts, profile, nursery, profiles, ips)
         nursery.cancel_scope.cancel()
 
 
-# Network code of a test in a simulated wide-area network; a fixture of `pytest_plugin`.
+def run_in_world(
+    main: Callable[[SimulatedWorld], Awaitable[T]],
+    *,
+    hosts: int = 2,
+    profile: str | LinkProfile | Sequence[LinkProfile] = "cable",
+    seed: int | str = 0,
+    timeout_s: float = 3600.0,
+) -> T:
+    """Run `main` in a new world. `profile`: a name, one link for all hosts, or one per host.
+    `timeout_s` is virtual; beyond it TooSlowError."""
+    if isinstance(profile, str):
+        links: Sequence[LinkProfile] = links_of(profile, hosts)
+    elif isinstance(profile, LinkProfile):
+        links = [profile] * hosts
+    else:
+        links = profile
 
+    async def body() -> T:
+        failure: Exception | None = None
+        async with open_world(seed, hosts, links[0], dict(enumerate(links))) as world:
+            try:
+                with trio.fail_after(timeout_s):
+                    return await main(world)
+            except Exception as error:  # noqa: BLE001 - raised below, out of the world's nursery
+                failure = error
+        assert failure is not None
+        raise failure
 
-class Wan:
-    """The `wan` fixture: call it with the body of a test."""
-
-    def __call__(
-        self,
-        main: Callable[[SimulatedWorld], Awaitable[T]],
-        *,
-        hosts: int = 2,
-        profile: str | LinkProfile | Sequence[LinkProfile] = "cable",
-        seed: int | str = 0,
-        timeout_s: float = 3600.0,
-    ) -> T:
-        """Run `main` in a new world. `profile`: a name, one link for all hosts, or one per host.
-        `timeout_s` is virtual; beyond it TooSlowError."""
-        if isinstance(profile, str):
-            links: Sequence[LinkProfile] = links_of(profile, hosts)
-        elif isinstance(profile, LinkProfile):
-            links = [profile] * hosts
-        else:
-            links = profile
-
-        async def body() -> T:
-            failure: Exception | None = None
-            async with open_world(seed, hosts, links[0], dict(enumerate(links))) as world:
-                try:
-                    with trio.fail_after(timeout_s):
-                        return await main(world)
-                except Exception as error:  # noqa: BLE001 - raised below, out of the world's nursery
-                    failure = error
-            assert failure is not None
-            raise failure
-
-        try:
-            return deterministic_run(body, seed=seed)
-        except BaseException as error:
-            error.add_note(f"in wan(hosts={hosts}, profile={profile!r}, seed={seed!r})")
-            raise
+    try:
+        return deterministic_run(body, seed=seed)
+    except BaseException as error:
+        error.add_note(f"in wan(hosts={hosts}, profile={profile!r}, seed={seed!r})")
+        raise

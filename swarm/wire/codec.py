@@ -200,7 +200,6 @@ def decode_data_manifest(payload: bytes, wanted: bytes) -> DataManifest:
 
 
 def check_data_chunk(chunk: bytes, wanted: bytes) -> None:
-    """Check the SHA-256 of a chunk."""
     if hashlib.sha256(chunk).digest() != wanted:
         raise RemoteProtocolError(Reject.WRONG_HASH, f"{len(chunk)} bytes of other data")
 
@@ -375,7 +374,6 @@ def _group_body(group: RolloutGroup) -> GroupBody:
 
 
 def _said(**values: Any) -> dict[str, Any]:
-    """Values that are not empty."""
     return {name: value for name, value in values.items() if value}
 
 
@@ -431,23 +429,14 @@ def _rollout_group(body: GroupBody, columns: bool) -> RolloutGroup:
     fault = counters_fault(counters)
     if fault is not None:
         raise RemoteProtocolError(Reject.MALFORMED, fault)
-    return RolloutGroup(
-        run_id=body.run_id,
-        producer=PeerId(body.producer),
-        round=body.round,
-        task=Task(**dict(body.task)),
-        completions=tuple(_completion(completion, columns) for completion in body.completions),
-        tokenizer=body.tokenizer,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        created_at_s=body.created_at_s,
-        expires_at_s=body.expires_at_s,
-        engine=body.engine,
-        precision=body.precision,
-        attempt=body.attempt,
-        context=body.context,
-        counters=counters,
-    )
+    values = dict(body) | {
+        "producer": PeerId(body.producer),
+        "task": Task(**dict(body.task)),
+        "completions": tuple(_completion(completion, columns) for completion in body.completions),
+        "counters": counters,
+    }
+    del values["type"]
+    return RolloutGroup(**values)
 
 
 def _completion(body: CompletionBody, columns: bool) -> Completion:

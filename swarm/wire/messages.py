@@ -166,8 +166,6 @@ class Signed(WireModel):
 
 
 class TaskBody(WireModel):
-    """`swarm.rollouts.Task` on the wire."""
-
     environment: Name
     version: Name
     parameters: Annotated[str, Field(max_length=PARAMETERS_CHARS_MAX)]
@@ -224,8 +222,6 @@ class GroupBody(WireModel):
 
 
 class AdvertEntry(WireModel):
-    """One group on offer."""
-
     group_id: GroupIdBytes
     size_bytes: Annotated[int, Field(gt=0, le=LARGE_GROUP_BYTES_MAX)]  # of the signed record
 
@@ -273,7 +269,7 @@ class Hello(WireModel):
 
 
 class HelloReply(WireModel):
-    """The answer to `Hello`. `run_id` differs where the responder takes part in another run."""
+    """`run_id` differs where the responder takes part in another run."""
 
     type: Literal["hello_reply"]
     run_id: RunId
@@ -303,8 +299,6 @@ class AdvertsReply(WireModel):
 
 
 class Want(WireModel):
-    """Asks for groups by id."""
-
     type: Literal["want"]
     run_id: RunId
     group_ids: Annotated[tuple[GroupIdBytes, ...], Field(min_length=1, max_length=WANT_GROUPS_MAX)]
@@ -590,12 +584,10 @@ def chunks_of(size_bytes: int) -> int:
 
 
 def chunk_size(manifest: DataManifest, chunk: int) -> int:
-    """Size of a chunk in bytes."""
     return min(DATA_CHUNK_BYTES_MAX, manifest.size_bytes - chunk * DATA_CHUNK_BYTES_MAX)
 
 
 def chunk_hash(manifest: DataManifest, chunk: int) -> bytes:
-    """SHA-256 of a chunk."""
     return manifest.chunk_hashes[32 * chunk : 32 * (chunk + 1)]
 
 
@@ -628,8 +620,6 @@ PublicKeys = Annotated[bytes, Field(max_length=32 * REPORT_WORKERS_MAX)]  # raw,
 
 
 class WantReport(WireModel):
-    """A coordinator's question for a `LearnerReport`."""
-
     type: Literal["want_report"]
 
 
@@ -674,8 +664,6 @@ class LearnerSizesBody(WireModel):
 
 
 class LearnerReport(WireModel):
-    """A learner's measurements, of itself and of its workers."""
-
     type: Literal["report"]
     run_id: RunId
     plan: PlanNumber  # that is in force; 0: none
