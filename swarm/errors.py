@@ -43,11 +43,8 @@ class SwarmError(Exception):
 
 
 class RemoteProtocolError(SwarmError):
-    """A peer broke the rules: counted under `reason`, and work goes on.
-
-    `signer`: the peer whose signature over the bytes held, so that an honest relay is not blamed;
-    None if nobody is proven to have made them.
-    """
+    """A peer broke the rules: counted under `reason`, and work goes on. `signer`: the peer whose
+    signature over the bytes held, if any, so that an honest relay is not blamed."""
 
     def __init__(self, reason: Reject, detail: str, signer: str | None = None) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -121,8 +118,7 @@ def first_of(error: BaseException) -> BaseException:
 
 
 def require(owner: object, checks: Iterable[tuple[str, bool, str]], what: str = "") -> None:
-    """Raise ConfigError for the first bad setting. `checks`: field, whether it is good, hint;
-    `what` goes before the field."""
+    """Raise ConfigError for the first bad one of (field, is good, hint); `what` goes before."""
     for field, good, hint in checks:
         if not good:
             raise ConfigError(f"{what}{field} = {getattr(owner, field)!r}: {hint}")

@@ -29,8 +29,7 @@ class Author(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of a transcript. An environment's turn has no tokens: each node encodes it
-    itself."""
+    """One turn of a transcript. An environment's has no tokens: each node encodes it itself."""
 
     author: Author
     chars: int
@@ -79,8 +78,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """One task with all its completions: the unit of sharing and training. All of it but the
-    signer is a claim. A receiver computes the rewards itself."""
+    """One task with all its completions. All of it but the signer is a claim."""
 
     run_id: str
     producer: PeerId
@@ -135,8 +133,7 @@ def is_quantised(precision: str) -> bool:
 
 
 def version_spans(completion: Completion) -> Spans:
-    """Runs of (policy version, tokens) in order that cover all tokens. A wrong `spans` raises;
-    for those of a peer use `spans_fault`."""
+    """Runs of (policy version, tokens) that cover all tokens; raises if `spans` is wrong."""
     fault = spans_fault(completion)
     if fault is not None:
         raise LocalProtocolError(f"spans of a completion: {fault}")

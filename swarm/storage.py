@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from swarm.errors import ConfigError
 
-# Small files written atomically.
-
 RunSync = Callable[..., Awaitable[Any]]
 """Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
 
@@ -53,8 +51,6 @@ def write_new(path: Path, content: bytes) -> None:
     finally:
         partial.unlink()
 
-
-# File modes: private in a data directory, as the user wants elsewhere.
 
 UMASK: Final = 0o077
 UMASK_VARIABLE: Final = "SWARM_SHARED_UMASK"  # tells child processes the user's umask
@@ -137,8 +133,6 @@ def _close(path: Path) -> None:
             path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
 
 
-# A data directory locked by one process and readable by its owner only.
-
 LOCK_FILE: Final = "lock"
 
 
@@ -146,12 +140,8 @@ LOCK_FILE: Final = "lock"
 def data_directory(
     path: Path, kind: str = "node", say: Callable[[str], None] = lambda text: None
 ) -> Iterator[Path]:
-    """Create and lock a data directory; the lock ends with the process.
-
-    `kind` names the process in messages. Files made within the block are private; `say` is told if
-    others could read the directory before. ConfigError: another process holds it, or it cannot be
-    made.
-    """
+    """Create and lock a data directory; files made within the block are private. `say` is told
+    if others could read the directory before. ConfigError: another process holds it."""
     try:
         was_open = make_private(path, was_ours=(path / LOCK_FILE).exists())
         with private_files():

@@ -24,8 +24,7 @@ class AdvertCache:
         own: PeerId | None = None,
         is_proven: Callable[[PeerId], bool] = lambda producer: False,
     ) -> None:
-        """`own`: the producer whose adverts stay. `is_proven`: True for a producer that has
-        delivered."""
+        """`own`: the producer whose adverts stay. `is_proven`: it has delivered."""
         self._per_producer_max = per_producer_max
         self._adverts: BoundedTable[bytes, tuple[bytes, AdvertBody]] = BoundedTable(
             adverts_max, rank_of=self._rank
@@ -45,8 +44,7 @@ class AdvertCache:
     def put(
         self, advert_id: bytes, record: bytes, advert: AdvertBody, told_by: OriginPath = ()
     ) -> bool:
-        """Keep a checked advert unless it is here or its producer has enough newer ones; True if
-        it is kept. `told_by`: origin of its forwarder."""
+        """Keep a checked advert unless it is here or too old; True if it is kept."""
         if advert_id in self._adverts:
             return False
         gone = self._adverts.put(advert_id, (record, advert), told_by)
@@ -98,8 +96,6 @@ class AdvertCache:
 def _age(advert: AdvertBody) -> tuple[int, int]:
     return advert.created_at_s, advert.round
 
-
-# Sampling of producers: a node takes in the adverts of enough producers, not of all. Pure.
 
 REMEMBERED_MAX = 4_096  # producers of one round; beyond that, none is taken in
 

@@ -95,8 +95,7 @@ class Exchange:
         runtime: Runtime,
         gater: ConnectionGater | None = None,
     ) -> None:
-        """`gater` brings its ledger and is run by its maker. None: one that runs with the
-        exchange."""
+        """`gater`: run by its maker, with its ledger. None: one that runs here."""
         self._rules = rules
         self._identity = identity
         self._transport = transport
@@ -126,10 +125,7 @@ class Exchange:
     async def share(
         self, groups: Sequence[RolloutGroup], prompts: Sequence[str], rewards: Sequence[Rewards]
     ) -> list[ScoredGroup]:
-        """Sign, keep and advertise own groups; rewards are never sent.
-
-        A group for a task that was shared before, in a round that a crash undid, is left out.
-        """
+        """Sign, keep and advertise own groups, but none for a task shared before a crash."""
         signed: list[tuple[bytes, ScoredGroup]] = []
         for group, prompt, group_rewards in zip(groups, prompts, rewards, strict=True):
             group_id, record = codec.sign_group(group, self._identity, self._rules.record_bytes_max)
@@ -196,8 +192,7 @@ class Exchange:
             await self._transport.publish(adverts_topic(self._rules.run_id), record)
 
     async def candidates(self) -> list[Candidate]:
-        """Foreign groups that may be drawn: verified, untrained, recent, and not of a banned
-        producer."""
+        """Foreign groups to draw: untrained, recent, and not of a banned producer."""
         eligible: list[Candidate] = await self._run_sync(self._eligible)
         rounds = self._rules.offers.rounds_max
         producers = {c.producer for c in eligible} - self.gater.banned_peers()
@@ -210,8 +205,7 @@ class Exchange:
         return found
 
     async def take(self, group_ids: Sequence[GroupId], round_: int) -> list[ScoredGroup]:
-        """Hand groups out for training, marked durably first: a crash loses them, and no group
-        is trained on twice."""
+        """Hand groups out, marked durably before, so that none is trained on twice."""
         groups: list[ScoredGroup] = await self._run_sync(self._take, group_ids, round_)
         for verified in groups:
             self.ledger.account(verified.group.producer).trained += 1
@@ -325,8 +319,7 @@ class Exchange:
             budget.spend(sum(map(len, records)), trio.current_time())
 
     def _budgets(self, peer: PeerId) -> list[ByteBudget]:
-        """The serving budget and the peer's shares of it. The peers of one block take one share;
-        relayed peers share one part, and no single one may take all of it."""
+        """The budgets to spend: of all peers, of a block, or of relayed peers and each of them."""
         shares: dict[str, float] = {self.gater.share_of(peer): SERVE_SHARE_OF_ONE_PEER}
         if self.gater.is_relayed(peer):
             shares = {RELAYED: SERVE_SHARE_OF_RELAYED, peer: SERVE_SHARE_OF_ONE_RELAYED}
@@ -368,8 +361,7 @@ class Exchange:
 
     def _hear(self, peer: PeerId, record: bytes, *, sampled: bool) -> bool:
         """Take in one signed advert; True if it was new. `sampled`: leave out producers beyond
-        enough. Bad bytes count against their signer, bad claims of the moment against the
-        sender."""
+        enough. Bad bytes count against their signer."""
         if self._advert_cache.holds(record):
             return False
         advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
@@ -418,8 +410,7 @@ class Exchange:
         self._round_began = trio.current_time()
 
     async def _catch_up_forever(self) -> None:
-        """While few groups are on offer, ask each new peer, and now and then any peer, for
-        adverts. After this process was stopped for a while, all peers count as new."""
+        """Ask new peers, and now and then any peer, for adverts while few groups are on offer."""
         now = last = stopped_until = trio.current_time()
         again_s = self._rules.catch_up_interval_s
         to_ask = PeersToAsk(again_s, CATCH_UPS_PER_LOOK_MAX, self._rng, now)

@@ -193,8 +193,8 @@ class _Batch:
         return sum(o.size_bytes for o in wanted if group_ids is None or o.group_id in group_ids)
 
     def claim(self, group_id: GroupId) -> Offer | None:
-        """Take a delivered group; None if it was delivered before. After the last one, open
-        requests end."""
+        """Take a delivered group; None if it was delivered before. The last one ends all
+        requests."""
         offer = self.wanted.pop(group_id, None)
         if not self.wanted:
             self.end_requests()
@@ -259,8 +259,7 @@ class Fetcher:
                     nursery.start_soon(self._fetch_in_place, batch, places)
 
     async def _choose(self) -> list[_Batch]:
-        """One batch from each chosen producer that has none under way. Groups that the pool has
-        held before leave the table."""
+        """One batch from each chosen producer that has none under way."""
         room = BATCHES_FACTOR * self._rules.fetch_parallel - len(self._in_flight)
         missing = await self._missing()
         trials = self._trials()
@@ -551,8 +550,7 @@ class Fetcher:
     async def _take_in_together(
         self, batch: _Batch, peer: PeerId, records: Sequence[bytes], waiting: list[_Checked]
     ) -> int:
-        """Check records in parallel; returns how many were good. Those for the pool go into
-        `waiting`."""
+        """Check records in parallel; returns how many were good. `waiting`: for the pool."""
         good = 0
 
         async def take(record: bytes) -> None:

@@ -51,11 +51,8 @@ class HolderSearch:
     async def find(
         self, wanted: Sequence[GroupId], forwarders: Sequence[PeerId], producer: PeerId
     ) -> Found:
-        """Peers that would serve wanted groups, most groups first.
-
-        Returns when somebody holds all, when all have answered, or after `HAVE_TIMEOUT_S`, beside
-        the wait for other searches.
-        """
+        """Peers that would serve wanted groups, most groups first. Returns when somebody holds
+        all, when all have answered, or `HAVE_TIMEOUT_S` after it began."""
         group_ids = list(wanted[:WANT_GROUPS_MAX])
         have = Have(type="have", run_id=self._run_id, group_ids=tuple(group_ids))
         found: Found = []

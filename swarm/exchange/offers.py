@@ -85,8 +85,7 @@ class OfferTable:
     ) -> int:
         """Take in a checked advert; returns the number of new offers.
 
-        `told_by`: origin of `heard_from`, None if unknown; the eviction of unproven producers is
-        fair between origins. `addresses`: those of the advert that may be dialled. The advert
+        `told_by`: origin of `heard_from`. `addresses`: those that may be dialled. The advert
         created last gives the producer's round, which may be lower than before.
         """
         name = PeerId(advert.producer)
@@ -169,8 +168,7 @@ class OfferTable:
         known.held_by_others = False
 
     def delivered_by_others(self, producer: PeerId, rest_s: float, now: float) -> None:
-        """Record that others had the producer's groups: it rests for `rest_s`, its offers do
-        not."""
+        """Others had the producer's groups: it rests for `rest_s`, its offers do not."""
         known = self._of(producer)
         known.proven = known.held_by_others = True
         known.failures.clear()
@@ -180,9 +178,8 @@ class OfferTable:
         return now < self._of(producer).rests_until
 
     def rest(self, producer: PeerId, first_s: float, now: float) -> None:
-        """Let the producer rest after a fetch that brought nothing: `first_s`, doubled with each
-        further failure in a row. Failures with another `first_s` are another row, so that
-        held-back dials do not lengthen the rest after a first silence."""
+        """Let the producer rest for `first_s`, doubled with each further failure in a row. Each
+        `first_s` is a row of its own, so that held-back dials lengthen no other rest."""
         known = self._of(producer)
         known.proven = known.held_by_others = False
         rests = Backoff(first_s, self._limits.rest_s_max)
@@ -191,8 +188,7 @@ class OfferTable:
         known.rests_until = now + known.rest_s
 
     def is_back(self, producer: PeerId, now: float) -> None:
-        """Record that the producer itself told of new groups: a first failure is forgotten,
-        repeated ones are not."""
+        """The producer itself told of new groups: forget a first failure, but not repeated ones."""
         known = self._of(producer)
         if known.failures.total() == 1:
             known.rests_until = min(known.rests_until, now)

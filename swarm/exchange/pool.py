@@ -86,8 +86,7 @@ _KNOWN = "SELECT " + ", ".join(  # whether this group, and whether this task, is
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Bounds of one pool. `bytes_max` counts records, prompts and rewards, not SQLite's
-    overhead."""
+    """`bytes_max` counts records, prompts and rewards, not SQLite's overhead."""
 
     groups_max: int = 4096
     bytes_max: int = 256 * 1024 * 1024
@@ -134,8 +133,7 @@ class PoolStatistics:
 class Pool:
     """One node's pool, in the file `path` or, with ":memory:", in memory.
 
-    `damaged_path`: where a damaged file was moved on opening, or None. `damaged_records` counts
-    stored records that did not decode and were dropped.
+    `damaged_path`: where a damaged file was moved, or None. `damaged_records`: dropped ones.
     """
 
     def __init__(self, path: Path | str, limits: PoolLimits) -> None:
@@ -225,8 +223,6 @@ class Pool:
             self._drop_old_rounds(group.producer)
         return AddResult.ADDED
 
-    # --- producers' rounds -----------------------------------------------------------------
-
     def _is_too_old(self, producer: str, created_at_s: int, round_: int) -> bool:
         newest = self._newest.get(producer, (created_at_s, round_))
         return (created_at_s, round_) < newest and round_ <= newest[1] - self.limits.rounds_max
@@ -298,8 +294,7 @@ class Pool:
             }
 
     def eligible(self, own: bool, now_s: float, rounds_max: int | None = None) -> list[Candidate]:
-        """Untrained, unexpired groups ordered by id, so that arrival order is no matter.
-        `rounds_max`: only this many newest rounds of each producer."""
+        """Untrained, unexpired groups by id, of the `rounds_max` newest rounds of each producer."""
         with self._lock:
             rows = self._db.execute(
                 "SELECT group_id, producer, rewards, round, created_at_s FROM groups"
@@ -336,11 +331,8 @@ class Pool:
         return verified
 
     def mark_trained(self, group_ids: Iterable[GroupId], round_number: int) -> None:
-        """Record durably that groups go into a round's update, all or none. Repeating it for the
-        same round changes nothing; a group that left is marked on its tombstone.
-
-        Raises LocalProtocolError: a group is marked for another round, or was never here.
-        """
+        """Record durably that groups go into a round's update, all or none. LocalProtocolError:
+        one is marked for another round, or was never here."""
         with self._transaction(to_disk=True):
             for group_id in group_ids:
                 table = self._table_of(group_id)
@@ -397,9 +389,7 @@ class Pool:
 
     def _make_share(self, producer: str, *, own: bool) -> bool:
         """Keep the producer within its share: its oldest group makes place, trained ones first.
-
-        Refusing the new one instead would leave old groups that nobody draws until they expire.
-        """
+        Refusing the new one would leave old groups that nobody draws."""
         if self._groups[producer] < self.limits.groups_per_producer_max:
             return True
         return self._remove_found(

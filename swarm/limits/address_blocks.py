@@ -78,8 +78,7 @@ def _parse(ip: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def plain_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an address; None: invalid or with a zone. IPv4 in IPv6 form (mapped, 6to4, NAT64)
-    becomes IPv4."""
+    """Parse an address without a zone. IPv4 in IPv6 form (mapped, 6to4, NAT64) becomes IPv4."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

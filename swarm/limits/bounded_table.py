@@ -20,8 +20,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class OriginLimits:
-    """Most entries of one origin, by kind; None: no limit. Paths are those of `path_of`, then
-    the peer, then the peer that asked for it."""
+    """Most entries of one origin, by kind. Paths: of `path_of`, then peer, then its asker."""
 
     block: int | None = None  # per public address block
     address: int | None = None  # per public address
@@ -114,8 +113,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         rank_of: Callable[[K, V], int] | None = None,
         newest_first: bool = False,
     ) -> None:
-        """`limit_of` bounds the entries of an origin. `rank_of` is called on insertion, on use,
-        and before eviction."""
+        """`limit_of` bounds an origin. `rank_of` is called on insertion, use and eviction."""
         self._total_max = total_max
         self._limit_of = limit_of
         self._rank_of = rank_of

@@ -21,8 +21,7 @@ RELAYED: Final = Block("relayed")  # all relayed peers: they may be one person
 
 
 def shared_block(ip: str | None) -> Block | None:
-    """The block whose quota an address shares: its public block, or `RELAYED` without an
-    address. None: a private address."""
+    """The block whose quota an address shares. None: a private address, which shares none."""
     block = block_of(ip)
     return RELAYED if block is None else block if is_public(ip) else None
 
@@ -133,9 +132,6 @@ class Quotas:
         return self._buckets.obtain(
             (kind, who), lambda: TokenBucket(rate, rate.burst, now), (origin,)
         )
-
-
-# Rate limit in bytes per second. Pure.
 
 
 class ByteBudget:

@@ -41,10 +41,8 @@ def _told_by_one(path: OriginPath) -> int | None:
 @dataclass(slots=True)
 class AddressBook:
     """Peers and their addresses, newest last; bounded, evicting from the largest origin.
-
-    `entries` are peers once connected, saved as one JSON file; one that does not answer is dialled
-    more rarely and forgotten only when the book is full. `hearsay` are peers that others named.
-    """
+    `entries` are peers once connected, saved as one JSON file. `hearsay` are peers that others
+    named."""
 
     path: Path | None = None
     entries: BoundedTable[PeerId, _Entry] = field(
@@ -91,8 +89,7 @@ class AddressBook:
         told_by: str = "",
         path: OriginPath | None = None,
     ) -> None:
-        """Record addresses. Hearsay never replaces proven ones. `path`: origin of the
-        connection."""
+        """Hearsay never replaces proven addresses. `path`: origin of the connection."""
         entry = _Entry(tuple(addresses[:ADDRESSES_MAX]))
         known = self.entries.get(peer)
         if not worked:
@@ -122,8 +119,7 @@ class AddressBook:
         now_s: float,
         may_dial: Callable[[str], bool] = lambda address: True,
     ) -> list[PeerId]:
-        """Up to `number` peers with an address that passes `may_dial`; at most half are hearsay
-        unless little else is known."""
+        """Up to `number` peers that `may_dial`; at most half hearsay if there are others."""
         worked = sorted(
             peer
             for peer, entry in self.entries.items()
@@ -160,9 +156,6 @@ def _write(path: Path, saved: Mapping[PeerId, Sequence[str]]) -> None:
         file.flush()
         os.fsync(file.fileno())  # else a power cut may leave an empty file
     temporary.replace(path)
-
-
-# --- what may be believed ----------------------------------------------------------------------
 
 
 _PEER = r"/p2p/[1-9A-HJ-NP-Za-km-z]{1,64}"

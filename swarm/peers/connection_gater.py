@@ -97,8 +97,7 @@ class ConnectionGater:
         return None
 
     def block_of(self, peer: PeerId) -> Block | None:
-        """The peer's public block, with which it may be banned. None: not connected, relayed, or
-        private."""
+        """The public block with which a connected peer may be banned, if any."""
         block = self._shared_block(peer)
         return None if block == RELAYED else block
 
@@ -125,8 +124,7 @@ class ConnectionGater:
         return lambda address: self.dials.allows(hops_of(address, connected), now_s)
 
     async def dial(self, address: str, *, timeout_s: float) -> PeerId:
-        """Dial an address that a peer named. DialHeldBack: too soon; else as
-        `Transport.connect`. Addresses given by the user go past this."""
+        """Dial an address that a peer named; DialHeldBack: too soon."""
         connected = self.transport.peers()
         peer = PeerId(address.rpartition("/p2p/")[2])
         if peer in connected:
@@ -148,8 +146,7 @@ class ConnectionGater:
             self.dials.succeeded(hop)
 
     async def dial_one_of(self, addresses: Sequence[str], *, timeout_s: float) -> str:
-        """Dial addresses in turn, `timeout_s` each; returns the one that answered. DialHeldBack:
-        it is too soon for all. PeerUnreachable: none answers."""
+        """The first address that answers. DialHeldBack: it is too soon for all."""
         tried = False
         for address in addresses:
             try:
@@ -188,8 +185,7 @@ class ConnectionGater:
             raise RequestRefused(f"too many requests ({kind})")
 
     def read(self, quota: Kind, peer: PeerId, payload: bytes, kind: type[M], bytes_max: int) -> M:
-        """A peer's request, within its quota (RequestRefused) and of this kind (else
-        RemoteProtocolError, counted)."""
+        """A peer's request of this kind, within its quota; offences are counted."""
         self.check_quota(quota, peer)
         message: M = self.ledger.judge(peer, codec.decode, payload, kind, bytes_max)
         return message

@@ -106,8 +106,7 @@ class Table:
 
 
 class Store:
-    """Announced members by run, for `PROVIDER_LIFE_S`. When full, the oldest of the largest
-    origin goes."""
+    """Announced members by run. When full, the oldest of the largest origin goes."""
 
     def __init__(self) -> None:
         self.runs: dict[bytes, BoundedTable[PeerId, tuple[float, Where]]] = {}
@@ -180,8 +179,7 @@ class _Lookup:
         return self._closest(self.answered, ())[:HOLDERS]
 
     def _closest(self, peers: Iterable[PeerId], taken: Iterable[PeerId]) -> list[PeerId]:
-        """Order by distance, but one of each origin before two of any, so that many close keys
-        gain nothing."""
+        """Order by distance, but one of each origin before two of any."""
         turns = Counter(self._path(peer) for peer in taken)
         ordered: list[tuple[int, int, PeerId]] = []
         for peer in sorted(peers, key=lambda p: distance(self.key, point_of(p))):

@@ -296,8 +296,7 @@ class Discovery:
     # --- hello -----------------------------------------------------------------------------
 
     async def _greet_regularly(self, nursery: trio.Nursery) -> None:
-        """Greet new peers soon and a few others at each beat, so that the cost does not grow
-        with the number of connections."""
+        """Greet new peers soon, and a bounded number of others at each beat."""
         next_beat = trio.current_time()
         while True:
             now, connected = trio.current_time(), self._transport.peers()

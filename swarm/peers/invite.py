@@ -54,8 +54,7 @@ class JoinKey:
         return hashlib.sha256(DISCOVERY_DOMAIN + self.secret).digest()
 
     def save(self, path: Path) -> None:
-        """Write the key to a new file with mode 0600; ConfigError if it exists or cannot be
-        written."""
+        """Write a new file with mode 0600; ConfigError if it exists or cannot be written."""
         try:
             write_new(path, self.secret.hex().encode() + b"\n")
         except OSError as error:
@@ -63,8 +62,7 @@ class JoinKey:
 
     @classmethod
     def load(cls, path: Path) -> "JoinKey | None":
-        """Read a key file; None: there is none. ConfigError: unreadable, readable by others, or
-        no key."""
+        """None: no file. ConfigError: unreadable, readable by others, or no key."""
         try:
             if path.stat().st_mode & 0o077:
                 raise ConfigError(f"join key {path} can be read by others: run chmod 600 {path}")
@@ -128,8 +126,7 @@ def _checksum(raw: bytes) -> bytes:
 
 
 def read_allow_list(path: Path) -> frozenset[str]:
-    """Peer ids in a file, one a line; `#` begins a comment. ConfigError: unreadable or no peer
-    id."""
+    """Peer ids in a file, one a line; `#` begins a comment. ConfigError: a bad file."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -147,8 +144,6 @@ def read_allow_list(path: Path) -> frozenset[str]:
     return frozenset(allowed)
 
 
-# How commands take an invitation: as text, from standard input, or from a file.
-
 LINE_CHARS_MAX: Final = 8192
 
 
@@ -163,8 +158,7 @@ def add_invitation(parser: argparse.ArgumentParser, help: str) -> None:
 
 
 def take_invitation(options: argparse.Namespace) -> str | None:
-    """The invitation of a command, None without one; sets `options.invite` to it. ConfigError:
-    its file is unreadable or open to others, or standard input is empty."""
+    """The invitation given, also set as `options.invite`. ConfigError: a bad or open file."""
     file, options.invite_file = getattr(options, "invite_file", None), None
     text: str | None = getattr(options, "invite", None)
     if file is not None:

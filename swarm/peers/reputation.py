@@ -120,8 +120,7 @@ class Reputation:
     def record_offence(
         self, peer: PeerId, reason: Reject, block: Block | None, now: float
     ) -> list[Ban]:
-        """Returns the bans that follow, the peer's own first. `block`: the peer's block if it
-        may be banned with it."""
+        """The bans that follow. `block`: the peer's block if it may be banned with it."""
         if self.is_banned(peer, now):
             return []  # in flight when the ban began
         account = self._accounts.obtain(peer, _Account, (block or peer,))
@@ -191,8 +190,6 @@ def _counts(offences: Counter[Reject]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in ordered)
 
 
-# Accepted groups and offences by peer. Pure and bounded.
-
 log = logging.getLogger(__name__)
 
 LEDGER_PEERS_MAX = 1024
@@ -212,8 +209,7 @@ class PeerRecord:
 
 
 class Ledger:
-    """Accounts of peers. When full, the least recently used without an accepted group goes
-    first: keys cost nothing. Totals stay."""
+    """Accounts of peers. Those without an accepted group are evicted first; totals stay."""
 
     def __init__(self, peers_max: int = LEDGER_PEERS_MAX) -> None:
         self._peers: BoundedTable[PeerId, PeerRecord] = BoundedTable(
@@ -240,8 +236,7 @@ class Ledger:
         self.on_reject(peer, reason)
 
     def judge(self, peer: PeerId, check: Callable[..., T], *args: Any) -> T:
-        """Run a check of foreign bytes. An error counts against their proven signer, else
-        against `peer`, and is raised."""
+        """Run a check; its error counts against the proven signer, else against `peer`."""
         try:
             return check(*args)
         except RemoteProtocolError as error:

@@ -21,8 +21,7 @@ async def ask(
     bytes_max: int,
     timeout_s: float,
 ) -> M:
-    """The peer's answer, a message of this kind. Raises as `Transport.request` and
-    `codec.decode`."""
+    """The peer's answer; raises as `Transport.request` and `codec.decode`."""
     data = await transport.request(
         peer,
         protocol,

@@ -134,8 +134,7 @@ async def fetch_chunks(
     missing: Iterable[int],
     keep: Keep,
 ) -> None:
-    """Fetch chunks one by one from a connected peer, within its quota. TransportError: no
-    answer, or refused too often. RemoteProtocolError: a wrong hash."""
+    """Fetch chunks within the peer's quota. RemoteProtocolError: a wrong hash."""
     for chunk in missing:
         content = await _ask_for_chunk(transport, peer, data, chunk)
         codec.check_data_chunk(content, chunk_hash(manifest, chunk))

@@ -99,8 +99,7 @@ def count_deliveries(
     patience_s: float,
     end_s: float,
 ) -> Deliveries:
-    """Count all groups of `hosts` at `hosts` whose time is over. `arrived_s`: when a host had
-    verified and stored a foreign group."""
+    """Count groups whose time is over. `arrived_s`: when a host had stored a group."""
     counts = Deliveries()
     for group in published:
         since_s, until_s = group.at_s, group.at_s + patience_s

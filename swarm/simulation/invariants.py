@@ -135,8 +135,7 @@ def limit_of(where: str, limits: Mapping[str, int]) -> int:
 
 
 def collections_in(root: object) -> Iterator[tuple[str, int]]:
-    """Name and size of every collection reachable from an object of this project. The name is
-    class and attribute, with `[]` per nesting level."""
+    """Class, attribute and size of every reachable collection; `[]` per nesting level."""
     seen: set[int] = set()
     todo: deque[tuple[str, Any, int]] = deque([(type(root).__name__, root, 0)])
     while todo:
@@ -169,8 +168,6 @@ def _attributes(value: object) -> dict[str, Any]:
     names = [each.name for each in fields(value)] if is_dataclass(value) else []
     return {name: getattr(value, name) for name in names}
 
-
-# Invariants of every simulated run.
 
 VIOLATIONS_MAX = 100  # kept; all are counted
 LIARS_FOR_BLOCK_BAN = 4  # PROTOCOL.md, "What breaking a rule costs"
@@ -219,8 +216,6 @@ class Invariants:
         self.checks[rule] += 1
         if not holds:
             self.violate(host, rule, detail)
-
-    # --- records and trainer ----------------------------------------------------------------
 
     def stored(self, host: int, record: bytes, group_id: bytes) -> None:
         self.checks["record"] += 1
@@ -273,8 +268,6 @@ class Invariants:
         self.require(digest not in seen, host, "trainer", "a foreign group came twice")
         seen.add(digest)
 
-    # --- bans -------------------------------------------------------------------------------
-
     def check_ban(self, host: int, ban: Ban, rules: BanRules) -> None:
         if ban.is_block:
             liars = rules.liars_by_block[ban.subject]
@@ -283,8 +276,6 @@ class Invariants:
         else:
             detail = f"honest {ban.subject} is banned: {ban.why}"
             self.require(ban.subject not in rules.honest, host, "ban", detail)
-
-    # --- bounds -----------------------------------------------------------------------------
 
     def check_pool(self, host: int, pool: Pool) -> None:
         statistics, limits = pool.statistics(), pool.limits
@@ -360,8 +351,7 @@ class PublishedGroup:
 def still_on_offer(
     published: Collection[PublishedGroup], rounds: int, adverts: int
 ) -> list[PublishedGroup]:
-    """Groups in the producer's newest adverts and rounds. A producer that lost a checkpoint
-    repeats a round with other tasks."""
+    """Groups in each producer's newest adverts and rounds. A lost checkpoint repeats a round."""
     by_host: dict[int, dict[tuple[float, int], list[PublishedGroup]]] = {}
     for each in published:
         advert = (each.expires_at_s, each.round)  # identifies an advert

@@ -120,8 +120,6 @@ class Liar:
         held = tuple(n for n, each in enumerate(have.group_ids) if each in self.records)
         return codec.encode(HaveReply(type="have_reply", held=held))
 
-    # --- what lies are made of -------------------------------------------------------------
-
     def group(self) -> RolloutGroup:
         self.index += 1
         return self.make_group(self.identity.peer_id, self.index)

@@ -32,8 +32,7 @@ PROBES_MAX = 4  # last packets, whose loss only a timeout shows
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """A host's access link. Latency, jitter and loss are one way between two such hosts; between
-    different profiles they are averaged."""
+    """A host's access link. Latency, jitter and loss are one way, averaged between the ends."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0  # mean, added to the latency
@@ -235,8 +234,6 @@ def links_of(name: str, hosts: int) -> tuple[LinkProfile, ...]:
     return tuple(mix[host % len(mix)] for host in range(hosts))
 
 
-# IP addresses of simulated hosts, drawn by the caller's random generator.
-
 IPV4_RANGE: Final = ipaddress.IPv4Network("198.18.0.0/15")
 IPV6_RANGE: Final = ipaddress.IPv6Network("2001:db8::/32")
 IPV4_SHARE: Final = 0.5  # share of IPv4 blocks while there are any
@@ -247,11 +244,9 @@ HOUSEHOLD_MAX: Final = 4  # hosts in a shared block: as many as its quota serves
 
 
 def draw_ips(hosts: int, rng: Random, together: Collection[int] = ()) -> tuple[str, ...]:
-    """A distinct address for each host, by index.
-
-    Most hosts have a block of their own. One in `NEIGHBOUR_SHARE`, but at least one of three or
-    more, shares another's block. The hosts in `together` share one more block.
-    """
+    """A distinct address for each host. Most have a block of their own. One in
+    `NEIGHBOUR_SHARE`, at least one of three or more, shares another's. Hosts in `together` share
+    one."""
     apart = [host for host in range(hosts) if host not in together]
     number = min(len(apart) // 2, max(1, len(apart) // NEIGHBOUR_SHARE)) if len(apart) > 2 else 0
     neighbours = set(rng.sample(apart, number))

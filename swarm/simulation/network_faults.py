@@ -61,8 +61,7 @@ class FaultEvent:
 def plan(
     faults: Sequence[Fault], hosts: Collection[int], until_s: float, rng: Random
 ) -> list[FaultEvent]:
-    """Fault events in order of time; all end by `until_s`. A partition hits its hosts together,
-    others each host separately."""
+    """Fault events in order of time, up to `until_s`. Only a partition hits its hosts together."""
     events: list[FaultEvent] = []
     for fault in faults:
         at_s = fault.at_s

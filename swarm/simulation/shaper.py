@@ -136,8 +136,7 @@ class Shaper:
         self._packets = 0
 
     def run(self, others: Sequence[int], on_other: Callable[[int], bool]) -> None:
-        """Carry packets until `on_other` returns True; it is called when one of `others` is
-        readable."""
+        """Carry packets until `on_other` returns True for a readable one of `others`."""
         watched = [*self._names, *others]
         while True:
             due_s = self._waiting[0].at_s if self._waiting else self._now() + IDLE_S

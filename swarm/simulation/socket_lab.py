@@ -87,8 +87,7 @@ def configure(*commands: str) -> None:
 
 
 def masquerade(*, symmetric: bool) -> None:
-    """Make this namespace a home router, which lets only answers in. Source ports are kept if
-    free; a `symmetric` router changes them for each connection."""
+    """Make a home router, which lets only answers in. `symmetric`: new source ports each time."""
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     answers_only = f'iifname "{WAN}" ct state established,related accept; iifname "{WAN}" drop'
     source_nat = f'oifname "{WAN}" masquerade {"fully-random" if symmetric else ""}'
@@ -152,8 +151,6 @@ def _check(result: int) -> None:
         raise ConfigError(f"network namespaces: {error}; this needs Linux and root")
 
 
-# Hosts with real sockets on slow, lossy and masqueraded links.
-
 HOSTS_MAX = 200  # homes included; fits a /24
 END_TIMEOUT_S = 20.0
 PROBE_TIMEOUT_S = 20.0
@@ -161,11 +158,8 @@ PROBE_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Hosts on an unlimited local network behind a masquerading router that lets nobody in.
-
-    `profile` is the router's access link. A `symmetric` router takes a random port per connection,
-    others keep source ports.
-    """
+    """Hosts on an unlimited local network behind a masquerading router that lets nobody in. A
+    `symmetric` router takes a random port per connection, others keep source ports."""
 
     name: str
     profile: LinkProfile
@@ -234,12 +228,8 @@ class Lab:
 def open_lab(
     hosts: Mapping[str, LinkProfile], homes: Sequence[Home] = (), seed: int = 0, mtu: int = MTU
 ) -> Iterator[Lab]:
-    """Make hosts on a public network and behind routers.
-
-    `seed` draws jitter and loss; kernel timing still varies. `mtu` in bytes is that of the access
-    links. ConfigError: the machine does not allow it (see `missing`), a name is used twice, or
-    there are too many hosts.
-    """
+    """Make hosts on a public network and behind routers. `seed` draws jitter and loss; kernel
+    timing still varies. ConfigError: the machine does not allow it, or bad names."""
     _check_names(hosts, homes)
     plan = {
         "hosts": {name: asdict(profile) for name, profile in hosts.items()},

@@ -54,8 +54,7 @@ def deterministic_run(async_fn: Callable[..., Awaitable[T]], *args: Any, seed: i
 
 
 class Freezer:
-    """Suspends all tasks that run a host's code. Answers and timeouts in between take effect on
-    waking."""
+    """Suspends all tasks of a host; answers and timeouts meanwhile take effect on waking."""
 
     def __init__(self) -> None:
         self._frozen: dict[PeerId, list[Any]] = {}
@@ -104,14 +103,11 @@ def stop_at_once(nursery: trio.Nursery) -> None:
     nursery.cancel_scope.cancel()
 
 
-# A network of simulated hosts with a recorded trace, replayed by its seed.
-
 TRACE_LINES_MAX = 10_000
 
 
 class SimulatedWorld:
-    """Identities of `hosts` and their network, drawn from one seed. `trace` holds the newest
-    events; `trace_hash` covers all."""
+    """Identities of `hosts` and their network, drawn from one seed, with a trace of events."""
 
     def __init__(
         self,
@@ -122,8 +118,7 @@ class SimulatedWorld:
         profiles: Mapping[int, LinkProfile] | None = None,
         ips: Sequence[str] | None = None,
     ) -> None:
-        """`profiles`: links of single hosts by index. `ips`: None: public addresses, each in its
-        own block."""
+        """`profiles`: single hosts' links. `ips` None: public, in separate blocks."""
         self.seed = seed
         self.ips = separate_ips(hosts) if ips is None else tuple(ips)
         self.identities = tuple(

@@ -255,8 +255,8 @@ Packages = Annotated[tuple[PackageBody, ...], Field(max_length=PACKAGES_MAX)]
 
 
 class Hello(WireModel):
-    """Sent to each peer on connecting and then as a heartbeat, inside `Signed` (`HELLO_DOMAIN`).
-    The signature lets a responder prove to a newcomer that another process uses its key."""
+    """Sent on connecting and as a heartbeat, inside `Signed` (`HELLO_DOMAIN`): a proof for
+    others."""
 
     type: Literal["hello"]
     run_id: RunId
@@ -455,11 +455,8 @@ class ArtifactBody(WireModel):
 
 
 class ManifestBody(WireModel):
-    """`swarm.weights.manifest.Manifest` on the wire; a head signs for its hash.
-
-    Tensors are columns in the order of their names, so that 100,000 of them are a handful of
-    MessagePack values. Sizes follow from shapes and types.
-    """
+    """`swarm.weights.manifest.Manifest` on the wire; a head signs for its hash. Tensors are
+    columns in the order of their names. Sizes follow from shapes and types."""
 
     type: Literal["manifest"]
     run_id: RunId
@@ -482,8 +479,7 @@ ChunkSet = Annotated[bytes, Field(max_length=CHUNKS_MAX // 8)]  # bit i of byte 
 
 
 class ChunkRequest(WireModel):
-    """Asks for one chunk of an artifact, and reports the asker's progress. The answer is the
-    chunk's bytes, or none."""
+    """Asks for one chunk of an artifact, with the asker's progress; answered with its bytes."""
 
     type: Literal["chunk"]
     root: HashBytes  # of the manifest
@@ -517,8 +513,7 @@ class WantLease(WireModel):
 
 
 class LeaseReply(WireModel):
-    """A lease on the tasks at places 0 to `groups` - 1 of a stream; with 0 groups: why, and when
-    to ask again."""
+    """A lease on places 0 to `groups` - 1 of a stream; with 0 groups: why, and when to retry."""
 
     type: Literal["lease"]
     lease: LeaseId
@@ -556,8 +551,7 @@ class WantDataManifest(WireModel):
 
 
 class DataManifest(WireModel):
-    """A run's items: their number, and the hashes of their bytes in chunks of
-    `DATA_CHUNK_BYTES_MAX`."""
+    """A run's items: their number, and the hashes of their bytes by chunk."""
 
     type: Literal["data_manifest"]
     items: Annotated[int, Field(gt=0, le=DATA_ITEMS_MAX)]
@@ -572,8 +566,6 @@ class WantData(WireModel):
     data: HashBytes
     chunk: Annotated[int, Field(ge=0, lt=DATA_CHUNKS_MAX)]
 
-
-# A run's own items as bytes: cut into chunks, and known by the hash of their manifest. Pure.
 
 _HEAD: Final = struct.Struct(">QQ")
 
@@ -604,13 +596,10 @@ def manifest_of(content: bytes, items: int) -> DataManifest:
 
 
 def data_id(manifest: DataManifest) -> bytes:
-    """SHA-256 over the domain, the number of items, the size (both 8 bytes, big-endian) and the
-    chunks' hashes."""
+    """SHA-256 over domain, number of items, size (8 bytes big-endian each) and chunk hashes."""
     head = _HEAD.pack(manifest.items, manifest.size_bytes)
     return hashlib.sha256(DATA_DOMAIN + head + manifest.chunk_hashes).digest()
 
-
-# The messages between a learner and its coordinator. Their limits are in `messages`.
 
 Depth = Annotated[int, Field(ge=0, le=DEPTH_MAX)]
 Count = Annotated[int, Field(ge=0, lt=2**48)]
