@@ -1,7 +1,4 @@
-"""The errors of this project, by who is to blame, which decides what happens next.
-
-`AssertionError` is always a bug of ours; it is never raised by a peer's bytes and never caught.
-"""
+"""The errors of this project, by who is to blame. `AssertionError` is always a bug of ours."""
 
 from collections.abc import Iterable
 from enum import StrEnum

@@ -1,8 +1,5 @@
-"""Node identity: an Ed25519 key, the libp2p peer id made from it, and signatures.
-
-The peer id contains the public key (identity multihash of the protobuf-encoded key, base58btc).
-Signatures cover a domain tag, so one made for one purpose is worthless for another.
-"""
+"""Node identity: an Ed25519 key, the libp2p peer id that contains it, and signatures. These
+cover a domain tag, so one made for one purpose is worthless for another."""
 
 import os
 from functools import lru_cache

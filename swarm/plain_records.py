@@ -1,7 +1,5 @@
-"""Dataclasses as records of plain values for MessagePack and JSON, and back.
-
-A `Moment` is on a clock that starts anew with each process; a record holds its age.
-"""
+"""Dataclasses as records of plain values, and back. A `Moment` is on a clock that starts anew
+with each process; a record holds its age."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields

@@ -1,8 +1,5 @@
-"""Signed adverts that a node passes on: the newest of each producer. Pure and bounded.
-
-A full cache first gives up adverts of producers that never delivered, the oldest of whoever told of
-most, so invented producers displace each other. Own adverts go last.
-"""
+"""Signed adverts that a node passes on: the newest of each producer. Pure and bounded. A full
+cache gives up those of producers that never delivered first, own ones last."""
 
 import hashlib
 from collections.abc import Callable

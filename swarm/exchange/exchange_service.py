@@ -1,11 +1,7 @@
-"""The exchange of rollout groups: advert, choose, fetch, verify, pool.
-
-A producer signs its groups and gossips one small advert a round. Each node fetches as many of the
-groups on offer as it will soon use. A group enters the pool after its signature, run, times and
-task were checked and its rewards were computed here.
-
-Nothing waits for a peer: a round samples what has arrived (`candidates`).
-"""
+"""The exchange of rollout groups: advert, choose, fetch, verify, pool. A producer signs its
+groups and gossips one small advert a round. A group enters the pool after its signature, run,
+times and task were checked and its rewards were computed here. A round samples what has arrived
+and waits for nobody."""
 
 from collections.abc import Container, Sequence
 from math import ceil, inf
@@ -223,38 +219,18 @@ class Exchange:
     # --- serving ---------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self._transport.serve(
-            ROLLOUTS_PROTOCOL,
-            self._serve_groups,
-            ServeLimits(
-                WANT_BYTES_MAX,
-                GROUPS_REPLY_BYTES_MAX,
-                concurrent_max=16,
-                # no sooner than the requester, who allows for the slowest uplink
-                timeout_s=SERVE_SLACK_S + self._rules.timeout_s(GROUP_BYTES_MAX),
-            ),
-        )
-        self._transport.serve(
-            HOLDERS_PROTOCOL,
-            self._serve_holders,
-            ServeLimits(WANT_BYTES_MAX, HAVE_REPLY_BYTES_MAX, concurrent_max=16),
-        )
-        self._transport.serve(
-            ADVERTS_PROTOCOL,
-            self._serve_adverts,
-            ServeLimits(WANT_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX, concurrent_max=8),
-        )
+        limits = ServeLimits(WANT_BYTES_MAX, HAVE_REPLY_BYTES_MAX, concurrent_max=16)
+        self._transport.serve(HOLDERS_PROTOCOL, self._serve_holders, limits)
+        limits = ServeLimits(WANT_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX, concurrent_max=8)
+        self._transport.serve(ADVERTS_PROTOCOL, self._serve_adverts, limits)
+        served = [(ROLLOUTS_PROTOCOL, self._serve_groups, GROUPS_REPLY_BYTES_MAX, GROUP_BYTES_MAX)]
         if self._rules.takes_large:
-            self._transport.serve(
-                PIECES_PROTOCOL,
-                self._serve_piece,
-                ServeLimits(
-                    WANT_BYTES_MAX,
-                    PIECE_REPLY_BYTES_MAX,
-                    concurrent_max=16,
-                    timeout_s=SERVE_SLACK_S + self._rules.timeout_s(PIECE_BYTES),
-                ),
-            )
+            served.append((PIECES_PROTOCOL, self._serve_piece, PIECE_REPLY_BYTES_MAX, PIECE_BYTES))
+        for protocol, handler, reply_bytes_max, size_bytes in served:
+            # no sooner than the requester, who allows for the slowest uplink
+            timeout_s = SERVE_SLACK_S + self._rules.timeout_s(size_bytes)
+            limits = ServeLimits(WANT_BYTES_MAX, reply_bytes_max, 16, timeout_s=timeout_s)
+            self._transport.serve(protocol, handler, limits)
         await self._advertise_again()
         topic = adverts_topic(self._rules.run_id)
         heard = await self._transport.subscribe(

@@ -1,9 +1,6 @@
-"""Fetches groups on offer: chooses, requests, verifies and pools them.
-
-Late batches free their place for others, so their number has bounds of its own: in all, and for
-each peer or address block. Beyond a bound, the oldest batch of the most crowded block is given up.
-Producers that are slow or new get some of the places, not all.
-"""
+"""Fetches groups on offer: chooses, requests, verifies and pools them. Late batches free their
+place for others, and their number is bounded, in all and for each peer or address block.
+Producers that are slow or new get some of the places, not all."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence

@@ -1,8 +1,5 @@
-"""Search for other holders of a group whose producer does not deliver.
-
-A node asks a few connected peers at once which of the missing groups they would serve. Nobody
-announces holdings: that would cost every node bytes for every group of the swarm.
-"""
+"""Search for other holders of a group whose producer does not deliver. A node asks a few
+connected peers at once; to announce holdings would cost every node bytes for every group."""
 
 from collections.abc import Sequence
 from random import Random

@@ -1,10 +1,6 @@
-"""The table of groups on offer, and the choice of groups to fetch. Pure.
-
-An offer is a group that a signed advert names; only a producer's last few rounds stay. A producer
-that did not deliver rests, longer each time, and its offers with it. If others delivered in its
-place, only the producer rests. It is unproven until a fetch brings something. A producer that is
-heard again after a long silence gets a trial at once.
-"""
+"""The table of groups on offer, and the choice of groups to fetch. Pure. A producer that did not
+deliver rests, longer each time, and its offers with it, unless others delivered in its place. It
+is unproven until a fetch brings something."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence

@@ -1,19 +1,12 @@
 """The bounded, persistent pool of rollout groups that this node may train on or serve.
 
-A group is kept as the signed bytes that came, with the prompt and rewards that this node worked
-out. A group that leaves by expiry or eviction leaves a tombstone, so it is not fetched or trained
-on again, and its producer cannot offer a second group for the task.
+A group that leaves is remembered by a tombstone, so that neither it nor another group for its task
+comes again. Too old is a group past its expiry, or `rounds_max` rounds behind its producer's group
+that was created last.
 
-**Too old** are a group past its expiry, or `rounds_max` rounds behind its producer's newest group
-(the one created last, so a producer may go back to a lower round), and a tombstone after
-`tombstones_max` later ones.
-
-**Eviction**: trained groups first, oldest first. Then the oldest untrained foreign group of the
-producer that holds most of what ran short. Untrained own groups go last. Age is the order of
-arrival here. A producer at its share gives up a group of its own for each new one.
-
-Calls may come from any thread, one at a time. Added groups survive a killed process (WAL), marks of
-training a power cut as well.
+Eviction: trained groups first, then the oldest foreign group of the producer that holds most of
+what ran short, own groups last. Age is the order of arrival. Calls may come from any thread. Added
+groups survive a killed process (WAL), marks of training a power cut as well.
 """
 
 import hashlib

@@ -1,8 +1,5 @@
-"""Address blocks: a /24 of IPv4 or a /56 of IPv6, which one person easily gets. Pure.
-
-Behind a private address there may be a whole swarm, so private blocks are not banned and share no
-quota. Relayed connections have no address.
-"""
+"""Address blocks: a /24 of IPv4 or a /56 of IPv6, which one person easily gets. Pure. Behind a
+private address there may be a whole swarm, so private blocks are not banned."""
 
 import ipaddress
 from functools import lru_cache
@@ -12,7 +9,6 @@ Block = NewType("Block", str)
 OriginPath = tuple[str, ...]
 """An origin: names from wide to narrow, each within the one before. () is everything."""
 
-BLOCK_LENGTH: Final = 2  # length of a path (network, block) without the address
 RELAYED_PATH: Final[OriginPath] = ("relayed",)  # all relayed peers: they may be one person
 
 IPV4_BITS: Final = 24

@@ -1,10 +1,6 @@
-"""A bounded mapping that strangers fill, fair between origins. Pure.
-
-An origin is a path from wide to narrow (network, block, address). Eviction follows the largest
-origin at each level, so an attacker evicts its own entries. There the least recently used entry
-goes, or with `newest_first` the newest. Entries of a higher rank go only when none of a lower rank
-is left.
-"""
+"""A bounded mapping that strangers fill, fair between origins. Pure. An origin is a path from
+wide to narrow (network, block, address). Eviction follows the largest origin at each level, so
+an attacker evicts its own entries. High ranks go only when no lower rank is left."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping

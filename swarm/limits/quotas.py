@@ -1,8 +1,5 @@
-"""Request quotas of peers and address blocks. Pure and bounded.
-
-Each kind of request has a rate. Faster requests are refused unread; asking on is a flood. The peers
-of a block share `BLOCK_SHARE` times one peer's rate; all relayed peers share one quota.
-"""
+"""Request quotas of peers and address blocks. Pure and bounded. Faster requests are refused
+unread; asking on is a flood. The peers of a block share `BLOCK_SHARE` times one peer's rate."""
 
 from collections import Counter
 from collections.abc import Mapping

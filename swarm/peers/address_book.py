@@ -66,11 +66,6 @@ class AddressBook:
             return cls(path)
         return book
 
-    def save(self) -> None:
-        if self.path is not None:
-            self.changed = False
-            _write(self.path, self._saved())
-
     async def save_if_changed(self, run_sync: RunSync) -> None:
         """Save off the event loop if something is new."""
         if self.path is not None and self.changed:

@@ -1,9 +1,6 @@
-"""Admission of peers: connections, dials on hearsay, quotas, and bans.
-
-A ban closes the peer's connections and refuses new ones in both directions. Its adverts are
-ignored, and its groups in the pool are neither served nor drawn. A ban of a block refuses
-connections only. Bans end with a restart.
-"""
+"""Admission of peers: connections, dials on hearsay, quotas, and bans. A ban closes the peer's
+connections and refuses new ones; its adverts are ignored, its groups neither served nor drawn. A
+ban of a block refuses connections only. Bans end with a restart."""
 
 import logging
 from collections import Counter, deque

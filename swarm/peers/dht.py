@@ -1,9 +1,6 @@
-"""A distributed hash table of the members of each run (Kademlia).
-
-Each node announces itself to the nodes whose ids are closest (by XOR, 256 bits) to the run's key,
-and asks them for others. So any known node of any run is enough to find one's own. A peer can
-announce only itself, over a connection that proved its id. Only peers that answered are passed on.
-"""
+"""A distributed hash table of the members of each run (Kademlia). Each node announces itself to
+the nodes whose ids are closest (by XOR, 256 bits) to the run's key, and asks them for others. A
+peer can announce only itself; only peers that answered are passed on."""
 
 import hashlib
 from collections import Counter

@@ -1,12 +1,8 @@
 """Discovery: bootstrap, hello, heartbeat, address book.
 
 Each connected peer gets a signed `Hello`, then repeats as heartbeat; the answer names other peers.
-Peers of other runs are left. A split swarm rejoins: the book keeps proven addresses, and a node
-with enough peers still dials one more now and then. Names told by peers are hearsay: few are kept,
-and dialling them delays no hello.
-
-A hello also guards the identity: peers return the newest hello of another process under the
-newcomer's key.
+The answer also holds the newest hello of another process under the newcomer's key. A split swarm
+rejoins: a node with enough peers still dials one more now and then.
 """
 
 import logging

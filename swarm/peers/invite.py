@@ -1,9 +1,6 @@
-"""Invitations to a swarm, and the join key of a private one.
-
-An invitation is one line: addresses, run, and the join key of a private swarm, whose holders can
-join and invite others. The key is in a file with mode 0600 and never in logs, errors or status. The
-wire uses only keys derived from it.
-"""
+"""Invitations to a swarm: one line with addresses, run, and the join key of a private swarm. The
+key is in a file with mode 0600 and never in logs, errors or status. The wire uses only keys
+derived from it."""
 
 import argparse
 import hashlib

@@ -1,11 +1,6 @@
-"""Discovery on the local network by multicast DNS.
-
-Each node announces its peer id, addresses, and a tag made from the run id and the join key, which
-only members recognise. Results are hearsay.
-
-Names that come without their text wait, and `LOOKUPS_AT_A_TIME` random ones are queried. zeroconf
-runs in its own threads and remembers every name: it is restarted after `NAMES_MAX` of them.
-"""
+"""Discovery on the local network by multicast DNS; results are hearsay. Each node announces its
+peer id, addresses, and a tag made from the run id and the join key. zeroconf runs in its own
+threads and remembers every name: it is restarted after `NAMES_MAX` of them."""
 
 import hashlib
 import ipaddress

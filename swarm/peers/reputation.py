@@ -1,11 +1,8 @@
 """Reputation and bans. Pure.
 
-An offence that only a liar can commit weighs much. One that honest peers commit over a slow link,
-with a wrong clock, or after restoring a backup weighs little, and all of these together never reach
-a ban. Faults of the network weigh nothing.
-
-A score halves every `half_life_s`. Good records lower it slowly and never below zero. A block is
-banned for the sum of its peers; each counts at most as much as a ban of its own.
+An offence that only a liar can commit weighs much. One that honest peers may commit weighs little,
+and all of these together never reach a ban. Faults of the network weigh nothing. Scores decay; a
+block is banned for the sum of its peers.
 """
 
 import logging

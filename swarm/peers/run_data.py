@@ -1,8 +1,5 @@
-"""Serve and fetch the rules of a run, and its data items.
-
-The caller checks the rules by the fingerprint in the run id. They hold the hash of the manifest,
-which holds the hash of each chunk.
-"""
+"""Serve and fetch the rules of a run, and its data items. The run id holds the fingerprint of
+the rules, which hold the hash of the manifest, which holds the hash of each chunk."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass

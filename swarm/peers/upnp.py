@@ -1,8 +1,5 @@
-"""Port forwarding at the home router (UPnP).
-
-miniupnpc blocks, so one thread calls it with a time limit. The router's claim about our address
-counts once peers have dialled it.
-"""
+"""Port forwarding at the home router (UPnP). miniupnpc blocks, so one thread calls it with a
+time limit."""
 
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,12 +1,8 @@
 """Deliveries in a simulated run: which groups were due where, and which came in time. Pure.
 
-**Due**: a group is due at each other honest host if that host and the producer are up, joined and
-with moving links from sharing until `patience_s` later, by the plan of faults. Pairs with an absent
-producer (`orphans_*`) or a stalled link (`stalled_*`) are counted, not judged.
-
-**The floor** (`shortfalls`): at most one in `hosts` of the due pairs may be missing, as one deaf
-host costs as much. At each host, and of each producer, at least `HOST_SHARE_MIN` comes in time, if
-there are `PAIRS_MIN` pairs.
+A group is due at each other honest host if that host and the producer are up, joined and with
+moving links until `patience_s` after sharing. Of all due pairs one in `hosts` may be missing, as
+one deaf host costs as much; of one host's, half (`HOST_SHARE_MIN`).
 """
 
 from collections import Counter

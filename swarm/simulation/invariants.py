@@ -1,8 +1,5 @@
-"""What must hold in every simulated run, and the limit of each collection in a node.
-
-Tables by connected peer are bounded by their number. Any other collection may have `UNNAMED_MAX`
-entries unless it has a line in `LIMITS`.
-"""
+"""What must hold in every simulated run, and the limit of each collection in a node. A
+collection without a line in `LIMITS` may have `UNNAMED_MAX` entries."""
 
 import hashlib
 from collections import Counter, deque

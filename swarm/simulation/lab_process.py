@@ -1,9 +1,5 @@
-"""The process that owns a lab's namespaces and carries its packets: `python -m
-swarm.simulation.lab_process`.
-
-Reads a plan as one line of JSON, answers with the hosts' locations, then reads one command per line
-until the input ends. Then it ends all processes in its networks.
-"""
+"""The process that owns a lab's namespaces and carries its packets. It reads a plan as one line
+of JSON, answers with the hosts' locations, then reads one command per line until the input ends."""
 
 import ipaddress
 import json

@@ -1,12 +1,8 @@
 """Delay and loss of messages between two hosts.
 
-A message waits for its sender's shared uplink and occupies it for `bytes / up`. Latency and
-exponential jitter follow, then the receiver's downlink for `bytes / down`. It begins with TCP's
-slow start: ten packets per round trip, doubling until the link is full. Paths are not remembered,
-except for `warm_s`.
-
-Gossip is lost as whole messages. In TCP transfers (requests and responses) lost packets are sent
-again after a round trip, or after a timeout at the end of a message.
+A message waits for and occupies its sender's uplink. Latency and exponential jitter follow, then
+the receiver's downlink. It begins with TCP's slow start; paths are not remembered, except for
+`warm_s`. Gossip is lost as whole messages; in TCP transfers lost packets are sent again.
 """
 
 import ipaddress

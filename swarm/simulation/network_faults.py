@@ -1,7 +1,5 @@
-"""Fault plans for a simulated network, drawn from a seed.
-
-Each family of faults is absent from half of all runs, so that faults hidden by others show.
-"""
+"""Fault plans for a simulated network, drawn from a seed. Each family of faults is absent from
+half of all runs, so that faults hidden by others show."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace

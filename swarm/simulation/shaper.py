@@ -1,8 +1,5 @@
-"""Carries IP packets between hosts by their link profiles.
-
-The model is that of `swarm.simulation.links`, per packet. Queues before both links are bounded and
-overflow. `duplication` has no effect.
-"""
+"""Carries IP packets between hosts by the model of `swarm.simulation.links`. Queues before both
+links are bounded. `duplication` has no effect."""
 
 import heapq
 import os

@@ -1,9 +1,6 @@
-"""Deterministic runs under a virtual clock.
-
-Trio shuffles the ready tasks, so the clock alone does not fix the order of simultaneous events.
-Only this file touches trio's private scheduler; it refuses an unknown trio. Runs must not use
-threads, processes, sockets, the wall clock, or the order of sets.
-"""
+"""Deterministic runs under a virtual clock. Only this file touches trio's private scheduler; it
+refuses an unknown trio. Runs must not use threads, processes, sockets, the wall clock, or the
+order of sets."""
 
 import hashlib
 from collections import deque
@@ -103,11 +100,8 @@ def stop_at_once(nursery: trio.Nursery) -> None:
     nursery.cancel_scope.cancel()
 
 
-TRACE_LINES_MAX = 10_000
-
-
 class SimulatedWorld:
-    """Identities of `hosts` and their network, drawn from one seed, with a trace of events."""
+    """Identities of `hosts` and their network, drawn from one seed."""
 
     def __init__(
         self,
@@ -132,7 +126,6 @@ class SimulatedWorld:
         self._last_pause = 0
         self._pauses: dict[int, int] = {}  # host -> number of its current pause
         self._stillborn_until_s: dict[PeerId, float] = {}
-        self.trace: deque[str] = deque(maxlen=TRACE_LINES_MAX)
         self.events = 0
         self._hash = hashlib.sha256()
 
@@ -215,10 +208,8 @@ class SimulatedWorld:
         return self._hash.hexdigest()
 
     def record(self, event: str) -> None:
-        line = f"{trio.current_time():.9f} {event}"
-        self.trace.append(line)
         self.events += 1
-        self._hash.update(line.encode() + b"\n")
+        self._hash.update(f"{trio.current_time():.9f} {event}\n".encode())
 
     def _observe(
         self, what: str, source: PeerId, target: PeerId, about: str, payload: bytes

@@ -1,11 +1,8 @@
 """Bytes <-> messages. Foreign bytes are judged only here.
 
-Every failure on foreign bytes is a `RemoteProtocolError`. Checks go from cheap to expensive: size,
-MessagePack under hard limits on lengths, nesting and number of values, schema. A signature is
-checked before the schema of its payload. Signatures and hashes are over the payload as received,
-never over a re-encoding. From there on an error names the signer.
-
-Signing raises `LocalProtocolError` for a message that is not ours or exceeds the wire's limits.
+Every failure on foreign bytes is a `RemoteProtocolError`, on our own message a
+`LocalProtocolError`. Checks go from cheap to expensive: size, MessagePack limits, signature,
+schema. Signatures and hashes are over the payload as received.
 """
 
 import hashlib

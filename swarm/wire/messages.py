@@ -1,9 +1,6 @@
-"""Every wire message, its protocol ID and its limits.
-
-Append-only: a field's meaning never changes under one protocol ID. Models refuse unknown fields and
-coerce nothing. Token ids and log-probs are little-endian byte columns, so that their number is
-known before anything is allocated.
-"""
+"""Every wire message, its protocol ID and its limits. Append-only: a field's meaning never
+changes under one protocol ID. Token ids and log-probs are little-endian byte columns, so that
+their number is known before anything is allocated."""
 
 import hashlib
 import math
