@@ -1,30 +1,11 @@
-"""The error tree. Who is to blame decides what happens next.
-
-    SwarmError
-    ├── RemoteProtocolError    a peer broke the rules: count it under its reason, go on
-    ├── TransportError         the environment failed: retry with a budget
-    │   ├── PeerUnreachable    no connection could be made, or it was lost
-    │   │   └── DialHeldBack   none was tried: it is too soon for that address
-    │   ├── RequestTimeout     the answer did not come in time
-    │   └── RequestRefused     the peer is at its limit, or does not speak the protocol
-    ├── LocalProtocolError     we broke the rules: propagates and ends the node
-    ├── IdentityInUse          another live node runs under our key: the newcomer stops
-    ├── StorageFailed          the disk is full or broken: the node ends with one line
-    ├── StoreFull              no room for weights: this version is given up, the old one serves
-    ├── NoRoute                none of a version's artifacts leads to it from here: as StoreFull
-    ├── WeightsMismatch        weights are not what a manifest says: that version is not used
-    ├── ChildFailed            a child process of ours failed: restarted with back-off
-    └── ConfigError            bad input at start: one line, exit status 2
-
-`AssertionError` is always a bug of ours; it is never raised by a peer's bytes and never caught.
-"""
+"""The errors of this project, by who is to blame. `AssertionError` is always a bug of ours."""
 
 from collections.abc import Iterable
 from enum import StrEnum
 
 
 class Reject(StrEnum):
-    """Why something that a peer sent was not accepted. Counted by these names in `status`."""
+    """Reason why data of a peer was not accepted; `status` counts by these names."""
 
     MALFORMED = "malformed"  # not MessagePack, wrong schema, trailing or missing bytes
     OVERSIZE = "oversize"  # over a limit of `swarm.wire.messages`
@@ -59,11 +40,8 @@ class SwarmError(Exception):
 
 
 class RemoteProtocolError(SwarmError):
-    """A peer broke the rules. `reason` is what it is counted under.
-
-    `signer` is the peer whose signature over the offending bytes held, so that an honest relay of
-    them is not blamed; None where nobody is proven to have made them.
-    """
+    """A peer broke the rules: counted under `reason`, and work goes on. `signer`: the peer whose
+    signature over the bytes held, if any, so that an honest relay is not blamed."""
 
     def __init__(self, reason: Reject, detail: str, signer: str | None = None) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -73,44 +51,40 @@ class RemoteProtocolError(SwarmError):
 
 
 class TransportError(SwarmError):
-    """The network between us and a peer failed; the peer may be innocent."""
+    """The network to a peer failed, maybe by no fault of the peer: retried within a budget."""
 
 
 class PeerUnreachable(TransportError):
-    """No connection to the peer could be made, or the one we had was lost."""
+    """No connection could be made, or it was lost."""
 
 
 class DialHeldBack(PeerUnreachable):
-    """The address was not dialled: it was not long ago, or too many like it were."""
+    """The address was not dialled: too soon, or too many dials like it."""
 
 
 class RequestTimeout(TransportError):
-    """The peer did not answer within the time that the request allowed."""
+    """The answer did not come in time."""
 
 
 class RequestRefused(TransportError):
-    """The peer answered that it will not serve this request now."""
+    """The peer will not serve this request now."""
 
 
 class LocalProtocolError(SwarmError):
-    """This node broke a rule of its own; going on would be wrong."""
+    """This node broke a rule of its own: it ends."""
 
 
 class IdentityInUse(SwarmError):
-    """Another live node runs under this node's key."""
+    """Another live node runs under this node's key: the newcomer stops."""
 
 
 class ChildFailed(SwarmError):
-    """A child process (trainer, engine, verifier) ended or answered with an error."""
+    """A child process (trainer, engine, verifier) failed: restarted with back-off."""
 
 
 class WeightsMismatch(SwarmError):
-    """Weights on this machine are not what they must be, so a version is not made, or not used.
-
-    Before a delta is applied: its base is another one. After: what its publisher signed does not
-    fit together, or this machine's disk or memory fails. `entry` names the tensor or file that
-    disagrees; None where only the whole is known to.
-    """
+    """Weights are not what a manifest says: a wrong base, a publisher's error, or a fault of
+    this machine. `entry`: the tensor or file that disagrees, if known."""
 
     def __init__(self, detail: str, entry: str | None = None) -> None:
         super().__init__(f"weights: {detail}")
@@ -118,35 +92,30 @@ class WeightsMismatch(SwarmError):
 
 
 class StorageFailed(SwarmError):
-    """The data directory can no longer be written or read."""
+    """The data directory can no longer be written or read: the node ends with one line."""
 
 
 class StoreFull(SwarmError):
-    """The disk, or the bound on the chunks of weights, leaves no room for what is in use."""
+    """The disk or the bound on chunks of weights leaves no room for what is in use."""
 
 
 class NoRoute(SwarmError):
-    """A version of a policy cannot be made from what is held and what is offered."""
+    """A version cannot be made from what is held and what is offered."""
 
 
 class ConfigError(SwarmError):
-    """Bad input at start. The message is one line: field, value, and what to do."""
+    """Bad input at start. One line: field, value, and what to do."""
 
 
 def first_of(error: BaseException) -> BaseException:
-    """The first error in a group of errors, or of groups; any other error itself."""
+    """The first error in nested groups of errors; any other error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def require(owner: object, checks: Iterable[tuple[str, bool, str]], what: str = "") -> None:
-    """Refuse settings that make no sense. `checks`: a field's name, whether it is good, and what
-    would be; `what` goes before the name.
-
-    Raises:
-        ConfigError: for the first that is not good.
-    """
+    """Raise ConfigError for the first bad one of (field, is good, hint); `what` goes before."""
     for field, good, hint in checks:
         if not good:
             raise ConfigError(f"{what}{field} = {getattr(owner, field)!r}: {hint}")

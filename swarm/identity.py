@@ -1,9 +1,5 @@
-"""Node identity: an Ed25519 key, the libp2p peer id made from it, and signatures.
-
-The peer id contains the public key (identity multihash of the protobuf-encoded key, base58btc), so
-a signature can be checked from the peer id alone. Signatures cover a domain tag: bytes signed for
-one purpose are worthless for another.
-"""
+"""Node identity: an Ed25519 key, the libp2p peer id that contains it, and signatures. These
+cover a domain tag, so one made for one purpose is worthless for another."""
 
 import os
 from functools import lru_cache
@@ -16,6 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from swarm.errors import ConfigError, Reject, RemoteProtocolError
+from swarm.storage import write_new
 
 PeerId = NewType("PeerId", str)
 
@@ -26,17 +23,12 @@ PEER_IDS_CACHED_MAX = 4096
 
 
 def peer_id_of(public_key: bytes) -> PeerId:
-    """Peer id of a raw 32-byte Ed25519 public key."""
     return PeerId(base58.b58encode(_PEER_ID_PREFIX + public_key).decode())
 
 
 @lru_cache(maxsize=PEER_IDS_CACHED_MAX)
 def public_key_of(peer_id: str) -> bytes:
-    """Raw public key inside a peer id.
-
-    Raises:
-        RemoteProtocolError: the text is no Ed25519 peer id.
-    """
+    """Raw public key inside a peer id; RemoteProtocolError for any other text."""
     if len(peer_id) > _PEER_ID_TEXT_MAX:
         raise RemoteProtocolError(Reject.MALFORMED, "peer id too long")
     try:
@@ -56,11 +48,7 @@ def _key_of(peer_id: str) -> Ed25519PublicKey:
 
 
 def verify(peer_id: str, domain: bytes, data: bytes, signature: bytes) -> None:
-    """Check the signature of `peer_id` over `data` under `domain`.
-
-    Raises:
-        RemoteProtocolError: it is wrong.
-    """
+    """Check the signature of `peer_id` over `data` under `domain`; RemoteProtocolError if wrong."""
     try:
         _key_of(peer_id).verify(signature, domain + data)
     except (InvalidSignature, ValueError):
@@ -83,7 +71,6 @@ class Identity:
         return f"Identity({self.peer_id})"  # never the secret
 
     def sign(self, domain: bytes, data: bytes) -> bytes:
-        """64-byte signature over `domain + data`."""
         return self._key.sign(domain + data)
 
     @classmethod
@@ -91,11 +78,7 @@ class Identity:
         return cls(os.urandom(32))
 
     def save(self, path: Path, passphrase: str | None = None) -> None:
-        """Write the key as PKCS #8 PEM with mode 0600.
-
-        Raises:
-            ConfigError: the file exists; keys are never overwritten.
-        """
+        """Write the key as PKCS #8 PEM with mode 0600; ConfigError if the file exists."""
         encryption: serialization.KeySerializationEncryption = (
             serialization.BestAvailableEncryption(passphrase.encode())
             if passphrase
@@ -105,25 +88,14 @@ class Identity:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        # atomic: a truncated key file would lock its owner out
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(pem)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(temporary, path)
+            write_new(path, pem)  # a truncated key file would lock its owner out
         except FileExistsError:
             raise ConfigError(f"key file {path} exists already: name another or use it") from None
-        finally:
-            temporary.unlink()
 
     @classmethod
     def load(cls, path: Path, passphrase: str | None = None) -> "Identity":
-        """Raises:
-        ConfigError: missing, readable by others, no Ed25519 key, or a wrong passphrase.
-        """
+        """ConfigError: missing, readable by others, no Ed25519 key, or a wrong passphrase."""
         try:
             if path.stat().st_mode & 0o077:
                 raise ConfigError(f"key file {path} can be read by others: run chmod 600 {path}")

@@ -1,8 +1,5 @@
-"""Dataclasses as records of plain values, such as MessagePack and JSON hold, and back.
-
-A record has one entry for each field; types are checked when it is read. A `Moment` is on a clock
-that starts anew with each process: a record holds how long ago it was.
-"""
+"""Dataclasses as records of plain values, and back. A `Moment` is on a clock that starts anew
+with each process; a record holds its age."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -35,7 +32,7 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
 
 
 def record_of(value: Any, now: float = 0.0, without: Collection[str] = ()) -> dict[str, Any]:
-    """A dataclass as plain values, but for the fields in `without`."""
+    """A dataclass as plain values, without the fields in `without`."""
     record: dict[str, Any] = _adapter(type(value)).dump_python(
         value, exclude=set(without), context=now
     )
@@ -43,11 +40,8 @@ def record_of(value: Any, now: float = 0.0, without: Collection[str] = ()) -> di
 
 
 def restored(kind: type[T], record: Any, now: float = 0.0, **given: Any) -> T:
-    """The dataclass that `record_of` wrote; `given`: the fields that are not in the record.
-
-    Raises:
-        LocalProtocolError: it is no such record.
-    """
+    """The dataclass that `record_of` wrote, or LocalProtocolError. `given`: fields that are not
+    in the record."""
     what = f"no record of {kind.__name__}"
     if not isinstance(record, Mapping):
         raise LocalProtocolError(what)

@@ -1,8 +1,4 @@
-"""The records that everyone passes around: Task, Completion, RolloutGroup.
-
-They are plain values. How they travel is in `swarm.wire.messages`, how foreign bytes become one of
-them is in `swarm.wire.codec`, and what a prompt or an answer is, only the node's `tasks` know.
-"""
+"""Plain values that everyone passes around: Task, Completion, RolloutGroup."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,24 +17,19 @@ Counters = tuple[tuple[int, int, int], ...]  # (bucket, tries, successes), bucke
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended."""
-
     STOP = "stop"  # the policy emitted its end-of-sequence token
     LENGTH = "length"  # the token limit cut it
     ABORT = "abort"  # the engine was interrupted
 
 
 class Author(StrEnum):
-    """The author of a segment of a transcript."""
-
     POLICY = "policy"
     ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of a transcript, as a part of its completion's text. What an environment says has no
-    tokens: each node encodes it for its own policy."""
+    """One turn of a transcript. An environment's has no tokens: each node encodes it itself."""
 
     author: Author
     chars: int
@@ -58,13 +49,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled answer. The columns are as long as each other, EOS included where sampled.
+    """One sampled answer. The columns have equal lengths, EOS included if sampled.
 
-    `spans` says which policy version made which tokens, where the weights were replaced between two
-    of them; empty: `policy_version` made them all.
-
-    `segments` are the turns of a transcript: `text` is all that was said, and the columns are of
-    what the policy sampled alone. Empty: the policy said all of it in one turn.
+    `spans`: policy version of each run of tokens if the weights changed in between; empty:
+    `policy_version` made all. `segments`: turns of a transcript, in which `text` is all that was
+    said and the columns are of the policy's tokens alone; empty: one turn of the policy.
     """
 
     text: str
@@ -78,7 +67,6 @@ class Completion:
     splices: tuple[int, ...] = ()  # after so many tokens a prefix by another policy ends; ascending
 
     def parts(self) -> list[tuple[Author, str]]:
-        """Its text by turns, each with who said it."""
         if not self.segments:
             return [(Author.POLICY, self.text)]
         found, at = [], 0
@@ -90,11 +78,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """One task with all its completions: what is shared, sampled and trained on.
-
-    Everything in it but the signature's origin is a claim; rewards are absent because a receiver
-    computes them itself.
-    """
+    """One task with all its completions. All of it but the signer is a claim."""
 
     run_id: str
     producer: PeerId
@@ -116,13 +100,12 @@ class RolloutGroup:
 
     @property
     def is_quantised(self) -> bool:
-        """True if its producer says that quantised weights sampled it."""
         return is_quantised(self.precision)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group with what this node worked out about it. Nothing of that comes from a sender."""
+    """A group with this node's own results, none of which come from a sender."""
 
     group_id: GroupId  # empty until the node signs its own group
     group: RolloutGroup
@@ -136,12 +119,11 @@ class ScoredGroup:
 
     @property
     def source(self) -> str:
-        """The producer; empty for this node."""
         return "" if self.own else str(self.group.producer)
 
 
 def informative(rewards: Sequence[float]) -> bool:
-    """True if a group's rewards differ, so that its advantages are not all zero."""
+    """True if the rewards differ, so that not all advantages are zero."""
     return max(rewards) - min(rewards) > REWARD_SPREAD_MIN
 
 
@@ -151,11 +133,7 @@ def is_quantised(precision: str) -> bool:
 
 
 def version_spans(completion: Completion) -> Spans:
-    """Runs of (policy version, tokens), in order, that add up to the completion's tokens.
-
-    Raises:
-        LocalProtocolError: its spans say something else; for those of a peer ask `spans_fault`.
-    """
+    """Runs of (policy version, tokens) that cover all tokens; raises if `spans` is wrong."""
     fault = spans_fault(completion)
     if fault is not None:
         raise LocalProtocolError(f"spans of a completion: {fault}")
@@ -165,8 +143,7 @@ def version_spans(completion: Completion) -> Spans:
 
 
 def spans_fault(completion: Completion, tokens: int | None = None) -> str | None:
-    """The fault of a completion's spans; None: it has none, or has no spans. `tokens`: how
-    many it has, None: as many as its column."""
+    """Fault of a completion's spans; None: none. `tokens` None: as many as its column."""
     spans, tokens = completion.spans, len(completion.token_ids) if tokens is None else tokens
     if not spans:
         return None
@@ -182,7 +159,7 @@ def spans_fault(completion: Completion, tokens: int | None = None) -> str | None
 
 
 def segments_fault(completion: Completion, tokens: int) -> str | None:
-    """The fault of the turns of a completion of so many tokens; None: there is none."""
+    """Fault of the turns of a completion of so many tokens; None: none."""
     if not completion.segments:
         return None
     if sum(each.chars for each in completion.segments) != len(completion.text):
@@ -195,19 +172,14 @@ def segments_fault(completion: Completion, tokens: int) -> str | None:
 
 
 def splices_fault(splices: Sequence[int], tokens: int) -> str | None:
-    """The fault of the ends of prefixes in so many tokens; None: there is none."""
+    """Fault of the ends of prefixes in so many tokens; None: none."""
     if any(later <= earlier for earlier, later in pairwise((0, *splices))):
         return "splices that do not ascend"
     return "a splice beyond the tokens" if splices and splices[-1] > tokens else None
 
 
 def counters_fault(counters: Counters) -> str | None:
-    """The fault of counters of tries; None: there is none."""
+    """Fault of counters of tries; None: none."""
     if any(later[0] <= earlier[0] for earlier, later in pairwise(counters)):
         return "buckets that do not ascend"
     return "more successes than tries" if any(s > t for _, t, s in counters) else None
-
-
-def oldest_version(group: RolloutGroup) -> int:
-    """The oldest policy version that made a token of the group, which has a completion."""
-    return min(completion.policy_version for completion in group.completions)

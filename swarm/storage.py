@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, locked, and readable by their owner alone."""
+"""Files written atomically, file modes, and the lock of a data directory."""
 
 import fcntl
 import os
@@ -13,27 +13,19 @@ from typing import Any, Final
 
 from swarm.errors import ConfigError
 
-# Small files written atomically.
-
 RunSync = Callable[..., Awaitable[Any]]
 """Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a part of a node needs of its process: the time, chance, and a place for what blocks."""
-
     now_s: Callable[[], float]  # unix seconds
     rng: Random
     run_sync: RunSync
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
-    """Write a file atomically; of concurrent writers one wins.
-
-    Raises:
-        OSError: the old content is still there.
-    """
+    """Write a file atomically; of concurrent writers one wins. OSError: the old content stays."""
     writer = f"{os.getpid()}-{threading.get_ident()}"  # own file per writer
     partial = path.with_name(f"{path.name}.{writer}.partial")
     partial.unlink(missing_ok=True)  # it may have another mode
@@ -46,7 +38,19 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
         raise
 
 
-# File modes: private in a data directory, as the user wants elsewhere.
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file with mode 0600, atomically; FileExistsError: it is never overwritten."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(partial, path)
+    finally:
+        partial.unlink()
+
 
 UMASK: Final = 0o077
 UMASK_VARIABLE: Final = "SWARM_SHARED_UMASK"  # tells child processes the user's umask
@@ -100,14 +104,8 @@ def make_shared(directory: Path) -> None:
 
 
 def make_private(directory: Path, *, was_ours: bool) -> bool:
-    """Create a directory if needed and close it to other users. If it `was_ours`, its content, too.
-    Returns True if others could read it before.
-
-    Other users' files and targets of links stay as they are.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Create a directory or close it to other users, with its content if it `was_ours`. True:
+    others could read it before. Other users' files and targets of links stay as they are."""
     try:
         directory.mkdir(parents=True, mode=0o700)
     except FileExistsError:
@@ -135,8 +133,6 @@ def _close(path: Path) -> None:
             path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
 
 
-# A data directory locked by one process and readable by its owner only.
-
 LOCK_FILE: Final = "lock"
 
 
@@ -144,14 +140,8 @@ LOCK_FILE: Final = "lock"
 def data_directory(
     path: Path, kind: str = "node", say: Callable[[str], None] = lambda text: None
 ) -> Iterator[Path]:
-    """Create and lock a data directory; the lock ends with the process.
-
-    `kind` names the process in messages. Files made within the block are private; `say` is told if
-    others could read the directory before.
-
-    Raises:
-        ConfigError: another process holds it, or it cannot be made.
-    """
+    """Create and lock a data directory; files made within the block are private. `say` is told
+    if others could read the directory before. ConfigError: another process holds it."""
     try:
         was_open = make_private(path, was_ours=(path / LOCK_FILE).exists())
         with private_files():

@@ -1,12 +1,8 @@
-"""Display of foreign text.
-
-Unprintable characters may move a cursor, colour a terminal, reverse text, or hide. Markup is not
-touched: pages escape it themselves.
-"""
+"""Display of foreign text: unprintable characters may move a cursor, reverse text or hide."""
 
 
 def printable(text: str, chars_max: int, *, escapes: bool = False) -> str:
-    """The text on one line, at most `chars_max` characters. Unprintable ones become `?`, or with
+    """The text on one line, cut to `chars_max`. Unprintable characters become `?`, or with
     `escapes` Python escapes such as `\n`."""
     shown = "".join(
         char if char.isprintable() else _escaped(char) if escapes else "?"

@@ -19,7 +19,7 @@ from node.hosting.fetched_models import fetch_preset
 from node.policies.presets import PRESETS
 from node.system.caches import cache_directory
 from swarm.errors import ChildFailed, ConfigError
-from swarm.simulation.socket_lab import Lab, missing, missing_for_homes, open_lab
+from swarm.simulation.socket_lab import Lab, missing, open_lab
 from tests import extra_env, p2pd
 from tests.brokers import no_mosquitto
 
@@ -98,6 +98,20 @@ def _smollm2() -> Path | str:
 def _no_smollm2() -> str | None:
     found = _smollm2()
     return found if isinstance(found, str) else None
+
+
+def missing_for_homes() -> str | None:
+    """As `missing`, for a lab with homes."""
+    if (reason := missing()) is not None:
+        return reason
+    if shutil.which("nft") is None:
+        return "nft is not installed: apt-get install nftables"
+    rule = "add rule ip lab out masquerade fully-random"
+    chain = "add chain ip lab out { type nat hook postrouting priority srcnat; }"
+    command = ["unshare", "--net", "nft", f"add table ip lab; {chain}; {rule}"]
+    if subprocess.run(command, capture_output=True, timeout=20, check=False).returncode:
+        return "this kernel cannot masquerade (nf_tables with NAT)"
+    return None
 
 
 # For each marker, what says why its tests cannot run here, if so.

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from swarm.exchange.pool import AddResult, Pool
 from swarm.identity import Identity
 from swarm.rollouts import ScoredGroup, Task
 from swarm.wire import codec
@@ -34,3 +35,10 @@ def make_group(
     )
     group_id, record = codec.sign_group(group, identity)
     return record, ScoredGroup(group_id, group, f"prompt {index}", (0.25, 1.0))
+
+
+def add(
+    pool: Pool, record: bytes, verified: ScoredGroup, now_s: float, *, own: bool = False
+) -> AddResult:
+    """Add one group."""
+    return pool.add_all([(record, verified)], own=own, now_s=now_s)[0]

@@ -43,7 +43,7 @@ from node.system.stopping import unless
 from swarm.leases.intake import Intake, IntakeRules
 from swarm.leases.lease_table import LeaseBook, LeaseRules
 from swarm.leases.staleness import Account, StalenessRules
-from swarm.rollouts import ScoredGroup, informative, oldest_version
+from swarm.rollouts import ScoredGroup, informative
 
 FIRST_VERSION = 1
 LOOK_S = 0.5  # seconds between checks of the time limit while no groups have come
@@ -227,7 +227,10 @@ class Learner:
             started_s = trio.current_time()
             report = await self._policy.trainer.train(self._batch(leased, shared))
             train_s = trio.current_time() - started_s
-            staleness = [self.version - oldest_version(each.group) for each in leased]
+            staleness = [
+                self.version - min(c.policy_version for c in each.group.completions)
+                for each in leased
+            ]
             self.progress = replace(
                 self.progress,
                 round=self.progress.round + 1,

@@ -289,7 +289,7 @@ class Node:
             works.append(Work(f"evaluating on {self._config.run.held_out.tasks} held-out tasks"))
         if self.phase == "saving":
             works.append(Work("saving a checkpoint"))
-        stock = self.sharing.exchange.catching_up() if self.sharing is not None else None
+        stock = self.sharing.exchange.fetcher.catching_up() if self.sharing is not None else None
         if stock is not None:
             works.append(Work("fetching groups of others", *stock))
         return works

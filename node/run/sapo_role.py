@@ -118,7 +118,7 @@ class Rounds:
         """Say it when sharing does not work: a silent J = 0 looks like health and is none."""
         notes = self._node.notes
         notes.put("sharing", None)
-        failures = self.exchange.verifier_failures
+        failures = self.exchange.fetcher.verifier_failures
         if failures:
             notes["verifier"] = f"the verifier of foreign groups failed {often(failures)} so far"
         found = self._node.verifier.counters

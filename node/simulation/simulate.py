@@ -56,8 +56,6 @@ from swarm.simulation.invariants import (
     ByteWatch,
     Invariants,
     PublishedGroup,
-    RecordRules,
-    Size,
     WatchedPool,
     limits_of,
     still_on_offer,
@@ -208,13 +206,12 @@ class _Simulation:
             seed=replay.seed,
             evaluate_every_rounds=0,
         )
-        size = Size(
+        self._limits = limits_of(
             replay.nodes - 1 + self._scenario.liars + self._scenario_hosts,
             BATCHES_FACTOR * FETCH_PARALLEL,
             PoolLimits().groups_max,
             external,
         )
-        self._limits = limits_of(size)
         self._learner: SimulatedLearner | None = None
         self._report = Report(replay)
         self._cold_bytes: Counter[str] = Counter()
@@ -238,8 +235,7 @@ class _Simulation:
             case = self._with_learner(learner_hosts)
             limits = self._config.run.limits
             self._invariants = Invariants(
-                RecordRules(self._config.run.run_id, limits.record_life_s, limits.clock_skew_s),
-                self._now_s,
+                self._config.run.run_id, limits.record_life_s, limits.clock_skew_s, self._now_s
             )
             self._hosts = [self._host(number) for number in range(replay.nodes)]
             self._honest = [self._world.peer_id(host.number) for host in self._hosts]

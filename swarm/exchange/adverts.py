@@ -1,12 +1,5 @@
-"""The signed adverts that a node keeps to pass on: each producer's newest ones. Pure and bounded.
-
-A peer that catches up is told of every producer first, and then of a random choice of what else is
-kept: whoever asks several peers comes to know all of it.
-
-A full cache gives up adverts of producers that never delivered first, and of these the oldest of
-whoever told of most: invented producers take places from each other. Own adverts go last, for
-nobody else may have them.
-"""
+"""Signed adverts that a node passes on: the newest of each producer. Pure and bounded. A full
+cache gives up those of producers that never delivered first, own ones last."""
 
 import hashlib
 from collections.abc import Callable
@@ -19,7 +12,7 @@ from swarm.wire.messages import AdvertBody
 
 
 class AdvertCache:
-    """Adverts by their ids, in the order of their arrival."""
+    """Adverts by id, in order of arrival."""
 
     def __init__(
         self,
@@ -28,7 +21,7 @@ class AdvertCache:
         own: PeerId | None = None,
         is_proven: Callable[[PeerId], bool] = lambda producer: False,
     ) -> None:
-        """`own` is the producer whose adverts stay; `is_proven` says who has delivered."""
+        """`own`: the producer whose adverts stay. `is_proven`: it has delivered."""
         self._per_producer_max = per_producer_max
         self._adverts: BoundedTable[bytes, tuple[bytes, AdvertBody]] = BoundedTable(
             adverts_max, rank_of=self._rank
@@ -42,14 +35,13 @@ class AdvertCache:
         return len(self._adverts)
 
     def holds(self, record: bytes) -> bool:
-        """True for bytes that are kept, and so were checked before."""
+        """True if these bytes are kept, and so were checked before."""
         return hashlib.sha256(record).digest() in self._records
 
     def put(
         self, advert_id: bytes, record: bytes, advert: AdvertBody, told_by: OriginPath = ()
     ) -> bool:
-        """Keep a checked advert; whether it is kept. One is not that is here already, in whatever
-        wrapping, or whose producer has enough newer ones. `told_by`: where its forwarder is."""
+        """Keep a checked advert unless it is here or too old; True if it is kept."""
         if advert_id in self._adverts:
             return False
         gone = self._adverts.put(advert_id, (record, advert), told_by)
@@ -66,7 +58,7 @@ class AdvertCache:
         return advert_id in self._adverts
 
     def choose(self, count: int, now_s: float, rng: Random) -> list[bytes]:
-        """Up to `count` records that are still alive, newest first."""
+        """Up to `count` live records, newest first: one of each producer, then random others."""
         newest: list[bytes] = []
         others: list[bytes] = []
         for ids in self._by_producer.values():
@@ -79,7 +71,6 @@ class AdvertCache:
         return [self._adverts[each][0] for each in chosen]
 
     def expire(self, now_s: float) -> None:
-        """Forget adverts past their expiry."""
         for each in [i for i, (_, a) in self._adverts.items() if a.expires_at_s <= now_s]:
             self._remove(each)
 
@@ -103,13 +94,11 @@ def _age(advert: AdvertBody) -> tuple[int, int]:
     return advert.created_at_s, advert.round
 
 
-# Sampling of producers: a node takes in the adverts of enough producers, not of all. Pure.
-
 REMEMBERED_MAX = 4_096  # producers of one round; beyond that, none is taken in
 
 
 class ProducerSampler:
-    """Draws anew in each round, with the chance that the number of producers asks for."""
+    """Takes in the adverts of about `enough` producers a round, drawn anew in each."""
 
     def __init__(self, enough: int) -> None:
         self._enough = enough
@@ -130,6 +119,5 @@ class ProducerSampler:
         return len(self._taken) < self._enough
 
     def next_round(self) -> None:
-        """Draw anew from here on."""
         self._before = len(self._taken)
         self._taken.clear()

@@ -1,13 +1,7 @@
-"""The exchange of rollout groups: advert, choose, fetch, verify, pool.
-
-A producer signs its groups and gossips one small advert a round. Every node keeps a table of the
-groups on offer. It fetches some at random, as many as it will soon use, from the producer or from
-another holder. A fetched group enters the pool only after its signature, run, times and task were
-checked and its rewards were computed here.
-
-Nothing in here waits for anybody: a round samples what has arrived (`candidates`), and a peer
-that lies, stalls or vanishes costs a count.
-"""
+"""The exchange of rollout groups: advert, choose, fetch, verify, pool. A producer signs its
+groups and gossips one small advert a round. A group enters the pool after its signature, run,
+times and task were checked and its rewards were computed here. A round samples what has arrived
+and waits for nobody."""
 
 from collections.abc import Container, Sequence
 from math import ceil, inf
@@ -16,8 +10,14 @@ import trio
 
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout, TransportError
 from swarm.exchange.adverts import AdvertCache, ProducerSampler
-from swarm.exchange.fetching import ExchangeRules, Fetcher, Verify
-from swarm.exchange.pool import AddResult, AdvertisedGroup, Candidate, Pool
+from swarm.exchange.fetching import (
+    ADVERTS_PER_PRODUCER_MAX,
+    RECENT_ADVERTS_MAX,
+    ExchangeRules,
+    Fetcher,
+    Verify,
+)
+from swarm.exchange.pool import AddResult, Candidate, Pool
 from swarm.identity import Identity, PeerId
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import BAD_ADVERT_COST, RELAYED, ByteBudget, Kind
@@ -68,6 +68,7 @@ PRODUCERS_ENOUGH = 8  # to take in during a round, or more where much is wanted 
 PRODUCERS_PER_STOCKED_GROUP = 0.5  # each brings a group or more, which stays on offer for rounds
 SAMPLED_ROUND_S = 60.0  # at most
 CATCH_UPS_PER_LOOK_MAX = 4
+EXPIRE_S = 10.0  # between two removals of what has expired
 STOPPED_S = 10.0  # a look that is this late: the process was stopped, or the machine slept
 SERVE_SLACK_S = 5.0
 SERVE_SHARE_OF_ONE_PEER = 0.25  # of the bytes served in a second
@@ -90,8 +91,7 @@ class Exchange:
         runtime: Runtime,
         gater: ConnectionGater | None = None,
     ) -> None:
-        """`gater` may come with rules of its own; it brings the ledger with it, and is run by
-        whoever made it. None: one that runs with the exchange."""
+        """`gater`: run by its maker, with its ledger. None: one that runs here."""
         self._rules = rules
         self._identity = identity
         self._transport = transport
@@ -107,36 +107,21 @@ class Exchange:
         self._runs_gater = gater is None
         self.gater = gater or ConnectionGater(transport, Ledger())
         self.ledger = self.gater.ledger
-        self._fetcher = Fetcher(
-            rules, transport, pool, verify, self.gater, self.candidates, runtime
-        )
-        self._offers = self._fetcher.offers
+        self.fetcher = Fetcher(rules, transport, pool, verify, self.gater, self.candidates, runtime)
+        self._offers = self.fetcher.offers
         self._advert_cache = AdvertCache(
-            rules.recent_adverts_max,
-            rules.recent_adverts_per_producer_max,
+            RECENT_ADVERTS_MAX,
+            ADVERTS_PER_PRODUCER_MAX,
             identity.peer_id,
             self._offers.is_proven,
         )
-
-    @property
-    def verifier_failures(self) -> int:
-        """Failures of our own verifier on fetched groups, which are then fetched again."""
-        return self._fetcher.verifier_failures
-
-    def catching_up(self) -> tuple[int, int] | None:
-        """Groups in stock and groups wanted; None: nothing is being fetched, or enough is there."""
-        return self._fetcher.catching_up()
 
     # --- what the round asks for -----------------------------------------------------------
 
     async def share(
         self, groups: Sequence[RolloutGroup], prompts: Sequence[str], rewards: Sequence[Rewards]
     ) -> list[ScoredGroup]:
-        """Sign, keep and advertise own groups. Returns when the adverts are handed to gossip.
-
-        The rewards stay here: they are never sent. A group for a task that this node has shared
-        before, in a round that a crash undid, is not shared a second time.
-        """
+        """Sign, keep and advertise own groups, but none for a task shared before a crash."""
         signed: list[tuple[bytes, ScoredGroup]] = []
         for group, prompt, group_rewards in zip(groups, prompts, rewards, strict=True):
             group_id, record = codec.sign_group(group, self._identity, self._rules.record_bytes_max)
@@ -164,7 +149,7 @@ class Exchange:
     def _advertise(
         self, round_: int, created_at_s: int, expires_at_s: int, entries: Sequence[_Entry]
     ) -> bytes:
-        """The signed advert of some groups, which is kept for peers that ask."""
+        """The signed advert of some groups, kept for peers that ask."""
         body = AdvertBody(
             type="advert",
             run_id=self._rules.run_id,
@@ -180,21 +165,20 @@ class Exchange:
         return record
 
     async def _advertise_again(self) -> None:
-        """Put what this node shared before it was restarted in the cache: a crash may have come
-        before anybody had heard of it, and whoever connects asks for adverts."""
-        own: list[AdvertisedGroup] = await self._run_sync(self._pool.own_newest, self._now_s())
-        newest = own[0].round if own else 0
+        """Put groups shared before a restart in the cache of adverts."""
+        own = await self._run_sync(self._pool.own_newest, self._now_s())
+        newest = own[0][2] if own else 0
         rounds: dict[tuple[int, int, int], list[_Entry]] = {}
-        for group in reversed(own):  # as they were shared, so that the adverts are the same again
-            if newest - self._rules.offers.rounds_max < group.round <= newest:
-                key = (group.round, group.created_at_s, group.expires_at_s)
-                rounds.setdefault(key, []).append((group.group_id, group.size_bytes))
+        # as they were shared, so that the adverts are the same again
+        for group_id, size, round_, created_at_s, expires_at_s in reversed(own):
+            if newest - self._rules.offers.rounds_max < round_ <= newest:
+                key = (round_, created_at_s, expires_at_s)
+                rounds.setdefault(key, []).append((group_id, size))
         for key, entries in rounds.items():
             for start in range(0, len(entries), ADVERT_GROUPS_MAX):
                 self._advertise(*key, entries[start : start + ADVERT_GROUPS_MAX])
 
     async def _tell_again(self) -> None:
-        """Gossip what was put in the cache after a restart, once somebody is there to hear it."""
         cache = self._advert_cache
         records = cache.choose(len(cache), self._now_s(), self._rng)
         while records and not self._transport.peers():  # noqa: ASYNC110 - no event tells of peers
@@ -204,8 +188,7 @@ class Exchange:
             await self._transport.publish(adverts_topic(self._rules.run_id), record)
 
     async def candidates(self) -> list[Candidate]:
-        """Foreign groups that may be drawn now: verified, untrained, of recent rounds, and of a
-        producer that is not banned."""
+        """Foreign groups to draw: untrained, recent, and not of a banned producer."""
         eligible: list[Candidate] = await self._run_sync(self._eligible)
         rounds = self._rules.offers.rounds_max
         producers = {c.producer for c in eligible} - self.gater.banned_peers()
@@ -213,17 +196,16 @@ class Exchange:
         return [c for c in eligible if c.round > before.get(c.producer, inf)]
 
     async def look(self, group_ids: Sequence[GroupId]) -> list[ScoredGroup]:
-        """Groups that may yet be handed out or not; those that have left are left out."""
+        """Groups by id, without those that have left."""
         found: list[ScoredGroup] = await self._run_sync(self._pool.groups, group_ids)
         return found
 
     async def take(self, group_ids: Sequence[GroupId], round_: int) -> list[ScoredGroup]:
-        """Hand groups out for training. They are marked first, and durably: a crash between here
-        and the checkpoint loses them, and no group is ever trained on twice."""
+        """Hand groups out, marked durably before, so that none is trained on twice."""
         groups: list[ScoredGroup] = await self._run_sync(self._take, group_ids, round_)
         for verified in groups:
             self.ledger.account(verified.group.producer).trained += 1
-        self._fetcher.wake()
+        self.fetcher.wake()
         return groups
 
     def _eligible(self) -> list[Candidate]:
@@ -237,43 +219,22 @@ class Exchange:
     # --- serving ---------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve, listen and fetch until cancelled."""
-        self._transport.serve(
-            ROLLOUTS_PROTOCOL,
-            self._serve_groups,
-            ServeLimits(
-                WANT_BYTES_MAX,
-                GROUPS_REPLY_BYTES_MAX,
-                concurrent_max=16,
-                # no sooner than the requester, who allows for the slowest uplink
-                timeout_s=SERVE_SLACK_S + self._rules.timeout_s(GROUP_BYTES_MAX),
-            ),
-        )
-        self._transport.serve(
-            HOLDERS_PROTOCOL,
-            self._serve_holders,
-            ServeLimits(WANT_BYTES_MAX, HAVE_REPLY_BYTES_MAX, concurrent_max=16),
-        )
-        self._transport.serve(
-            ADVERTS_PROTOCOL,
-            self._serve_adverts,
-            ServeLimits(WANT_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX, concurrent_max=8),
-        )
+        limits = ServeLimits(WANT_BYTES_MAX, HAVE_REPLY_BYTES_MAX, concurrent_max=16)
+        self._transport.serve(HOLDERS_PROTOCOL, self._serve_holders, limits)
+        limits = ServeLimits(WANT_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX, concurrent_max=8)
+        self._transport.serve(ADVERTS_PROTOCOL, self._serve_adverts, limits)
+        served = [(ROLLOUTS_PROTOCOL, self._serve_groups, GROUPS_REPLY_BYTES_MAX, GROUP_BYTES_MAX)]
         if self._rules.takes_large:
-            self._transport.serve(
-                PIECES_PROTOCOL,
-                self._serve_piece,
-                ServeLimits(
-                    WANT_BYTES_MAX,
-                    PIECE_REPLY_BYTES_MAX,
-                    concurrent_max=16,
-                    timeout_s=SERVE_SLACK_S + self._rules.timeout_s(PIECE_BYTES),
-                ),
-            )
+            served.append((PIECES_PROTOCOL, self._serve_piece, PIECE_REPLY_BYTES_MAX, PIECE_BYTES))
+        for protocol, handler, reply_bytes_max, size_bytes in served:
+            # no sooner than the requester, who allows for the slowest uplink
+            timeout_s = SERVE_SLACK_S + self._rules.timeout_s(size_bytes)
+            limits = ServeLimits(WANT_BYTES_MAX, reply_bytes_max, 16, timeout_s=timeout_s)
+            self._transport.serve(protocol, handler, limits)
         await self._advertise_again()
         topic = adverts_topic(self._rules.run_id)
         heard = await self._transport.subscribe(
-            topic, self._judge_gossip, self._admits, self._sampler.asks
+            topic, self._hear_gossip, self._admits, self._sampler.asks
         )
         heard.close()  # the validator takes each advert in
         async with trio.open_nursery() as nursery:
@@ -283,7 +244,7 @@ class Exchange:
             nursery.start_soon(self._tell_again)
             if self._rules.stock_groups > 0:
                 nursery.start_soon(self._catch_up_forever)
-                nursery.start_soon(self._fetcher.run)
+                nursery.start_soon(self.fetcher.run)
             task_status.started()
 
     async def _serve_piece(self, peer: PeerId, payload: bytes) -> bytes:
@@ -334,9 +295,7 @@ class Exchange:
             budget.spend(sum(map(len, records)), trio.current_time())
 
     def _budgets(self, peer: PeerId) -> list[ByteBudget]:
-        """The serving budget and what of it the peer may take, so that it leaves something to
-        others; the peers of one block take one share. Relayed peers share one part of it, which
-        no single one of them can take alone."""
+        """The budgets to spend: of all peers, of a block, or of relayed peers and each of them."""
         shares: dict[str, float] = {self.gater.share_of(peer): SERVE_SHARE_OF_ONE_PEER}
         if self.gater.is_relayed(peer):
             shares = {RELAYED: SERVE_SHARE_OF_RELAYED, peer: SERVE_SHARE_OF_ONE_RELAYED}
@@ -367,13 +326,9 @@ class Exchange:
     # --- hearing adverts -------------------------------------------------------------------
 
     def _admits(self, peer: PeerId) -> bool:
-        """True if one more advert of this forwarder may be judged."""
         return not self.gater.is_banned(peer) and self.gater.allows(Kind.ADVERT, peer)
 
-    def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
-        return self._hear_gossip(peer, payload, sampled=True)
-
-    def _hear_gossip(self, peer: PeerId, payload: bytes, *, sampled: bool = False) -> bool:
+    def _hear_gossip(self, peer: PeerId, payload: bytes, *, sampled: bool = True) -> bool:
         try:
             return self._hear(peer, payload, sampled=sampled)
         except RemoteProtocolError:
@@ -381,9 +336,8 @@ class Exchange:
             return False
 
     def _hear(self, peer: PeerId, record: bytes, *, sampled: bool) -> bool:
-        """Take in one signed advert; True if it was new. Of `sampled` ones, those of producers
-        beyond enough are left out. What is wrong with its bytes is counted
-        against its signer; that it is handed over here and now, against the peer that does so."""
+        """Take in one signed advert; True if it was new. `sampled`: leave out producers beyond
+        enough. Bad bytes count against their signer."""
         if self._advert_cache.holds(record):
             return False
         advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
@@ -404,7 +358,7 @@ class Exchange:
         if self._offers.hear(advert, peer, trio.current_time(), told_by, addresses):
             if peer == producer:
                 self._offers.is_back(producer, trio.current_time())
-            self._fetcher.wake()
+            self.fetcher.wake()
         return True
 
     def _check_advert(self, advert: AdvertBody, peer: PeerId) -> None:
@@ -432,9 +386,7 @@ class Exchange:
         self._round_began = trio.current_time()
 
     async def _catch_up_forever(self) -> None:
-        """Ask a new peer at once, and now and then any peer, for adverts that gossip lost, while
-        there is little to choose from. When this process was stopped for a while, all peers are as
-        good as new, and whatever there was to choose from is old."""
+        """Ask new peers, and now and then any peer, for adverts while few groups are on offer."""
         now = last = stopped_until = trio.current_time()
         again_s = self._rules.catch_up_interval_s
         to_ask = PeersToAsk(again_s, CATCH_UPS_PER_LOOK_MAX, self._rng, now)
@@ -444,7 +396,7 @@ class Exchange:
                 if now - last > STOPPED_S:
                     stopped_until = now + again_s
                     to_ask.forget_all()
-                if now < stopped_until or self._fetcher.is_short_of_offers():
+                if now < stopped_until or self.fetcher.is_short_of_offers():
                     for peer in to_ask.draw(self._transport.peers(), now):
                         nursery.start_soon(self._catch_up, peer, to_ask)
                 last = now
@@ -471,11 +423,11 @@ class Exchange:
             return
         for record in reversed(reply.records):  # oldest first, so that the newest round wins
             if self._admits(peer):
-                self._hear_gossip(peer, record)
+                self._hear_gossip(peer, record, sampled=False)
 
     async def _expire_forever(self) -> None:
         while True:
-            await trio.sleep(self._rules.expire_interval_s)
+            await trio.sleep(EXPIRE_S)
             now_s = self._now_s()
             self._offers.expire(now_s)
             self._advert_cache.expire(now_s)

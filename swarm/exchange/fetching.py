@@ -1,13 +1,6 @@
-"""Bounds on the fetches that wait for slow peers. Pure.
-
-A late batch keeps no place from others, but it counts among the batches under way, whose number is
-bounded. A peer with many names that answers everything late would fill them all. So late batches
-have a bound of their own, and those that wait for one peer or one address block a lower one. Beyond
-a bound, the oldest batch of the most crowded block is given up.
-
-Producers whose last batch was late, or of whom nothing came yet, may be honest, with a slow uplink
-or new. They get places too, but not all of them.
-"""
+"""Fetches groups on offer: chooses, requests, verifies and pools them. Late batches free their
+place for others, and their number is bounded, in all and for each peer or address block.
+Producers that are slow or new get some of the places, not all."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -22,9 +15,9 @@ from swarm.errors import (
     Reject,
     RemoteProtocolError,
     RequestRefused,
+    RequestTimeout,
     TransportError,
 )
-from swarm.exchange import offers as large
 from swarm.exchange.holder_search import Found, HolderSearch
 from swarm.exchange.offers import Offer, OfferLimits, OfferTable
 from swarm.exchange.pool import AddResult, Candidate, Pool
@@ -40,10 +33,14 @@ from swarm.wire.messages import (
     GROUP_BYTES_MAX,
     GROUPS_REPLY_BYTES_MAX,
     PIECE_BYTES,
+    PIECE_REPLY_BYTES_MAX,
+    PIECES_PROTOCOL,
     ROLLOUTS_PROTOCOL,
     WANT_GROUPS_MAX,
     GroupsReply,
+    PieceReply,
     Want,
+    WantPiece,
 )
 
 BATCHES_FACTOR = 4  # times `fetch_parallel`: batches under way, late ones included, at most
@@ -53,10 +50,8 @@ LATE_OF_RELAYED_SHARE = 0.5  # of all late batches, those of relayed peers, at m
 
 
 def to_give_up(waiting_for: Sequence[str], parallel: int) -> int | None:
-    """The index of the late batch to give up; None: there are not too many.
-
-    `waiting_for` says for each, the oldest first, whose it is: a peer's, a block's, `RELAYED`.
-    """
+    """The index of the late batch to give up, or None. `waiting_for`: the peer, block or
+    `RELAYED` that each batch waits for, oldest first."""
     most = LATE_FACTOR * parallel
     crowds = Counter(waiting_for)
 
@@ -80,9 +75,8 @@ class Trials:
 
     @classmethod
     def left(cls, parallel: int, unproven: Sequence[bool], slow: Sequence[bool]) -> "Trials":
-        """The numbers left beside the batches under way, given as one flag each, True if late. Each
-        kind gets half of the places, and one place stays free of both. Unproven producers get
-        half of all batches."""
+        """The numbers left beside the batches under way, one flag each, True if late. One place
+        stays free of doubtful producers; each kind gets half of the places."""
         half = max(1, parallel // 2)
         unproven_in_place, slow_in_place = unproven.count(False), slow.count(False)
         return cls(
@@ -92,7 +86,7 @@ class Trials:
         )
 
     def take(self, is_proven: bool, is_slow: bool) -> bool:
-        """True if this producer may be tried; counts it. Proven, quick ones always may."""
+        """Count this producer. False: it may not be tried now."""
         if is_proven and not is_slow:
             return True
         if self.doubtful <= 0 or (self.slow if is_proven else self.unproven) <= 0:
@@ -104,8 +98,6 @@ class Trials:
             self.unproven -= 1
         return True
 
-
-# The fetching side of the exchange: choose, fetch, verify, pool.
 
 Verify = Callable[[RolloutGroup], Awaitable[tuple[str, tuple[float, ...]]]]
 """Regenerates the task and scores the completions: group -> (prompt, rewards).
@@ -119,10 +111,12 @@ POOL_REJECTS = {
     AddResult.QUOTA: Reject.QUOTA,
 }
 OFFER_LIMITS = OfferLimits()
-ADVERTS_PER_PRODUCER_MAX = 4  # that others are told of
+RECENT_ADVERTS_MAX = 512  # kept for peers that ask
+ADVERTS_PER_PRODUCER_MAX = 4  # of them
 FETCH_RETRY_S = 2.0
 FAILED_REST_S = 30.0  # at first, for a producer that did not answer or answered against the rules
 BROKEN_HOLDER_REST_S = 600.0
+PIECE_RETRY_S = 0.5  # after a refusal between pieces: the budget of the peer refills
 REFUSED_REST_S = 2.0  # at first, for one that refused or had nothing
 VERIFIER_RETRY_S = 5.0
 POOL_AFTER_S = 0.5  # a group waits no longer than that, and the next one, for others of its answer
@@ -136,8 +130,6 @@ TAKEN_IN_AT_ONCE = 8  # groups of one answer, of a producer whose groups were go
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRules:
-    """Limits of the run and of this node."""
-
     run_id: str
     stock_groups: int  # informative foreign groups to keep ready; 0 fetches nothing
     record_life_s: int
@@ -151,23 +143,17 @@ class ExchangeRules:
     serve_bytes_per_s: float = 8 * 1024 * 1024
     dial_timeout_s: float = 5.0
     catch_up_interval_s: float = 15.0
-    expire_interval_s: float = 10.0
-    recent_adverts_max: int = 512
-    recent_adverts_per_producer_max: int = ADVERTS_PER_PRODUCER_MAX
     offers: OfferLimits = OFFER_LIMITS
 
     @property
     def takes_large(self) -> bool:
-        """True if groups of the run can be too large for one answer."""
         return self.group_bytes_max > GROUP_BYTES_MAX
 
     @property
     def record_bytes_max(self) -> int:
-        """The most bytes that a signed group of the run may have."""
         return max(GROUP_BYTES_MAX, self.group_bytes_max)
 
     def timeout_s(self, size_bytes: int) -> float:
-        """The timeout of an answer of this size, in seconds."""
         return self.fetch_timeout_s + size_bytes / self.fetch_bytes_per_s_min
 
 
@@ -175,8 +161,6 @@ _Checked = tuple[bytes, ScoredGroup]  # a signed record and what this node found
 
 
 class _Answer(Enum):
-    """The outcome of one request to a peer."""
-
     GOOD = auto()  # at least one group passed every check
     NOTHING = auto()  # none of the wanted groups: no fault
     REFUSED = auto()
@@ -187,8 +171,6 @@ class _Answer(Enum):
 
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """Groups of one producer that are being fetched, from it or from other holders."""
-
     producer: PeerId
     offers: list[Offer]
     wanted: dict[GroupId, Offer] = field(init=False)  # those that nobody has delivered
@@ -208,15 +190,15 @@ class _Batch:
         return sum(o.size_bytes for o in wanted if group_ids is None or o.group_id in group_ids)
 
     def claim(self, group_id: GroupId) -> Offer | None:
-        """Take a group that was delivered; None if somebody else delivered it before. With the
-        last one, requests that are still open have become useless."""
+        """Take a delivered group; None if it was delivered before. The last one ends all
+        requests."""
         offer = self.wanted.pop(group_id, None)
         if not self.wanted:
             self.end_requests()
         return offer
 
     def end_requests(self) -> None:
-        """Wait for nobody any longer. What has arrived is still taken in."""
+        """Stop waiting. Records that have arrived are still taken in."""
         for scope in self.requests:
             scope.cancel()
 
@@ -259,11 +241,10 @@ class Fetcher:
         self.verifier_failures = 0
 
     def wake(self) -> None:
-        """Say that there may be something to fetch, or need of it."""
+        """Look for groups to fetch now."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Fetch what is short until cancelled."""
         async with trio.open_nursery() as nursery:
             places = trio.Semaphore(self._rules.fetch_parallel)
             while True:
@@ -275,8 +256,7 @@ class Fetcher:
                     nursery.start_soon(self._fetch_in_place, batch, places)
 
     async def _choose(self) -> list[_Batch]:
-        """One batch of offers to fetch now from each of some producers that have none under way.
-        What the pool has ever held is taken off the table instead."""
+        """One batch from each chosen producer that has none under way."""
         room = BATCHES_FACTOR * self._rules.fetch_parallel - len(self._in_flight)
         missing = await self._missing()
         trials = self._trials()
@@ -323,7 +303,6 @@ class Fetcher:
         return Trials.left(self._rules.fetch_parallel, _late(self._unproven()), _late(self._slow()))
 
     def _bound_late(self) -> None:
-        """Give up late batches beyond those that may be."""
         late = [b for b in self._in_flight.values() if b.late and not b.given_up]
         whose = [self._gater.share_of(batch.asked) for batch in late]
         at = to_give_up(whose, self._rules.fetch_parallel)
@@ -332,20 +311,18 @@ class Fetcher:
             late[at].end_requests()
 
     def is_short_of_offers(self) -> bool:
-        """True if less than a whole stock is on offer: then peers are asked for adverts."""
         return self.offers.available(trio.current_time()) < self._rules.stock_groups
 
     def catching_up(self) -> tuple[int, int] | None:
-        """Groups that are in stock, and that shall be; None: nothing is fetched now, or enough is
-        there."""
+        """Groups in stock and groups wanted; None: nothing is being fetched, or enough is there."""
         wanted = self._rules.stock_groups
         if not self._in_flight or self._stock >= wanted:
             return None
         return self._stock, wanted
 
     async def _missing(self) -> int:
-        """Groups missing from the wanted stock. Groups on their way count unless they are late;
-        those of unproven producers count for half the stock at most."""
+        """Groups missing from the wanted stock. Late ones do not count as coming; those of
+        unproven producers count for half the stock at most."""
         rewards = Counter(c.rewards for c in await self._candidates())
         stock = self._stock = sum(n for each, n in rewards.items() if informative(each))
         unproven = sum(len(batch.offers) for batch in self._unproven() if not batch.late)
@@ -376,8 +353,6 @@ class Fetcher:
         self._wake.set()
 
     async def _fetch(self, batch: _Batch, on_late: Callable[[], None]) -> None:
-        """Get one producer's groups from it and, where it does not deliver in good time, from
-        whoever else holds them."""
         producer = batch.producer
         async with trio.open_nursery() as nursery:
             if not self.offers.is_resting(producer, trio.current_time()):
@@ -407,8 +382,7 @@ class Fetcher:
     async def _ask_for_a_while(
         self, nursery: trio.Nursery, batch: _Batch, peer: PeerId, wanted: Collection[GroupId]
     ) -> None:
-        """Ask a peer for groups; come back when it has answered, or when it is late and goes on
-        in the background."""
+        """Return when the peer has answered, or when it is late and goes on in the background."""
         done = trio.Event()
         batch.asked = peer
         group_ids = sorted(wanted)
@@ -426,8 +400,7 @@ class Fetcher:
             await done.wait()
 
     def _conclude(self, batch: _Batch, answer: _Answer | None, others_had_it: bool) -> None:
-        """Record the outcome of a batch for its producer. `answer` is None where the producer was
-        not asked."""
+        """Record the outcome for the producer. `answer` None: the producer was not asked."""
         now, producer = trio.current_time(), batch.producer
         if answer is _Answer.GOOD:
             self.offers.delivered(producer, late=batch.late)
@@ -443,11 +416,7 @@ class Fetcher:
         self.offers.rest(producer, rest_s, now)
 
     async def _reach(self, peer: PeerId) -> bool:
-        """True if the peer is connected, after dialling it where it was not.
-
-        Raises:
-            DialHeldBack: it may not be dialled yet, which is no fault of its own.
-        """
+        """Connect to a peer. DialHeldBack: too soon to dial, which is no fault of the peer."""
         if self._gater.is_banned(peer):
             return False
         if peer in self._transport.peers():
@@ -462,7 +431,7 @@ class Fetcher:
         return True
 
     async def _ask(self, batch: _Batch, peer: PeerId, group_ids: Sequence[GroupId]) -> _Answer:
-        """Ask a peer for groups of a batch and take in what it gives; those leave `wanted`."""
+        """Ask a peer for groups of a batch and take them in; those leave `wanted`."""
         if self._open[peer] >= REQUESTS_PER_PEER_MAX:
             return _Answer.REFUSED
         self._open[peer] += 1
@@ -476,26 +445,14 @@ class Fetcher:
             self._open[peer] -= 1
             if not self._open[peer]:
                 del self._open[peer]
-        if scope.cancelled_caught and batch.given_up:
-            cut_off = self._transport.counters.answered == answered
-            return _Answer.CUT_OFF if cut_off else _Answer.NOTHING
-        if scope.cancelled_caught:
-            return _Answer.NOTHING  # others were quicker
+        cut_off = self._transport.counters.answered == answered
+        if scope.cancelled_caught:  # given up, or others were quicker
+            return _Answer.CUT_OFF if batch.given_up and cut_off else _Answer.NOTHING
         if isinstance(reply, _Answer):
-            return reply
+            return _Answer.CUT_OFF if reply is _Answer.SILENT and cut_off else reply
         return await self._take_all_in(batch, peer, reply)
 
     async def _request(
-        self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
-    ) -> Sequence[bytes] | _Answer:
-        counters = self._transport.counters
-        answered = counters.answered
-        reply = await self._try_request(peer, group_ids, size_bytes)
-        if reply is _Answer.SILENT and counters.answered == answered:
-            return _Answer.CUT_OFF
-        return reply
-
-    async def _try_request(
         self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
     ) -> Sequence[bytes] | _Answer:
         try:
@@ -528,17 +485,40 @@ class Fetcher:
     async def _request_large(
         self, peer: PeerId, group_id: GroupId, size_bytes: int
     ) -> Sequence[bytes]:
-        """A group that `_choose` put into no batch with others."""
-        record = await large.fetch(
-            self._transport,
-            peer,
-            self._rules.run_id,
-            group_id,
-            size_bytes,
-            timeout_s=self._rules.timeout_s(size_bytes),
-            piece_timeout_s=self._rules.timeout_s(PIECE_BYTES),
-        )
-        return [] if record is None else [record]
+        """Fetch one group in pieces; `_choose` puts it into a batch of its own."""
+        record, timeout_s = bytearray(), self._rules.timeout_s(size_bytes)
+        with trio.move_on_after(timeout_s):
+            while len(record) < size_bytes:
+                want = WantPiece(
+                    type="want_piece",
+                    run_id=self._rules.run_id,
+                    group_id=group_id,
+                    piece=len(record) // PIECE_BYTES,
+                )
+                try:
+                    reply = await ask(
+                        self._transport,
+                        peer,
+                        PIECES_PROTOCOL,
+                        want,
+                        PieceReply,
+                        PIECE_REPLY_BYTES_MAX,
+                        self._rules.timeout_s(PIECE_BYTES),
+                    )
+                except RequestRefused:
+                    if not record:
+                        raise
+                    await trio.sleep(PIECE_RETRY_S)
+                    continue
+                if not reply.data:
+                    return []
+                if reply.size_bytes != size_bytes:
+                    raise RemoteProtocolError(Reject.MALFORMED, "a group of another size than told")
+                if len(reply.data) != min(PIECE_BYTES, size_bytes - len(record)):
+                    raise RemoteProtocolError(Reject.MALFORMED, "a piece of another size")
+                record += reply.data
+            return [bytes(record)]
+        raise RequestTimeout(f"{len(record)} of {size_bytes} bytes in {timeout_s:.0f} s")
 
     async def _take_all_in(self, batch: _Batch, peer: PeerId, answer: Sequence[bytes]) -> _Answer:
         good = 0
@@ -567,8 +547,7 @@ class Fetcher:
     async def _take_in_together(
         self, batch: _Batch, peer: PeerId, records: Sequence[bytes], waiting: list[_Checked]
     ) -> int:
-        """Check some records of an answer, so that the verifier has them at the same time; what is
-        for the pool is added to `waiting`. How many were good."""
+        """Check records in parallel; returns how many were good. `waiting`: for the pool."""
         good = 0
 
         async def take(record: bytes) -> None:
@@ -589,12 +568,7 @@ class Fetcher:
         return good
 
     async def _take_in(self, batch: _Batch, peer: PeerId, record: bytes) -> _Checked | None:
-        """Check one fetched record completely; None if somebody else delivered it before.
-
-        Raises:
-            RemoteProtocolError: it broke a rule; counted.
-            ChildFailed: it could not be verified, through our own fault.
-        """
+        """Check one record completely; None if it was delivered before. Errors are counted here."""
         group_id, group = self._decode(peer, record, batch.producer)
         if all(offer.group_id != group_id for offer in batch.offers):
             self._ledger.reject(peer, Reject.NOT_REQUESTED)
@@ -613,7 +587,7 @@ class Fetcher:
         return record, ScoredGroup(group_id, group, prompt, rewards)
 
     async def _keep(self, checked: Sequence[_Checked]) -> None:
-        """Put groups into the pool, in one transaction, and settle their offers."""
+        """Put groups into the pool in one transaction, and settle their offers."""
         if not checked:
             return
         results: list[AddResult] = await self._run_sync(
@@ -630,8 +604,8 @@ class Fetcher:
     def _decode(
         self, peer: PeerId, record: bytes, producer: PeerId
     ) -> tuple[GroupId, RolloutGroup]:
-        """The record's group, without columns. A bad one is the fault of the producer whose groups
-        were asked for, if it signed it; else of who gives it to us."""
+        """The record's group, without columns. A bad one counts against the producer if it
+        signed it, else against the peer that sent it."""
         try:
             return codec.decode_group(record, columns=False, bytes_max=self._rules.record_bytes_max)
         except RemoteProtocolError as error:
@@ -641,8 +615,8 @@ class Fetcher:
     async def _judge_group(
         self, group: RolloutGroup, offer: Offer
     ) -> tuple[str, tuple[float, ...]]:
-        """Prompt and rewards. What is wrong is counted against the peer that advertised the group,
-        which need not be the one who made it; a group that aged on its way is nobody's fault."""
+        """Prompt and rewards. Faults count against the peer that advertised the group; a group
+        that expired on its way is nobody's fault."""
         try:
             self._check_group(group, offer)
             return await self._verify(group)

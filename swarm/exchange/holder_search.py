@@ -1,10 +1,5 @@
-"""Search for other holders of a group whose producer does not deliver.
-
-Nobody announces what it holds, for that would cost every node bytes for every group of the swarm.
-A node that misses groups asks a few connected peers at once, with one small request, which of them
-they would serve now. Whoever fetched a group from its producer is such a holder, so a group
-outlives its producer, and it spreads from holder to holder.
-"""
+"""Search for other holders of a group whose producer does not deliver. A node asks a few
+connected peers at once; to announce holdings would cost every node bytes for every group."""
 
 from collections.abc import Sequence
 from random import Random
@@ -36,7 +31,7 @@ Found = list[tuple[PeerId, frozenset[GroupId]]]
 
 
 class HolderSearch:
-    """Asks connected peers what they hold. Those that let us down are not asked for a while."""
+    """Asks connected peers what they hold; those that did not deliver rest for a while."""
 
     def __init__(self, run_id: str, transport: Transport, ledger: Ledger, rng: Random) -> None:
         self._run_id = run_id
@@ -47,17 +42,14 @@ class HolderSearch:
         self._searches = trio.Semaphore(SEARCHES_MAX)
 
     def rest(self, peer: PeerId, seconds: float) -> None:
-        """Leave a peer alone that said it held something and did not deliver."""
+        """Do not ask this peer for `seconds`: it held a group and did not deliver it."""
         self._rests_until.put(peer, trio.current_time() + seconds)
 
     async def find(
         self, wanted: Sequence[GroupId], forwarders: Sequence[PeerId], producer: PeerId
     ) -> Found:
-        """Peers that would serve wanted groups, with these groups; most groups first.
-
-        Comes back when somebody holds all of them, when all have answered, or `HAVE_TIMEOUT_S`
-        after it began, for which it may have to wait for other searches.
-        """
+        """Peers that would serve wanted groups, most groups first. Returns when somebody holds
+        all, when all have answered, or `HAVE_TIMEOUT_S` after it began."""
         group_ids = list(wanted[:WANT_GROUPS_MAX])
         have = Have(type="have", run_id=self._run_id, group_ids=tuple(group_ids))
         found: Found = []

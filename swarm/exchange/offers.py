@@ -1,13 +1,6 @@
-"""The table of groups on offer, and the choice of groups to fetch. Pure: no clock, no network.
-
-An offer is a group that a signed advert names. Only a producer's last few rounds stay on offer:
-a policy learns little from what a peer's much older policy wrote, and it bounds the table.
-
-A producer that did not deliver is left alone for a while, longer each time, and its offers with
-it. One that has never delivered, or not since it last failed, is unproven. Where others delivered
-in its place, only the producer is left alone and its offers are fetched from others. A producer
-that is heard again after a long silence (it slept, or was cut off) gets a trial at once.
-"""
+"""The table of groups on offer, and the choice of groups to fetch. Pure. A producer that did not
+deliver rests, longer each time, and its offers with it, unless others delivered in its place. It
+is unproven until a fetch brings something."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
@@ -15,26 +8,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from random import Random
-from typing import Final
 
-import trio
-
-from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import OriginPath
 from swarm.limits.backoff import Backoff
 from swarm.limits.bounded_table import BoundedTable
-from swarm.peers.requests import ask
 from swarm.rollouts import GroupId
-from swarm.transport.base import Transport
-from swarm.wire.messages import (
-    PIECE_BYTES,
-    PIECE_REPLY_BYTES_MAX,
-    PIECES_PROTOCOL,
-    AdvertBody,
-    PieceReply,
-    WantPiece,
-)
+from swarm.wire.messages import AdvertBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +31,6 @@ class OfferLimits:
 
 @dataclass(slots=True)
 class Offer:
-    """One group that can be fetched."""
-
     group_id: GroupId
     producer: PeerId
     round: int
@@ -86,6 +64,10 @@ class OfferTable:
             limits.producers_max, rank_of=lambda _, producer: int(producer.proven)
         )
 
+    def _of(self, producer: PeerId) -> _Producer:
+        """The producer's entry; a blank one, which is not kept, if it is not on the table."""
+        return self._producers.get(producer) or _Producer()
+
     def __len__(self) -> int:
         return sum(len(producer.offers) for producer in self._producers.values())
 
@@ -97,16 +79,11 @@ class OfferTable:
         told_by: OriginPath | None = None,
         addresses: Sequence[str] = (),
     ) -> int:
-        """Take in a checked advert. Returns how many groups are new on the table: none where the
-        producer has moved on, for an advert may travel slowly through no fault of anybody.
+        """Take in a checked advert; returns the number of new offers.
 
-        `told_by`: where `heard_from` is; None: nobody knows. Where there are too many producers,
-        one that never delivered goes first, of these the least recently heard of whoever told of
-        most: invented names take places from each other. `addresses` are those of the advert that
-        may be dialled.
-
-        The advert that was made last says at which round the producer is: one that was set back,
-        to an older checkpoint or to an empty directory, is at a lower round than before."""
+        `told_by`: origin of `heard_from`. `addresses`: those that may be dialled. The advert
+        created last gives the producer's round, which may be lower than before.
+        """
         name = PeerId(advert.producer)
         producer = self._producers.obtain(name, _Producer, told_by or (heard_from,))
         newest = (producer.created_at_s, producer.round)
@@ -138,7 +115,6 @@ class OfferTable:
             producer.offers.popitem(last=False)
 
     def available(self, now: float) -> int:
-        """The number of offers of producers that are not left alone."""
         return sum(
             len(producer.offers)
             for producer in self._producers.values()
@@ -155,12 +131,9 @@ class OfferTable:
         proven_only: bool = False,
         slow_last: bool = False,
     ) -> list[Offer]:
-        """Up to `count` offers, uniformly without replacement over the groups of all producers
-        that are neither busy nor left alone; a flood counts no more than its newest few. With
-        `slow_last`, those of slow producers come after all others, where these do not suffice.
-
-        The order of arrival does not matter: offers are drawn from a list sorted by id.
-        """
+        """Up to `count` random offers of producers that are neither busy nor resting; of each
+        producer only the newest few. `slow_last`: slow producers only if the others do not
+        suffice. Drawn from a list sorted by id, so that the order of arrival is no matter."""
         newest: list[Offer] = []
         slow: list[Offer] = []
         for name, producer in self._producers.items():
@@ -177,143 +150,66 @@ class OfferTable:
         return found
 
     def is_proven(self, producer: PeerId) -> bool:
-        """True if the last fetch from the producer brought something."""
-        known = self._producers.get(producer)
-        return known is not None and known.proven
+        return self._of(producer).proven
 
     def is_slow(self, producer: PeerId) -> bool:
-        """True if the last fetch from the producer brought something late."""
-        known = self._producers.get(producer)
-        return known is not None and known.slow
+        return self._of(producer).slow
 
     def delivered(self, producer: PeerId, *, late: bool = False) -> None:
-        """Note that a fetch brought a good group, in good time or `late`."""
-        known = self._producers.get(producer)
-        if known:
-            known.slow = late
-            known.proven, known.rests_until = True, -inf
-            known.failures.clear()
-            known.held_by_others = False
+        """Record that a fetch brought a good group, in good time or `late`."""
+        known = self._of(producer)
+        known.slow = late
+        known.proven, known.rests_until = True, -inf
+        known.failures.clear()
+        known.held_by_others = False
 
     def delivered_by_others(self, producer: PeerId, rest_s: float, now: float) -> None:
-        """Note that others had what the producer did not deliver: it is left alone for `rest_s`,
-        its offers are not."""
-        known = self._producers.get(producer)
-        if known:
-            known.proven = known.held_by_others = True
-            known.failures.clear()
-            known.rest_s, known.rests_until = rest_s, now + rest_s
+        """Others had the producer's groups: it rests for `rest_s`, its offers do not."""
+        known = self._of(producer)
+        known.proven = known.held_by_others = True
+        known.failures.clear()
+        known.rest_s, known.rests_until = rest_s, now + rest_s
 
     def is_resting(self, producer: PeerId, now: float) -> bool:
-        """True while the producer itself is left alone."""
-        known = self._producers.get(producer)
-        return known is not None and now < known.rests_until
+        return now < self._of(producer).rests_until
 
     def rest(self, producer: PeerId, first_s: float, now: float) -> None:
-        """Leave the producer alone after a fetch that brought nothing: for `first_s`, and twice
-        as long after each further failure in a row. Those of another `first_s` are another row:
-        a few dials that were held back, through no fault of the producer, would else make minutes
-        of the rest after its first silence."""
-        known = self._producers.get(producer)
-        if known:
-            known.proven = known.held_by_others = False
-            rests = Backoff(first_s, self._limits.rest_s_max)
-            known.rest_s = rests.after(known.failures[first_s])
-            known.failures[first_s] += 1
-            known.rests_until = now + known.rest_s
+        """Let the producer rest for `first_s`, doubled with each further failure in a row. Each
+        `first_s` is a row of its own, so that held-back dials lengthen no other rest."""
+        known = self._of(producer)
+        known.proven = known.held_by_others = False
+        rests = Backoff(first_s, self._limits.rest_s_max)
+        known.rest_s = rests.after(known.failures[first_s])
+        known.failures[first_s] += 1
+        known.rests_until = now + known.rest_s
 
     def is_back(self, producer: PeerId, now: float) -> None:
-        """Note that a producer has just told us of new groups itself: a first failure, such as of
-        one that slept, is forgotten. One that failed again although it speaks stays left alone."""
-        known = self._producers.get(producer)
-        if known and known.failures.total() == 1:
+        """The producer itself told of new groups: forget a first failure, but not repeated ones."""
+        known = self._of(producer)
+        if known.failures.total() == 1:
             known.rests_until = min(known.rests_until, now)
 
     def addresses(self, producer: PeerId) -> tuple[str, ...]:
-        """The producer's addresses by its newest advert."""
-        known = self._producers.get(producer)
-        return known.addresses if known else ()
+        return self._of(producer).addresses
 
     def newest_round(self, producer: PeerId) -> int:
-        """The round of the producer's newest advert; 0 if none is known."""
-        known = self._producers.get(producer)
-        return known.round if known else 0
+        """Round of the producer's newest advert; 0 if none is known."""
+        return self._of(producer).round
 
     def forget(self, producer: PeerId) -> None:
-        """Take a producer off the table with all that it offers."""
         self._producers.pop(producer)
 
     def drop(self, group_id: GroupId, producer: PeerId) -> None:
-        """Take an offer off the table: fetched, or found worthless."""
-        known = self._producers.get(producer)
-        if known:
-            known.offers.pop(group_id, None)
+        known = self._of(producer)
+        known.offers.pop(group_id, None)
 
     def failed(self, offer: Offer) -> None:
-        """Count a fetch that brought nothing; gives the offer up after `attempts_max`."""
+        """Count a fetch that brought nothing; after `attempts_max` the offer is dropped."""
         offer.attempts += 1
         if offer.attempts >= self._limits.attempts_max:
             self.drop(offer.group_id, offer.producer)
 
     def expire(self, now_s: float) -> None:
-        """Forget offers past their expiry."""
         for producer in self._producers.values():
             for offer in [o for o in producer.offers.values() if o.expires_at_s <= now_s]:
                 del producer.offers[offer.group_id]
-
-
-# Groups that are too large for one answer: fetched in pieces, from one peer, one after the other.
-
-RETRY_S: Final = 0.5  # after a refusal in the middle: the responder's budget refills
-
-
-async def fetch(
-    transport: Transport,
-    peer: PeerId,
-    run_id: str,
-    group_id: GroupId,
-    size_bytes: int,
-    *,
-    timeout_s: float,
-    piece_timeout_s: float,
-) -> bytes | None:
-    """The signed record of `size_bytes`, as advertised, that a peer gives for an id; None: it has
-    none. `timeout_s` is for all of it.
-
-    Raises:
-        RemoteProtocolError: MALFORMED or OVERSIZE: pieces that do not make up what was advertised.
-        TransportError: as `Transport.request`.
-    """
-    record = bytearray()
-    with trio.move_on_after(timeout_s):
-        while len(record) < size_bytes:
-            want = WantPiece(
-                type="want_piece",
-                run_id=run_id,
-                group_id=group_id,
-                piece=len(record) // PIECE_BYTES,
-            )
-            try:
-                reply = await ask(
-                    transport,
-                    peer,
-                    PIECES_PROTOCOL,
-                    want,
-                    PieceReply,
-                    PIECE_REPLY_BYTES_MAX,
-                    piece_timeout_s,
-                )
-            except RequestRefused:
-                if not record:
-                    raise
-                await trio.sleep(RETRY_S)
-                continue
-            if not reply.data:
-                return None
-            if reply.size_bytes != size_bytes:
-                raise RemoteProtocolError(Reject.MALFORMED, "a group of another size than told")
-            if len(reply.data) != min(PIECE_BYTES, size_bytes - len(record)):
-                raise RemoteProtocolError(Reject.MALFORMED, "a piece of another size")
-            record += reply.data
-        return bytes(record)
-    raise RequestTimeout(f"{len(record)} of {size_bytes} bytes in {timeout_s:.0f} s")

@@ -1,24 +1,12 @@
-"""The bounded, persistent pool of rollout groups: what this node may still train on or serve.
+"""The bounded, persistent pool of rollout groups that this node may train on or serve.
 
-A group is kept as the signed bytes that were received, beside what this node worked out about it
-(prompt and rewards). A group that leaves, by expiry or eviction, leaves a tombstone behind. So
-it is neither fetched nor trained on a second time, and its producer cannot offer a second group for
-the same task.
+A group that leaves is remembered by a tombstone, so that neither it nor another group for its task
+comes again. Too old is a group past its expiry, or `rounds_max` rounds behind its producer's group
+that was created last.
 
-**What is too old.** Three ages, each with its end: the group's own expiry; `rounds_max` rounds
-behind its producer's newest group, far more than anybody still trains on (the newest
-is the one created last: a producer that was set back to a lower round is at that round; it counts
-as long as any group of the producer is here);
-and, for a tombstone, `tombstones_max` later ones. A group that comes too late is not kept.
-
-**What goes first when a bound is reached.** First whatever was trained on already, oldest first
-(it is kept only to be served). Then, among untrained foreign groups, the oldest of the producer
-that holds most of what ran short (groups or bytes). Untrained own groups go last. Age is the order
-of arrival here, never a producer's clock. A producer at its share gives up a group of its own for
-each new one, trained ones first, then the oldest; so a flood pushes out only what its maker sent.
-
-All calls are synchronous and short; they may come from any thread, one at a time. What was added
-survives a killed process (WAL), what was marked as trained on a power cut as well.
+Eviction: trained groups first, then the oldest foreign group of the producer that holds most of
+what ran short, own groups last. Age is the order of arrival. Calls may come from any thread. Added
+groups survive a killed process (WAL), marks of training a power cut as well.
 """
 
 import hashlib
@@ -91,7 +79,7 @@ _KNOWN = "SELECT " + ", ".join(  # whether this group, and whether this task, is
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Bounds of one pool. `bytes_max` is of records, prompts and rewards, without SQLite's own."""
+    """`bytes_max` counts records, prompts and rewards, not SQLite's overhead."""
 
     groups_max: int = 4096
     bytes_max: int = 256 * 1024 * 1024
@@ -106,8 +94,6 @@ class PoolLimits:
 
 
 class AddResult(StrEnum):
-    """The outcome of adding a group."""
-
     ADDED = "added"
     KNOWN = "known"  # this very group is or was here
     DUPLICATE_TASK = "duplicate_task"  # its producer's group for this task is or was here
@@ -116,8 +102,6 @@ class AddResult(StrEnum):
 
 
 class Candidate(NamedTuple):  # thousands of them, at each look
-    """One group that may be drawn for training; rewards are this node's own."""
-
     group_id: GroupId
     producer: PeerId
     rewards: tuple[float, ...]
@@ -126,19 +110,8 @@ class Candidate(NamedTuple):  # thousands of them, at each look
 
 
 @dataclass(frozen=True, slots=True)
-class AdvertisedGroup:
-    """One of this node's own groups, as an advert tells of it."""
-
-    group_id: GroupId
-    size_bytes: int
-    round: int
-    created_at_s: int
-    expires_at_s: int
-
-
-@dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """The pool's contents. `foreign_eligible`: untrained, and unexpired where a time was given."""
+    """`foreign_eligible`: untrained, and unexpired if a time was given."""
 
     groups: int
     bytes: int
@@ -153,16 +126,11 @@ class PoolStatistics:
 class Pool:
     """One node's pool, in the file `path` or, with ":memory:", in memory.
 
-    `damaged_path` is where a damaged file was moved on opening, None when all was well.
-    `damaged_records` counts stored records that no longer decoded and were dropped.
+    `damaged_path`: where a damaged file was moved, or None. `damaged_records`: dropped ones.
     """
 
     def __init__(self, path: Path | str, limits: PoolLimits) -> None:
-        """Open or create the pool.
-
-        Raises:
-            ConfigError: the file is in use, no pool, or made by a newer version.
-        """
+        """ConfigError: the file is in use, no pool, or made by a newer version."""
         self.limits = limits
         self.damaged_path: Path | None = None
         self.damaged_records = 0
@@ -199,19 +167,13 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Release the file. The pool cannot be used afterwards."""
         with self._lock:
             self._db.close()
-
-    def add(self, record: bytes, verified: ScoredGroup, *, own: bool, now_s: float) -> AddResult:
-        """As `add_all`, for one group."""
-        return self.add_all([(record, verified)], own=own, now_s=now_s)[0]
 
     def add_all(
         self, groups: Sequence[tuple[bytes, ScoredGroup]], *, own: bool, now_s: float
     ) -> list[AddResult]:
-        """Keep groups that the caller has verified, each with its signed record, in one go: all
-        of them survive a killed process once it returns, and none if it does not."""
+        """Keep verified groups, each with its signed record, in one transaction."""
         with self._transaction():
             self._drop_expired(now_s)
             return [self._add(record, verified, own=own) for record, verified in groups]
@@ -254,8 +216,6 @@ class Pool:
             self._drop_old_rounds(group.producer)
         return AddResult.ADDED
 
-    # --- producers' rounds -----------------------------------------------------------------
-
     def _is_too_old(self, producer: str, created_at_s: int, round_: int) -> bool:
         newest = self._newest.get(producer, (created_at_s, round_))
         return (created_at_s, round_) < newest and round_ <= newest[1] - self.limits.rounds_max
@@ -278,8 +238,7 @@ class Pool:
     def record(
         self, group_id: GroupId, now_s: float, without: Container[PeerId] = ()
     ) -> bytes | None:
-        """The signed bytes to serve; None when the group is not here, has expired, or was made by
-        one of the producers `without` which the caller does."""
+        """The signed bytes to serve; None: not here, expired, or of a producer in `without`."""
         with self._lock:
             row = self._db.execute(
                 "SELECT record, producer FROM groups JOIN records USING (seq)"
@@ -291,7 +250,7 @@ class Pool:
     def piece(
         self, group_id: GroupId, start: int, size: int, now_s: float, without: Container[PeerId]
     ) -> tuple[int, bytes]:
-        """The size of the signed record and some of its bytes; (0, b""): there is none to serve."""
+        """The size of the signed record and some of its bytes; (0, b""): none to serve."""
         with self._lock:
             row = self._db.execute(
                 "SELECT length(record), substr(record, ?, ?), producer"
@@ -299,12 +258,6 @@ class Pool:
                 (start + 1, size, group_id, now_s),
             ).fetchone()
         return (0, b"") if row is None or row[2] in without else (row[0], bytes(row[1]))
-
-    def has(self, group_id: GroupId) -> bool:
-        """True if the group is in the pool, expired or not."""
-        with self._lock:
-            query = "SELECT 1 FROM groups WHERE group_id = ?"
-            return self._db.execute(query, (group_id,)).fetchone() is not None
 
     def held(
         self, group_ids: Iterable[GroupId], now_s: float, without: Container[PeerId] = ()
@@ -315,16 +268,16 @@ class Pool:
             found = {each: self._db.execute(query, (each, now_s)).fetchone() for each in group_ids}
         return {each for each, row in found.items() if row is not None and row[0] not in without}
 
-    def own_newest(self, now_s: float) -> list[AdvertisedGroup]:
-        """This node's own unexpired groups, newest first, at most `OWN_NEWEST_MAX`."""
+    def own_newest(self, now_s: float) -> list[tuple[GroupId, int, int, int, int]]:
+        """Own unexpired groups, newest first, at most `OWN_NEWEST_MAX`: id, size of the record,
+        round, created at, expires at."""
         with self._transaction():
-            rows = self._db.execute(
+            return self._db.execute(
                 "SELECT group_id, length(record), round, created_at_s, expires_at_s"
                 " FROM groups JOIN records USING (seq)"
                 " WHERE own AND expires_at_s > ? ORDER BY seq DESC LIMIT ?",
                 (now_s, OWN_NEWEST_MAX),
             ).fetchall()
-        return [AdvertisedGroup(GroupId(group_id), *rest) for group_id, *rest in rows]
 
     def ids_seen(self, group_ids: Iterable[GroupId]) -> set[GroupId]:
         """Those that are or were in the pool, as far back as tombstones reach."""
@@ -334,8 +287,7 @@ class Pool:
             }
 
     def eligible(self, own: bool, now_s: float, rounds_max: int | None = None) -> list[Candidate]:
-        """Untrained, unexpired groups in order of their ids, so that arrival order is no matter;
-        with `rounds_max` only those of so many newest rounds of their producer."""
+        """Untrained, unexpired groups by id, of the `rounds_max` newest rounds of each producer."""
         with self._lock:
             rows = self._db.execute(
                 "SELECT group_id, producer, rewards, round, created_at_s FROM groups"
@@ -353,7 +305,7 @@ class Pool:
         ]
 
     def groups(self, group_ids: Sequence[GroupId]) -> list[ScoredGroup]:
-        """The groups themselves, in the order asked for; those that have left are left out."""
+        """Groups in the order asked for, without those that have left."""
         query = (
             "SELECT record, prompt, rewards FROM groups JOIN records USING (seq) WHERE group_id = ?"
         )
@@ -372,18 +324,25 @@ class Pool:
         return verified
 
     def mark_trained(self, group_ids: Iterable[GroupId], round_number: int) -> None:
-        """Record, on the disk itself before this returns, that groups go into a round's update.
-
-        All or none are marked. Marking again for the same round changes nothing; a group that left
-        the pool since it was drawn is marked on its tombstone.
-
-        Raises:
-            LocalProtocolError: a group is marked for another round, or was never here.
-        """
-        self._mark(list(group_ids), round_number)
+        """Record durably that groups go into a round's update, all or none. LocalProtocolError:
+        one is marked for another round, or was never here."""
+        with self._transaction(to_disk=True):
+            for group_id in group_ids:
+                table = self._table_of(group_id)
+                (marked,) = self._db.execute(
+                    f"SELECT trained_round FROM {table} WHERE group_id = ?",
+                    (group_id,),
+                ).fetchone()
+                if marked is not None and marked != round_number:
+                    raise LocalProtocolError(
+                        f"group {group_id.hex()} was trained on in round {marked} already"
+                    )
+                self._db.execute(
+                    f"UPDATE {table} SET trained_round = ? WHERE group_id = ?",
+                    (round_number, group_id),
+                )
 
     def expire(self, now_s: float) -> int:
-        """Remove what has expired; returns how many groups that was."""
         with self._transaction():
             return self._drop_expired(now_s)
 
@@ -396,7 +355,6 @@ class Pool:
         return removed
 
     def statistics(self, now_s: float | None = None) -> PoolStatistics:
-        """Counts of the pool's contents."""
         with self._lock:
             own, eligible, oldest_s = self._db.execute(
                 "SELECT count(*) FILTER (WHERE own), count(*) FILTER (WHERE eligible),"
@@ -415,23 +373,6 @@ class Pool:
                 oldest_eligible_at_s=oldest_s,
             )
 
-    def _mark(self, group_ids: list[GroupId], round_number: int) -> None:
-        with self._transaction(to_disk=True):
-            for group_id in group_ids:
-                table = self._table_of(group_id)
-                (marked,) = self._db.execute(
-                    f"SELECT trained_round FROM {table} WHERE group_id = ?",
-                    (group_id,),
-                ).fetchone()
-                if marked is not None and marked != round_number:
-                    raise LocalProtocolError(
-                        f"group {group_id.hex()} was trained on in round {marked} already"
-                    )
-                self._db.execute(
-                    f"UPDATE {table} SET trained_round = ? WHERE group_id = ?",
-                    (round_number, group_id),
-                )
-
     def _table_of(self, group_id: GroupId) -> str:
         for table in ("groups", "tombstones"):
             query = f"SELECT 1 FROM {table} WHERE group_id = ?"
@@ -441,10 +382,7 @@ class Pool:
 
     def _make_share(self, producer: str, *, own: bool) -> bool:
         """Keep the producer within its share: its oldest group makes place, trained ones first.
-
-        Not the new one: a node that refused it would hold what nobody draws any more and take in
-        nothing of that producer until the old groups expire.
-        """
+        Refusing the new one would leave old groups that nobody draws."""
         if self._groups[producer] < self.limits.groups_per_producer_max:
             return True
         return self._remove_found(
@@ -469,12 +407,12 @@ class Pool:
                 raise AssertionError("the pool's sums disagree with its rows")
 
     def _remove_found(self, query: str, values: tuple[object, ...] = ()) -> bool:
-        """Remove the one group whose sequence number the query finds, if it finds one."""
+        """Remove the one group whose sequence number the query finds."""
         found = self._db.execute(query, values).fetchone()
         return found is not None and self._remove("seq = ?", found) > 0
 
     def _remove(self, condition: str, values: tuple[object, ...]) -> int:
-        """Replace groups by tombstones and the oldest tombstones by nothing."""
+        """Replace groups by tombstones; drop the oldest tombstones."""
         self._db.execute(
             "INSERT INTO tombstones (group_id, task_key, trained_round)"
             f" SELECT group_id, task_key, trained_round FROM groups WHERE {condition} ORDER BY seq",

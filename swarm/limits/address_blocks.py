@@ -1,8 +1,5 @@
-"""Address blocks: the range of addresses that one person easily gets. Pure.
-
-A block is a /24 of IPv4 or a /56 of IPv6. Behind a private address there may be a whole swarm, so
-private blocks are not banned and share no quota. Relayed connections have no address.
-"""
+"""Address blocks: a /24 of IPv4 or a /56 of IPv6, which one person easily gets. Pure. Behind a
+private address there may be a whole swarm, so private blocks are not banned."""
 
 import ipaddress
 from functools import lru_cache
@@ -12,7 +9,6 @@ Block = NewType("Block", str)
 OriginPath = tuple[str, ...]
 """An origin: names from wide to narrow, each within the one before. () is everything."""
 
-BLOCK_LENGTH: Final = 2  # length of a path (network, block) without the address
 RELAYED_PATH: Final[OriginPath] = ("relayed",)  # all relayed peers: they may be one person
 
 IPV4_BITS: Final = 24
@@ -41,7 +37,6 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 @lru_cache(maxsize=PARSED_MAX)
 def block_of(ip: str | None) -> Block | None:
-    """Block of an address. None: no address."""
     address = _parse(ip)
     if address is None:
         return None
@@ -70,7 +65,6 @@ def path_of(ip: str | None) -> OriginPath:
 
 @lru_cache(maxsize=PARSED_MAX)
 def is_public_network(network: str) -> bool:
-    """As `is_public`, for a network in a path."""
     parsed = ipaddress.ip_network(network)
     return not any(each.version == parsed.version and each.overlaps(parsed) for each in _PRIVATE)
 
@@ -80,8 +74,7 @@ def _parse(ip: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def plain_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an address. IPv4 in IPv6 form (mapped, 6to4, NAT64) becomes IPv4. None: no address, or
-    with a zone."""
+    """Parse an address without a zone. IPv4 in IPv6 form (mapped, 6to4, NAT64) becomes IPv4."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -106,7 +99,7 @@ def reach_of_ip(ip: str) -> int:
 
 
 def canonical_ip(text: str) -> str | None:
-    """The canonical spelling of an address. None: it is none of a single host."""
+    """The canonical spelling of an address; None: it is not of a single host."""
     if reach_of_ip(text) < THIS_MACHINE:
         return None
     address = ipaddress.ip_address(text)

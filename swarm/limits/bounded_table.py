@@ -1,11 +1,6 @@
-"""A bounded mapping that strangers fill, fair between origins. Pure.
-
-Each entry has an origin: a path from wide to narrow (network, block, address). When there are too
-many entries, eviction follows the largest origin at each level, so an attacker evicts its own
-entries. Within the narrowest origin the least recently used entry goes, or the newest with
-`newest_first`, which turns a newcomer away. Entries of a higher rank go only when none of a lower
-rank is left.
-"""
+"""A bounded mapping that strangers fill, fair between origins. Pure. An origin is a path from
+wide to narrow (network, block, address). Eviction follows the largest origin at each level, so
+an attacker evicts its own entries. High ranks go only when no lower rank is left."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -21,10 +16,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class OriginLimits:
-    """Most entries of one origin, by kind. None: no limit.
-
-    Paths are those of `path_of`, then the peer, then the peer that asked for it.
-    """
+    """Most entries of one origin, by kind. Paths: of `path_of`, then peer, then its asker."""
 
     block: int | None = None  # per public address block
     address: int | None = None  # per public address
@@ -61,7 +53,7 @@ class Evicted(Generic[K, V]):
 
 
 class _Origin(Generic[K, V]):
-    """An origin: its parts (origins or entries), grouped by their number of entries."""
+    """Parts (origins or entries), grouped by their number of entries."""
 
     __slots__ = ("_by_size", "_largest", "inner", "size")
 
@@ -88,7 +80,6 @@ class _Origin(Generic[K, V]):
             self._largest = max(0, before - 1)
 
     def touch(self, part: str | _Entry[K, V], size: int) -> None:
-        """Make a part the last of its size."""
         self._by_size[size].move_to_end(part)
 
     def largest_part(self, newest_first: bool) -> str | _Entry[K, V]:
@@ -118,8 +109,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         rank_of: Callable[[K, V], int] | None = None,
         newest_first: bool = False,
     ) -> None:
-        """`limit_of` bounds the entries of an origin; None: no limit. `rank_of` is called on
-        insertion, on use, and before eviction."""
+        """`limit_of` bounds an origin. `rank_of` is called on insertion, use and eviction."""
         self._total_max = total_max
         self._limit_of = limit_of
         self._rank_of = rank_of
@@ -140,14 +130,8 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
     def size_of(self, path: OriginPath) -> int:
         return self._sizes.get(path, 0) if path else len(self)
 
-    def within(self, path: OriginPath) -> list[V]:
-        """Entries of an origin, ordered by last use."""
-        if not self.size_of(path):
-            return []
-        return [e.value for e in self._entries.values() if e.path[: len(path)] == path]
-
     def put(self, key: K, value: V, path: OriginPath = ()) -> Evicted[K, V] | None:
-        """Insert or replace an entry. Returns the evicted entry, which may be the new one."""
+        """Insert or replace an entry; returns the evicted entry, which may be the new one."""
         self.pop(key)
         entry = self._entries[key] = _Entry(key, value, path, 0)
         entry.rank = self._rank(entry)
@@ -160,7 +144,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         return None
 
     def use(self, key: K) -> V | None:
-        """Look up an entry and mark it as used. None: not there."""
+        """Look up an entry and mark it as used."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -183,7 +167,6 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         return value
 
     def pop(self, key: K) -> V | None:
-        """Remove an entry. None: not there."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
@@ -191,11 +174,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         return entry.value
 
     def evict(self, path: OriginPath = ()) -> Evicted[K, V]:
-        """Remove the next victim of an origin.
-
-        Raises:
-            KeyError: the origin has no entry.
-        """
+        """Remove the next victim of an origin; KeyError: it has no entry."""
         entry = self._first_to_go(path, self._newest_first)
         while (rank := self._rank(entry)) > entry.rank:
             self._change(entry, -1)  # its rank has risen
@@ -206,11 +185,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         return Evicted(entry.key, entry.value, path)
 
     def oldest(self, path: OriginPath = ()) -> K:
-        """Key of the next victim of an origin, oldest first.
-
-        Raises:
-            KeyError: the origin has no entry.
-        """
+        """Key of the least recently used victim of an origin; KeyError: it has no entry."""
         return self._first_to_go(path, newest_first=False).key
 
     def spread(self, count: int, rng: Random) -> list[K]:

@@ -1,16 +1,14 @@
-"""Limits on dialling addresses that other peers named. Pure: time is passed in.
+"""Limits on dialling addresses that other peers named. Pure.
 
-Peers choose the addresses that they tell us, and peer ids cost nothing. So results are kept by
-address, not by peer:
+Peers choose the addresses that they tell us, and peer ids cost nothing. Results are by address:
 
-* an endpoint (IP and port) is dialled once in `DIAL_AGAIN_S`, and after failures in a row more
-  rarely, down to once in `DIAL_AGAIN_MAX_S`. An answer with another key is a failure;
-* dials to one public IP, one public block and all addresses together are limited within `WINDOW_S`.
-  Successful dials do not count. Private addresses count by endpoint only;
-* a peer that answered has its own pause at that endpoint, so that others cannot block it by naming
-  the endpoint.
+* An endpoint (IP and port) is dialled once in `DIAL_AGAIN_S`, and more rarely after failures. An
+  answer with another key is a failure.
+* Dials to one public IP, one public block and all addresses together are limited within `WINDOW_S`.
+  Successful dials do not count. Private addresses count by endpoint only.
+* A peer that answered has its own pause at that endpoint, so that others cannot block it.
 
-The tables are bounded. Evicting an endpoint takes longer than its longest pause.
+Evicting an endpoint from the bounded tables takes longer than its longest pause.
 """
 
 from collections import deque
@@ -93,14 +91,13 @@ class _Pause:
 
 
 class EventWindow:
-    """Event counts within `window_s` by key, at most `keys_max` keys."""
+    """Event counts within `window_s` by key, at most `KEYS_MAX` keys."""
 
-    def __init__(self, window_s: float = WINDOW_S, keys_max: int = KEYS_MAX) -> None:
+    def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._times: BoundedTable[str, deque[float]] = BoundedTable(keys_max)
+        self._times: BoundedTable[str, deque[float]] = BoundedTable(KEYS_MAX)
 
     def has_room(self, key: str, at_most: int, now_s: float) -> bool:
-        """True if there were fewer than `at_most` events."""
         times = self._times.get(key)
         if times is None:
             return True
@@ -118,12 +115,10 @@ class EventWindow:
 
 
 class DialBackoff:
-    """Decides which addresses may be dialled."""
-
     def __init__(self) -> None:
         self._pauses: BoundedTable[Endpoint, _Pause] = BoundedTable(ENDPOINTS_MAX)
         self._proven: BoundedTable[tuple[Endpoint, PeerId], _Pause] = BoundedTable(PROVEN_MAX)
-        self._recent = EventWindow()
+        self._recent = EventWindow(WINDOW_S)
         self.held_back = 0  # refused dials
 
     def allows(self, hops: Iterable[Hop], now_s: float) -> bool:
@@ -156,7 +151,6 @@ class DialBackoff:
         return own or self._pauses.obtain(hop.endpoint, _Pause)
 
     def succeeded(self, hop: Hop) -> None:
-        """Record that the peer answered with its key."""
         key = (hop.endpoint, hop.peer)
         own = self._proven.use(key)
         if own is None:
@@ -169,8 +163,7 @@ class DialBackoff:
         own.failures = 0
 
     def failed(self, hop: Hop, now_s: float, *, counts: bool = True) -> None:
-        """Record a failed dial. `counts` False: our own link may be down, so the pause does not
-        grow."""
+        """Record a failed dial. `counts` False: our own link may be down, so the pause stays."""
         pause = self._pause_of(hop)
         pause.fail(now_s, counts=counts)
         key = (hop.endpoint, hop.peer)
@@ -182,8 +175,8 @@ class DialBackoff:
 
 
 class DialAttempts:
-    """Limit on dials to an IP address on request of others, for hole punching and dialling back.
-    Private addresses, which may be a whole swarm, get `PRIVATE_SHARE` times as many."""
+    """Limit on dials to an IP on request of others, for hole punching and dialling back. Private
+    addresses, which may be a whole swarm, get `PRIVATE_SHARE` times as many."""
 
     def __init__(self, per_ip_max: int, window_s: float) -> None:
         self._per_ip_max = per_ip_max

@@ -1,9 +1,5 @@
-"""Request quotas of peers and address blocks. Pure and bounded.
-
-Each kind of request has a rate. Faster requests are refused unread; asking on is a flood. The peers
-of a block share `BLOCK_SHARE` times one peer's rate, whatever their number. All relayed peers share
-one quota.
-"""
+"""Request quotas of peers and address blocks. Pure and bounded. Faster requests are refused
+unread; asking on is a flood. The peers of a block share `BLOCK_SHARE` times one peer's rate."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,8 +18,7 @@ RELAYED: Final = Block("relayed")  # all relayed peers: they may be one person
 
 
 def shared_block(ip: str | None) -> Block | None:
-    """The block whose quota an address shares: its public block, or `RELAYED` without an address.
-    None: a private address, which shares none."""
+    """The block whose quota an address shares. None: a private address, which shares none."""
     block = block_of(ip)
     return RELAYED if block is None else block if is_public(ip) else None
 
@@ -86,8 +81,7 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A bucket that refills evenly. Refused requests cost, too, down to a debt of one burst: a
-    flood."""
+    """Refills evenly. Refused requests cost, too, down to a debt of one burst: a flood."""
 
     rate: Rate
     left: float
@@ -105,11 +99,8 @@ class TokenBucket:
 
 
 class Quotas:
-    def __init__(
-        self, rates: Mapping[Kind, Rate] = RATES, block_share: float = BLOCK_SHARE
-    ) -> None:
+    def __init__(self, rates: Mapping[Kind, Rate] = RATES) -> None:
         self._rates = rates
-        self._block_share = block_share
         self._buckets: BoundedTable[tuple[Kind, PeerId | Block], TokenBucket] = BoundedTable(
             BUCKETS_MAX
         )
@@ -123,7 +114,7 @@ class Quotas:
         origin = block or peer
         verdict = self._bucket(kind, peer, rate, now, origin).spend(cost, now)
         if block is not None and verdict is Verdict.GRANTED:
-            shares = RELAYED_SHARE if block == RELAYED else self._block_share
+            shares = RELAYED_SHARE if block == RELAYED else BLOCK_SHARE
             shared = Rate(rate.per_s * shares, rate.burst * shares)
             of_block = self._bucket(kind, block, shared, now, origin)
             if of_block.spend(cost, now) is not Verdict.GRANTED:
@@ -140,12 +131,8 @@ class Quotas:
         )
 
 
-# Rate limit in bytes per second. Pure.
-
-
 class ByteBudget:
-    """A token bucket of one second's worth that may be overdrawn once, so that large
-    records pass."""
+    """A token bucket of one second's worth that may be overdrawn once, for large records."""
 
     def __init__(self, bytes_per_s: float, now: float) -> None:
         self._rate = bytes_per_s
@@ -153,7 +140,7 @@ class ByteBudget:
         self._at = now
 
     def spend(self, size_bytes: int, now: float) -> float:
-        """Spend bytes. Returns the seconds to wait before using them."""
+        """Returns the seconds to wait before using the bytes."""
         self._refill(now)
         self._left -= size_bytes
         return max(0.0, -self._left / self._rate)

@@ -35,18 +35,14 @@ class _Entry:
 
 
 def _told_by_one(path: OriginPath) -> int | None:
-    """Limit for a hearsay path: its first name is the teller."""
     return HEARSAY_PER_TELLER_MAX if len(path) == 1 else None
 
 
 @dataclass(slots=True)
 class AddressBook:
     """Peers and their addresses, newest last; bounded, evicting from the largest origin.
-
     `entries` are peers once connected, saved as one JSON file. `hearsay` are peers that others
-    named. A proven peer that does not answer is dialled more rarely and forgotten only when the
-    book is full.
-    """
+    named."""
 
     path: Path | None = None
     entries: BoundedTable[PeerId, _Entry] = field(
@@ -70,12 +66,6 @@ class AddressBook:
             return cls(path)
         return book
 
-    def save(self) -> None:
-        """Write the book atomically, if it has a file."""
-        if self.path is not None:
-            self.changed = False
-            _write(self.path, self._saved())
-
     async def save_if_changed(self, run_sync: RunSync) -> None:
         """Save off the event loop if something is new."""
         if self.path is not None and self.changed:
@@ -94,25 +84,19 @@ class AddressBook:
         told_by: str = "",
         path: OriginPath | None = None,
     ) -> None:
-        """Record a peer's addresses. Hearsay never replaces proven addresses. `path`: origin of the
-        connection; None: unknown."""
+        """Hearsay never replaces proven addresses. `path`: origin of the connection."""
         entry = _Entry(tuple(addresses[:ADDRESSES_MAX]))
         known = self.entries.get(peer)
-        if worked:
-            self._learn_worked(peer, entry, known, path)
-        elif known is None and addresses:
-            self.hearsay.put(peer, entry, (told_by, *_path_of(entry.addresses)))
-
-    def _learn_worked(
-        self, peer: PeerId, entry: _Entry, known: _Entry | None, path: OriginPath | None
-    ) -> None:
+        if not worked:
+            if known is None and addresses:
+                self.hearsay.put(peer, entry, (told_by, *_path_of(entry.addresses)))
+            return
         heard = self.hearsay.pop(peer)
         if not entry.addresses:
             entry = known or heard or entry
-        if not entry.addresses:
-            return
-        self.changed |= known is None or known.addresses != entry.addresses
-        self.entries.put(peer, _Entry(entry.addresses), path or _path_of(entry.addresses))
+        if entry.addresses:
+            self.changed |= known is None or known.addresses != entry.addresses
+            self.entries.put(peer, _Entry(entry.addresses), path or _path_of(entry.addresses))
 
     def failed(self, peer: PeerId, now_s: float) -> None:
         """Record a failed dial: hearsay is forgotten, others are paused."""
@@ -130,8 +114,7 @@ class AddressBook:
         now_s: float,
         may_dial: Callable[[str], bool] = lambda address: True,
     ) -> list[PeerId]:
-        """Up to `number` peers to dial, at most half hearsay unless little else is known. Each has
-        an address that passes `may_dial`."""
+        """Up to `number` peers that `may_dial`; at most half hearsay if there are others."""
         worked = sorted(
             peer
             for peer, entry in self.entries.items()
@@ -158,7 +141,6 @@ def _path_of(addresses: Sequence[str]) -> OriginPath:
 
 
 def addresses_of_peer(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
-    """The addresses that end in this peer's id."""
     return tuple(text for text in addresses if text.endswith(f"/p2p/{peer}"))[:ADDRESSES_MAX]
 
 
@@ -169,9 +151,6 @@ def _write(path: Path, saved: Mapping[PeerId, Sequence[str]]) -> None:
         file.flush()
         os.fsync(file.fileno())  # else a power cut may leave an empty file
     temporary.replace(path)
-
-
-# --- what may be believed ----------------------------------------------------------------------
 
 
 _PEER = r"/p2p/[1-9A-HJ-NP-Za-km-z]{1,64}"
@@ -192,20 +171,19 @@ def reach_of(address: str) -> int:
 
 
 def ip_in(address: str) -> str | None:
-    """IP address that is dialled, or the relay's. None: it has none."""
+    """IP address that is dialled, or the relay's; None: none."""
     numbers = _NUMBERS.fullmatch(address)
     return None if numbers is None else numbers["ip"]
 
 
 def plausible(addresses: Sequence[str], teller_ip: str | None) -> tuple[str, ...]:
-    """Addresses that a peer at this IP can know; None: a peer on the internet. A remote peer must
-    not make us dial our own machine or local network."""
+    """Addresses that a peer at this IP (None: on the internet) can know. A remote peer must not
+    make us dial our own machine or local network."""
     return not_nearer(addresses, GLOBAL if teller_ip is None else reach_of_ip(teller_ip))
 
 
 def not_nearer(addresses: Sequence[str], nearest: int) -> tuple[str, ...]:
-    """Addresses of at least this scope. Never names: one may stand for any address, and lookups
-    cost work."""
+    """Addresses of at least this scope. Never names: one may stand for any address."""
     numbers = (address for address in addresses if not _NAME.match(address))
     least = max(nearest, THIS_MACHINE)
     return tuple(address for address in numbers if reach_of(address) >= least)

@@ -1,10 +1,6 @@
-"""Admission of peers: connections, dials on hearsay, quotas, and bans.
-
-A ban closes the peer's connections and refuses new ones in both directions. Its adverts are
-ignored, it is neither asked nor dialled, and its groups in the pool are neither served nor drawn. A
-ban of a block refuses connections only. Bans end with a restart: a peer that goes on is banned
-again within seconds.
-"""
+"""Admission of peers: connections, dials on hearsay, quotas, and bans. A ban closes the peer's
+connections and refuses new ones; its adverts are ignored, its groups neither served nor drawn. A
+ban of a block refuses connections only. Bans end with a restart."""
 
 import logging
 from collections import Counter, deque
@@ -51,8 +47,7 @@ async def _ignore_ban(ban: Ban) -> None:
 
 
 class ConnectionGater:
-    """One node's gate for the transport. Hears of offences from the ledger; `run` closes
-    connections."""
+    """One node's gate for the transport, fed with offences by the ledger."""
 
     def __init__(
         self,
@@ -99,8 +94,7 @@ class ConnectionGater:
         return None
 
     def block_of(self, peer: PeerId) -> Block | None:
-        """The peer's public block, with which it may be banned. None: not connected, relayed, or
-        private."""
+        """The public block with which a connected peer may be banned, if any."""
         block = self._shared_block(peer)
         return None if block == RELAYED else block
 
@@ -117,24 +111,17 @@ class ConnectionGater:
         return self._shared_block(peer) or peer
 
     def path_of(self, peer: PeerId) -> OriginPath:
-        """Origin of the peer, with the peer itself."""
         return (*path_of(self.transport.ip_of(peer)), peer)
 
     # --- dialling --------------------------------------------------------------------------
 
     def may_dial(self) -> Callable[[str], bool]:
-        """A function that says of an address whether `dial` would dial it now."""
+        """A function: True for an address that `dial` would dial now."""
         connected, now_s = frozenset(self.transport.peers()), trio.current_time()
         return lambda address: self.dials.allows(hops_of(address, connected), now_s)
 
     async def dial(self, address: str, *, timeout_s: float) -> PeerId:
-        """Dial an address that a peer named (see `dial_backoff`). Addresses given by the user go
-        past this.
-
-        Raises:
-            DialHeldBack: it is too soon.
-            PeerUnreachable, ConfigError: as `Transport.connect`.
-        """
+        """Dial an address that a peer named; DialHeldBack: too soon."""
         connected = self.transport.peers()
         peer = PeerId(address.rpartition("/p2p/")[2])
         if peer in connected:
@@ -152,17 +139,11 @@ class ConnectionGater:
         return found
 
     def record_answer(self, address: str) -> None:
-        """Record that a peer answered there."""
         for hop in hops_of(address, ()):
             self.dials.succeeded(hop)
 
     async def dial_one_of(self, addresses: Sequence[str], *, timeout_s: float) -> str:
-        """Dial a peer's addresses in turn, `timeout_s` each. Returns the one that answered.
-
-        Raises:
-            DialHeldBack: it is too soon for all of them.
-            PeerUnreachable: it answers at none.
-        """
+        """The first address that answers. DialHeldBack: it is too soon for all."""
         tried = False
         for address in addresses:
             try:
@@ -178,7 +159,7 @@ class ConnectionGater:
         raise PeerUnreachable("the peer answers at none of its addresses")
 
     def _record_failure(self, address: str) -> None:
-        """Record a failed dial; through a relay, the first hop that was not connected."""
+        """Record a failed dial; through a relay, of the first hop that was not connected."""
         connected, now_s = self.transport.peers(), trio.current_time()
         failed = hops_of(address, connected)[0]
         # without any connection, our own link may be down
@@ -196,31 +177,18 @@ class ConnectionGater:
         return verdict is Verdict.GRANTED
 
     def check_quota(self, kind: Kind, peer: PeerId) -> None:
-        """As `allows`.
-
-        Raises:
-            RequestRefused: the quota is used up.
-        """
+        """As `allows`, but raises RequestRefused."""
         if not self.allows(kind, peer):
             raise RequestRefused(f"too many requests ({kind})")
 
     def read(self, quota: Kind, peer: PeerId, payload: bytes, kind: type[M], bytes_max: int) -> M:
-        """A peer's request, which is a message of this kind, within the peer's quota.
-
-        Raises:
-            RequestRefused: it is over its quota.
-            RemoteProtocolError: it is no such message; counted against the peer.
-        """
+        """A peer's request of this kind, within its quota; offences are counted."""
         self.check_quota(quota, peer)
         message: M = self.ledger.judge(peer, codec.decode, payload, kind, bytes_max)
         return message
 
     def check_run(self, peer: PeerId, run_id: str, own: str) -> None:
-        """Check that a request is of this node's run.
-
-        Raises:
-            RemoteProtocolError: OTHER_RUN; counted against the peer.
-        """
+        """Refuse a request of another run; counted against the peer."""
         if run_id != own:
             self.ledger.reject(peer, Reject.OTHER_RUN)
             raise RemoteProtocolError(Reject.OTHER_RUN, run_id)

@@ -1,10 +1,6 @@
-"""A distributed hash table of the members of each run (Kademlia).
-
-Any known node of any run is enough to find one's own: each node announces itself to the nodes whose
-ids are closest (by XOR, 256 bits) to the run's key, and asks them for others. A peer can announce
-only itself, over a connection that proved its id. Answers are bounded hearsay; only peers that
-answered are passed on. Upstream's table dials and stores whatever strangers name.
-"""
+"""A distributed hash table of the members of each run (Kademlia). Each node announces itself to
+the nodes whose ids are closest (by XOR, 256 bits) to the run's key, and asks them for others. A
+peer can announce only itself; only peers that answered are passed on."""
 
 import hashlib
 from collections import Counter
@@ -26,7 +22,7 @@ from swarm.identity import PeerId, public_key_of
 from swarm.limits.address_blocks import OriginPath, is_public, path_of
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
-from swarm.peers.address_book import ip_in, plausible
+from swarm.peers.address_book import addresses_of_peer, ip_in, plausible
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.requests import ask
 from swarm.transport.base import ServeLimits
@@ -81,7 +77,7 @@ Where = tuple[str, ...]
 
 
 class Table:
-    """Peers that answered, in buckets by distance. A full bucket keeps its peers while they answer,
+    """Peers that answered, in buckets by distance. A full bucket keeps them while they answer,
     except the newest of an origin that has more than a newcomer's."""
 
     def __init__(self, own: bytes) -> None:
@@ -107,8 +103,7 @@ class Table:
 
 
 class Store:
-    """Announced members by run, for a limited time. When full, the oldest of the largest origin
-    goes."""
+    """Announced members by run. When full, the oldest of the largest origin goes."""
 
     def __init__(self) -> None:
         self.runs: dict[bytes, BoundedTable[PeerId, tuple[float, Where]]] = {}
@@ -124,7 +119,6 @@ class Store:
         now_s: float,
         path: OriginPath = (),
     ) -> None:
-        """Store a peer's announcement. `path`: its origin."""
         entry = now_s + PROVIDER_LIFE_S, tuple(addresses[:ADDRESSES_MAX])
         run = self.runs.setdefault(key, BoundedTable(PROVIDERS_PER_KEY_MAX))
         of_run = run.put(peer, entry, path)
@@ -170,7 +164,7 @@ class _Lookup:
     answered: list[PeerId] = field(default_factory=list)
 
     def next(self, number: int) -> list[PeerId]:
-        """Next peers to ask: the closest not asked yet, until enough were asked."""
+        """The closest peers not asked yet, until enough were asked."""
         left = min(number, LOOKUP_PEERS_MAX - len(self.asked))
         open_ones = [peer for peer in self.where if peer not in self.asked]
         chosen = self._closest(open_ones, self.asked)[: max(0, left)]
@@ -178,12 +172,11 @@ class _Lookup:
         return chosen
 
     def holders(self) -> list[PeerId]:
-        """Peers that get our announcement: the closest that answered."""
+        """The closest peers that answered; they get our announcement."""
         return self._closest(self.answered, ())[:HOLDERS]
 
     def _closest(self, peers: Iterable[PeerId], taken: Iterable[PeerId]) -> list[PeerId]:
-        """Order by distance, but one of each origin before two of any: making many close keys gains
-        nothing."""
+        """Order by distance, but one of each origin before two of any."""
         turns = Counter(self._path(peer) for peer in taken)
         ordered: list[tuple[int, int, PeerId]] = []
         for peer in sorted(peers, key=lambda p: distance(self.key, point_of(p))):
@@ -193,7 +186,7 @@ class _Lookup:
         return [peer for _, _, peer in sorted(ordered)]
 
     def _path(self, peer: PeerId) -> OriginPath:
-        """Address block of a peer as it was named; the peer itself if not public."""
+        """Public address block of a peer as it was named; else the peer itself."""
         ips = [ip for address in self.where[peer] if (ip := ip_in(address)) and is_public(ip)]
         return path_of(ips[0])[:2] if ips else (peer,)
 
@@ -202,8 +195,6 @@ Found = Callable[[PeerId, Sequence[str]], None]
 
 
 class Dht:
-    """One node's part in the table. `run` works until cancelled."""
-
     def __init__(
         self,
         key: bytes,
@@ -215,7 +206,7 @@ class Dht:
         rng: Random,
         serves: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`serves` False: a client that asks and is not asked, because nobody can dial it."""
+        """`serves` False: a client, which nobody can dial."""
         self._key = key
         self._transport = gater.transport
         self._gater = gater
@@ -224,14 +215,11 @@ class Dht:
         self._is_lonely = is_lonely
         self._rng = rng
         self._serves = serves
-        self._asker_addresses: BoundedTable[PeerId, Where] = BoundedTable(
-            ASKERS_MAX
-        )  # addresses of askers
+        self._asker_addresses: BoundedTable[PeerId, Where] = BoundedTable(ASKERS_MAX)
         self.table = Table(point_of(gater.transport.peer_id))
         self.store = Store()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve others, look up members of our run, announce ourselves."""
         self._transport.serve(
             PROVIDERS_PROTOCOL,
             self._serve,
@@ -320,8 +308,7 @@ class Dht:
         now_s = trio.current_time()
         if not self._serves():
             raise RequestRefused("a client of the table")
-        own = tuple(a for a in asked.addresses if a.endswith(f"/p2p/{peer}"))
-        where = plausible(own, self._transport.ip_of(peer))
+        where = plausible(addresses_of_peer(peer, asked.addresses), self._transport.ip_of(peer))
         path = path_of(self._transport.ip_of(peer))
         if where:
             self._asker_addresses.put(peer, where, path)
@@ -344,8 +331,5 @@ def _sensible(
     named: Sequence[KnownPeer], teller_ip: str | None
 ) -> list[tuple[PeerId, tuple[str, ...]]]:
     """Named peers with their dialable addresses."""
-    found = []
-    for known in named:
-        own = [a for a in known.addresses if a.endswith(f"/p2p/{known.peer_id}")]
-        found.append((PeerId(known.peer_id), plausible(own, teller_ip)))
-    return found
+    peers = ((PeerId(known.peer_id), known.addresses) for known in named)
+    return [(peer, plausible(addresses_of_peer(peer, own), teller_ip)) for peer, own in peers]

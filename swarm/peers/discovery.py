@@ -1,15 +1,8 @@
 """Discovery: bootstrap, hello, heartbeat, address book.
 
-Each connected peer gets a signed `Hello`, then repeats as heartbeat; its answer names other peers.
-The address book keeps proven addresses across restarts. Peers of other runs are left.
-
-A swarm that was split rejoins: proven peers are not forgotten, and a node with enough peers still
-dials one more now and then. Names told by peers are hearsay: few are kept from each, apart from
-proven ones, and dialling them delays no hello.
-
-A hello also guards the identity: peers return the newest hello that another process sent under the
-newcomer's key. Only the key's holder can have signed it, and its time shows that the process is
-alive.
+Each connected peer gets a signed `Hello`, then repeats as heartbeat; the answer names other peers.
+The answer also holds the newest hello of another process under the newcomer's key. A split swarm
+rejoins: a node with enough peers still dials one more now and then.
 """
 
 import logging
@@ -90,8 +83,6 @@ class PeerInfo:
 
 # Long: hellos both ways and the address book share one table of peers.
 class Discovery:
-    """Membership of one node in the swarm. `run` works until cancelled."""
-
     def __init__(
         self,
         node: NodeInfo,
@@ -106,6 +97,9 @@ class Discovery:
         self._run_id = node.run_id
         self._agent = node.agent
         self._packages = dict(sorted(node.packages.items())[:PACKAGES_MAX])
+        self._own_packages = tuple(
+            PackageBody(name=name, version=own) for name, own in self._packages.items()
+        )
         self._other_versions: BoundedTable[PeerId, str] = BoundedTable(VERSION_NOTES_MAX)
         self._identity = node.identity
         self._instance = node.instance
@@ -140,7 +134,6 @@ class Discovery:
 
     @property
     def meets_strangers(self) -> bool:
-        """True if a bootstrap peer takes part in another run."""
         return bool(self._strange())
 
     def _strange(self) -> dict[str, str]:
@@ -154,11 +147,7 @@ class Discovery:
         }
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Join and stay joined.
-
-        Raises:
-            IdentityInUse: an older live process runs under our key.
-        """
+        """Join and stay joined. IdentityInUse: an older live process runs under our key."""
         self._transport.serve(
             HELLO_PROTOCOL,
             self._serve_hello,
@@ -235,8 +224,7 @@ class Discovery:
             self._start_dial(nursery, peer)
 
     def _dial_extra(self, nursery: trio.Nursery) -> None:
-        """With enough peers, dial one more now and then: it may belong to a separated part of the
-        swarm."""
+        """With enough peers, dial one more now and then, maybe of a separated part of the swarm."""
         connected = self._transport.peers()
         now = trio.current_time()
         if len(connected) < PEERS_WANTED or now - self._last_dial_s < EXTRA_DIAL_S:
@@ -304,8 +292,7 @@ class Discovery:
     # --- hello -----------------------------------------------------------------------------
 
     async def _greet_regularly(self, nursery: trio.Nursery) -> None:
-        """Greet new peers soon and a few others at each beat; the cost does not grow with the
-        number of connections."""
+        """Greet new peers soon, and a bounded number of others at each beat."""
         next_beat = trio.current_time()
         while True:
             now, connected = trio.current_time(), self._transport.peers()
@@ -336,7 +323,7 @@ class Discovery:
             started_at_s=self._started_at_s,
             sent_at_s=int(self._now_s()),
             agent=self._agent,
-            packages=self._own_packages(),
+            packages=self._own_packages,
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
         )
         return codec.sign_hello(body, self._identity)
@@ -378,11 +365,8 @@ class Discovery:
         if reply.other_hello is not None:
             self._check_other(peer, reply.other_hello)
 
-    def _own_packages(self) -> tuple[PackageBody, ...]:
-        return tuple(PackageBody(name=n, version=v) for n, v in self._packages.items())
-
     def _compare(self, peer: PeerId, theirs: Sequence[PackageBody]) -> None:
-        """Note the packages that differ, in one line per peer: tasks may then differ."""
+        """Note the packages that differ: tasks may then differ."""
         other = [
             (each, self._packages[each.name])
             for each in theirs
@@ -402,7 +386,6 @@ class Discovery:
             )
 
     def _plausible(self, teller: PeerId, peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
-        """Addresses in a peer's answer that it can know and we can dial."""
         return plausible(addresses_of_peer(peer, addresses), self._transport.ip_of(teller))
 
     def _learn_hearsay(self, teller: PeerId, known_peers: Sequence[KnownPeer]) -> None:
@@ -472,7 +455,7 @@ class Discovery:
             type="hello_reply",
             run_id=self._run_id,
             agent=self._agent,
-            packages=self._own_packages(),
+            packages=self._own_packages,
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
             known_peers=self._known_peers(peer),
             other_hello=self._record_instance(peer, hello.instance, payload),
@@ -488,7 +471,7 @@ class Discovery:
         return tuple(self._rng.sample(known, min(len(known), KNOWN_PEERS_TOLD)))
 
     def _record_instance(self, peer: PeerId, instance: bytes, record: bytes) -> bytes | None:
-        """Keep this hello. Returns the newest one of another instance of the same peer."""
+        """Keep this hello; returns the newest one of another instance of the peer."""
         where = self._gater.path_of(peer)
         instances = self._heard.obtain(peer, lambda: BoundedTable(2), where)
         instances.put(instance, record)
@@ -496,7 +479,6 @@ class Discovery:
 
 
 def _encode_fitting(reply: HelloReply) -> bytes:
-    """The reply with as many known peers as fit the limit."""
     encoded = codec.encode(reply)
     while len(encoded) > HELLO_REPLY_BYTES_MAX and reply.known_peers:
         fewer = reply.known_peers[: len(reply.known_peers) // 2]
@@ -510,7 +492,6 @@ def _peer_of(address: str) -> PeerId:
 
 
 def _own_hello_of(peer: PeerId, record: bytes) -> Hello:
-    """The hello, if its sender signed it."""
     signer, hello = codec.decode_hello(record)
     if signer != peer:
         raise RemoteProtocolError(Reject.WRONG_PRODUCER, "hello of another peer")

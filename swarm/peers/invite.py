@@ -1,9 +1,6 @@
-"""Invitations to a swarm, and the join key of a private one.
-
-An invitation is one line: addresses, run, and the join key of a private swarm. A holder of the key
-can join and invite others. It is kept in a file with mode 0600 and never shown in logs, errors or
-status. The wire uses only keys derived from it.
-"""
+"""Invitations to a swarm: one line with addresses, run, and the join key of a private swarm. The
+key is in a file with mode 0600 and never in logs, errors or status. The wire uses only keys
+derived from it."""
 
 import hashlib
 import os
@@ -16,6 +13,7 @@ from pydantic import Field
 
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
+from swarm.storage import write_new
 from swarm.wire import codec
 from swarm.wire.messages import Addresses, RunId, WireModel
 
@@ -51,32 +49,15 @@ class JoinKey:
         return hashlib.sha256(DISCOVERY_DOMAIN + self.secret).digest()
 
     def save(self, path: Path) -> None:
-        """Write the key to a new file with mode 0600.
-
-        Raises:
-            ConfigError: the file exists, or cannot be written.
-        """
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        """Write a new file with mode 0600; ConfigError if it exists or cannot be written."""
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(self.secret.hex().encode() + b"\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.link(temporary, path)
-            finally:
-                temporary.unlink()
+            write_new(path, self.secret.hex().encode() + b"\n")
         except OSError as error:
             raise ConfigError(f"join key {path}: {error.strerror}") from None
 
     @classmethod
     def load(cls, path: Path) -> "JoinKey | None":
-        """Read a key file. None: there is none.
-
-        Raises:
-            ConfigError: unreadable, readable by others, or no key.
-        """
+        """None: no file. ConfigError: unreadable, readable by others, or no key."""
         try:
             if path.stat().st_mode & 0o077:
                 raise ConfigError(f"join key {path} can be read by others: run chmod 600 {path}")
@@ -108,7 +89,6 @@ class Invitation:
     key: JoinKey | None = None
 
     def encode(self) -> str:
-        """The invitation as one word."""
         body = _Body(
             run_id=self.run_id,
             addresses=self.addresses[:INVITE_ADDRESSES_MAX],
@@ -119,11 +99,7 @@ class Invitation:
 
     @classmethod
     def decode(cls, text: str) -> "Invitation":
-        """Parse an invitation.
-
-        Raises:
-            ConfigError: it is invalid. The error quotes nothing of it.
-        """
+        """Parse an invitation; ConfigError, which quotes nothing of it, if it is invalid."""
         text = text.strip()
         if not text.startswith(INVITE_PREFIX) or len(text) > INVITE_CHARS_MAX:
             raise ConfigError(f"no invitation: it starts with {INVITE_PREFIX}; copy it whole")
@@ -145,11 +121,7 @@ def _checksum(raw: bytes) -> bytes:
 
 
 def read_allow_list(path: Path) -> frozenset[str]:
-    """Peer ids in a file, one a line; `#` begins a comment.
-
-    Raises:
-        ConfigError: unreadable, or a line is no peer id.
-    """
+    """Peer ids in a file, one a line; `#` begins a comment. ConfigError: a bad file."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

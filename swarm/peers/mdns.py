@@ -1,12 +1,6 @@
-"""Discovery on the local network by multicast DNS.
-
-Each node announces its peer id, addresses, and a tag made from the run id and the join key: members
-recognise it, others learn neither. Results are hearsay.
-
-A name announced with its text is processed at once. Other names wait, and `LOOKUPS_AT_A_TIME`
-random ones are queried, so thousands of announcements delay nobody. zeroconf runs in its own
-threads and remembers every name: it is restarted after `NAMES_MAX` of them.
-"""
+"""Discovery on the local network by multicast DNS; results are hearsay. Each node announces its
+peer id, addresses, and a tag made from the run id and the join key. zeroconf runs in its own
+threads and remembers every name: it is restarted after `NAMES_MAX` of them."""
 
 import hashlib
 import ipaddress
@@ -65,13 +59,8 @@ async def run_lan(
     interfaces: Sequence[str] | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Announce `addresses` and report peers with the same tag, until cancelled.
-
-    `interfaces` are IP addresses of this machine; None: all.
-
-    Raises:
-        LanUnavailable: there is no multicast.
-    """
+    """Announce `addresses` and report peers with the same tag, until cancelled. LanUnavailable:
+    no multicast. `interfaces`: IP addresses of this machine; None: all."""
     token = trio.lowlevel.current_trio_token()
 
     def report(other: PeerId, where: Sequence[str]) -> None:
@@ -134,7 +123,6 @@ class _Lan:
             raise LanUnavailable(str(error) or type(error).__name__) from error
 
     def close(self) -> None:
-        """Say goodbye and end the threads."""
         self._is_closing = True
         self._lookups.shutdown(wait=False, cancel_futures=True)
         self._zeroconf.close()

@@ -1,12 +1,8 @@
-"""Reputation and bans. Pure: the time in seconds is passed in.
+"""Reputation and bans. Pure.
 
-Offences weigh by what they prove. One that only a liar can commit weighs much. One that honest
-peers commit over a slow link, with a wrong clock, or after restoring a backup weighs little, and
-all of these together never reach a ban. Faults of the network weigh nothing.
-
-A peer's score halves every `half_life_s`. Good records lower it slowly and never below zero, so
-nobody saves up for a lie. A block is banned for the sum of its peers; each counts at most as much
-as a ban of its own.
+An offence that only a liar can commit weighs much. One that honest peers may commit weighs little,
+and all of these together never reach a ban. Faults of the network weigh nothing. Scores decay; a
+block is banned for the sum of its peers.
 """
 
 import logging
@@ -75,8 +71,7 @@ RULES: Final = ReputationRules()
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """A ban, its reason, and its end by the caller's clock. `number` counts a subject's bans from
-    1."""
+    """`until` is by the caller's clock; `number` counts a subject's bans from 1."""
 
     subject: PeerId | Block
     is_block: bool
@@ -104,8 +99,6 @@ class _Account:
 
 
 class Reputation:
-    """Scores and bans of peers and address blocks; bounded."""
-
     def __init__(self, rules: ReputationRules = RULES) -> None:
         self._rules = rules
         self._accounts: BoundedTable[PeerId, _Account] = BoundedTable(rules.peers_max)
@@ -124,10 +117,7 @@ class Reputation:
     def record_offence(
         self, peer: PeerId, reason: Reject, block: Block | None, now: float
     ) -> list[Ban]:
-        """Record an offence. Returns the bans that follow, the peer's own first.
-
-        `block`: the peer's block if it may be banned with it.
-        """
+        """The bans that follow. `block`: the peer's block if it may be banned with it."""
         if self.is_banned(peer, now):
             return []  # in flight when the ban began
         account = self._accounts.obtain(peer, _Account, (block or peer,))
@@ -155,7 +145,7 @@ class Reputation:
         return bans
 
     def score(self, peer: PeerId, now: float) -> float:
-        """Score of a peer; 0.0 without offences."""
+        """0.0 without offences."""
         account = self._accounts.get(peer)
         if account is None:
             return 0.0
@@ -168,7 +158,6 @@ class Reputation:
         return ban is not None and now < ban.until
 
     def bans(self, now: float) -> list[Ban]:
-        """Active bans, oldest first."""
         return [ban for ban in self._bans.values() if now < ban.until]
 
     def _much(self, peer: PeerId, now: float) -> float:
@@ -198,8 +187,6 @@ def _counts(offences: Counter[Reject]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in ordered)
 
 
-# Accepted groups and offences by peer. Pure and bounded.
-
 log = logging.getLogger(__name__)
 
 LEDGER_PEERS_MAX = 1024
@@ -219,8 +206,7 @@ class PeerRecord:
 
 
 class Ledger:
-    """Accounts of peers. When full, the least recently used without an accepted group goes first:
-    keys cost nothing. Totals stay."""
+    """Accounts of peers. Those without an accepted group are evicted first; totals stay."""
 
     def __init__(self, peers_max: int = LEDGER_PEERS_MAX) -> None:
         self._peers: BoundedTable[PeerId, PeerRecord] = BoundedTable(
@@ -232,7 +218,6 @@ class Ledger:
         self.rejected: Counter[Reject] = Counter()
 
     def account(self, peer: PeerId) -> PeerRecord:
-        """Account of a peer, created if missing."""
         return self._peers.obtain(peer, PeerRecord)
 
     def accept(self, producer: PeerId) -> None:
@@ -248,12 +233,7 @@ class Ledger:
         self.on_reject(peer, reason)
 
     def judge(self, peer: PeerId, check: Callable[..., T], *args: Any) -> T:
-        """Run a check of foreign bytes. An error counts against their proven signer, else against
-        the sender `peer`.
-
-        Raises:
-            RemoteProtocolError: the check's.
-        """
+        """Run a check; its error counts against the proven signer, else against `peer`."""
         try:
             return check(*args)
         except RemoteProtocolError as error:
@@ -261,5 +241,4 @@ class Ledger:
             raise
 
     def peers(self) -> list[PeerId]:
-        """Peers with an account, ordered by id."""
         return sorted(self._peers)

@@ -1,4 +1,4 @@
-"""Requests to peers: one question with its answer, and whom to ask for news."""
+"""Requests to peers, and the choice of peers to ask for news."""
 
 from collections.abc import Sequence
 from random import Random
@@ -21,12 +21,7 @@ async def ask(
     bytes_max: int,
     timeout_s: float,
 ) -> M:
-    """The peer's answer, a message of this kind.
-
-    Raises:
-        TransportError: as `Transport.request`.
-        RemoteProtocolError: the answer is too large, or no such message.
-    """
+    """The peer's answer; raises as `Transport.request` and `codec.decode`."""
     data = await transport.request(
         peer,
         protocol,
@@ -38,7 +33,7 @@ async def ask(
 
 
 class PeersToAsk:
-    """Whom to ask for news: each new peer once, and one of all peers about every `again_s`."""
+    """Chooses each new peer once, and one of all peers about every `again_s`."""
 
     def __init__(self, again_s: float, most: int, rng: Random, now_s: float) -> None:
         """`most`: new peers in one draw."""
@@ -49,7 +44,6 @@ class PeersToAsk:
         self._asked: set[PeerId] = set()
 
     def draw(self, peers: Sequence[PeerId], now_s: float) -> list[PeerId]:
-        """Those of the connected peers to ask now."""
         self._asked.intersection_update(peers)
         new = [peer for peer in peers if peer not in self._asked]
         chosen = self._rng.sample(new, min(len(new), self._most))
@@ -64,5 +58,4 @@ class PeersToAsk:
         self._asked.discard(peer)
 
     def forget_all(self) -> None:
-        """Count all peers as new."""
         self._asked.clear()

@@ -1,8 +1,5 @@
-"""Serve and fetch the rules of a run, and its data items.
-
-The caller checks the rules by the fingerprint in the run id. The rules hold the hash of the
-manifest; the manifest holds the hash of each chunk, so a wrong chunk is dropped.
-"""
+"""Serve and fetch the rules of a run, and its data items. The run id holds the fingerprint of
+the rules, which hold the hash of the manifest, which holds the hash of each chunk."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -56,7 +53,7 @@ class HeldData:
 
 
 def serve_rules(transport: Transport, gater: ConnectionGater, run_id: str, rules: bytes) -> None:
-    """Serve the run's rules within the quota. Rules over `RULES_BYTES_MAX` are not served."""
+    """Serve the run's rules within the quota, unless they exceed `RULES_BYTES_MAX`."""
 
     async def serve(peer: PeerId, payload: bytes) -> bytes:
         want = gater.read(Kind.RUN, peer, payload, WantRun, WANT_RUN_BYTES_MAX)
@@ -73,12 +70,7 @@ def serve_rules(transport: Transport, gater: ConnectionGater, run_id: str, rules
 
 
 async def ask_for_rules(transport: Transport, peer: PeerId, run_id: str) -> bytes:
-    """Fetch the rules of a run from a connected peer.
-
-    Raises:
-        TransportError: no answer, or refused, as by a peer of another run.
-        RemoteProtocolError: the answer is malformed.
-    """
+    """Fetch the rules of a run from a connected peer; raises as `ask`."""
     want = WantRun(type="want_run", run_id=run_id)
     reply = await ask(
         transport, peer, RUN_PROTOCOL, want, RunReply, RUN_REPLY_BYTES_MAX, RULES_TIMEOUT_S
@@ -119,12 +111,7 @@ def serve_data(
 
 
 async def ask_for_manifest(transport: Transport, peer: PeerId, data: bytes) -> DataManifest:
-    """Fetch the manifest with this hash from a connected peer.
-
-    Raises:
-        TransportError: no answer, or refused.
-        RemoteProtocolError: the answer does not match.
-    """
+    """Fetch the manifest with this hash from a connected peer; raises as `ask`."""
     request = codec.encode(WantDataManifest(type="want_data_manifest", data=data))
     answer = await transport.request(
         peer,
@@ -144,12 +131,7 @@ async def fetch_chunks(
     missing: Iterable[int],
     keep: Keep,
 ) -> None:
-    """Fetch chunks one by one from a connected peer, within its quota.
-
-    Raises:
-        TransportError: no answer, or refused too often.
-        RemoteProtocolError: a chunk does not match its hash.
-    """
+    """Fetch chunks within the peer's quota. RemoteProtocolError: a wrong hash."""
     for chunk in missing:
         content = await _ask_for_chunk(transport, peer, data, chunk)
         codec.check_data_chunk(content, chunk_hash(manifest, chunk))

@@ -1,8 +1,5 @@
-"""Port forwarding at the home router (UPnP).
-
-miniupnpc blocks, so calls run in one thread with a time limit; a silent router delays only that
-thread. The router's claim about our address counts once peers have dialled it.
-"""
+"""Port forwarding at the home router (UPnP). miniupnpc blocks, so one thread calls it with a
+time limit."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,8 +26,7 @@ class NoRouter(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A forwarded port, the same on both sides. `is_public` False: another router is in front, so
-    it is of little use."""
+    """A forwarded port, the same on both sides. Not `is_public`: another router is in front."""
 
     external_ip: str
     port: int
@@ -89,11 +85,6 @@ async def _in_thread(
 
 
 async def map_port(port: int, interface: str | None = None) -> Mapping:
-    """Forward a TCP port for `LEASE_S`.
-
-    Raises:
-        NoRouter: no router does.
-    """
     mapping: Mapping = await _in_thread(_map, port, interface)
     return mapping
 

@@ -1,17 +1,8 @@
-"""Deliveries in a simulated run: which groups were due where, came in time, and whether too few
-did. Pure.
+"""Deliveries in a simulated run: which groups were due where, and which came in time. Pure.
 
-**Due.** A group is due at each other honest host that can get it. Host and producer must be up,
-running, not cut off from each other, and have moving links. This holds from sharing until
-`patience_s` later, by the plan of faults. Bad links, faults of third hosts and faults just over
-excuse nothing. Pairs with an absent producer (`orphans_*`) or a stalled link (`stalled_*`) are
-counted, not judged; the rule of reach in `invariants.py` covers them.
-
-**The floor** (`shortfalls`) follows from the number of hosts:
-
-- Overall, at most one in `hosts` of the due pairs may be missing: one deaf or mute host costs as
-  much.
-- At each host, and of each producer, at least half comes in time, if there are `PAIRS_MIN` pairs.
+A group is due at each other honest host if that host and the producer are up, joined and with
+moving links until `patience_s` after sharing. Of all due pairs one in `hosts` may be missing, as
+one deaf host costs as much; of one host's, half (`HOST_SHARE_MIN`).
 """
 
 from collections import Counter
@@ -30,15 +21,12 @@ HOST_SHARE_MIN: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """Times at which hosts could not take part."""
-
     intervals: Mapping[int, Sequence[tuple[float, float]]]  # by host, down or paused
     stalls: Mapping[int, Sequence[tuple[float, float]]]  # by host, with a stalled link
     cuts: Sequence[tuple[float, float, frozenset[int]]]
 
     @classmethod
     def of(cls, joined_s: Mapping[int, float], events: Collection[FaultEvent]) -> "Away":
-        """Absences by each host's first start and the plan of faults."""
         intervals: dict[int, list[tuple[float, float]]] = {
             host: [(0.0, at_s)] for host, at_s in joined_s.items()
         }
@@ -56,15 +44,12 @@ class Away:
         return cls(intervals, stalls, cuts)
 
     def is_up(self, host: int, from_s: float, until_s: float) -> bool:
-        """True if the host runs for the whole time."""
         return not any(a < until_s and b > from_s for a, b in self.intervals[host])
 
     def is_stalled(self, host: int, from_s: float, until_s: float) -> bool:
-        """True if the host's link stalls at any time."""
         return any(a < until_s and b > from_s for a, b in self.stalls[host])
 
     def are_joined(self, one: int, other: int, from_s: float, until_s: float) -> bool:
-        """True if no partition separates the two at any time."""
         return not any(
             a < until_s and b > from_s and (one in hosts) != (other in hosts)
             for a, b, hosts in self.cuts
@@ -110,8 +95,7 @@ def count_deliveries(
     patience_s: float,
     end_s: float,
 ) -> Deliveries:
-    """Count all groups of `hosts` at `hosts` whose time is over. `arrived_s`: when a host had
-    verified and stored a foreign group."""
+    """Count groups whose time is over. `arrived_s`: when a host had stored a group."""
     counts = Deliveries()
     for group in published:
         since_s, until_s = group.at_s, group.at_s + patience_s

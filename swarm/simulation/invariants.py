@@ -1,8 +1,5 @@
-"""Limits of all collections in a node, by class and attribute.
-
-Limits are the constants of the code. Tables by connected peer are bounded by their number. Any
-other collection may have `UNNAMED_MAX` entries, so one that grows with the swarm needs a line here.
-"""
+"""What must hold in every simulated run, and the limit of each collection in a node. A
+collection without a line in `LIMITS` may have `UNNAMED_MAX` entries."""
 
 import hashlib
 from collections import Counter, deque
@@ -10,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgpack
 import trio
@@ -24,7 +21,7 @@ from swarm.exchange.fetching import (
     ADVERTS_PER_PRODUCER_MAX,
     HOLDERS_TRIED_MAX,
     OFFER_LIMITS,
-    ExchangeRules,
+    RECENT_ADVERTS_MAX,
 )
 from swarm.exchange.holder_search import RESTING_MAX
 from swarm.exchange.pool import AddResult, Pool, PoolLimits
@@ -53,24 +50,13 @@ SETTLED_MAX: Final = 4_096  # of collections fixed before the start
 HEARD_INSTANCES_MAX: Final = 2  # per peer, in `Discovery`
 RECENT_ROUNDS_MAX: Final = 200  # own rounds that a node keeps
 REFUSALS_MAX: Final = 6  # reasons of `ConnectionGater` for refusals
-ADVERTS_MAX: Final = cast(
-    "int",
-    next(each.default for each in fields(ExchangeRules) if each.name == "recent_adverts_max"),
-)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Sizes of a run that some limits depend on."""
-
-    peers_max: int  # other hosts, liars included
-    batches_max: int  # groups being fetched
-    pool_groups_max: int
-    external_groups: int  # J
-
-
-def limits_of(size: Size) -> Mapping[str, int]:
-    """Limit of each collection by its name in `collections_in`."""
+def limits_of(
+    peers_max: int, batches_max: int, pool_groups_max: int, external_groups: int
+) -> Mapping[str, int]:
+    """Limit of each collection by name. `peers_max`: other hosts, liars included. `batches_max`:
+    groups being fetched. `external_groups`: J."""
     peers = dict.fromkeys(
         (
             "Discovery._asked",
@@ -79,13 +65,13 @@ def limits_of(size: Size) -> Mapping[str, int]:
             "Discovery.peers",
             "Fetcher._open",
         ),
-        size.peers_max,
+        peers_max,
     )
     of_run = {
-        "Fetcher._in_flight": size.batches_max,
-        "PoolStatistics.by_producer": size.pool_groups_max,
-        "RoundDone.foreign_by_producer": size.external_groups,
-        "RoundDone.foreign_groups": size.external_groups,
+        "Fetcher._in_flight": batches_max,
+        "PoolStatistics.by_producer": pool_groups_max,
+        "RoundDone.foreign_by_producer": external_groups,
+        "RoundDone.foreign_groups": external_groups,
     }
     return {**LIMITS, **peers, **of_run}
 
@@ -93,10 +79,10 @@ def limits_of(size: Size) -> Mapping[str, int]:
 LIMITS: Final[Mapping[str, int]] = {
     "AddressBook.entries": BOOK_PEERS_MAX,
     "AddressBook.hearsay": HEARSAY_PEERS_MAX,
-    "AdvertCache._adverts": ADVERTS_MAX,
-    "AdvertCache._by_producer": ADVERTS_MAX,
+    "AdvertCache._adverts": RECENT_ADVERTS_MAX,
+    "AdvertCache._by_producer": RECENT_ADVERTS_MAX,
     "AdvertCache._by_producer[]": ADVERTS_PER_PRODUCER_MAX,
-    "AdvertCache._records": ADVERTS_MAX,
+    "AdvertCache._records": RECENT_ADVERTS_MAX,
     "DialBackoff._pauses": ENDPOINTS_MAX,
     "DialBackoff._proven": PROVEN_MAX,
     "Discovery._dialling": DIALS_AT_A_TIME_MAX + BOOTSTRAP_DIALS_MAX,
@@ -141,14 +127,12 @@ LIMITS: Final[Mapping[str, int]] = {
 
 
 def limit_of(where: str, limits: Mapping[str, int]) -> int:
-    """Limit of a collection: its own or its class's."""
     of_class = limits.get(f"{where.partition('.')[0]}.*", UNNAMED_MAX)
     return limits.get(where, of_class)
 
 
 def collections_in(root: object) -> Iterator[tuple[str, int]]:
-    """Name and size of every collection reachable from an object of this project. The name is class
-    and attribute, with `[]` per nesting level."""
+    """Class, attribute and size of every reachable collection; `[]` per nesting level."""
     seen: set[int] = set()
     todo: deque[tuple[str, Any, int]] = deque([(type(root).__name__, root, 0)])
     while todo:
@@ -164,7 +148,7 @@ def collections_in(root: object) -> Iterator[tuple[str, int]]:
             todo.extend((f"{where}[]", each, depth + 1) for each in some if _is_ours(each))
         elif _is_ours(value):
             kind = type(value).__name__
-            todo.extend((f"{kind}.{name}", v, depth + 1) for name, v in _attributes(value))
+            todo.extend((f"{kind}.{name}", v, depth + 1) for name, v in _attributes(value).items())
 
 
 def _is_ours(value: object) -> bool:
@@ -175,15 +159,12 @@ def _is_ours(value: object) -> bool:
     return module.startswith(("swarm.", "node.")) and not module.startswith(NOT_OF_A_NODE)
 
 
-def _attributes(value: object) -> Iterator[tuple[str, Any]]:
-    yield from vars(value).items() if hasattr(value, "__dict__") else ()
-    if is_dataclass(value):
-        for each in fields(value):
-            if not hasattr(value, "__dict__"):
-                yield each.name, getattr(value, each.name)
+def _attributes(value: object) -> dict[str, Any]:
+    if hasattr(value, "__dict__"):
+        return vars(value)
+    names = [each.name for each in fields(value)] if is_dataclass(value) else []
+    return {name: getattr(value, name) for name in names}
 
-
-# Invariants of every simulated run.
 
 VIOLATIONS_MAX = 100  # kept; all are counted
 LIARS_FOR_BLOCK_BAN = 4  # PROTOCOL.md, "What breaking a rule costs"
@@ -191,8 +172,6 @@ LIARS_FOR_BLOCK_BAN = 4  # PROTOCOL.md, "What breaking a rule costs"
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken rule: time, host, rule, observation."""
-
     at_s: float
     host: int
     rule: str
@@ -200,13 +179,6 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.at_s:.3f} s, host {self.host}: {self.rule}: {self.detail}"
-
-
-@dataclass(frozen=True, slots=True)
-class RecordRules:
-    run_id: str
-    life_s: int
-    skew_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +191,11 @@ class BanRules:
 
 @dataclass(slots=True)
 class Invariants:
-    """Watches one run. Failed checks are added to `violations`."""
+    """Watches one run; failed checks are added to `violations`."""
 
-    rules: RecordRules
+    run_id: str
+    record_life_s: int
+    clock_skew_s: int
     now_s: Callable[[], float]  # unix time
     violations: list[Violation] = field(default_factory=list)
     count: int = 0
@@ -236,15 +210,11 @@ class Invariants:
             self.violations.append(Violation(trio.current_time(), host, rule, detail))
 
     def require(self, holds: bool, host: int, rule: str, detail: str) -> None:
-        """Record a violation unless the rule holds."""
         self.checks[rule] += 1
         if not holds:
             self.violate(host, rule, detail)
 
-    # --- records and trainer ----------------------------------------------------------------
-
     def stored(self, host: int, record: bytes, group_id: bytes) -> None:
-        """Check a record that a host stored under this id."""
         self.checks["record"] += 1
         fault = self._fault_of(record, group_id)
         if fault is None:
@@ -266,10 +236,10 @@ class Invariants:
         faults = {
             "stored under another id": group_id != hashlib.sha256(GROUP_DOMAIN + payload).digest(),
             "signed by another than its producer": body["producer"] != signer,
-            "of another run": body["run_id"] != self.rules.run_id,
+            "of another run": body["run_id"] != self.run_id,
             "expired": body["expires_at_s"] <= now_s,
-            "of the future": body["created_at_s"] > now_s + self.rules.skew_s,
-            "lives too long": body["expires_at_s"] - body["created_at_s"] > self.rules.life_s,
+            "of the future": body["created_at_s"] > now_s + self.clock_skew_s,
+            "lives too long": body["expires_at_s"] - body["created_at_s"] > self.record_life_s,
         }
         return next((fault for fault, is_so in faults.items() if is_so), None)
 
@@ -289,16 +259,13 @@ class Invariants:
         return group_id in self._stored.get(host, ())
 
     def trained(self, host: int, content: bytes) -> None:
-        """Check a foreign group that went to a trainer; `content` identifies groups."""
+        """Check that a foreign group went to a trainer once; `content` identifies it."""
         digest = hashlib.sha256(content).digest()
         seen = self._trained.setdefault(host, set())
         self.require(digest not in seen, host, "trainer", "a foreign group came twice")
         seen.add(digest)
 
-    # --- bans -------------------------------------------------------------------------------
-
     def check_ban(self, host: int, ban: Ban, rules: BanRules) -> None:
-        """Check that a ban of an honest host hits a liar."""
         if ban.is_block:
             liars = rules.liars_by_block[ban.subject]
             detail = f"block {ban.subject} is banned with {liars} liars in it: {ban.why}"
@@ -306,8 +273,6 @@ class Invariants:
         else:
             detail = f"honest {ban.subject} is banned: {ban.why}"
             self.require(ban.subject not in rules.honest, host, "ban", detail)
-
-    # --- bounds -----------------------------------------------------------------------------
 
     def check_pool(self, host: int, pool: Pool) -> None:
         statistics, limits = pool.statistics(), pool.limits
@@ -353,8 +318,6 @@ class WatchedPool(Pool):
 
 
 class ByteWatch:
-    """Checks byte counts against a budget per second."""
-
     def __init__(self, bytes_per_s: float, slack_bytes: float, window_s: float) -> None:
         """`slack_bytes`: allowed overdraft, such as one answer."""
         self._rate = bytes_per_s
@@ -385,8 +348,7 @@ class PublishedGroup:
 def still_on_offer(
     published: Collection[PublishedGroup], rounds: int, adverts: int
 ) -> list[PublishedGroup]:
-    """Groups in the producer's newest adverts and rounds. A producer that lost a checkpoint repeats
-    a round with other tasks."""
+    """Groups in each producer's newest adverts and rounds. A lost checkpoint repeats a round."""
     by_host: dict[int, dict[tuple[float, int], list[PublishedGroup]]] = {}
     for each in published:
         advert = (each.expires_at_s, each.round)  # identifies an advert

@@ -1,10 +1,5 @@
-"""The process that owns a lab's namespaces and carries its packets.
-
-    python -m swarm.simulation.lab_process
-
-Reads a plan from `lab.py` as one line of JSON, answers with the hosts' locations, then reads one
-command per line until the input ends. Then it ends all processes in its networks.
-"""
+"""The process that owns a lab's namespaces and carries its packets. It reads a plan as one line
+of JSON, answers with the hosts' locations, then reads one command per line until the input ends."""
 
 import ipaddress
 import json
@@ -49,7 +44,6 @@ class BuiltNetwork:
     mtu: int = MTU  # of access links
 
     def on_the_network(self, name: str, profile: Mapping[str, float]) -> Namespace:
-        """Make a namespace with an access link."""
         namespace = self._new()
         address = PUBLIC_NETWORK[len(self.tuns) + 1]
         with inside(namespace):
@@ -64,7 +58,6 @@ class BuiltNetwork:
         return namespace
 
     def at_home(self, router: Namespace, number: int, hosts: Sequence[str]) -> None:
-        """Make namespaces on a router's local network."""
         network = list(HOME_NETWORK.subnets(new_prefix=24))[number]
         with inside(router):
             configure(
@@ -93,11 +86,6 @@ class BuiltNetwork:
 
 
 def build(plan: Mapping[str, Any], made: BuiltNetwork) -> None:
-    """Build a plan.
-
-    Raises:
-        ConfigError: the machine does not allow it.
-    """
     for name, profile in plan["hosts"].items():
         made.paths[name] = made.on_the_network(name, profile).path
     for number, home in enumerate(plan["homes"]):
@@ -108,8 +96,6 @@ def build(plan: Mapping[str, Any], made: BuiltNetwork) -> None:
 
 
 class Commands:
-    """Commands of the owner: cut, heal, counters."""
-
     def __init__(self, links: PacketLinks) -> None:
         self._links = links
         self._text = b""
@@ -140,7 +126,6 @@ def _write_line(answer: object) -> None:
 
 
 def main() -> None:
-    """Run a lab until its owner is gone."""
     plan = json.loads(sys.stdin.buffer.readline())
     made = BuiltNetwork(mtu=plan["mtu"])
     try:

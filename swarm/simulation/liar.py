@@ -1,8 +1,5 @@
-"""A peer that speaks the protocols and has nothing of a node in it: it tells what it is told to.
-
-It behaves until it is told to tell a lie; the catalogue of them is `lies.py`. Its payloads are
-forged from honest ones, so that each is wrong in the one thing that the lie is about.
-"""
+"""A peer that speaks the protocols and tells the lies of `lies.py`, forged from honest payloads.
+It behaves until it is told to lie."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -51,7 +48,7 @@ MakeGroup = Callable[[PeerId, int], RolloutGroup]
 
 @dataclass(eq=False)
 class Liar:
-    """A peer that answers whatever it is told to. `serve` first; then tell it lies."""
+    """A peer that answers whatever it is told to. Call `serve` first."""
 
     identity: Identity
     transport: Transport
@@ -72,7 +69,6 @@ class Liar:
     index: int = 0
 
     async def serve(self) -> None:
-        """Take part: hello, adverts, groups, gossip."""
         limits = ServeLimits(
             max(WANT_BYTES_MAX, HELLO_BYTES_MAX),
             SERVE_BYTES_MAX,
@@ -124,10 +120,7 @@ class Liar:
         held = tuple(n for n, each in enumerate(have.group_ids) if each in self.records)
         return codec.encode(HaveReply(type="have_reply", held=held))
 
-    # --- what lies are made of -------------------------------------------------------------
-
     def group(self) -> RolloutGroup:
-        """An honest group, for the next task."""
         self.index += 1
         return self.make_group(self.identity.peer_id, self.index)
 
@@ -158,13 +151,11 @@ class Liar:
         await self.advertise([AdvertEntry(group_id=group_id, size_bytes=size_bytes)], round_)
 
     async def offer_group(self, change: Callable[[RolloutGroup], RolloutGroup]) -> None:
-        """Advertise a group that is honest but for the change."""
         group = change(self.group())
         group_id, record = codec.sign_group(group, self.identity)
         await self.offer(record, group_id, group.round)
 
     def advert(self, entries: Sequence[AdvertEntry], round_: int = 1, **changes: Any) -> AdvertBody:
-        """An honest advert but for the changes."""
         now_s = int(self.now_s())
         fields: Body = {
             "type": "advert",
@@ -181,13 +172,11 @@ class Liar:
     async def advertise(
         self, entries: Sequence[AdvertEntry], round_: int = 1, **changes: Any
     ) -> None:
-        """Gossip an advert that is honest but for the changes."""
         await self.publish(
             codec.sign_advert(self.advert(entries, round_, **changes), self.identity)[1]
         )
 
     async def publish(self, payload: bytes) -> None:
-        """Gossip whatever it is."""
         await self.transport.publish(adverts_topic(self.run_id), payload)
 
     def entry(self) -> AdvertEntry:
@@ -195,7 +184,7 @@ class Liar:
         return AdvertEntry(group_id=self.rng.randbytes(32), size_bytes=9_000)
 
     async def ask_all(self, protocol: str, payload: bytes) -> None:
-        """Send one request to each peer; what they answer does not matter."""
+        """Send one request to each peer and ignore the answers."""
         for peer in self.transport.peers():
             try:
                 await self.transport.request(

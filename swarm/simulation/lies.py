@@ -1,9 +1,5 @@
-"""Everything that a message can lie about, told to real nodes: one catalogue for all tests.
-
-Each `Lie` says how it is to be counted (`reason`), or that it must change nothing (`reason` None):
-what it claims is used by nobody. What lies below messages (slow streams, many connections) needs
-sockets and is not in here.
-"""
+"""The catalogue of lies that a message can tell. Lies below messages (slow streams, many
+connections) need sockets."""
 
 import gzip
 import struct
@@ -42,7 +38,7 @@ FLOOD_PARALLEL = 4  # as many as one peer may have open
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """One entry of the catalogue. `reason` None: the claim is used by nobody and costs nothing."""
+    """`reason`: how it must be counted; None: the claim is used by nobody and costs nothing."""
 
     name: str
     tell: Callable[[Liar], Awaitable[None]]
@@ -104,7 +100,7 @@ async def signature(liar: Liar) -> None:
 
 @_lie(Reject.BAD_SIGNATURE)
 async def signature_of_another_kind(liar: Liar) -> None:
-    """What was signed as an advert, as a group."""
+    """A signature for an advert, on a group."""
     group_id, record = codec.sign_group(liar.group(), liar.identity)
     payload = msgpack.unpackb(record)["payload"]
     await liar.offer(liar.seal(payload, ADVERT_DOMAIN), group_id)
@@ -112,7 +108,6 @@ async def signature_of_another_kind(liar: Liar) -> None:
 
 @_lie(Reject.BAD_SIGNATURE)
 async def signer(liar: Liar) -> None:
-    """An own record under the name of an honest peer."""
     group_id, record = codec.sign_group(liar.group(), liar.identity)
     envelope = msgpack.unpackb(record)
     envelope["signer"] = liar.victim.peer_id
@@ -121,7 +116,6 @@ async def signer(liar: Liar) -> None:
 
 @_lie(Reject.WRONG_PRODUCER)
 async def record_of_another_producer(liar: Liar) -> None:
-    """An honest peer's record in an advert of its own."""
     theirs = liar.make_group(liar.victim.peer_id, liar.group().task.index)
     group_id, record = codec.sign_group(theirs, liar.victim)
     await liar.offer(record, group_id)
@@ -159,7 +153,6 @@ async def task_of_another(liar: Liar) -> None:
 
 @_lie(Reject.DUPLICATE_TASK)
 async def same_task_twice(liar: Liar) -> None:
-    """Two groups for one task; the first one is honest."""
     group = liar.group()
     await liar.offer_group(lambda _: group)
     await trio.sleep(3.0)
@@ -188,7 +181,7 @@ _forge("claimed_zero_advantage", Reject.MALFORMED, lambda b: b.update(advantages
 
 @_lie(Reject.MALFORMED)
 async def claimed_zero_advantage_in_the_advert(liar: Liar) -> None:
-    """Others' groups would not be worth a fetch, if such a field existed."""
+    """A claim that others' groups are not worth a fetch, in a field that does not exist."""
     body = liar.advert([liar.entry()]).model_dump()
     body["groups"][0]["informative"] = False
     await liar.publish(liar.seal(msgpack.packb(body), ADVERT_DOMAIN))
@@ -218,26 +211,20 @@ _alter(
     ),
 )
 _forge("text_no_utf_8", Reject.MALFORMED, _each_completion(lambda c: c.update(text=b"\xff\xfe")))
-_alter(
-    "tokens_of_another_text",
-    None,
-    lambda g: replace(
-        g,
-        completions=tuple(
-            replace(c, token_ids=tuple(7 for _ in c.token_ids)) for c in g.completions
-        ),
-    ),
-)
-_alter(
-    "tokens_outside_the_vocabulary",
-    None,
-    lambda g: replace(
-        g,
-        completions=tuple(
-            replace(c, token_ids=tuple(2**32 - 1 for _ in c.token_ids)) for c in g.completions
-        ),
-    ),
-)
+
+
+def _tokens(name: str, token_id: int) -> None:
+    def change(group: RolloutGroup) -> RolloutGroup:
+        others = (
+            replace(each, token_ids=(token_id,) * len(each.token_ids)) for each in group.completions
+        )
+        return replace(group, completions=tuple(others))
+
+    _alter(name, None, change)
+
+
+_tokens("tokens_of_another_text", 7)
+_tokens("tokens_outside_the_vocabulary", 2**32 - 1)
 _forge(
     "logprobs_too_few",
     Reject.MALFORMED,
@@ -309,14 +296,12 @@ _bytes("signed_zip_bomb", Reject.MALFORMED, lambda li: li.seal(gzip.compress(byt
 
 @_lie(Reject.OVERSIZE)
 async def values_bomb(liar: Liar) -> None:
-    """Ever so many tiny values inside all limits on lengths."""
     tiny: list[list[Body]] = [[{} for _ in range(60)] for _ in range(60)]
     await liar.offer(liar.seal(msgpack.packb({"completions": tiny})))
 
 
 @_lie(Reject.NOT_REQUESTED)
 async def one_id_for_another_content(liar: Liar) -> None:
-    """A good record under an id that is not its own."""
     _, record = codec.sign_group(liar.group(), liar.identity)
     await liar.offer(record, liar.rng.randbytes(32))
 
@@ -338,7 +323,7 @@ async def answer_too_large(liar: Liar) -> None:
 
 @_lie(Reject.UNAVAILABLE)
 async def silence(liar: Liar) -> None:
-    """Groups that exist nowhere, and no answer to who asks for them."""
+    """Groups that exist nowhere, and no answer to requests for them."""
     liar.silent = True
     try:
         for _ in range(8):
@@ -356,6 +341,11 @@ def _advert_of(liar: Liar, **changes: Any) -> bytes:
     return codec.sign_advert(liar.advert([liar.entry()], **changes), liar.identity)[1]
 
 
+def _advert_at(liar: Liar, from_now_s: int) -> bytes:
+    at_s = int(liar.now_s()) + from_now_s
+    return _advert_of(liar, created_at_s=at_s, expires_at_s=at_s + LIFE_S)
+
+
 def _raw_advert(liar: Liar, change: Callable[[Body], object]) -> bytes:
     body = liar.advert([liar.entry()]).model_dump()
     change(body)
@@ -369,24 +359,8 @@ _gossip("advert_length_bomb", Reject.MALFORMED, lambda _: b"\xc6\xff\xff\xff\xff
 _gossip("advert_nesting_bomb", Reject.MALFORMED, lambda _: b"\x91" * 9_000 + b"\x00")
 _gossip("advert_zip_bomb", Reject.MALFORMED, lambda _: gzip.compress(bytes(10**6), mtime=0))
 _gossip("advert_run", Reject.WRONG_RUN, lambda liar: _advert_of(liar, run_id="another-run"))
-_gossip(
-    "advert_of_tomorrow",
-    Reject.FUTURE,
-    lambda liar: _advert_of(
-        liar,
-        created_at_s=int(liar.now_s()) + 86_400,
-        expires_at_s=int(liar.now_s()) + 86_400 + LIFE_S,
-    ),
-)
-_gossip(
-    "advert_of_yesterday",
-    Reject.EXPIRED,
-    lambda liar: _advert_of(
-        liar,
-        created_at_s=int(liar.now_s()) - 86_400,
-        expires_at_s=int(liar.now_s()) - 86_400 + LIFE_S,
-    ),
-)
+_gossip("advert_of_tomorrow", Reject.FUTURE, lambda liar: _advert_at(liar, 86_400))
+_gossip("advert_of_yesterday", Reject.EXPIRED, lambda liar: _advert_at(liar, -86_400))
 _gossip(
     "advert_for_another",
     Reject.WRONG_PRODUCER,
@@ -421,7 +395,7 @@ async def advert_signature(liar: Liar) -> None:
 
 @_lie(Reject.MALFORMED)
 async def recent_adverts_garbage(liar: Liar) -> None:
-    """In answer to who asks for adverts that it missed."""
+    """In answer to a request for missed adverts."""
     liar.adverts_reply, before = liar.rng.randbytes(300), liar.adverts_asked
     for _ in range(60):
         if liar.adverts_asked == before:
@@ -441,7 +415,6 @@ async def size_of_a_group(liar: Liar) -> None:
 
 
 def hello(liar: Liar, identity: Identity) -> bytes:
-    """A proper hello, signed by whomever."""
     now_s = int(liar.now_s())
     body = Hello(
         type="hello",
@@ -475,7 +448,7 @@ async def hello_reply_oversize(liar: Liar) -> None:
 
 @_lie(Reject.BAD_SIGNATURE)
 async def other_instance_forged(liar: Liar) -> None:
-    """ "Somebody else runs under your key", with a signature that nobody made."""
+    """A claim that another process uses the receiver's key, with a false signature."""
     envelope = msgpack.unpackb(hello(liar, liar.identity))
     envelope["signature"] = bytes(64)
     liar.other_hello = msgpack.packb(envelope)
@@ -485,7 +458,6 @@ async def other_instance_forged(liar: Liar) -> None:
 
 @_lie(None)
 async def known_peers_invented(liar: Liar) -> None:
-    """Names of peers that do not exist."""
     found = []
     for _ in range(32):
         peer = Identity(liar.rng.randbytes(32)).peer_id
@@ -497,7 +469,6 @@ async def known_peers_invented(liar: Liar) -> None:
 
 @_lie(Reject.MALFORMED)
 async def known_peers_without_a_key(liar: Liar) -> None:
-    """A name that nobody can have."""
     liar.known_peers = (KnownPeer(peer_id="nobody", addresses=("/memory/1/p2p/nobody",)),)
     await trio.sleep(12.0)
     liar.known_peers = ()

@@ -1,13 +1,8 @@
 """Delay and loss of messages between two hosts.
 
-A message waits for its sender's shared uplink and occupies it for `bytes / up`. Latency and
-exponential jitter follow, then the receiver's downlink for `bytes / down`, overlapping with
-arrival. It begins with TCP's slow start: ten packets per round trip, doubling until the link is
-full. Paths are not remembered, except for `warm_s`.
-
-Gossip is lost as whole messages. Requests and responses are TCP transfers: lost packets are sent
-again after a round trip, or after a timeout at the end of a message. A clogged link stalls in both
-directions and then goes on.
+A message waits for and occupies its sender's uplink. Latency and exponential jitter follow, then
+the receiver's downlink. It begins with TCP's slow start; paths are not remembered, except for
+`warm_s`. Gossip is lost as whole messages; in TCP transfers lost packets are sent again.
 """
 
 import ipaddress
@@ -33,8 +28,7 @@ PROBES_MAX = 4  # last packets, whose loss only a timeout shows
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """A host's access link. Latency, jitter and loss are one way between two such hosts; between
-    different profiles they are averaged."""
+    """A host's access link. Latency, jitter and loss are one way, averaged between the ends."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0  # mean, added to the latency
@@ -74,7 +68,6 @@ class SimulatedLinks:
         return self._hosts.get(host, self._profile)
 
     def change(self, host: PeerId, profile: LinkProfile) -> None:
-        """Change a host's profile for later messages."""
         self._hosts[host] = profile
 
     def clog(self, host: PeerId, until_s: float) -> None:
@@ -156,8 +149,8 @@ class SimulatedLinks:
 
 
 def _slow_start_s(size: int, path: LinkProfile) -> float:
-    """Delay by slow start. The rate doubles each round trip from `STARTUP_GAIN * WINDOW_BYTES`: an
-    exponential whose integral is the bytes sent."""
+    """Delay by slow start. The rate doubles each round trip from `STARTUP_GAIN * WINDOW_BYTES`:
+    an exponential whose integral is the bytes sent."""
     round_trip_s = 2.0 * path.latency_s
     rate = min(path.up_bytes_per_s, path.down_bytes_per_s)
     first_bytes = STARTUP_GAIN * WINDOW_BYTES  # per round trip at the initial rate
@@ -230,18 +223,12 @@ PROFILES: Mapping[str, tuple[LinkProfile, ...]] = {
 
 
 def links_of(name: str, hosts: int) -> tuple[LinkProfile, ...]:
-    """Link of each host by index.
-
-    Raises:
-        ConfigError: there is no such profile.
-    """
+    """Link of each host by index; ConfigError: there is no such profile."""
     if name not in PROFILES:
         raise ConfigError(f"profile {name}: no such profile; known: {', '.join(sorted(PROFILES))}")
     mix = PROFILES[name]
     return tuple(mix[host % len(mix)] for host in range(hosts))
 
-
-# IP addresses of simulated hosts, drawn by the caller's random generator.
 
 IPV4_RANGE: Final = ipaddress.IPv4Network("198.18.0.0/15")
 IPV6_RANGE: Final = ipaddress.IPv6Network("2001:db8::/32")
@@ -253,11 +240,9 @@ HOUSEHOLD_MAX: Final = 4  # hosts in a shared block: as many as its quota serves
 
 
 def draw_ips(hosts: int, rng: Random, together: Collection[int] = ()) -> tuple[str, ...]:
-    """A distinct address for each host, by index.
-
-    Most hosts have a block of their own. One in `NEIGHBOUR_SHARE`, but at least one of three or
-    more, shares another's block. The hosts in `together` share one more block.
-    """
+    """A distinct address for each host. Most have a block of their own. One in
+    `NEIGHBOUR_SHARE`, at least one of three or more, shares another's. Hosts in `together` share
+    one."""
     apart = [host for host in range(hosts) if host not in together]
     number = min(len(apart) // 2, max(1, len(apart) // NEIGHBOUR_SHARE)) if len(apart) > 2 else 0
     neighbours = set(rng.sample(apart, number))
@@ -275,12 +260,10 @@ def draw_ips(hosts: int, rng: Random, together: Collection[int] = ()) -> tuple[s
 
 
 def separate_ips(hosts: int) -> tuple[str, ...]:
-    """An address for each host, each in a block of its own."""
     return tuple(str(_ipv6_block(number)[1]) for number in range(hosts))
 
 
 def _blocks(number: int, rng: Random) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Distinct address blocks of both families in random order."""
     old = min(IPV4_BLOCKS_MAX, round(IPV4_SHARE * number))
     base = int(IPV4_RANGE.network_address)
     blocks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = [

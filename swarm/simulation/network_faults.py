@@ -1,9 +1,5 @@
-"""Fault plans for a simulated network.
-
-A `Fault` gives kind, time, duration and number of hosts. `plan` draws times and hosts from a seed.
-`draw_faults` draws the faults; each family is absent from half of all runs, so that faults hidden
-by others show.
-"""
+"""Fault plans for a simulated network, drawn from a seed. Each family of faults is absent from
+half of all runs, so that faults hidden by others show."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -50,8 +46,6 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultEvent:
-    """One fault of some hosts, by the plan's time."""
-
     at_s: float
     until_s: float
     hosts: tuple[int, ...]
@@ -65,8 +59,7 @@ class FaultEvent:
 def plan(
     faults: Sequence[Fault], hosts: Collection[int], until_s: float, rng: Random
 ) -> list[FaultEvent]:
-    """Fault events in order of time; all end by `until_s`. A partition hits its hosts together,
-    others each host separately."""
+    """Fault events in order of time, up to `until_s`. Only a partition hits its hosts together."""
     events: list[FaultEvent] = []
     for fault in faults:
         at_s = fault.at_s
@@ -123,8 +116,7 @@ def _draw_fault(kind: Kind, rng: Random, until_s: float) -> Fault:
 
 
 class FaultRunner:
-    """Carries out a plan. Time counts from the call of `run`. `crash` and `restart` are the
-    caller's functions for a host."""
+    """Carries out a plan. `crash` and `restart` are the caller's functions for a host."""
 
     def __init__(
         self,

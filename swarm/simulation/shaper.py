@@ -1,8 +1,5 @@
-"""Carries IP packets between hosts by their link profiles.
-
-The model is that of `swarm.simulation.links`, per packet: uplink, latency and jitter, downlink.
-Queues before both links are bounded and overflow. `duplication` has no effect.
-"""
+"""Carries IP packets between hosts by the model of `swarm.simulation.links`. Queues before both
+links are bounded. `duplication` has no effect."""
 
 import heapq
 import os
@@ -28,8 +25,6 @@ IPV4 = 4
 
 @dataclass(slots=True)
 class LinkCounters:
-    """Fate of the packets that one host sent."""
-
     packets: int = 0
     bytes: int = 0
     lost: int = 0  # by chance
@@ -138,8 +133,7 @@ class Shaper:
         self._packets = 0
 
     def run(self, others: Sequence[int], on_other: Callable[[int], bool]) -> None:
-        """Carry packets until `on_other` returns True; it is called when one of `others` is
-        readable."""
+        """Carry packets until `on_other` returns True for a readable one of `others`."""
         watched = [*self._names, *others]
         while True:
             due_s = self._waiting[0].at_s if self._waiting else self._now() + IDLE_S

@@ -1,6 +1,6 @@
-"""Network namespaces that live as long as this process holds them. They have no name in the file
-system; others enter by `Namespace.path`, for example with `nsenter --net=PATH`.
-"""
+"""Hosts with real sockets on slow, lossy and masqueraded links, in network namespaces that live
+as long as this process holds them. Others enter by `Namespace.path`, for example with `nsenter
+--net=PATH`."""
 
 import ctypes
 import fcntl
@@ -44,16 +44,11 @@ class Namespace:
 
     @property
     def number(self) -> int:
-        """The kernel's id of the namespace."""
         return os.fstat(self.descriptor).st_ino
 
 
 def new_namespace() -> Namespace:
-    """Make a network with loopback only.
-
-    Raises:
-        ConfigError: this process may not.
-    """
+    """Make a network with loopback only; ConfigError: this process may not."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         _check(_libc.unshare(CLONE_NEWNET))
@@ -87,18 +82,12 @@ def open_tun() -> int:
 
 
 def configure(*commands: str) -> None:
-    """Run `ip` commands in the current namespace.
-
-    Raises:
-        ConfigError: one failed.
-    """
+    """Run `ip` commands in the current namespace; ConfigError if one fails."""
     run("ip", "-batch", "-", text="\n".join(commands))
 
 
 def masquerade(*, symmetric: bool) -> None:
-    """Make this namespace a home router: outbound packets get its address, inbound ones must answer
-    outbound ones. Source ports are kept if free; a `symmetric` router changes them for each
-    connection."""
+    """Make a home router, which lets only answers in. `symmetric`: new source ports each time."""
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     answers_only = f'iifname "{WAN}" ct state established,related accept; iifname "{WAN}" drop'
     source_nat = f'oifname "{WAN}" masquerade {"fully-random" if symmetric else ""}'
@@ -116,11 +105,7 @@ def masquerade(*, symmetric: bool) -> None:
 
 
 def run(*command: str, text: str) -> None:
-    """Run a command with this input.
-
-    Raises:
-        ConfigError: it failed or is not there.
-    """
+    """Run a command with this input; ConfigError if it fails or is not there."""
     try:
         done = subprocess.run(
             command,
@@ -152,8 +137,8 @@ def close_all(namespaces: Collection[Namespace]) -> None:
 
 
 def _is_inside(process: Path, numbers: Collection[int], entrances: Collection[bytes]) -> bool:
-    """True if a process is in one of the networks, or an `nsenter` on its way in. The order of the
-    checks matters: the latter becomes the former."""
+    """True if a process is in one of the networks, or an `nsenter` on its way in. The order of
+    the checks matters: the latter becomes the former."""
     arguments = (process / "cmdline").read_bytes().split(b"\0")
     return any(word in entrances for word in arguments[:2]) or (
         (process / "ns/net").stat().st_ino in numbers
@@ -166,8 +151,6 @@ def _check(result: int) -> None:
         raise ConfigError(f"network namespaces: {error}; this needs Linux and root")
 
 
-# Hosts with real sockets on slow, lossy and masqueraded links.
-
 HOSTS_MAX = 200  # homes included; fits a /24
 END_TIMEOUT_S = 20.0
 PROBE_TIMEOUT_S = 20.0
@@ -175,11 +158,8 @@ PROBE_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Hosts on a local network behind a masquerading router that lets nobody in.
-
-    `profile` is the router's access link; the local network is unlimited. The router keeps source
-    ports; a `symmetric` one takes a random port per connection.
-    """
+    """Hosts on an unlimited local network behind a masquerading router that lets nobody in. A
+    `symmetric` router takes a random port per connection, others keep source ports."""
 
     name: str
     profile: LinkProfile
@@ -188,8 +168,6 @@ class Home:
 
 
 class Lab:
-    """Hosts of an open lab, made by `open_lab`."""
-
     def __init__(self, process: "subprocess.Popen[str]", plan: Mapping[str, Any]) -> None:
         self._process = process
         made = self._ask(plan)
@@ -198,12 +176,7 @@ class Lab:
 
     @property
     def pid(self) -> int:
-        """Id of the process that carries the packets."""
         return self._process.pid
-
-    def hosts(self) -> tuple[str, ...]:
-        """All hosts without the routers."""
-        return tuple(self._paths)
 
     def address(self, name: str) -> str:
         """IP address of a host; of a home, its router's public address."""
@@ -255,15 +228,8 @@ class Lab:
 def open_lab(
     hosts: Mapping[str, LinkProfile], homes: Sequence[Home] = (), seed: int = 0, mtu: int = MTU
 ) -> Iterator[Lab]:
-    """Make hosts on a public network and behind routers.
-
-    `seed` draws jitter and loss; kernel timing still varies. `mtu` in bytes is that of the access
-    links; a larger one carries more.
-
-    Raises:
-        ConfigError: the machine does not allow it (see `missing`), a name is used twice, or there
-            are too many hosts.
-    """
+    """Make hosts on a public network and behind routers. `seed` draws jitter and loss; kernel
+    timing still varies. ConfigError: the machine does not allow it, or bad names."""
     _check_names(hosts, homes)
     plan = {
         "hosts": {name: asdict(profile) for name, profile in hosts.items()},
@@ -310,19 +276,6 @@ def missing() -> str | None:
             return f"{tool} is not installed: apt-get install {package}"
     if not _works("unshare", "--net", "true"):
         return "network namespaces are not allowed here (a container without CAP_SYS_ADMIN?)"
-    return None
-
-
-def missing_for_homes() -> str | None:
-    """As `missing`, for a lab with homes."""
-    if (reason := missing()) is not None:
-        return reason
-    if shutil.which("nft") is None:
-        return "nft is not installed: apt-get install nftables"
-    rule = "add rule ip lab out masquerade fully-random"
-    chain = "add chain ip lab out { type nat hook postrouting priority srcnat; }"
-    if not _works("unshare", "--net", "nft", f"add table ip lab; {chain}; {rule}"):
-        return "this kernel cannot masquerade (nf_tables with NAT)"
     return None
 
 

@@ -1,10 +1,6 @@
-"""Deterministic runs under a virtual clock.
-
-Trio shuffles the ready tasks, so a virtual clock alone does not fix the order of simultaneous
-events. Only this file touches trio's private scheduler; it refuses an unknown trio. `Freezer` holds
-up the tasks of one host. Runs must not use threads, processes, sockets, the wall clock, or the
-order of sets.
-"""
+"""Deterministic runs under a virtual clock. Only this file touches trio's private scheduler; it
+refuses an unknown trio. Runs must not use threads, processes, sockets, the wall clock, or the
+order of sets."""
 
 import hashlib
 from collections import deque
@@ -39,11 +35,7 @@ _QUEUE = "runq"
 
 
 def deterministic_run(async_fn: Callable[..., Awaitable[T]], *args: Any, seed: int | str) -> T:
-    """`trio.run` under a virtual clock, with scheduling drawn from `seed`.
-
-    Raises:
-        LocalProtocolError: this trio's scheduler cannot be seeded.
-    """
+    """`trio.run` under a virtual clock, with scheduling drawn from `seed`."""
     rng = getattr(scheduler, _RANDOM, None)
     before = getattr(scheduler, _FLAG, None)
     if not isinstance(rng, Random) or not isinstance(before, bool):
@@ -59,18 +51,12 @@ def deterministic_run(async_fn: Callable[..., Awaitable[T]], *args: Any, seed: i
 
 
 class Freezer:
-    """Suspends all tasks that run a host's code. Answers and timeouts in between take effect on
-    waking. Use only inside a running trio."""
+    """Suspends all tasks of a host; answers and timeouts meanwhile take effect on waking."""
 
     def __init__(self) -> None:
         self._frozen: dict[PeerId, list[Any]] = {}
 
     def freeze(self, host: PeerId) -> None:
-        """Suspend the host's tasks.
-
-        Raises:
-            LocalProtocolError: this trio's run queue cannot be replaced.
-        """
         self._frozen.setdefault(host, [])
         runner = scheduler.GLOBAL_RUN_CONTEXT.runner
         before = getattr(runner, _QUEUE, None)
@@ -82,7 +68,6 @@ class Freezer:
         setattr(runner, _QUEUE, queue)
 
     def thaw(self, host: PeerId) -> None:
-        """Resume the host's tasks."""
         held = self._frozen.pop(host, [])
         getattr(scheduler.GLOBAL_RUN_CONTEXT.runner, _QUEUE).extend(held)
 
@@ -115,14 +100,8 @@ def stop_at_once(nursery: trio.Nursery) -> None:
     nursery.cancel_scope.cancel()
 
 
-# A network of simulated hosts with a recorded trace, replayed by its seed.
-
-TRACE_LINES_MAX = 10_000
-
-
 class SimulatedWorld:
-    """`hosts` identities and their network, drawn from one seed. `trace` holds the newest events;
-    `trace_hash` covers all."""
+    """Identities of `hosts` and their network, drawn from one seed."""
 
     def __init__(
         self,
@@ -133,8 +112,7 @@ class SimulatedWorld:
         profiles: Mapping[int, LinkProfile] | None = None,
         ips: Sequence[str] | None = None,
     ) -> None:
-        """`profiles`: links of single hosts by index. `ips`: address of each host; None: public
-        ones, each in its own block."""
+        """`profiles`: single hosts' links. `ips` None: public, in separate blocks."""
         self.seed = seed
         self.ips = separate_ips(hosts) if ips is None else tuple(ips)
         self.identities = tuple(
@@ -148,12 +126,10 @@ class SimulatedWorld:
         self._last_pause = 0
         self._pauses: dict[int, int] = {}  # host -> number of its current pause
         self._stillborn_until_s: dict[PeerId, float] = {}
-        self.trace: deque[str] = deque(maxlen=TRACE_LINES_MAX)
         self.events = 0
         self._hash = hashlib.sha256()
 
     def rng(self, name: str) -> Random:
-        """A random generator for this name."""
         return Random(f"{self.seed}/{name}")
 
     def peer_id(self, host: int) -> PeerId:
@@ -178,8 +154,7 @@ class SimulatedWorld:
             RUNS_ON.reset(token)
 
     def pause(self, host: int, for_s: float) -> None:
-        """Suspend a host like a closed laptop: its tasks (see `on`) stop, messages to it wait, and
-        on waking time has jumped."""
+        """Suspend a host like a closed laptop: its tasks stop and messages to it wait."""
         self._last_pause += 1
         number = self._pauses[host] = self._last_pause
         self.record(f"pause {host}")
@@ -193,19 +168,17 @@ class SimulatedWorld:
         self.network.at(trio.current_time() + for_s, wake)
 
     def resume(self, host: int) -> None:
-        """End a host's pause early, if any."""
         if self._pauses.pop(host, None) is not None:
             self.record(f"resume {host}")
             self._freezer.thaw(self.peer_id(host))
             self.network.resume(self.peer_id(host))
 
     def clog(self, host: int, for_s: float) -> None:
-        """Stall a host's link in both directions."""
         self.record(f"clog {host}")
         self.links.clog(self.peer_id(host), trio.current_time() + for_s)
 
     def kill_newborn(self, host: int, for_s: float) -> None:
-        """Close a host's connections, and for a while each new one as soon as it is admitted."""
+        """Close a host's connections, and for a while each new one once admitted."""
         self.record(f"stillborn {host}")
         peer = self.peer_id(host)
         self._stillborn_until_s[peer] = trio.current_time() + for_s
@@ -227,21 +200,16 @@ class SimulatedWorld:
         return self.network.partition(*ends, one_way=one_way)
 
     def heal(self, cut: Cut | None = None) -> None:
-        """End one partition, or all."""
         self.record("heal")
         self.network.heal(cut)
 
     @property
     def trace_hash(self) -> str:
-        """SHA-256 of all events so far, in hexadecimal."""
         return self._hash.hexdigest()
 
     def record(self, event: str) -> None:
-        """Add an event of a higher layer to the trace."""
-        line = f"{trio.current_time():.9f} {event}"
-        self.trace.append(line)
         self.events += 1
-        self._hash.update(line.encode() + b"\n")
+        self._hash.update(f"{trio.current_time():.9f} {event}\n".encode())
 
     def _observe(
         self, what: str, source: PeerId, target: PeerId, about: str, payload: bytes
@@ -264,54 +232,41 @@ async def open_world(
     profiles: Mapping[int, LinkProfile] | None = None,
     ips: Sequence[str] | None = None,
 ) -> AsyncIterator[SimulatedWorld]:
-    """A world whose network runs until the context ends."""
     async with trio.open_nursery() as nursery:
         yield SimulatedWorld(seed, hosts, profile, nursery, profiles, ips)
         nursery.cancel_scope.cancel()
 
 
-# Network code of a test in a simulated wide-area network; a fixture of `pytest_plugin`.
+def run_in_world(
+    main: Callable[[SimulatedWorld], Awaitable[T]],
+    *,
+    hosts: int = 2,
+    profile: str | LinkProfile | Sequence[LinkProfile] = "cable",
+    seed: int | str = 0,
+    timeout_s: float = 3600.0,
+) -> T:
+    """Run `main` in a new world. `profile`: a name, one link for all hosts, or one per host.
+    `timeout_s` is virtual; beyond it TooSlowError."""
+    if isinstance(profile, str):
+        links: Sequence[LinkProfile] = links_of(profile, hosts)
+    elif isinstance(profile, LinkProfile):
+        links = [profile] * hosts
+    else:
+        links = profile
 
+    async def body() -> T:
+        failure: Exception | None = None
+        async with open_world(seed, hosts, links[0], dict(enumerate(links))) as world:
+            try:
+                with trio.fail_after(timeout_s):
+                    return await main(world)
+            except Exception as error:  # noqa: BLE001 - raised below, out of the world's nursery
+                failure = error
+        assert failure is not None
+        raise failure
 
-class Wan:
-    """The `wan` fixture: call it with the body of a test."""
-
-    def __call__(
-        self,
-        main: Callable[[SimulatedWorld], Awaitable[T]],
-        *,
-        hosts: int = 2,
-        profile: str | LinkProfile | Sequence[LinkProfile] = "cable",
-        seed: int | str = 0,
-        timeout_s: float = 3600.0,
-    ) -> T:
-        """Run `main` in a new world. `profile`: a name, one link for all hosts, or one per host.
-        `timeout_s` is virtual.
-
-        Raises:
-            ConfigError: there is no such profile.
-            TooSlowError: `main` took longer than `timeout_s`.
-        """
-        if isinstance(profile, str):
-            links: Sequence[LinkProfile] = links_of(profile, hosts)
-        elif isinstance(profile, LinkProfile):
-            links = [profile] * hosts
-        else:
-            links = profile
-
-        async def body() -> T:
-            failure: Exception | None = None
-            async with open_world(seed, hosts, links[0], dict(enumerate(links))) as world:
-                try:
-                    with trio.fail_after(timeout_s):
-                        return await main(world)
-                except Exception as error:  # noqa: BLE001 - raised below, out of the world's nursery
-                    failure = error
-            assert failure is not None
-            raise failure
-
-        try:
-            return deterministic_run(body, seed=seed)
-        except BaseException as error:
-            error.add_note(f"in wan(hosts={hosts}, profile={profile!r}, seed={seed!r})")
-            raise
+    try:
+        return deterministic_run(body, seed=seed)
+    except BaseException as error:
+        error.add_note(f"in wan(hosts={hosts}, profile={profile!r}, seed={seed!r})")
+        raise

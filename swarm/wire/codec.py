@@ -1,11 +1,8 @@
-"""Bytes <-> messages: the only place that judges foreign bytes.
+"""Bytes <-> messages. Foreign bytes are judged only here.
 
-Every failure in here is a `RemoteProtocolError`; nothing else escapes, whatever the bytes. The
-checks go from cheap to dear: size, then MessagePack under hard limits on every length, on the
-nesting and on the number of values, then the closed schema. For a signed record the signature
-comes before the schema of its payload, so that a stranger cannot make us parse it for nothing.
-
-What is signed and hashed are the payload's bytes as received, never a re-encoding.
+Every failure on foreign bytes is a `RemoteProtocolError`, on our own message a
+`LocalProtocolError`. Checks go from cheap to expensive: size, MessagePack limits, signature,
+schema. Signatures and hashes are over the payload as received.
 """
 
 import hashlib
@@ -86,18 +83,14 @@ _TOO_LONG = frozenset({"too_long", "string_too_long", "bytes_too_long"})
 
 
 def encode(message: WireModel) -> bytes:
-    """The message as MessagePack: a map by field name. Fields that say nothing are left out."""
+    """The message as MessagePack: a map by field name, without fields at their defaults."""
     tree = message.model_dump(exclude_defaults=True)
     packed: bytes = msgpack.packb(tree, use_bin_type=True)
     return packed
 
 
 def decode(data: bytes, kind: type[M], bytes_max: int) -> M:
-    """The message in `data`, which must hold exactly one of this kind.
-
-    Raises:
-        RemoteProtocolError: OVERSIZE over a limit, MALFORMED for all else.
-    """
+    """The one message of this kind in `data`. OVERSIZE over a limit, MALFORMED for all else."""
     if len(data) > bytes_max:
         raise RemoteProtocolError(Reject.OVERSIZE, f"{len(data)} bytes, at most {bytes_max}")
     tree = _unpack(data)
@@ -113,13 +106,7 @@ def decode(data: bytes, kind: type[M], bytes_max: int) -> M:
 def sign_group(
     group: RolloutGroup, identity: Identity, bytes_max: int = GROUP_BYTES_MAX
 ) -> tuple[GroupId, bytes]:
-    """The signed record of our own group, ready to send, and its id.
-
-    Log-probs lose precision to 32 bits on the way. `bytes_max`: what the run's groups may have.
-
-    Raises:
-        LocalProtocolError: the group is not ours, or it does not fit the wire's limits.
-    """
+    """Id and signed record of our own group. Log-probs are rounded to 32 bits."""
     if group.producer != identity.peer_id:
         raise LocalProtocolError(f"cannot sign a group of {group.producer} as {identity.peer_id}")
     try:
@@ -132,32 +119,18 @@ def sign_group(
 def decode_group(
     record: bytes, *, columns: bool = True, bytes_max: int = GROUP_BYTES_MAX
 ) -> tuple[GroupId, RolloutGroup]:
-    """The group in a signed record, made by the producer that it names. Without `columns` its
-    completions have neither tokens nor log-probs, which are checked all the same: to make thousands
-    of objects of them is a tenth of the work, and whoever only verifies needs none.
-
-    Its time, run, task and content are still mere claims.
-
-    Raises:
-        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
-            where the signature held.
-    """
-    payload, signer = _open(record, GROUP_DOMAIN, bytes_max)
+    """Id and content of a signed record, made by the producer that it names. Without `columns`
+    tokens and log-probs are checked but left out, which takes a tenth of the time."""
+    payload, body = _open_as(record, GROUP_DOMAIN, GroupBody, bytes_max, "producer")
     try:
-        body = decode(payload, GroupBody, bytes_max)
-        _check_producer(signer, body.producer)
         return _group_id(payload), _rollout_group(body, columns)
     except RemoteProtocolError as error:
-        error.signer = signer
+        error.signer = body.producer
         raise
 
 
 def kept_group(record: bytes, group_id: GroupId) -> RolloutGroup:
-    """The group in a record whose signature held when it came, and that was kept under this id.
-
-    Raises:
-        RemoteProtocolError: it is no longer the record that it was, but for its signature.
-    """
+    """The group of a record whose signature was checked when it came, if it still has this id."""
     payload = decode(record, Signed, LARGE_GROUP_BYTES_MAX).payload
     if _group_id(payload) != group_id:
         raise RemoteProtocolError(Reject.MALFORMED, "another content than that of its id")
@@ -165,32 +138,20 @@ def kept_group(record: bytes, group_id: GroupId) -> RolloutGroup:
 
 
 def submission(lease: bytes, group: RolloutGroup, identity: Identity) -> Submission:
-    """A group of ours that was generated under a lease (16 bytes), signed.
-
-    Raises:
-        LocalProtocolError: as `sign_group`.
-    """
+    """A group of ours, signed, generated under a lease (16 bytes)."""
     _, record = sign_group(group, identity)
     return Submission(type="submission", lease=lease, record=record)
 
 
 def decode_submission(payload: bytes) -> tuple[bytes, GroupId, bytes, RolloutGroup]:
-    """The lease that a submission names, and the group's id, signed record and content.
-
-    Raises:
-        RemoteProtocolError: as `decode_group`.
-    """
+    """The lease that a submission names, and the group's id, signed record and content."""
     message = decode(payload, Submission, SUBMISSION_BYTES_MAX)
     group_id, group = decode_group(message.record)
     return message.lease, group_id, message.record, group
 
 
 def sign_advert(body: AdvertBody, identity: Identity) -> tuple[bytes, bytes]:
-    """The 32-byte id of our own advert, and its signed record, ready to gossip.
-
-    Raises:
-        LocalProtocolError: the advert is not ours, or too large.
-    """
+    """The 32-byte id and the signed record of our own advert."""
     if body.producer != identity.peer_id:
         raise LocalProtocolError(f"cannot sign an advert of {body.producer}")
     payload = encode(body)
@@ -198,77 +159,34 @@ def sign_advert(body: AdvertBody, identity: Identity) -> tuple[bytes, bytes]:
 
 
 def decode_advert(record: bytes) -> tuple[bytes, AdvertBody]:
-    """The advert in a signed record, made by the producer that it names, and its 32-byte id.
-
-    Raises:
-        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
-            where the signature held.
-    """
-    payload, signer = _open(record, ADVERT_DOMAIN, ADVERT_BYTES_MAX)
-    try:
-        body = decode(payload, AdvertBody, ADVERT_BYTES_MAX)
-        _check_producer(signer, body.producer)
-    except RemoteProtocolError as error:
-        error.signer = signer
-        raise
+    """The 32-byte id and the content of an advert signed by the producer that it names."""
+    payload, body = _open_as(record, ADVERT_DOMAIN, AdvertBody, ADVERT_BYTES_MAX, "producer")
     return _advert_id(payload), body
 
 
 def sign_hello(body: Hello, identity: Identity) -> bytes:
-    """The signed record of our own hello.
-
-    Raises:
-        LocalProtocolError: it is too large.
-    """
     return _sign(encode(body), HELLO_DOMAIN, identity, HELLO_BYTES_MAX)
 
 
 def decode_hello(record: bytes) -> tuple[PeerId, Hello]:
-    """The hello in a signed record, and who signed it.
-
-    Raises:
-        RemoteProtocolError: OVERSIZE, MALFORMED or BAD_SIGNATURE.
-    """
+    """The signer and the hello in a signed record."""
     payload, signer = _open(record, HELLO_DOMAIN, HELLO_BYTES_MAX)
     return signer, decode(payload, Hello, HELLO_BYTES_MAX)
 
 
 def sign_head(body: HeadBody, identity: Identity) -> bytes:
-    """The signed record of our own head, ready to gossip.
-
-    Raises:
-        LocalProtocolError: the head is not ours, or too large.
-    """
     if body.publisher != identity.peer_id:
         raise LocalProtocolError(f"cannot sign a head of {body.publisher}")
     return _sign(encode(body), HEAD_DOMAIN, identity, HEAD_BYTES_MAX)
 
 
 def decode_head(record: bytes) -> HeadBody:
-    """The head in a signed record, made by the publisher that it names.
-
-    Whether that may publish, and what the head claims, is for `swarm.weights.manifest`.
-
-    Raises:
-        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
-            where the signature held.
-    """
-    payload, signer = _open(record, HEAD_DOMAIN, HEAD_BYTES_MAX)
-    try:
-        body = decode(payload, HeadBody, HEAD_BYTES_MAX)
-        _check_producer(signer, body.publisher)
-    except RemoteProtocolError as error:
-        error.signer = signer
-        raise
-    return body
+    """A head signed by the publisher that it names. `swarm.weights.manifest` checks its claims."""
+    return _open_as(record, HEAD_DOMAIN, HeadBody, HEAD_BYTES_MAX, "publisher")[1]
 
 
 def decode_data_manifest(payload: bytes, wanted: bytes) -> DataManifest:
-    """The manifest with this hash (32 bytes).
-
-    Raises:
-        RemoteProtocolError: OVERSIZE, MALFORMED, or WRONG_HASH where it is another one.
-    """
+    """The manifest with this hash (32 bytes). WRONG_HASH: another one."""
     manifest = decode(payload, DataManifest, DATA_MANIFEST_BYTES_MAX)
     if len(manifest.chunk_hashes) != 32 * chunks_of(manifest.size_bytes):
         raise RemoteProtocolError(Reject.MALFORMED, "not one hash for each chunk")
@@ -278,11 +196,6 @@ def decode_data_manifest(payload: bytes, wanted: bytes) -> DataManifest:
 
 
 def check_data_chunk(chunk: bytes, wanted: bytes) -> None:
-    """Check that a chunk of data has this SHA-256.
-
-    Raises:
-        RemoteProtocolError: WRONG_HASH.
-    """
     if hashlib.sha256(chunk).digest() != wanted:
         raise RemoteProtocolError(Reject.WRONG_HASH, f"{len(chunk)} bytes of other data")
 
@@ -290,11 +203,7 @@ def check_data_chunk(chunk: bytes, wanted: bytes) -> None:
 def check_times(
     created_at_s: int, expires_at_s: int, now_s: float, life_s_max: float, skew_s: float
 ) -> None:
-    """Check a record's claimed times against our clock. `skew_s`: how far a clock may be ahead.
-
-    Raises:
-        RemoteProtocolError: FUTURE, or EXPIRED for one past its end or with a life too long.
-    """
+    """FUTURE, or EXPIRED if ended or too long-lived. `skew_s`: how far a clock may be ahead."""
     if created_at_s > now_s + skew_s:
         raise RemoteProtocolError(Reject.FUTURE, f"created {created_at_s - now_s:.0f} s ahead")
     if expires_at_s <= now_s:
@@ -385,7 +294,7 @@ def _schema_fault(kind: type[WireModel], error: ValidationError) -> tuple[Reject
 
 
 def _bounded(text: str) -> str:
-    """Fit for a log line: short, and without control characters."""
+    """Short and without control characters, for a log line."""
     return ascii(text[:DETAIL_CHARS_MAX])[1:-1][:DETAIL_CHARS_MAX]
 
 
@@ -400,7 +309,7 @@ def _sign(payload: bytes, domain: bytes, identity: Identity, bytes_max: int) -> 
 
 
 def _open(record: bytes, domain: bytes, bytes_max: int) -> tuple[bytes, PeerId]:
-    """The payload of a signed record whose signature holds, and who signed it."""
+    """Payload and signer of a signed record whose signature holds."""
     envelope = decode(record, Signed, bytes_max)
     public_key_of(envelope.signer)  # one key, one name: takes a peer id in its canonical form alone
     signer = PeerId(envelope.signer)
@@ -408,11 +317,24 @@ def _open(record: bytes, domain: bytes, bytes_max: int) -> tuple[bytes, PeerId]:
     return envelope.payload, signer
 
 
+def _open_as(
+    record: bytes, domain: bytes, kind: type[M], bytes_max: int, owner: str
+) -> tuple[bytes, M]:
+    """Payload and message of a signed record; the message's field `owner` must name the signer."""
+    payload, signer = _open(record, domain, bytes_max)
+    try:
+        body = decode(payload, kind, bytes_max)
+        _check_producer(signer, getattr(body, owner))
+    except RemoteProtocolError as error:
+        error.signer = signer
+        raise
+    return payload, body
+
+
 def _check_producer(signer: PeerId, producer: str) -> None:
     if signer != producer:
-        raise RemoteProtocolError(
-            Reject.WRONG_PRODUCER, _bounded(f"{signer} signed for {producer}")
-        )
+        detail = _bounded(f"{signer} signed for {producer}")
+        raise RemoteProtocolError(Reject.WRONG_PRODUCER, detail)
 
 
 def _group_id(payload: bytes) -> GroupId:
@@ -447,7 +369,6 @@ def _group_body(group: RolloutGroup) -> GroupBody:
 
 
 def _said(**values: Any) -> dict[str, Any]:
-    """Those that say something."""
     return {name: value for name, value in values.items() if value}
 
 
@@ -458,11 +379,7 @@ def _packed(rows: Sequence[Sequence[int]]) -> bytes:
 
 
 def _rows_of(column: bytes, width: int, what: str) -> list[tuple[int, ...]]:
-    """The rows that `_packed` wrote.
-
-    Raises:
-        RemoteProtocolError: MALFORMED.
-    """
+    """Rows of a column that `_packed` wrote."""
     if len(column) % (4 * width):
         raise RemoteProtocolError(Reject.MALFORMED, f"a column of {what} of an odd length")
     return list(struct.iter_unpack(f"<{width}I", column))
@@ -494,7 +411,7 @@ def _completion_body(completion: Completion) -> CompletionBody:
 
 
 def _completion_fault(completion: Completion, tokens: int) -> str | None:
-    """The fault of the turns, spans or splices of a completion of so many tokens; None: none."""
+    """Fault of the turns, spans or splices of a completion; None: none."""
     return (
         segments_fault(completion, tokens)
         or spans_fault(completion, tokens)
@@ -507,23 +424,14 @@ def _rollout_group(body: GroupBody, columns: bool) -> RolloutGroup:
     fault = counters_fault(counters)
     if fault is not None:
         raise RemoteProtocolError(Reject.MALFORMED, fault)
-    return RolloutGroup(
-        run_id=body.run_id,
-        producer=PeerId(body.producer),
-        round=body.round,
-        task=Task(**dict(body.task)),
-        completions=tuple(_completion(completion, columns) for completion in body.completions),
-        tokenizer=body.tokenizer,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        created_at_s=body.created_at_s,
-        expires_at_s=body.expires_at_s,
-        engine=body.engine,
-        precision=body.precision,
-        attempt=body.attempt,
-        context=body.context,
-        counters=counters,
-    )
+    values = dict(body) | {
+        "producer": PeerId(body.producer),
+        "task": Task(**dict(body.task)),
+        "completions": tuple(_completion(completion, columns) for completion in body.completions),
+        "counters": counters,
+    }
+    del values["type"]
+    return RolloutGroup(**values)
 
 
 def _completion(body: CompletionBody, columns: bool) -> Completion:

@@ -1,9 +1,6 @@
-"""Every wire message, its protocol ID and its limits. `PROTOCOL.md` says who sends what when.
-
-Append-only: a field's meaning never changes under one protocol ID. The models are closed (unknown
-fields are refused), strict (no coercion) and frozen. Token ids and log-probs travel as
-little-endian byte columns, so that their number is known before anything is allocated.
-"""
+"""Every wire message, its protocol ID and its limits. Append-only: a field's meaning never
+changes under one protocol ID. Token ids and log-probs are little-endian byte columns, so that
+their number is known before anything is allocated."""
 
 import hashlib
 import math
@@ -32,12 +29,12 @@ DATA_PROTOCOL = "/swarm/data/1.0.0"
 
 
 def adverts_topic(run_id: str) -> str:
-    """The gossip topic on which a run's adverts travel."""
+    """Gossip topic of a run's adverts."""
     return f"/swarm/adverts/1.0.0/{run_id}"
 
 
 def weights_topic(run_id: str) -> str:
-    """The gossip topic on which a run's heads travel: that there is a new version of a policy."""
+    """Gossip topic of a run's heads."""
     return f"/swarm/weights/1.0.0/{run_id}"
 
 
@@ -144,7 +141,7 @@ Addresses = Annotated[tuple[AddressText, ...], Field(max_length=ADDRESSES_MAX)]
 
 
 def _no_integer(value: object) -> object:
-    """Pydantic takes an integer for a float even where it is strict."""
+    """Refuse integers, which pydantic takes for floats even in strict mode."""
     if isinstance(value, int):
         raise ValueError("an integer is no float")  # noqa: TRY004  what a validator may raise
     return value
@@ -154,8 +151,6 @@ Float = Annotated[float, BeforeValidator(_no_integer)]
 
 
 class WireModel(BaseModel):
-    """Base of everything that crosses the network."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
@@ -168,8 +163,6 @@ class Signed(WireModel):
 
 
 class TaskBody(WireModel):
-    """`swarm.rollouts.Task` on the wire."""
-
     environment: Name
     version: Name
     parameters: Annotated[str, Field(max_length=PARAMETERS_CHARS_MAX)]
@@ -180,9 +173,9 @@ class TaskBody(WireModel):
 class CompletionBody(WireModel):
     """`swarm.rollouts.Completion` on the wire.
 
-    What comes after `policy_version` is absent where it says nothing. Columns are u32
-    little-endian: `segments` is triples (author: 0 the policy, 1 the environment; characters of
-    `text`; tokens), `spans` pairs (policy version, tokens), `splices` numbers of tokens.
+    Fields after `policy_version` are absent by default. Columns are u32 little-endian: `segments`
+    is triples (author: 0 the policy, 1 the environment; characters of `text`; tokens), `spans`
+    pairs (policy version, tokens), `splices` numbers of tokens.
     """
 
     text: Annotated[str, Field(max_length=TEXT_CHARS_MAX)]
@@ -197,10 +190,10 @@ class CompletionBody(WireModel):
 
 
 class GroupBody(WireModel):
-    """The signed payload of one shared group. Produced by `exchange.share`.
+    """The signed payload of one shared group.
 
-    What comes after `expires_at_s` is absent where the producer does not say it. `counters` is
-    triples of u32 little-endian: (bucket, tries, successes).
+    Fields after `expires_at_s` are absent unless the producer states them. `counters` is triples of
+    u32 little-endian: (bucket, tries, successes).
     """
 
     type: Literal["group"]
@@ -226,14 +219,12 @@ class GroupBody(WireModel):
 
 
 class AdvertEntry(WireModel):
-    """One group on offer."""
-
     group_id: GroupIdBytes
     size_bytes: Annotated[int, Field(gt=0, le=LARGE_GROUP_BYTES_MAX)]  # of the signed record
 
 
 class AdvertBody(WireModel):
-    """The signed payload that a producer gossips once a round: what it has, and where it is."""
+    """The signed payload that a producer gossips once a round: its groups and addresses."""
 
     type: Literal["advert"]
     run_id: RunId
@@ -246,15 +237,13 @@ class AdvertBody(WireModel):
 
 
 class KnownPeer(WireModel):
-    """A peer that the sender is or was connected to: a hint to dial, nothing more."""
+    """A peer that the sender is or was connected to: a hint to dial."""
 
     peer_id: PeerIdText
     addresses: Addresses
 
 
 class PackageBody(WireModel):
-    """A package that a node computes with."""
-
     name: MadeBy
     version: MadeBy
 
@@ -263,11 +252,8 @@ Packages = Annotated[tuple[PackageBody, ...], Field(max_length=PACKAGES_MAX)]
 
 
 class Hello(WireModel):
-    """Sent to each peer on connecting and then as a heartbeat, inside `Signed` (`HELLO_DOMAIN`).
-
-    It is signed so that a responder can prove to a newcomer that another process runs under the
-    newcomer's own key, and nobody can invent one.
-    """
+    """Sent on connecting and as a heartbeat, inside `Signed` (`HELLO_DOMAIN`): a proof for
+    others."""
 
     type: Literal["hello"]
     run_id: RunId
@@ -280,7 +266,7 @@ class Hello(WireModel):
 
 
 class HelloReply(WireModel):
-    """The answer to `Hello`. `run_id` differs where the responder takes part in another run."""
+    """`run_id` differs where the responder takes part in another run."""
 
     type: Literal["hello_reply"]
     run_id: RunId
@@ -293,7 +279,7 @@ class HelloReply(WireModel):
 
 
 class RecentAdverts(WireModel):
-    """Asks for adverts still alive at the responder: how a late joiner catches up."""
+    """Asks for live adverts, as a late joiner does."""
 
     type: Literal["recent_adverts"]
     run_id: RunId
@@ -310,8 +296,6 @@ class AdvertsReply(WireModel):
 
 
 class Want(WireModel):
-    """Asks for groups by id."""
-
     type: Literal["want"]
     run_id: RunId
     group_ids: Annotated[tuple[GroupIdBytes, ...], Field(min_length=1, max_length=WANT_GROUPS_MAX)]
@@ -337,8 +321,7 @@ class WantPiece(WireModel):
 
 
 class PieceReply(WireModel):
-    """One piece, and of how many bytes in all; `data` is empty where the responder has no such
-    group."""
+    """One piece and the size of the record; `data` is empty if the responder lacks the group."""
 
     type: Literal["piece"]
     size_bytes: Annotated[int, Field(ge=0, le=LARGE_GROUP_BYTES_MAX)]
@@ -364,7 +347,7 @@ class HaveReply(WireModel):
 
 
 class FindProviders(WireModel):
-    """Asks who takes part in the run with this key; who provides takes part itself."""
+    """Asks for members of the run with this key; `provide` announces the asker as one."""
 
     type: Literal["find_providers"]
     key: Annotated[bytes, Field(min_length=32, max_length=32)]
@@ -373,7 +356,7 @@ class FindProviders(WireModel):
 
 
 class ProvidersReply(WireModel):
-    """Peers that named themselves, and peers to ask next. All of it is hearsay."""
+    """Members of the run, and peers to ask next. All of it is hearsay."""
 
     type: Literal["providers"]
     providers: Annotated[tuple[KnownPeer, ...], Field(max_length=PROVIDERS_PER_REPLY_MAX)]
@@ -408,7 +391,7 @@ PolicyName = Annotated[
 
 
 class HeadBody(WireModel):
-    """The signed payload that a publisher gossips: there is this version of a policy."""
+    """The signed payload that a publisher gossips: this version of a policy exists."""
 
     type: Literal["weights"]
     run_id: RunId
@@ -435,15 +418,14 @@ class RunReply(WireModel):
 
 
 class WantHeads(WireModel):
-    """Asks for the heads that the responder believes: how a late joiner catches up."""
+    """Asks for the heads that the responder believes, as a late joiner does."""
 
     type: Literal["want_heads"]
     run_id: RunId
 
 
 class HeadsReply(WireModel):
-    """Signed heads: the newest of each policy, then those of older versions that can be had here,
-    newest first."""
+    """Signed heads: the newest of each policy, then older versions held here, newest first."""
 
     type: Literal["heads"]
     records: Annotated[
@@ -453,7 +435,7 @@ class HeadsReply(WireModel):
 
 
 class WantManifest(WireModel):
-    """Asks for the manifest with this root; the answer is the encoded `ManifestBody` itself."""
+    """Asks for the manifest with this root; the answer is the encoded `ManifestBody`."""
 
     type: Literal["want_manifest"]
     run_id: RunId
@@ -470,11 +452,8 @@ class ArtifactBody(WireModel):
 
 
 class ManifestBody(WireModel):
-    """`swarm.weights.manifest.Manifest` on the wire; a head signs for its hash.
-
-    Tensors are columns in the order of their names, so that a model of 100,000 of them is a handful
-    of MessagePack values. Sizes are not sent: they follow from shapes and types.
-    """
+    """`swarm.weights.manifest.Manifest` on the wire; a head signs for its hash. Tensors are
+    columns in the order of their names. Sizes follow from shapes and types."""
 
     type: Literal["manifest"]
     run_id: RunId
@@ -497,8 +476,7 @@ ChunkSet = Annotated[bytes, Field(max_length=CHUNKS_MAX // 8)]  # bit i of byte 
 
 
 class ChunkRequest(WireModel):
-    """Asks for one chunk of an artifact, and says how far the asker is. Answered with the chunk's
-    bytes, or with none."""
+    """Asks for one chunk of an artifact, with the asker's progress; answered with its bytes."""
 
     type: Literal["chunk"]
     root: HashBytes  # of the manifest
@@ -524,7 +502,7 @@ LeaseStream = Annotated[str, Field(max_length=64, pattern=r"^([0-9a-f]{64})?$")]
 
 
 class WantLease(WireModel):
-    """Asks the learner for tasks to generate for, with the policy version that serves here."""
+    """Asks the learner for tasks; `version` is the policy that serves here."""
 
     type: Literal["want_lease"]
     run_id: RunId
@@ -532,8 +510,7 @@ class WantLease(WireModel):
 
 
 class LeaseReply(WireModel):
-    """A lease on the tasks at places 0 to `groups` - 1 of a stream; or none (`groups` = 0), and why
-    and when to ask again."""
+    """A lease on places 0 to `groups` - 1 of a stream; with 0 groups: why, and when to retry."""
 
     type: Literal["lease"]
     lease: LeaseId
@@ -546,7 +523,7 @@ class LeaseReply(WireModel):
 
 
 class Submission(WireModel):
-    """A group that was generated under a lease; the index of its task is its place in the lease."""
+    """A group generated under a lease; its task's index is its place in the lease."""
 
     type: Literal["submission"]
     lease: LeaseId
@@ -554,7 +531,7 @@ class Submission(WireModel):
 
 
 class SubmissionReply(WireModel):
-    """The verdict: accepted, or refused for good, or to be sent again later."""
+    """The verdict: accepted, refused for good, or to be sent again."""
 
     type: Literal["submission_reply"]
     verdict: Verdict
@@ -571,8 +548,7 @@ class WantDataManifest(WireModel):
 
 
 class DataManifest(WireModel):
-    """A run's items: their number, and the hashes of their bytes, cut into chunks of
-    `DATA_CHUNK_BYTES_MAX` of which the last is what is left."""
+    """A run's items: their number, and the hashes of their bytes by chunk."""
 
     type: Literal["data_manifest"]
     items: Annotated[int, Field(gt=0, le=DATA_ITEMS_MAX)]
@@ -581,35 +557,30 @@ class DataManifest(WireModel):
 
 
 class WantData(WireModel):
-    """Asks for one chunk of a run's items; answered with its bytes themselves."""
+    """Asks for one chunk of a run's items; answered with its bytes."""
 
     type: Literal["want_data"]
     data: HashBytes
     chunk: Annotated[int, Field(ge=0, lt=DATA_CHUNKS_MAX)]
 
 
-# A run's own items as bytes: cut into chunks, and known by the hash of their manifest. Pure.
-
 _HEAD: Final = struct.Struct(">QQ")
 
 
 def chunks_of(size_bytes: int) -> int:
-    """Into how many chunks so many bytes are cut."""
+    """Number of chunks of so many bytes."""
     return -(-size_bytes // DATA_CHUNK_BYTES_MAX)
 
 
 def chunk_size(manifest: DataManifest, chunk: int) -> int:
-    """The size of a chunk in bytes."""
     return min(DATA_CHUNK_BYTES_MAX, manifest.size_bytes - chunk * DATA_CHUNK_BYTES_MAX)
 
 
 def chunk_hash(manifest: DataManifest, chunk: int) -> bytes:
-    """The SHA-256 of a chunk."""
     return manifest.chunk_hashes[32 * chunk : 32 * (chunk + 1)]
 
 
 def manifest_of(content: bytes, items: int) -> DataManifest:
-    """The manifest of data within the limits."""
     cuts = range(0, len(content), DATA_CHUNK_BYTES_MAX)
     view = memoryview(content)
     hashes = (hashlib.sha256(view[at : at + DATA_CHUNK_BYTES_MAX]).digest() for at in cuts)
@@ -622,13 +593,10 @@ def manifest_of(content: bytes, items: int) -> DataManifest:
 
 
 def data_id(manifest: DataManifest) -> bytes:
-    """The SHA-256 by which the data of a manifest is known: over the domain, the number of items,
-    the size (both 8 bytes, big-endian) and the chunks' hashes."""
+    """SHA-256 over domain, number of items, size (8 bytes big-endian each) and chunk hashes."""
     head = _HEAD.pack(manifest.items, manifest.size_bytes)
     return hashlib.sha256(DATA_DOMAIN + head + manifest.chunk_hashes).digest()
 
-
-# The messages between a learner and its coordinator. Their limits are in `messages`.
 
 Depth = Annotated[int, Field(ge=0, le=DEPTH_MAX)]
 Count = Annotated[int, Field(ge=0, lt=2**48)]
@@ -638,14 +606,10 @@ PublicKeys = Annotated[bytes, Field(max_length=32 * REPORT_WORKERS_MAX)]  # raw,
 
 
 class WantReport(WireModel):
-    """A coordinator asks the learner how things stand."""
-
     type: Literal["want_report"]
 
 
 class LearnerRulesBody(WireModel):
-    """The rules that a learner follows now."""
-
     staleness_max: Depth  # S
     pacing: Depth  # the staleness that leases aim at
     publish_every: Depth  # κ, steps
@@ -654,7 +618,7 @@ class LearnerRulesBody(WireModel):
 
 
 class LearnerWorkBody(WireModel):
-    """Groups: now, and ever."""
+    """Numbers of groups."""
 
     buffered: Count
     leased: Count
@@ -664,7 +628,7 @@ class LearnerWorkBody(WireModel):
 
 
 class LearnerPaceBody(WireModel):
-    """Means over the last steps. 0 or None: not known yet."""
+    """Means over the last steps. 0 or None: unknown yet."""
 
     train_s: Amount  # all that a step takes but the wait for groups
     step_s: Amount  # from one step's end to the next
@@ -677,7 +641,7 @@ class LearnerPaceBody(WireModel):
 
 
 class LearnerSizesBody(WireModel):
-    """Bytes. 0 where they are not known yet."""
+    """Bytes. 0: unknown yet."""
 
     weights_bytes: Count  # a whole version
     delta_bytes: Count  # what a version differs by from the one before it
@@ -686,8 +650,6 @@ class LearnerSizesBody(WireModel):
 
 
 class LearnerReport(WireModel):
-    """A learner's measurements, of itself and of its workers."""
-
     type: Literal["report"]
     run_id: RunId
     plan: PlanNumber  # that is in force; 0: none
@@ -705,7 +667,7 @@ class LearnerReport(WireModel):
 
 
 class SetPlan(WireModel):
-    """A coordinator's plan: it is in force until one with a higher number comes."""
+    """A coordinator's plan, in force until one with a higher number comes."""
 
     type: Literal["plan"]
     number: PlanNumber
@@ -716,7 +678,7 @@ class SetPlan(WireModel):
 
 
 class PlanReply(WireModel):
-    """The plan in force; `detail` says why another one was not taken."""
+    """The plan in force; `detail`: why another one was not taken."""
 
     type: Literal["plan_reply"]
     number: PlanNumber

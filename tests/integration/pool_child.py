@@ -3,14 +3,14 @@
 import sys
 
 from swarm.exchange.pool import AddResult, Pool, PoolLimits
-from tests.pool_samples import PRODUCERS, make_group
+from tests.pool_samples import PRODUCERS, add, make_group
 
 
 def main(path: str) -> None:
     pool = Pool(path, PoolLimits(groups_max=100_000, groups_per_producer_max=100_000))
     for index in range(100_000):
         record, verified = make_group(index % len(PRODUCERS), index)
-        assert pool.add(record, verified, own=False, now_s=1_500.0) is AddResult.ADDED
+        assert add(pool, record, verified, 1_500.0) is AddResult.ADDED
         if index % 3 == 0:
             pool.mark_trained([verified.group_id], index)
         sys.stdout.write(f"{index % 3 == 0} {verified.group_id.hex()}\n")

@@ -60,7 +60,9 @@ def test_without_its_bootstrap_peer_a_restarted_node_finds_the_swarm(tmp_path: P
                     while BEN.peer_id not in node._book.entries:  # noqa: ASYNC110 - greeted, it is
                         await trio.sleep(0.05)  # a peer; the book learns of it by our own hello
                     first_life.cancel_scope.cancel()
-            node._book.save()  # now that nothing else writes it
+            await node._book.save_if_changed(
+                trio.to_thread.run_sync
+            )  # now that nothing else writes it
             async with open_libp2p(CAT, LOOPBACK) as again:
                 node = member(CAT, again, bootstrap, AddressBook.load(path))
                 nursery.start_soon(node.run)

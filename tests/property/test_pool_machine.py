@@ -1,5 +1,6 @@
 """The pool against a model that keeps the same rules with lists."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -162,7 +163,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def the_pool_holds_what_the_model_holds(self) -> None:
         all_ids = [verified.group_id for _, verified in SAMPLES.values()]
-        assert {each for each in all_ids if self.pool.has(each)} == set(self.rows)
+        assert self.pool.held(all_ids, -math.inf) == set(self.rows)
         assert self.pool.ids_seen(all_ids) == set(self.tasks.values())
         for own in (False, True):
             expected = sorted(

@@ -73,7 +73,7 @@ class Peer:
         return await self.share(*(group_of(self.identity, first + n, **how) for n in range(count)))
 
     def has(self, groups: list[ScoredGroup]) -> bool:
-        return all(self.pool.has(group.group_id) for group in groups)
+        return len(self.pool.groups([each.group_id for each in groups])) == len(groups)
 
     def blamed(self, other: "Peer") -> dict[Reject, int]:
         return dict(self.exchange.ledger.account(other.peer_id).rejected)

@@ -168,7 +168,7 @@ def test_what_a_banned_peer_made_is_neither_drawn_nor_served_nor_offered() -> No
         await trio.sleep(1)
         assert await here.exchange.candidates() == []
         assert await here.want(here.others_transport, group_id) == 0
-        assert here.exchange._pool.has(GroupId(group_id))  # it is there, for when the ban ends
+        assert here.exchange._pool.groups([GroupId(group_id)])  # it is there, for when the ban ends
         payload = msgpack.packb(advert_body(here.identity, [b"n" * 32]))
         record = sealed(payload, ADVERT_DOMAIN, here.identity)
         assert not here.exchange._hear_gossip(here.other.peer_id, record)

@@ -198,7 +198,7 @@ def test_a_failed_verifier_is_our_own_failure_and_the_offer_stays_for_some_tries
         async with setting(fails_first) as here:
             here.serve(server_of(await here.advertise(group_of(here.identity, 1))))
             await trio.sleep(60)
-            assert here.exchange.verifier_failures == tried
+            assert here.exchange.fetcher.verifier_failures == tried
             assert here.exchange.ledger.accepted == (tried == 4)
             assert not here.exchange.ledger.rejected
 

@@ -160,7 +160,7 @@ def test_a_holder_pays_for_what_it_made_up_and_the_next_one_delivers(fault: str)
             serves(liar, forged)
             serves(honest, records)
             await adverts_from(liar, advert)
-            asker.exchange._fetcher._holders._rests_until.put(
+            asker.exchange.fetcher._holders._rests_until.put(
                 honest.peer_id, trio.current_time() + 6
             )
             await swarm.start(3)

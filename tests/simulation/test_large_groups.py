@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from swarm.errors import Reject
-from swarm.exchange.offers import RETRY_S
+from swarm.exchange.fetching import PIECE_RETRY_S
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
 from swarm.simulation.world import deterministic_run
@@ -71,7 +71,7 @@ def test_a_large_group_comes_whole_and_late_joiners_hear_of_it() -> None:
 def test_an_advert_of_a_group_larger_than_the_run_allows_is_its_makers_offence() -> None:
     async def body(swarm: Swarm) -> None:
         maker, taker, strict = swarm.peers
-        strict.exchange._rules = strict.exchange._fetcher._rules = replace(
+        strict.exchange._rules = strict.exchange.fetcher._rules = replace(
             strict.exchange._rules, group_bytes_max=GROUP_BYTES_MAX
         )
         await swarm.start(0, 1, 2)
@@ -129,8 +129,8 @@ async def fetched(swarm: Swarm, change: Callable[[int, PieceReply], PieceReply])
     await trio.sleep(2)
     await other.transport.publish(topic, codec.sign_advert(body, other.identity)[1])
     with trio.move_on_after(30):
-        await until(lambda: own.pool.has(group_id))
-    return own.pool.has(group_id)
+        await until(lambda: bool(own.pool.groups([group_id])))
+    return bool(own.pool.groups([group_id]))
 
 
 def test_the_honest_server_of_the_faults_below_is_believed() -> None:
@@ -174,12 +174,12 @@ def test_a_refusal_in_the_middle_is_waited_out() -> None:
     async def body(swarm: Swarm) -> None:
         own, other = swarm.peers
         other.exchange._rules = replace(other.exchange._rules, serve_bytes_per_s=PIECE_BYTES)
-        other.exchange._serve_budget._rate = PIECE_BYTES / (8 * RETRY_S)
+        other.exchange._serve_budget._rate = PIECE_BYTES / (8 * PIECE_RETRY_S)
         await swarm.start(0, 1)
         await trio.sleep(2)
         shared = await other.share(large_group(other))
         took_s = await until(lambda: own.has(shared), timeout_s=120)
-        assert took_s > 4 * RETRY_S
+        assert took_s > 4 * PIECE_RETRY_S
         assert other.transport.counters.messages_in[PIECES_PROTOCOL] > 3  # pieces, and refusals
 
     simulate(body, 2)

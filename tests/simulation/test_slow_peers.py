@@ -72,7 +72,7 @@ async def waits_of_honest_groups(swarm: Swarm, waiting: Waiting) -> list[float]:
         await peer.share_new(GROUPS_EACH)
     first = await honest.share_new(2)
     await until(lambda: asker.has(first), timeout_s=300)
-    account = asker.exchange.ledger.of
+    account = asker.exchange.ledger.account
     await until(lambda: all(account(peer.peer_id).accepted for peer in slow), timeout_s=600)
     await trio.sleep(30.0)  # the slow ones are at it
     waits = []
@@ -128,7 +128,7 @@ def late_batches_of_one_block() -> int:
                 await peer.share_new(GROUPS_EACH)
             for _ in range(120):
                 await trio.sleep(0.5)
-                batches = asker.exchange._fetcher._in_flight.values()
+                batches = asker.exchange.fetcher._in_flight.values()
                 most = max(most, sum(batch.late and not batch.given_up for batch in batches))
 
     deterministic_run(main, seed=1)

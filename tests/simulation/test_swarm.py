@@ -139,7 +139,7 @@ def test_nodes_meet_on_the_tasks_that_a_run_has_in_common() -> None:
     for simulated in swarm:
         assert not simulated.node.ledger.rejected
         pool = simulated.pool
-        ids = [each.group_id for each in pool.own_newest(0)]
+        ids = [group_id for group_id, *_ in pool.own_newest(0)]
         for each in pool.groups(ids):
             if is_common(run_, each.group.task):
                 done.add((simulated.host, each.group.task.index, each.group.attempt))

@@ -3,14 +3,16 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from swarm.errors import ConfigError
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import SimulatedWorld, Wan
+from swarm.simulation.world import SimulatedWorld
 
 pytest_plugins = ["swarm.simulation.pytest_plugin"]
 PAGE = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
@@ -32,7 +34,7 @@ async def one_round_trip(world: SimulatedWorld) -> float:
     return trio.current_time()
 
 
-def test_profiles_are_names_links_or_a_link_for_each_host(wan: Wan) -> None:
+def test_profiles_are_names_links_or_a_link_for_each_host(wan: Callable[..., Any]) -> None:
     near, far = LinkProfile(latency_s=0.01), LinkProfile(latency_s=0.09)
     for profile in (near, [near, near]):
         assert wan(one_round_trip, profile=profile) == pytest.approx(12 * 0.01)
@@ -42,12 +44,12 @@ def test_profiles_are_names_links_or_a_link_for_each_host(wan: Wan) -> None:
         wan(one_round_trip, profile="satellite")
 
 
-def test_a_seed_replays_a_test_and_another_does_not(wan: Wan) -> None:
+def test_a_seed_replays_a_test_and_another_does_not(wan: Callable[..., Any]) -> None:
     times = [wan(one_round_trip, profile="4g", seed=seed) for seed in (1, 1, 2)]
     assert times[0] == times[1] != times[2]
 
 
-def test_a_failure_says_its_seed_and_waiting_ends(wan: Wan) -> None:
+def test_a_failure_says_its_seed_and_waiting_ends(wan: Callable[..., Any]) -> None:
     async def hang(world: SimulatedWorld) -> None:
         await trio.sleep_forever()
 
@@ -56,7 +58,7 @@ def test_a_failure_says_its_seed_and_waiting_ends(wan: Wan) -> None:
     assert "seed=5" in info.value.__notes__[0]
 
 
-def test_a_paused_host_stands_still_and_finds_that_time_has_jumped(wan: Wan) -> None:
+def test_a_paused_host_stands_still_and_finds_that_time_has_jumped(wan: Callable[..., Any]) -> None:
     async def main(world: SimulatedWorld) -> list[float]:
         ticks: list[float] = []
 
@@ -75,7 +77,7 @@ def test_a_paused_host_stands_still_and_finds_that_time_has_jumped(wan: Wan) -> 
     assert wan(main) == [1.0, 2.0, 12.5, 13.5, 14.5, 15.5]
 
 
-def test_tasks_of_other_hosts_go_on_meanwhile(wan: Wan) -> None:
+def test_tasks_of_other_hosts_go_on_meanwhile(wan: Callable[..., Any]) -> None:
     async def main(world: SimulatedWorld) -> int:
         ticks = 0
 

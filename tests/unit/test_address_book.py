@@ -5,6 +5,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import trio
 
 from swarm.identity import Identity, PeerId
 from swarm.limits.address_blocks import GLOBAL, LOCAL, NOWHERE, THIS_MACHINE, path_of
@@ -157,6 +158,6 @@ def test_what_is_saved_is_on_the_disk_before_it_takes_the_old_ones_place(
     monkeypatch.setattr(os, "fsync", note)
     book = AddressBook(path)
     book.learn(ANN, ["/memory/1"], worked=True)
-    book.save()
+    trio.run(book.save_if_changed, trio.to_thread.run_sync)
     assert synced == [path.stat().st_size]
     assert AddressBook.load(path).addresses(ANN) == ("/memory/1",)

@@ -46,9 +46,8 @@ def test_an_origin_has_no_more_than_its_share_and_gives_way_to_itself() -> None:
     assert list(table.values()) == [6, 7, 8]
     table.put("neighbour", 0, NEIGHBOUR)
     assert table.put("another", 0, NEIGHBOUR) == Evicted("greedy 6", 6, GREEDY[:2])
-    assert table.within(GREEDY) == [7, 8]
-    assert table.within(GREEDY[:2]) == [7, 8, 0, 0]
-    assert table.within(ELSEWHERE) == []
+    assert list(table.values()) == [7, 8, 0, 0]
+    assert [table.size_of(path) for path in (GREEDY, GREEDY[:2], ELSEWHERE)] == [2, 4, 0]
 
 
 def test_what_was_used_last_stays() -> None:

@@ -336,7 +336,7 @@ def test_a_book_that_is_damaged_is_an_empty_one(tmp_path: Any) -> None:
         assert not AddressBook.load(path).entries
     book = AddressBook(path)
     book.learn(PeerId("peer"), ["/memory/1/p2p/peer"], worked=True)
-    book.save()
+    trio.run(book.save_if_changed, trio.to_thread.run_sync)
     assert AddressBook.load(path).entries[PeerId("peer")].addresses == ("/memory/1/p2p/peer",)
 
 

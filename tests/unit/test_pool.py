@@ -12,7 +12,7 @@ from swarm.exchange.pool import DAMAGED_KEPT_MAX, AddResult, Pool, PoolLimits
 from swarm.rollouts import GroupId
 from swarm.wire.codec import decode
 from swarm.wire.messages import GROUP_BYTES_MAX, GroupBody, Signed
-from tests.pool_samples import CREATED_AT_S, EXPIRES_AT_S, PRODUCERS, make_group
+from tests.pool_samples import CREATED_AT_S, EXPIRES_AT_S, PRODUCERS, add, make_group
 
 NOW_S = 1_500.0
 LIMITS = PoolLimits()
@@ -26,17 +26,17 @@ def pool() -> Iterator[Pool]:
 
 def put(pool: Pool, producer: int, index: int, *, own: bool = False) -> GroupId:
     record, verified = make_group(producer, index)
-    assert pool.add(record, verified, own=own, now_s=NOW_S) is AddResult.ADDED
+    assert add(pool, record, verified, NOW_S, own=own) is AddResult.ADDED
     return verified.group_id
 
 
 def held(pool: Pool, ids: Iterable[GroupId]) -> list[bool]:
-    return [pool.has(each) for each in ids]
+    return [bool(pool.groups([each])) for each in ids]
 
 
 def test_a_group_comes_back_as_it_was_verified(pool: Pool) -> None:
     record, verified = make_group(0, 3)
-    assert pool.add(record, verified, own=False, now_s=NOW_S) is AddResult.ADDED
+    assert add(pool, record, verified, NOW_S) is AddResult.ADDED
     assert pool.groups([verified.group_id]) == [verified]
     assert pool.record(verified.group_id, NOW_S) == record
     (candidate,) = pool.eligible(own=False, now_s=NOW_S)
@@ -64,7 +64,7 @@ def test_the_same_group_and_the_same_task_are_kept_once(pool: Pool) -> None:
     put(pool, 0, 0)
     for variant, result in ((0, AddResult.KNOWN), (1, AddResult.DUPLICATE_TASK)):
         record, verified = make_group(0, 0, variant=variant)
-        assert pool.add(record, verified, own=False, now_s=NOW_S) is result
+        assert add(pool, record, verified, NOW_S) is result
     put(pool, 1, 0)  # another producer's group for that task is another matter
     assert pool.statistics().groups == 2
 
@@ -78,11 +78,11 @@ def test_what_expired_is_not_served_nor_drawn_nor_taken_again(pool: Pool) -> Non
     assert pool.eligible(own=False, now_s=EXPIRES_AT_S) == []
     assert pool.expire(EXPIRES_AT_S - 1) == 0
     assert pool.expire(EXPIRES_AT_S) == 1
-    assert not pool.has(group_id)
+    assert not pool.groups([group_id])
     assert pool.ids_seen([group_id, GroupId(bytes(32))]) == {group_id}
     for variant, result in ((0, AddResult.KNOWN), (1, AddResult.DUPLICATE_TASK)):
         record, verified = make_group(0, 0, variant=variant)
-        assert pool.add(record, verified, own=False, now_s=NOW_S) is result
+        assert add(pool, record, verified, NOW_S) is result
 
 
 def test_a_producer_at_its_share_gives_up_its_trained_then_its_oldest_groups() -> None:
@@ -94,7 +94,7 @@ def test_a_producer_at_its_share_gives_up_its_trained_then_its_oldest_groups() -
         assert held(pool, ids) == [True, False, True]  # trained on before older
         ids.append(put(pool, 0, 3))
         assert held(pool, ids) == [False, False, True, True]
-        assert pool.has(other)
+        assert pool.groups([other])
         assert pool.ids_seen(ids) == set(ids)  # what left is not fetched again
 
 
@@ -114,14 +114,14 @@ def test_eviction_takes_trained_then_the_largest_producer_then_own() -> None:
         many = [put(pool, 2, index) for index in range(3)]
         pool.mark_trained([own[1], few[0]], 1)
         more = [put(pool, 3, 0)]
-        assert not pool.has(own[1])  # trained, the older of two
+        assert not pool.groups([own[1]])  # trained, the older of two
         more.append(put(pool, 3, 1))
-        assert not pool.has(few[0])  # trained
+        assert not pool.groups([few[0]])  # trained
         more.append(put(pool, 3, 2))
         assert held(pool, many) == [False, True, True]  # most groups, the older of two producers
         put(pool, 4, 0)
         assert held(pool, more) == [False, True, True]
-        assert pool.has(own[0])
+        assert pool.groups([own[0]])
         assert pool.statistics().groups == 6
 
 
@@ -147,7 +147,7 @@ def test_bytes_are_bounded_and_taken_from_who_holds_most_of_them() -> None:
         assert pool.statistics().bytes <= 4 * sizes[0] + 3
     with Pool(":memory:", PoolLimits(bytes_max=sizes[0] - 1)) as pool:
         record, verified = make_group(0, 0)
-        assert pool.add(record, verified, own=False, now_s=NOW_S) is AddResult.QUOTA
+        assert add(pool, record, verified, NOW_S) is AddResult.QUOTA
 
 
 def test_few_large_groups_cannot_push_out_many_small_ones() -> None:
@@ -160,7 +160,7 @@ def test_few_large_groups_cannot_push_out_many_small_ones() -> None:
         for index in range(3):
             record, verified = make_group(1, index)
             verified = replace(verified, prompt="p" * (6 * small))
-            assert pool.add(record, verified, own=False, now_s=NOW_S) is AddResult.ADDED
+            assert add(pool, record, verified, NOW_S) is AddResult.ADDED
             large.append(verified.group_id)
         assert held(pool, many) == [True] * 6
         assert held(pool, large) == [False, True, True]
@@ -176,11 +176,11 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
         record, verified = make_group(2, 0)
         large = replace(verified, prompt="p" * 100_000)
         with pytest.raises(sqlite3.OperationalError, match="full"):
-            pool.add(record, large, own=False, now_s=NOW_S)
+            add(pool, record, large, NOW_S)
         assert pool.statistics(NOW_S) == before
         assert held(pool, ids) == [True] * 10
         pool._db.execute(f"PRAGMA max_page_count = {10 * pages}")
-        assert pool.add(record, verified, own=False, now_s=NOW_S) is AddResult.ADDED
+        assert add(pool, record, verified, NOW_S) is AddResult.ADDED
 
 
 def test_tombstones_are_bounded_and_the_newest_stay() -> None:
@@ -238,26 +238,26 @@ def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
 
 
 def test_groups_that_their_producer_left_far_behind_leave(tmp_path: Path) -> None:
-    def add(pool: Pool, index: int, round_: int, created_at_s: int) -> tuple[AddResult, GroupId]:
+    def add_at(pool: Pool, index: int, round_: int, created_at_s: int) -> tuple[AddResult, GroupId]:
         record, verified = make_group(0, index, round_=round_, created_at_s=created_at_s)
-        return pool.add(record, verified, own=False, now_s=NOW_S), verified.group_id
+        return add(pool, record, verified, NOW_S), verified.group_id
 
     path = tmp_path / "pool.sqlite"
     with Pool(path, PoolLimits(rounds_max=10)) as pool:
-        ids = [add(pool, index, index, 1_000 + index)[1] for index in range(15)]
+        ids = [add_at(pool, index, index, 1_000 + index)[1] for index in range(15)]
         assert held(pool, ids) == [False] * 5 + [True] * 10
-        assert add(pool, 20, 4, 1_004) == (AddResult.TOO_OLD, make_group_id(20, 4, 1_004))
+        assert add_at(pool, 20, 4, 1_004) == (AddResult.TOO_OLD, make_group_id(20, 4, 1_004))
         assert pool.ids_seen(ids) == set(ids)
         recent = pool.eligible(own=False, now_s=NOW_S, rounds_max=4)
         assert {each.round for each in recent} == {11, 12, 13, 14}
         pool.mark_trained([ids[0]], 1)  # it was drawn before it left
     with Pool(path, PoolLimits(rounds_max=3)) as pool:  # lower limits hold at once
         assert held(pool, ids) == [False] * 12 + [True] * 3
-        assert add(pool, 21, 11, 1_003)[0] is AddResult.TOO_OLD
-        set_back = add(pool, 22, 2, 1_500)  # created last, at a lower round
+        assert add_at(pool, 21, 11, 1_003)[0] is AddResult.TOO_OLD
+        set_back = add_at(pool, 22, 2, 1_500)  # created last, at a lower round
         assert set_back[0] is AddResult.ADDED
         assert held(pool, ids) == [False] * 12 + [True] * 3
-        assert add(pool, 23, 3, 1_501)[0] is AddResult.ADDED
+        assert add_at(pool, 23, 3, 1_501)[0] is AddResult.ADDED
 
 
 def make_group_id(index: int, round_: int, created_at_s: int) -> GroupId:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import trio
 
 from coordinator.overrides import drain
 from node.observe.event_log import EventLog
@@ -60,7 +61,7 @@ def fill(directory: Path) -> None:
         events.write(Trouble("x"))
         book = AddressBook(directory / "addresses.json")
         book.learn(PeerId("ann"), ["/memory/1/p2p/ann"], worked=True)
-        book.save()
+        trio.run(book.save_if_changed, trio.to_thread.run_sync)
         write_whole(directory / "state.json", json.dumps({}))
         (directory / "checkpoints" / "round-1").mkdir(parents=True)
         (directory / "checkpoints" / "round-1" / "model").write_text("x")
