@@ -30,11 +30,7 @@ T = TypeVar("T")
 @contextmanager
 def first_answer_counts(*, has_served: bool) -> Iterator[None]:
     """A start of vLLM in the block is not tried again where vLLM refuses it, unless this node's has
-    served before: then it is no fault of the settings or the model, and may pass.
-
-    Raises:
-        ConfigError: it refuses; with the reason.
-    """
+    served before: then it is no fault of the settings or the model, and may pass."""
     try:
         yield
     except ServerRefused as error:

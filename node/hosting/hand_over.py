@@ -38,11 +38,7 @@ class DevicePlan:
 
 
 def device_plan(config: NodeConfig, trainer: PolicyInfo) -> DevicePlan:
-    """The plan of an engine beside a trainer that is loaded.
-
-    Raises:
-        ConfigError: the trainer leaves it no room.
-    """
+    """The plan of an engine beside a trainer that is loaded."""
     if is_cpu_build() or trainer.device_bytes == 0:
         return DevicePlan(config.engine_gpu_share or GPU_MEMORY_SHARE_ALONE, False, False)
     if config.engine_gpu_share is not None:

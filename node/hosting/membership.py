@@ -16,11 +16,7 @@ JOIN_KEY_FILE = "join.key"
 
 
 def load_identity(config: NodeConfig) -> Identity:
-    """The node's key, made at the first start.
-
-    Raises:
-        ConfigError: the key file cannot be used.
-    """
+    """The node's key, made at the first start."""
     passphrase = os.environ.get(config.passphrase_env)
     if not config.key_path.exists():
         if config.key_file is not None:
@@ -41,11 +37,7 @@ class Membership:
 
     @classmethod
     def of(cls, config: NodeConfig) -> "Membership":
-        """The membership that the settings and the data directory name; a new key is kept there.
-
-        Raises:
-            ConfigError: they contradict each other, or a file cannot be used.
-        """
+        """The membership that the settings and the data directory name; a new key is kept there."""
         return cls(
             _join_key(config), None if config.allow is None else read_allow_list(config.allow)
         )
@@ -89,11 +81,7 @@ def known_key(invitation: Invitation | None, data_dir: Path) -> JoinKey | None:
 
 
 def invitation_of(data_dir: Path) -> Invitation:
-    """An invitation to the swarm of the node that runs on a data directory.
-
-    Raises:
-        SwarmError: none runs there.
-    """
+    """An invitation to the swarm of the node that runs on a data directory."""
     status = fetch_status(data_dir)
     addresses = sorted(status.addresses, key=_reach)[:INVITE_ADDRESSES_MAX]
     if any(_reach(address) < 2 for address in addresses):

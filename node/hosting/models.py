@@ -58,11 +58,7 @@ def tiny_directory(run: RunConfig, cache_dir: Path | None) -> Path:
 
 
 def resolved_model(config: NodeConfig) -> tuple[str, bool]:
-    """The model that the trainer is to load, and True if it is still to be made or fetched.
-
-    Raises:
-        ConfigError: what trains it is not installed.
-    """
+    """The model that the trainer is to load, and True if it is still to be made or fetched."""
     if config.engine == "openai":  # the server has it
         return config.model, False
     need("torch")
@@ -114,11 +110,7 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
 
 @asynccontextmanager
 async def served_model(config: NodeConfig) -> AsyncIterator[ServedModel]:
-    """The model of the engine `openai`, which has answered once.
-
-    Raises:
-        ConfigError: its server is not there or does not serve it, or a setting of it is wrong.
-    """
+    """The model of the engine `openai`, which has answered once."""
     key = None
     if config.engine_key_env is not None:
         key = os.environ.get(config.engine_key_env)
@@ -235,11 +227,7 @@ def _make_here(asked: Asked, directory: Path) -> None:
 
 def warm_up_pairs(asked: Asked) -> Iterator[tuple[str, str]]:
     """Prompts and right answers without end, of the problems that are asked for: of a problem with
-    several turns one pair for each.
-
-    Raises:
-        As `warm_up_problems`.
-    """
+    several turns one pair for each."""
     from node.policies.tiny import ANSWER, EOS
 
     with closing(warm_up_problems(asked)) as problems:

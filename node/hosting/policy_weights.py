@@ -51,11 +51,7 @@ STATE_CHARS_SHOWN = 12
 
 def list_weights(data_dir: Path) -> Iterator[str]:
     """A line for each version in a data directory, then one for the chunks. Changes nothing, so
-    that it may be asked while a node runs there.
-
-    Raises:
-        ConfigError: no such directory, or no weights in it.
-    """
+    that it may be asked while a node runs there."""
     policies = data_dir / POLICIES
     if not policies.is_dir():
         raise ConfigError(f"{data_dir}: no weights in there; name a node's data directory")
@@ -97,11 +93,7 @@ def verify(directory: Path, manifest: Path | None, against: Path | None) -> Veri
 
     Args:
         manifest: a manifest as it was published; None: the one that lies beside a node's version.
-        against: a directory of weights, in place of a manifest.
-
-    Raises:
-        ConfigError: nothing to compare with, or one of them cannot be read.
-    """
+        against: a directory of weights, in place of a manifest."""
     if against is not None:
         wanted = open_weights(against).specs
     else:
@@ -230,11 +222,7 @@ def open_weights_service(
     store_bytes: int = STORE_BYTES_MAX,
 ) -> Iterator[WeightsService]:
     """The service of a policy in a data directory, not running yet; its store is open for the
-    block.
-
-    Raises:
-        ConfigError: another process has the store.
-    """
+    block."""
     directory = data_dir / POLICIES / rules.policy
     with ChunkStore(data_dir / STORE, store_bytes) as store:
         yield WeightsService(

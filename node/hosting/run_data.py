@@ -52,12 +52,7 @@ def fetch_unknown_run(
     run_file: Path | None,
     say: Callable[[str], None],
 ) -> None:
-    """Have the rules of the run that the settings name, if this machine lacks them.
-
-    Raises:
-        ConfigError: no peer is named, none hands the rules on, they are not those of the id, or
-            the user does not agree to what they bring.
-    """
+    """Have the rules of the run that the settings name, if this machine lacks them."""
     wanted = unknown_run(flags, environ, run_file)
     if wanted is None:
         return
@@ -109,11 +104,7 @@ def ask_in_turn(
     ask_one: Callable[[Transport, PeerId], Awaitable[T]],
 ) -> tuple[T | None, list[str]]:
     """The answer of the first peer that gives one, or None; and the failures of those asked before
-    it. The node's own key asks, for lists of allowed peers name it.
-
-    Raises:
-        ConfigError: an address is wrong, or `ask_one` says so.
-    """
+    it. The node's own key asks, for lists of allowed peers name it."""
 
     async def ask(transport: Transport, peer: PeerId, address: str) -> T:
         return await ask_one(transport, peer)
@@ -130,11 +121,7 @@ def ask_each(
     *,
     most: int | None = None,
 ) -> tuple[list[T], list[str]]:
-    """The answers of the peers at these addresses, at most `most`; and the failures, by address.
-
-    Raises:
-        ConfigError: as `ask_in_turn`.
-    """
+    """The answers of the peers at these addresses, at most `most`; and the failures, by address."""
     found: list[T] = []
     troubles: list[str] = []
 
@@ -221,12 +208,7 @@ def have_data(
     agreed: Consent,
     say: Callable[[str], None],
 ) -> None:
-    """Have the items of the run on this machine, fit for it, and agreed to be handed on.
-
-    Raises:
-        ConfigError: nobody hands them on, the user does not agree, or the run asks for more than
-            they are.
-    """
+    """Have the items of the run on this machine, fit for it, and agreed to be handed on."""
     for sha256, rules in data_of(config.run).items():
         if not store.is_here(sha256):
             _fetch(config, identity, membership, rules, agreed, say)
@@ -237,11 +219,7 @@ def have_data(
 
 
 def check_data(run: RunConfig) -> None:
-    """Check that the items on this machine are enough, and short enough, for the run.
-
-    Raises:
-        ConfigError: one line that says what to change.
-    """
+    """Check that the items on this machine are enough, and short enough, for the run."""
     for rules in data_of(run).values():
         items, columns = rules.items(), rules.columns
         questions, longest = set(), 0
@@ -370,11 +348,7 @@ async def _fetch_into_place(
 
 
 def _judge(arriving: store.Arriving, rules: DataRules, manifest: DataManifest) -> None:
-    """Put in place what a user's own file could have come to; no other bytes.
-
-    Raises:
-        ConfigError: they are what the run's hash says, and no items for its scorer.
-    """
+    """Put in place what a user's own file could have come to; no other bytes."""
     try:
         _check_came(arriving.whole(), rules, manifest)
     except ConfigError:
@@ -394,11 +368,7 @@ def _check_came(came: bytes, rules: DataRules, manifest: DataManifest) -> None:
 
 
 def held_data(run: RunConfig, run_sync: RunSync) -> dict[bytes, HeldData]:
-    """The data that this node hands on: the items of its run.
-
-    Raises:
-        ConfigError: they are not on this machine.
-    """
+    """The data that this node hands on: the items of its run."""
     return {bytes.fromhex(sha256): _held(sha256, run_sync) for sha256 in data_of(run)}
 
 

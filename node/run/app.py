@@ -75,12 +75,7 @@ def run_node(
     run_given: str = "",
 ) -> int:
     """Run a node in a role until it is done or told to leave. Returns the exit status.
-    `run_given`: as --run had it.
-
-    Raises:
-        ConfigError: bad input, found before anything started.
-        IdentityInUse: another live node runs under this key.
-    """
+    `run_given`: as --run had it."""
     with data_directory(config.data_dir, say=say):
         identity = load_identity(config)
         membership = Membership.of(config)

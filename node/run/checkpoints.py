@@ -80,11 +80,7 @@ class Checkpoints:
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint. That may be the best one, which is in no round's place,
-        but not one of before the first round, which nobody has anything from.
-
-        Raises:
-            ConfigError: it belongs to another run or model.
-        """
+        but not one of before the first round, which nobody has anything from."""
         best = self._best_directory()
         found = self._complete() if best is None else [*self._complete(), best]
         read = [(directory, _read_state(directory)) for directory in found]
@@ -106,11 +102,7 @@ class Checkpoints:
     @contextmanager
     def held(self) -> Iterator[Checkpoint | None]:
         """The newest complete checkpoint, if there is one: it stays for as long as the block runs,
-        beside a node that goes on writing others.
-
-        Raises:
-            ConfigError: it belongs to another run or model.
-        """
+        beside a node that goes on writing others."""
         while (found := self.latest()) is not None:
             state = found.directory / STATE_FILE
             try:

@@ -50,11 +50,7 @@ class Role(Protocol):
 
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """The prerequisites of the role, by settings and key.
-
-        Raises:
-            ConfigError: they are none of this role.
-        """
+        """The prerequisites of the role, by settings and key."""
         ...
 
     async def run(self, leaving: trio.Event) -> None:

@@ -147,11 +147,7 @@ class Scenario(_Table):
 
 
 def whole_number(name: str, value: int | str, least: int, most: int) -> int:
-    """A number as it was typed after the flag of that name.
-
-    Raises:
-        ConfigError: it is none, or out of range.
-    """
+    """A number as it was typed after the flag of that name."""
     try:
         number = int(value)
     except ValueError:
@@ -168,11 +164,7 @@ def packaged_scenarios() -> tuple[str, ...]:
 
 
 def load_scenario(wanted: str) -> Scenario:
-    """A scenario by the name of a packaged one or the path of a file.
-
-    Raises:
-        ConfigError: one line that names the setting, its value and what to do.
-    """
+    """A scenario by the name of a packaged one or the path of a file."""
     if wanted in packaged_scenarios():
         label = f"{wanted}.toml"
         return parse_scenario(
@@ -194,11 +186,7 @@ def load_scenario(wanted: str) -> Scenario:
 
 
 def parse_scenario(text: str, label: str) -> Scenario:
-    """The scenario in a file's text; `label` names the file in errors.
-
-    Raises:
-        ConfigError: one line.
-    """
+    """The scenario in a file's text; `label` names the file in errors."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -87,11 +87,7 @@ def replay_of(
     nodes: int | str | None = None,
     profile: str | None = None,
 ) -> Replay:
-    """A run by the name of a scenario or file, with numbers as they were typed.
-
-    Raises:
-        ConfigError: one line that names the setting, its value and what to do.
-    """
+    """A run by the name of a scenario or file, with numbers as they were typed."""
     number = whole_number("seed", seed, 0, 2**63 - 1)
     scenario = chaos_scenario(number) if name == CHAOS else load_scenario(name)
     if name == CHAOS and (nodes is not None or profile is not None):

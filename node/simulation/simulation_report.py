@@ -158,11 +158,7 @@ def _counts(counted: Counter[str] | Counter[Reject]) -> str:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Draw how late groups came and what the bytes were for.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Draw how late groups came and what the bytes were for."""
     import matplotlib
 
     matplotlib.use("Agg")
