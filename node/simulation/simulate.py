@@ -533,9 +533,8 @@ class _Simulation:
     def _look_at_learner(self, learner: SimulatedLearner) -> None:
         for number, node in learner.nodes.items():
             self._invariants.check_collections(number, node, self._limits)
-        witness = learner.witness
-        detail = f"trained on groups that it should not: {witness.examples}"
-        self._invariants.require(witness.violations == 0, learner.first, "staleness", detail)
+        detail = f"trained on groups that it should not: {list(learner.stale)}"
+        self._invariants.require(not learner.stale, learner.first, "staleness", detail)
 
     def _look_at(self, host: _Host, node: SimulatedNode, *, thorough: bool) -> None:
         now_s, counters = trio.current_time(), node.transport.counters
