@@ -257,14 +257,3 @@ def policy_weights(
         config.data_dir, rules, transport, gater, clock, follower or Follower()
     ) as service:
         yield service
-
-
-def version_directory(service: WeightsService, version: int) -> Path | None:
-    """The directory of a version; None: it is not here."""
-    local = service.versions.get(version)
-    return None if local is None else local.directory
-
-
-def published_versions(service: WeightsService) -> tuple[int, ...]:
-    """The newest versions that were published, as far as they are kept here, ascending."""
-    return tuple(local.version for local in service.versions.held())

@@ -44,7 +44,7 @@ from node.observe.tracker import Tracked, Tracker, open_tracker
 from node.policies.presets import PRESETS
 from node.run.machine import AGENT, RealWorld
 from node.run.node import Node, open_node
-from node.run.role import RoleClass, checkpoints_of
+from node.run.role import Role, checkpoints_of
 from node.run.sapo_role import SapoRole
 from node.system.machine import GIVE_BACK_EVERY_S, counted, freeze_garbage_collector, give_back
 from node.train.ranks import Ranks
@@ -71,7 +71,7 @@ def run_node(
     config: NodeConfig,
     view: LiveView,
     say: Callable[[str], None],
-    role_class: RoleClass = SapoRole,
+    role_class: type[Role] = SapoRole,
     run_given: str = "",
 ) -> int:
     """Run a node in a role until it is done or told to leave. Returns the exit status.
@@ -104,7 +104,7 @@ class _Start:
     config: NodeConfig
     identity: Identity
     membership: Membership
-    role_class: RoleClass
+    role_class: type[Role]
     draws: int | None  # as in `Needs`
     model: str  # to begin with; empty where the role needs none
     run_given: str  # as --run had it
@@ -212,7 +212,7 @@ class App:
         config: NodeConfig,
         world: RealWorld,
         node: Node,
-        role_class: RoleClass,
+        role_class: type[Role],
         membership: Membership,
         outputs: Outputs,
     ) -> None:

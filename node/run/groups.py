@@ -1,7 +1,6 @@
 """From scored groups to batches, counts and samples, for the loops that train.
 
-Answers are found here by the verifier's function. Its work is bounded, so that strangers' texts may
-be searched outside the verifier's process.
+Answers are found by the verifier's function. Its work on strangers' texts is bounded.
 """
 
 import hashlib
@@ -28,8 +27,8 @@ def seed_of(*parts: object) -> int:
 def foreign_group(
     scored: ScoredGroup, worth: Sequence[float | None], group_size: int, rng: Random
 ) -> TrainingGroup:
-    """A foreign group with at most `group_size` completions. Token weights count rows: a group of
-    64 would outweigh eight groups of 8. `worth`: the advantages within the whole group."""
+    """A foreign group with at most `group_size` completions: a group of 64 would outweigh eight of
+    8. `worth`: the advantages within the whole group."""
     group = scored.group
     kept = kept_completions(len(group.completions), max(2, group_size), rng)
     return training_group(
@@ -83,7 +82,7 @@ def sampled(run: RunConfig, round_: int, scored: ScoredGroup) -> SampledGroup:
 
 
 def _shown(completion: Completion) -> str:
-    """Its text; in a transcript, what was said to the policy stands in brackets on its own line."""
+    """The text; replies of the environment stand in brackets on their own lines."""
     return "".join(
         text if author is Author.POLICY else f"\n[{text}]\n" for author, text in completion.parts()
     )

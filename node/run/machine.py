@@ -31,7 +31,6 @@ from node.hosting.policy_host import PolicyHost, WorkerEngine
 from node.interfaces.engine import Engine, Tell
 from node.observe.records import Trouble
 from node.run.claims import Scorer, VersionDirectory
-from node.run.parts import HandOver
 from node.run.world import Listener, SamplingTrainer, World
 from node.sandbox.confinement import NEEDED, found
 from node.system.machine import core_count, threads_of
@@ -140,7 +139,6 @@ class RealWorld(RealNetwork, World):
 
     @asynccontextmanager
     async def open_verifier(self, config: NodeConfig) -> AsyncIterator[ProcessVerifier]:
-        """Open the verifier in its sandbox."""
         if config.verify_sandbox == "off":
             self._say('what scores is not confined (verify_sandbox = "off")')
         else:
@@ -183,7 +181,7 @@ class RealWorld(RealNetwork, World):
     @asynccontextmanager
     async def open_engine(
         self, config: NodeConfig, trainer: SamplingTrainer, listener: Listener
-    ) -> AsyncIterator[tuple[Engine, HandOver | None]]:
+    ) -> AsyncIterator[tuple[Engine, EngineHandOver | None]]:
         """The torch engine and a served model are the trainer itself and need no hand-over."""
         if isinstance(trainer, ServedModel):
             trainer.tell = _trouble_to(listener)
@@ -199,7 +197,7 @@ class RealWorld(RealNetwork, World):
     @asynccontextmanager
     async def _open_vllm(
         self, config: NodeConfig, trainer: TrainerProcess, listener: Listener
-    ) -> AsyncIterator[tuple[Engine, HandOver | None]]:
+    ) -> AsyncIterator[tuple[Engine, EngineHandOver | None]]:
         info = await trainer.info()
         size_bytes = info.parameters * PARAMETER_BYTES
         plan = device_plan(config, info)
@@ -254,7 +252,7 @@ class RealWorld(RealNetwork, World):
 
     def open_scorer(
         self, config: NodeConfig, find: VersionDirectory
-    ) -> AbstractAsyncContextManager[Scorer]:
+    ) -> AbstractAsyncContextManager[Scorer | None]:
         spec = replace(trainer_spec(config, self._model), threads=1)
         if self._ranks is not None:  # several ranks train over bases in fp32
             spec = replace(spec, lora_base="float32")

@@ -1,8 +1,7 @@
-"""A rollout worker: leases from the run's learner, completions by its policy, groups handed in.
+"""The loop of a rollout worker: lease, generate, submit.
 
-One batch is generated at a time; submissions of the one before go on meanwhile. A new version of
-the policy is fetched in the background and may replace the old one between two tokens: each
-completion says which version made which of them.
+Submissions go on while the next batch is generated. A new version of the policy may replace the old
+one between two tokens; each completion names the versions of its tokens.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ IN_WORDS: Final[Mapping[str, str]] = {
     Denial.WORKERS_FULL: "the learner has as many workers as it takes",
     STANDBY: "its coordinator has this worker stand by",
 }
-"""Why a learner gives no work, for people; what is not in here is said as the learner says it."""
+"""Reasons of a learner that gives no work; others are shown as the learner gives them."""
 
 OnWork = Callable[[WorkDone], Awaitable[None]]
 Rest = Callable[[Callable[[str], None]], Awaitable[None]]
@@ -73,11 +72,7 @@ class RolloutWorker:
         self.tokens = 0
 
     async def run(self, serving: Serving) -> None:
-        """Work until cancelled.
-
-        Raises:
-            ExceptionGroup: of `ChildFailed`, where the engine or the verifier failed.
-        """
+        """Work until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 waited_from_s = trio.current_time()

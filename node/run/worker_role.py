@@ -1,8 +1,7 @@
 """A rollout worker (`swarm-node join` on a run that has a learner).
 
-On top of what every node has: the policy's versions, fetched and swapped in while the engine goes
-on, and the loop of leases. There is no trainer: who holds the policy samples, and nothing else. It
-draws no shared groups, so that it has no pool and fetches none.
+It fetches versions of the policy, swaps them in while the engine goes on, and works on leases. It
+has no trainer and no pool.
 """
 
 from dataclasses import replace
@@ -28,7 +27,7 @@ from node.observe.records import (
 )
 from node.run.node import Node
 from node.run.progress import Progress
-from node.run.role import RESTART, RESTARTS_MAX, Needs
+from node.run.role import RESTART, RESTARTS_MAX, Needs, Role
 from node.run.rollout_worker import IdleNote, RolloutWorker
 from node.run.world import Listener, World
 from node.system.extras import need
@@ -66,7 +65,7 @@ def outcome_records(peer: PeerId, outcome: Outcome) -> list[Record]:
     return [came, trouble]
 
 
-class WorkerRole:
+class WorkerRole(Role):
     KIND: ClassVar[reports.Role] = "worker"
 
     @staticmethod
@@ -94,10 +93,7 @@ class WorkerRole:
         *,
         source: type[LeaseClient] = LeaseClient,
     ) -> None:
-        self._world = world
-        self._config = config
-        self._node = node
-        self._listener = listener
+        super().__init__(world, config, node, listener)
         self._rules = rules_of(config)
         self._learner = PeerId(self._rules.peer)
         self._host = world.policy_host(config, listener)
@@ -146,11 +142,8 @@ class WorkerRole:
         )
 
     async def _work_on(self) -> None:
-        """Work; restart the engine where it dies.
-
-        Raises:
-            ChildFailed: it died `RESTARTS_MAX` times without finishing a batch in between.
-        """
+        """Work; restart the engine where it dies, at most `RESTARTS_MAX` times without a batch in
+        between."""
         failures, host = 0, self._host
         while True:
             before = self._worker.batches
@@ -241,7 +234,7 @@ class WorkerRole:
         )
 
     def works(self) -> list[Work]:
-        works = self._node.works()
+        works = super().works()
         if self._host.starting:
             works.append(Work(f"starting the engine ({self._config.engine})"))
         progress = self._service.progress() if self._service else None

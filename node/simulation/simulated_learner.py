@@ -15,16 +15,16 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.config.run import LearnerRules
+from node.hosting.hand_over import EngineHandOver
 from node.hosting.membership import Membership
 from node.hosting.policy_host import WorkerEngine
 from node.interfaces.engine import Engine
 from node.interfaces.trainer import TrainingGroup
 from node.observe.event_log import Record
 from node.observe.records import SampledGroup, StepDone, Trouble
-from node.run.claims import Scores, VersionDirectory
+from node.run.claims import Scorer, VersionDirectory
 from node.run.learner_role import LearnerRole
 from node.run.node import Node, open_node
-from node.run.parts import HandOver
 from node.run.role import Role
 from node.run.worker_role import WorkerRole
 from node.run.world import Listener, SamplingTrainer, World
@@ -163,14 +163,14 @@ class SimulatedMachine(SimulatedNetwork, World):
     @asynccontextmanager
     async def open_engine(
         self, config: NodeConfig, trainer: SamplingTrainer, listener: Listener
-    ) -> AsyncIterator[tuple[Engine, HandOver | None]]:
+    ) -> AsyncIterator[tuple[Engine, EngineHandOver | None]]:
         await trio.lowlevel.checkpoint()
         yield trainer, None
 
     @asynccontextmanager
     async def open_scorer(
         self, config: NodeConfig, find: VersionDirectory
-    ) -> AsyncIterator[Scores | None]:
+    ) -> AsyncIterator[Scorer | None]:
         await trio.lowlevel.checkpoint()
         yield None
 

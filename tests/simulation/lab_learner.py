@@ -19,11 +19,12 @@ from node.config import NodeConfig
 from node.engines.scripted import TOKENIZER
 from node.hosting.membership import Membership
 from node.hosting.policy_host import WorkerEngine
+from node.hosting.publisher_queue import PublisherQueue
 from node.interfaces.engine import Sampling, Serving
 from node.interfaces.trainer import TrainingGroup
 from node.observe.event_log import Record
 from node.observe.records import WorkDone
-from node.run.claims import Columns, Scores, VersionDirectory
+from node.run.claims import Columns, Scorer, VersionDirectory
 from node.run.learner import Learner
 from node.run.learner_role import LearnerRole
 from node.run.node import Node
@@ -250,9 +251,9 @@ class _LabMachine(SimulatedMachine):
     @asynccontextmanager
     async def open_scorer(
         self, config: NodeConfig, find: VersionDirectory
-    ) -> AsyncIterator[Scores | None]:
+    ) -> AsyncIterator[Scorer | None]:
         await trio.lowlevel.checkpoint()
-        yield ScriptedScorer(find) if self.there.lab_case.rescores else None
+        yield cast("Scorer", ScriptedScorer(find)) if self.there.lab_case.rescores else None
 
     def policy_host(self, config: NodeConfig, listener: Listener) -> WorkerEngine:
         witness, engine, worker = (
@@ -290,7 +291,7 @@ async def _offering(offers: _Offers) -> AsyncIterator[Publishing]:
     """The publishing of a case in which versions are not broadcast."""
     await trio.lowlevel.checkpoint()
     yield Publishing(
-        offers,
+        cast("PublisherQueue", offers),
         lambda: tuple(offers.published),
         lambda version: Path() if version in offers.published else None,
         None,
