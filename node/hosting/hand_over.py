@@ -65,11 +65,8 @@ def share_left(config: NodeConfig) -> float:
 
 
 class EngineHandOver:
-    """Gives each new policy to an engine in a process of its own.
-
-    An engine that does not take a policy serves the one before for another round: its samples say
-    so, and it is given the next policy again.
-    """
+    """Gives each new policy to an engine in a process of its own. An engine that fails to take it
+    serves the one before for another round."""
 
     def __init__(
         self,

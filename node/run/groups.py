@@ -10,12 +10,15 @@ from random import Random
 
 from node.config import RunConfig
 from node.envs.answers import answer_in
+from node.interfaces.engine import Serving
 from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup, training_group
 from node.methods.samplers import kept_completions
 from node.observe.records import AnswerCounts, SampledGroup, SampledText
 from node.observe.samples import TEXTS_MAX, shortened
-from swarm.rollouts import Author, Completion, FinishReason, ScoredGroup
+from node.run.parts import LivePolicy, NodeParts
+from node.verify.held_out import Assignment
+from swarm.rollouts import Author, Completion, FinishReason, RolloutGroup, ScoredGroup
 
 
 def seed_of(*parts: object) -> int:
@@ -38,6 +41,32 @@ def foreign_group(
         own_tokens=False,
         source=scored.source,
         tokenizer=group.tokenizer,
+    )
+
+
+def rollout_group(
+    node: NodeParts,
+    policy: LivePolicy | Serving,
+    round_: int,
+    assigned: Assignment,
+    completions: tuple[Completion, ...],
+) -> RolloutGroup:
+    """A group of this node, made at this moment."""
+    run, created_at_s = node.config.run, int(node.now_s())
+    return RolloutGroup(
+        run_id=run.run_id,
+        producer=node.peer_id,
+        round=round_,
+        task=assigned.task,
+        completions=completions,
+        tokenizer=policy.tokenizer,
+        temperature=run.sampling.temperature,
+        top_p=run.sampling.top_p,
+        created_at_s=created_at_s,
+        expires_at_s=created_at_s + run.limits.record_life_s,
+        engine=policy.engine.maker.engine,
+        precision=policy.engine.maker.precision,
+        attempt=assigned.attempt,
     )
 
 

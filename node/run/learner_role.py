@@ -58,6 +58,7 @@ SPREAD_LOOK_S: Final = 0.5
 COORDINATOR_SILENT_S: Final = 60.0  # silence of the coordinator before a note
 
 
+# Long: the whole of `Role` for a learner.
 class LearnerRole(TrainingRole):
     KIND: ClassVar[reports.Role] = "learner"
 

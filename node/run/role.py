@@ -59,11 +59,7 @@ class Role:
         raise NotImplementedError
 
     async def run(self, leaving: trio.Event) -> None:
-        """Until it is done, or `leaving`.
-
-        Raises:
-            ExceptionGroup: of `ChildFailed`, where what it is made of dies again and again.
-        """
+        """Until it is done, or `leaving`; fails with `ChildFailed` if its parts die repeatedly."""
         raise NotImplementedError
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:

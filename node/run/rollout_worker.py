@@ -13,12 +13,13 @@ import trio
 from node.config.node import rules_of
 from node.interfaces.engine import Serving
 from node.observe.records import WorkDone
+from node.run.groups import rollout_group
 from node.run.parts import NodeParts
 from node.run.turns import Player, completions
 from swarm.leases.intake import STANDBY
 from swarm.leases.lease_client import Declined, HeldLease, LeaseClient
 from swarm.leases.staleness import Denial
-from swarm.rollouts import Completion, RolloutGroup, Task
+from swarm.rollouts import RolloutGroup
 
 SUBMISSIONS_MAX = 64  # submissions under way; beyond them generation waits
 NOTE_AFTER_S: Final = 5.0  # without work before a note: short waits are usual
@@ -105,7 +106,7 @@ class RolloutWorker:
         )
         generate_s = trio.current_time() - started_s
         for assignment, samples in zip(assigned, made, strict=True):
-            group = self._group(lease, assignment.task, samples, serving)
+            group = rollout_group(self._node, serving, lease.learner_version, assignment, samples)
             await self._places.acquire()
             nursery.start_soon(self._submit, lease, group)
         tokens = sum(len(each.token_ids) for group in made for each in group)
@@ -127,25 +128,6 @@ class RolloutWorker:
         if (tokens_per_s_max := self._node.config.tokens_per_s_max) is not None:
             self.waiting_for = "its tokens a second are used up (--tokens-per-s-max)"
             await trio.sleep_until(started_s + tokens / tokens_per_s_max)
-
-    def _group(
-        self, lease: HeldLease, task: Task, samples: tuple[Completion, ...], serving: Serving
-    ) -> RolloutGroup:
-        created_at_s, run = int(self._node.now_s()), self._node.config.run
-        return RolloutGroup(
-            run_id=run.run_id,
-            producer=self._node.peer_id,
-            round=lease.learner_version,
-            task=task,
-            completions=samples,
-            tokenizer=serving.tokenizer,
-            temperature=run.sampling.temperature,
-            top_p=run.sampling.top_p,
-            created_at_s=created_at_s,
-            expires_at_s=created_at_s + run.limits.record_life_s,
-            engine=serving.engine.maker.engine,
-            precision=serving.engine.maker.precision,
-        )
 
     async def _submit(self, lease: HeldLease, group: RolloutGroup) -> None:
         try:

@@ -42,7 +42,14 @@ from node.methods.task_control import ExternalGains, evaluated, groups_of
 from node.observe.records import HeldOut, RoundDone, SampledGroup
 from node.observe.samples import bounded
 from node.run.evaluation import evaluate, rewards_of
-from node.run.groups import finite, foreign_group, outcome_counts, sampled, seed_of
+from node.run.groups import (
+    finite,
+    foreign_group,
+    outcome_counts,
+    rollout_group,
+    sampled,
+    seed_of,
+)
 from node.run.partial_rollouts import Assign, EngineWorks, PartialRollouts
 from node.run.parts import LivePolicy, NodeParts, OnSamples
 from node.run.progress import Progress
@@ -180,9 +187,8 @@ class Sapo:
                 trained_tokens=start.trained_tokens + report.trained_tokens,
                 groups_shared=start.groups_shared + len(shared),
             )
-        record = self._record(own, foreign, report, clock)
         return replace(
-            record,
+            self._record(own, foreign, report, clock),
             paused_s=paused_s,
             groups_shared=len(shared),
             generated_tokens=generated,
@@ -237,7 +243,7 @@ class Sapo:
         return [
             ScoredGroup(
                 GroupId(b""),
-                self._group(its, group),
+                rollout_group(self._node, self._policy, self.progress.round + 1, its, group),
                 its.prompt,
                 rewards_of(found),
                 own=True,
@@ -245,25 +251,6 @@ class Sapo:
             )
             for (its, group), found in zip(made, verdicts, strict=True)
         ]
-
-    def _group(self, assigned: Assignment, completions: tuple[Completion, ...]) -> RolloutGroup:
-        """A group of this node; `_share` sets its times again."""
-        created_at_s = int(self._node.now_s())
-        return RolloutGroup(
-            run_id=self._config.run.run_id,
-            producer=self._node.peer_id,
-            round=self.progress.round + 1,
-            task=assigned.task,
-            completions=completions,
-            tokenizer=self._policy.tokenizer,
-            temperature=self._sampling.temperature,
-            top_p=self._sampling.top_p,
-            created_at_s=created_at_s,
-            expires_at_s=created_at_s + self._config.run.limits.record_life_s,
-            engine=self._engine.maker.engine,
-            precision=self._engine.maker.precision,
-            attempt=assigned.attempt,
-        )
 
     async def _redrafted(
         self, assigned: Sequence[Assignment], set_to: Speculative, seed: int
@@ -454,6 +441,7 @@ class Sapo:
             informative_groups=sum(informative(each.rewards) for each in trained),
             foreign_by_producer=dict(sorted(producers.items())),
             groups_shared=0,
+            rescued_groups=0,
             generated_tokens=0,
             hinted_groups=len(own) - len(bare),
             hinted_taught=sum(informative(g.rewards) for g in own if not _is_bare(g)),

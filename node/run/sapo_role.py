@@ -58,12 +58,9 @@ class Rounds:
         on_samples: OnSamples | None = None,
         rest: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Run rounds from `progress` until the configured number, the time limit or `leaving`.
-
-        Leaving abandons a round that has not reached its update; what was trained is saved. Only a
-        run that reaches its end is evaluated once more. `rest` waits before each round until the
-        machine may be used.
-        """
+        """Run rounds from `progress` until the settings end the run, or `leaving`, which abandons a
+        round before its update. Only a run that reaches its end is evaluated once more.
+        `rest` waits before each round until the machine may be used."""
         node, trainer = self._node, policy.trainer
         rollback = Rollback(self._config, policy, checkpoints, node.enter)
         progress = await rollback.begin(progress)

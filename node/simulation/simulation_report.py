@@ -61,13 +61,8 @@ class Report:
     events: int = 0
     trace_hash: str = ""
 
-    @property
-    def delivery_ratio(self) -> float:
-        """The share of the groups due that came; 1.0 where none was due."""
-        return self.deliveries.ratio
-
     def latency_s(self, share: float) -> float:
-        """Within which this share of all due deliveries came; inf where too many never did."""
+        """The time within which this share of due deliveries came; inf if too many never did."""
         return percentile(self.deliveries.latencies_s, share)
 
 
