@@ -206,9 +206,8 @@ class CoordinatorClient:
         shares = [each.effective_share for each in steps if each.effective_share is not None]
         k3s = [each.mismatch_k3 for each in steps if each.mismatch_k3 is not None]
         published = self._published
-        wall_s, idle_s = (
-            sum(getattr(s, name) for s in self._steps) for name in ("wall_s", "idle_s")
-        )
+        wall_s = sum(each.wall_s for each in self._steps)
+        idle_s = sum(each.idle_s for each in self._steps)
         return LearnerReport(
             type="report",
             run_id=self._run_id,

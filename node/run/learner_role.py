@@ -82,8 +82,8 @@ class LearnerRole(TrainingRole):
         leases: LeaseRules | None = None,
         credits_per_step: float = CREDITS_PER_STEP,
     ) -> None:
-        """`leases`: None for those of the run's rules. `credits_per_step`: groups that may be
-        leased and buffered, as a multiple of those of a step."""
+        """`leases`: None for those of the run's rules. `credits_per_step`: leased and buffered
+        groups, as a multiple of those of a step."""
         super().__init__(world, config, node, listener)
         self._rules = rules_of(config)
         self._leases = leases or lease_rules(self._rules)
@@ -100,7 +100,10 @@ class LearnerRole(TrainingRole):
         config, world = self._config, self._world
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            watchers = Watchers(self._note_published, self._note_spread, self._complain)
+            watchers = Watchers(
+                *(self._note_published, self._note_spread),
+                lambda what: self._listener.tell(Trouble(what)),
+            )
             async with (
                 world.open_publishing(config, self._node.peer, watchers) as publishing,
                 world.open_scorer(config, publishing.find) as self._scorer,
@@ -134,8 +137,8 @@ class LearnerRole(TrainingRole):
         return client
 
     async def _note_coordinator(self, service: ControlService, client: CoordinatorClient) -> None:
-        """Say where it has not been heard for long: the last plan stays in force, but for workers
-        that stand by while nobody works."""
+        """Show a note while the coordinator is silent. Its last plan stays in force, except that
+        standby ends while nobody works."""
         idle_s, notes = 0.0, self._node.notes
         while True:
             await trio.sleep(1.0)
@@ -176,9 +179,6 @@ class LearnerRole(TrainingRole):
         assert self.coordinator is not None
         self.coordinator.note_spread(spread)
         self._log(VersionSpread(spread.version, spread.peers, spread.time_s, spread.bound_s))
-
-    async def _complain(self, what: str) -> None:
-        await self._listener.tell(Trouble(what))
 
     async def _watch_spread(self, service: WeightsService, client: CoordinatorClient) -> None:
         """Log how far the newest version has come."""
@@ -234,8 +234,7 @@ class LearnerRole(TrainingRole):
     async def _restored(
         self, publishing: Publishing, policy: PolicyInfo, resumed: Checkpoint | None
     ) -> Intake:
-        """The intake as a checkpoint left it. It is made once: after a trainer's death it goes back
-        to the checkpoint, as the trainer does."""
+        """The intake of a checkpoint. After a trainer's death the same one is restored."""
         record = None if resumed is None else Learner.intake_record(resumed.directory)
         run, node = self._config.run, self._node
         book = self._lease_book(record)
@@ -311,21 +310,21 @@ class LearnerRole(TrainingRole):
                 )
 
     def _can_rescore(self) -> bool:
-        """Scores are of the whole vocabulary, and not of the part that top-p leaves of it. At a low
-        temperature rounding hides what is looked for."""
+        """Scores are of the whole vocabulary; at a low temperature rounding hides differences."""
         sampling = self._config.run.engine_sampling
-        if sampling.is_whole and sampling.temperature >= TEMPERATURE_MIN:
-            return True
-        why = "another top_p than 1"
-        if sampling.is_whole:
+        if not sampling.is_whole:
+            why = "another top_p than 1"
+        elif sampling.temperature < TEMPERATURE_MIN:
             why = f"a temperature below {TEMPERATURE_MIN}"
+        else:
+            return True
         self._node.notes["rescoring"] = (
             f"log-probs of workers are not checked: the run samples at {why}"
         )
         return False
 
     def _secret(self) -> bytes:
-        """The secret, kept so that leases that were granted before a restart stay unforeseen."""
+        """The secret of lease ids, which survives restarts."""
         path = self._config.data_dir / SECRET_FILE
         if not path.exists() or path.stat().st_size != SECRET_BYTES:
             write_whole(path, self._world.secret(SECRET_BYTES), mode=0o600)
@@ -373,8 +372,7 @@ class LearnerRole(TrainingRole):
 
 
 def _trial_note(state: TrialState) -> str | None:
-    """A note that new workers wait because others, which have delivered nothing either, hold all
-    groups that such workers may; None if nobody waits."""
+    """A note that new workers wait for others on trial; None if nobody waits."""
     if not state.waiting:
         return None
     return (

@@ -82,9 +82,8 @@ class Rounds:
                 await unless(leaving, lambda: self._evaluate(sapo, rollback, on_record))
             saved, began_s = None, trio.current_time()
             if pace.is_due(done, began_s) or rollback.is_fresh:
-                version = self.last.policy_version if self.last else None
-                if rollback.is_fresh:  # the policy is another one than the round left
-                    version = None
+                # after a rollback the policy is not the round's
+                version = self.last.policy_version if self.last and not rollback.is_fresh else None
                 saved = await self._save(sapo, trainer, checkpoints, version)
             if await rollback.keep(sapo.progress, saved) or saved is not None:
                 pace.saved(began_s, trio.current_time())

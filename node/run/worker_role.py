@@ -18,7 +18,6 @@ from node.observe.event_log import Record
 from node.observe.node_reports import Extras, broadcast_row
 from node.observe.progress_bars import Work, version_work
 from node.observe.records import (
-    Started,
     StatusSnapshot,
     Trouble,
     VersionCame,
@@ -116,7 +115,13 @@ class WorkerRole(Role):
 
     async def run(self, leaving: trio.Event) -> None:
         self._node.discovery.sought = self._learner
-        await self._listener.tell(self._joined())
+        # nothing is known of the policy before it is here
+        policy = PolicyInfo(self._rules.model, 0, "", 0, 0, clipping_active=False)
+        started = self._node.started(policy, Progress())
+        group_size = self._rules.group_size
+        await self._listener.tell(
+            replace(started, local_groups=0, external_groups=0, group_size=group_size)
+        )
         opened = self._world.open_following(
             self._config, self._node.peer, self._host, self._note_outcome, self._note_stage
         )
@@ -130,16 +135,6 @@ class WorkerRole(Role):
         finally:
             with trio.CancelScope(shield=True):
                 await self._host.stop()
-
-    def _joined(self) -> Started:
-        """Nothing is known of the policy before it is here."""
-        policy = PolicyInfo(self._rules.model, 0, "", 0, 0, clipping_active=False)
-        return replace(
-            self._node.started(policy, Progress()),
-            local_groups=0,
-            external_groups=0,
-            group_size=self._rules.group_size,
-        )
 
     async def _work_on(self) -> None:
         """Work; restart the engine where it dies, at most `RESTARTS_MAX` times without a batch in

@@ -402,7 +402,7 @@ class _Simulation:
             task_status.started()
 
     async def _run_judged(self, host: _Host) -> None:
-        """Run a node; if it ends by itself, that counts as a broken rule."""
+        """Run a node; its end by itself counts as a broken rule."""
         try:
             await self._run_node(host)
         except Exception as error:  # noqa: BLE001 - judged, whatever it is
@@ -432,10 +432,7 @@ class _Simulation:
             self._watch_bytes(host, config)
             policy, progress, checkpoints = self._resume(host)
             await run(
-                host.node,
-                policy,
-                policy,
-                self._on_record,
+                *(host.node, policy, policy, self._on_record),
                 progress=progress,
                 checkpoints=checkpoints,
             )
