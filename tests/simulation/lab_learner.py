@@ -154,6 +154,7 @@ class LearnerHost:
 class LabLearner(SimulatedLearner):
     """Hosts may be killed and come back on what they left on disk."""
 
+    case: LabCase
     work: dict[int, deque[WorkDone]] = field(default_factory=dict)
     verdicts: dict[int, dict[str, int]] = field(default_factory=dict)
     tasks: dict[int, trio.Nursery] = field(default_factory=dict)
@@ -166,11 +167,6 @@ class LabLearner(SimulatedLearner):
 
     def __post_init__(self) -> None:
         self.witness = Witness(self.case.rules.staleness_max)
-
-    @property
-    def lab_case(self) -> LabCase:
-        """The case, with the settings of the tests."""
-        return cast("LabCase", self.case)
 
     @property
     def up(self) -> LearnerHost | None:
@@ -209,8 +205,8 @@ class LabLearner(SimulatedLearner):
         if machine.host == self.first:
             return LearnerRole(
                 *(machine, config, node, machine),
-                leases=self.lab_case.leases,
-                credits_per_step=self.lab_case.credits_per_step,
+                leases=self.case.leases,
+                credits_per_step=self.case.credits_per_step,
             )
         source = self.actor_of(machine.host).source
         role = WorkerRole(machine, config, node, machine, source=source)
@@ -218,7 +214,6 @@ class LabLearner(SimulatedLearner):
         return role
 
     def actor_of(self, host: int) -> Actor:
-        """Honest unless the test says otherwise."""
         return self.actors.get(host, Actor(LabEngine))
 
     def judge_batch(self, groups: Sequence[TrainingGroup], version: int) -> None:
@@ -253,7 +248,7 @@ class _LabMachine(SimulatedMachine):
         self, config: NodeConfig, find: VersionDirectory
     ) -> AsyncIterator[Scorer | None]:
         await trio.lowlevel.checkpoint()
-        yield cast("Scorer", ScriptedScorer(find)) if self.there.lab_case.rescores else None
+        yield cast("Scorer", ScriptedScorer(find)) if self.there.case.rescores else None
 
     def policy_host(self, config: NodeConfig, listener: Listener) -> WorkerEngine:
         witness, engine, worker = (
@@ -262,13 +257,13 @@ class _LabMachine(SimulatedMachine):
             str(self.world.peer_id(self.host)),
         )
         engine.made = lambda prompt, version: witness.made(worker, prompt, version)
-        engine.has_logprobs = self.there.lab_case.rescores
+        engine.has_logprobs = self.there.case.rescores
         return LabHost(engine)
 
     def open_publishing(
         self, config: NodeConfig, peer: Peer, watchers: Watchers
     ) -> AbstractAsyncContextManager[Publishing]:
-        if self.there.lab_case.transfer_s is None:
+        if self.there.case.transfer_s is None:
             return super().open_publishing(config, peer, watchers)
         return _offering(self.there.offers)
 
@@ -280,7 +275,7 @@ class _LabMachine(SimulatedMachine):
         tell: Callable[[Outcome], None],
         watch: Callable[[Stage], None],
     ) -> AbstractAsyncContextManager[WeightsService | None]:
-        transfer_s = self.there.lab_case.transfer_s
+        transfer_s = self.there.case.transfer_s
         if transfer_s is None:
             return super().open_following(config, peer, host, tell, watch)
         return _receiving(self.there.offers, self.host, transfer_s, cast("LabHost", host))
