@@ -1,9 +1,7 @@
 """The engine of a rollout worker: an engine on one version's weights, and no trainer.
 
-The engine `torch` is the trainer's process, which holds the policy and no optimizer state. The
-engine `vllm` has such a process beside it, on the CPU, which holds the policy in fp32 and says what
-the log-probs of each new version should be: there is no trainer here to ask. It starts with the
-engine and goes with it.
+The engine `torch` is a trainer's process without optimizer state. The engine `vllm` has such a
+process beside it, in fp32 on the CPU, which computes the expected log-probs of each new version.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,12 +27,8 @@ T = TypeVar("T")
 
 @contextmanager
 def first_answer_counts(*, has_served: bool) -> Iterator[None]:
-    """A start of vLLM in the block is not tried again where vLLM refuses it, unless this node's has
-    served before: then it is no fault of the settings or the model, and may pass.
-
-    Raises:
-        ConfigError: it refuses; with the reason.
-    """
+    """A refusal of vLLM at its first start is a `ConfigError`. If it has served before, neither
+    settings nor model are at fault, and a restart may help."""
     try:
         yield
     except ServerRefused as error:
@@ -47,20 +41,15 @@ def first_answer_counts(*, has_served: bool) -> Iterator[None]:
 
 @dataclass(slots=True)
 class HostedEngine:
-    """A worker's engine that runs, with the reference that a vLLM engine is checked against. Made
-    by `open_torch` and `open_checked_vllm`."""
+    """A worker's running engine, with the reference that a vLLM engine is checked against."""
 
     engine: Engine
     tokenizer: str  # fingerprint
     reference: "ReferencePolicy | None" = None
 
     async def load(self, directory: Path) -> None:
-        """Serve a version's directory. An adapter is merged into its base for vLLM.
-
-        Raises:
-            ChildFailed: the load failed; the version before continues to serve.
-            LocalProtocolError: the directory is no version's.
-        """
+        """Serve a version's directory; an adapter is merged into its base for vLLM. If it fails
+        with `ChildFailed`, the version before continues to serve."""
         version = version_of(directory)
         if self.reference is None:
             await self.engine.load(directory, version)
@@ -73,31 +62,24 @@ class HostedEngine:
             await self.reference.keep_only(self.engine.directory)
 
     async def close(self) -> None:
-        """End both."""
         await self.engine.close()
         if self.reference is not None:
             await self.reference.close()
 
 
 class ReferencePolicy:
-    """A policy in a process of its own that is asked for log-probs, and makes whole models of
-    adapters: what it says of these is of base and adapter, and not of what it made."""
+    """A policy in a process of its own that computes log-probs and merges adapters into their base.
+    Log-probs of an adapter are those of base and adapter, not of the merged model."""
 
     def __init__(self, spec: TrainerSpec, data_directory: Path) -> None:
-        """The merged models that it makes stay until it is closed."""
         self._process = TrainerProcess(replace(spec, device="cpu"), data_directory)
         self._directory = data_directory
-        self._stack = ExitStack()  # of the room for what it makes
+        self._stack = ExitStack()  # holds the merged models until `close`
         self._files: PolicyFiles | None = None
         self._made_of: dict[Path, Path] = {}  # whole models: of which adapters
 
     async def start(self) -> tuple[str, int]:
-        """The tokenizer's fingerprint, and how many tokens the context takes.
-
-        Raises:
-            ConfigError: the model does not load or fit.
-            ChildFailed: the process ended.
-        """
+        """The tokenizer's fingerprint, and the context's size in tokens."""
         await self._process.start()
         info = await self._process.info()
         return info.tokenizer, info.context_tokens
@@ -107,11 +89,7 @@ class ReferencePolicy:
         return await self._persist(lambda: self._said(source, rows))
 
     async def whole(self, weights: Path, version: int) -> Path:
-        """A version's directory as a whole model: itself, or an adapter merged into its base.
-
-        Raises:
-            ChildFailed: the adapter is damaged or for another base; or a crash.
-        """
+        """A version's directory as a whole model: itself, or an adapter merged into its base."""
         if not is_adapter(weights):
             return weights
         made = await self._persist(lambda: self._merge(weights, version))
@@ -119,7 +97,7 @@ class ReferencePolicy:
         return made
 
     async def keep_only(self, directory: Path) -> None:
-        """Remove what was made, but for this one."""
+        """Remove all merged models but this one."""
         if self._files is not None:
             await self._files.keep_only(directory)
         self._made_of = {made: of for made, of in self._made_of.items() if made == directory}
@@ -146,17 +124,13 @@ class ReferencePolicy:
         return await self._process.logprobs(rows)
 
     async def close(self) -> None:
-        """End the process, and remove what it made."""
+        """End the process, and remove the merged models."""
         await self._process.close()
         self._stack.close()
 
 
 async def open_torch(spec: TrainerSpec, data_directory: Path, weights: Path) -> HostedEngine:
-    """A trainer's process on a version's directory: the spec's model, or an adapter for it.
-
-    Raises:
-        ConfigError, ChildFailed: it does not start.
-    """
+    """A trainer's process on a version's directory: the spec's model, or an adapter for it."""
     process = TrainerProcess(spec, data_directory)
     try:
         await process.start()
@@ -177,11 +151,7 @@ async def open_checked_vllm(
     tell: Tell | None = None,
 ) -> HostedEngine:
     """As `open_torch`, with vLLM; threads and context are the spec's. The reference computes on the
-    CPU, because vLLM takes nearly all of a GPU's memory. For `tell` see `VllmEngine`.
-
-    Raises:
-        ConfigError, ChildFailed: it does not start.
-    """
+    CPU, because vLLM takes nearly all of a GPU's memory."""
     reference = ReferencePolicy(spec, data_directory)
     engine: VllmEngine | None = None
     try:

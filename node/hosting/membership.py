@@ -1,5 +1,4 @@
-"""The node's identity and the rules of admission: its key, the join key of a private swarm, the
-list of peers allowed, and invitations."""
+"""The node's key, the join key of a private swarm, the list of allowed peers, and invitations."""
 
 import ipaddress
 import os
@@ -16,11 +15,7 @@ JOIN_KEY_FILE = "join.key"
 
 
 def load_identity(config: NodeConfig) -> Identity:
-    """The node's key, made at the first start.
-
-    Raises:
-        ConfigError: the key file cannot be used.
-    """
+    """The node's key, made at the first start."""
     passphrase = os.environ.get(config.passphrase_env)
     if not config.key_path.exists():
         if config.key_file is not None:
@@ -34,18 +29,14 @@ def load_identity(config: NodeConfig) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """`key` None: the swarm is open; `allowed` None: to everybody who gets through."""
+    """The rules of admission. `key` None: the swarm is open. `allowed` None: no list of peers."""
 
     key: JoinKey | None
     allowed: frozenset[str] | None
 
     @classmethod
     def of(cls, config: NodeConfig) -> "Membership":
-        """The membership that the settings and the data directory name; a new key is kept there.
-
-        Raises:
-            ConfigError: they contradict each other, or a file cannot be used.
-        """
+        """The membership by settings and data directory, where a new key is kept."""
         return cls(
             _join_key(config), None if config.allow is None else read_allow_list(config.allow)
         )
@@ -83,17 +74,12 @@ def _join_key(config: NodeConfig) -> JoinKey | None:
 
 
 def known_key(invitation: Invitation | None, data_dir: Path) -> JoinKey | None:
-    """That of the invitation's swarm, else of the data directory's; None: it is open. For who asks
-    before it joins: nothing is kept."""
+    """The join key before a node joins: the invitation's, else the data directory's; None: open."""
     return invitation.key if invitation else JoinKey.load(data_dir / JOIN_KEY_FILE)
 
 
 def invitation_of(data_dir: Path) -> Invitation:
-    """An invitation to the swarm of the node that runs on a data directory.
-
-    Raises:
-        SwarmError: none runs there.
-    """
+    """An invitation to the swarm of the node that runs on a data directory."""
     status = fetch_status(data_dir)
     addresses = sorted(status.addresses, key=_reach)[:INVITE_ADDRESSES_MAX]
     if any(_reach(address) < 2 for address in addresses):

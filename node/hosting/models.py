@@ -1,10 +1,9 @@
 """The model that a node loads: made here (`tiny`), fetched, converted, or there already.
 
-`tiny` is built and briefly warmed on the run's own tasks, so that reinforcement learning starts
-from partial competence without any download. It is cached under a hash of all that decides it;
-nodes of one run that make it get the same weights. The making happens in a child process
-(`python -m node.hosting.models`), which leaves no torch in the node's own; the problems are made in
-another one, in a sandbox (`node.verify.warm_up`).
+`tiny` is built and briefly warmed on the run's own tasks, so that learning starts from partial
+competence without a download. It is cached under a hash of its inputs; all nodes of a run get the
+same weights. A child process makes it (`python -m node.hosting.models`), to keep torch out of the
+node's own; another one, in a sandbox, makes the problems (`node.verify.warm_up`).
 """
 
 import json
@@ -52,17 +51,13 @@ PROMPT_TOKENS = 4096  # that vLLM has room for beside a completion
 
 
 def tiny_directory(run: RunConfig, cache_dir: Path | None) -> Path:
-    """The path of a run's warmed tiny policy, also before it is there."""
+    """The path of a run's warmed tiny policy, whether or not it exists."""
     key = recipe_key(TinyRecipe(), run.run_id)  # which also decides what is held out
     return cache_directory(cache_dir) / "policies" / f"{TINY}-{run.name}-{key[:16]}"
 
 
 def resolved_model(config: NodeConfig) -> tuple[str, bool]:
-    """The model that the trainer is to load, and True if it is still to be made or fetched.
-
-    Raises:
-        ConfigError: what trains it is not installed.
-    """
+    """The model that the trainer is to load, and True if it is still to be made or fetched."""
     if config.engine == "openai":  # the server has it
         return config.model, False
     need("torch")
@@ -114,11 +109,7 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
 
 @asynccontextmanager
 async def served_model(config: NodeConfig) -> AsyncIterator[ServedModel]:
-    """The model of the engine `openai`, which has answered once.
-
-    Raises:
-        ConfigError: its server is not there or does not serve it, or a setting of it is wrong.
-    """
+    """The model of the engine `openai`, which has answered once."""
     key = None
     if config.engine_key_env is not None:
         key = os.environ.get(config.engine_key_env)
@@ -144,8 +135,7 @@ async def served_model(config: NodeConfig) -> AsyncIterator[ServedModel]:
 
 
 def _refuse_node_data(model: Path) -> None:
-    """A node's checkpoint holds no configuration and tokenizer: it is one model's or its adapter's,
-    and which that was its node's settings say."""
+    """Refuse a node's checkpoint, which holds neither configuration nor tokenizer."""
     is_checkpoint = model.parent.name == CHECKPOINTS
     data = model.parent.parent if is_checkpoint else model
     if (data / CHECKPOINTS).is_dir() and not (model / "config.json").is_file():
@@ -156,18 +146,13 @@ def _refuse_node_data(model: Path) -> None:
 
 
 def vllm_context_tokens(config: NodeConfig) -> int:
-    """The most that vLLM is to have room for, which it must find when it starts."""
+    """The context that vLLM reserves room for at its start."""
     return config.context_tokens_max or PROMPT_TOKENS + config.run.sampling.max_new_tokens
 
 
 def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
-    """The model that the trainer is to load, a directory or a hub id. Makes, fetches or converts it
-    first if it has to be.
-
-    Raises:
-        ConfigError: a model to fetch that nobody agreed to, or a file that is not there.
-        ChildFailed: it could not be made, fetched or converted.
-    """
+    """The model that the trainer loads, a directory or a hub id; made, fetched or converted first
+    if it is missing."""
     model, missing = resolved_model(config)
     if missing:
         cache = cache_directory(config.cache_dir)
@@ -176,7 +161,12 @@ def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
         elif config.model.endswith(GGUF_SUFFIX):
             convert_file(Path(config.model), cache, say)
         else:
-            _make_once(config, Path(model), say)
+            with made_once(Path(model)) as still_missing:
+                if still_missing:
+                    say(
+                        "making and warming the tiny policy on this run's tasks (once, then cached)"
+                    )
+                    _make_in_child(config, Path(model))
     elif no_directory := missing_directory(model):
         raise ConfigError(no_directory)
     elif note := code_note(Path(model)):
@@ -189,13 +179,6 @@ def code_note(model: Path) -> str | None:
     if (file := names_code(model)) is None:
         return None
     return f"model {model}: {file} names code of its own, which is not run"
-
-
-def _make_once(config: NodeConfig, directory: Path, say: Callable[[str], None]) -> None:
-    with made_once(directory) as missing:
-        if missing:
-            say("making and warming the tiny policy on this run's tasks (once, then cached)")
-            _make_in_child(config, directory)
 
 
 def _make_in_child(config: NodeConfig, directory: Path) -> None:
@@ -217,7 +200,7 @@ def _make_in_child(config: NodeConfig, directory: Path) -> None:
 
 
 def _make_here(asked: Asked, directory: Path) -> None:
-    """The child: have tasks drawn, warm the model, give it its name when it is whole."""
+    """The child: draw tasks, warm the model, rename it when it is whole."""
     from node.policies.tiny import make_tiny
 
     resource.setrlimit(resource.RLIMIT_CPU, (MAKING_CPU_S, MAKING_CPU_S + 10))
@@ -234,12 +217,7 @@ def _make_here(asked: Asked, directory: Path) -> None:
 
 
 def warm_up_pairs(asked: Asked) -> Iterator[tuple[str, str]]:
-    """Prompts and right answers without end, of the problems that are asked for: of a problem with
-    several turns one pair for each.
-
-    Raises:
-        As `warm_up_problems`.
-    """
+    """Prompts and right answers without end; one pair for each turn of a problem."""
     from node.policies.tiny import ANSWER, EOS
 
     with closing(warm_up_problems(asked)) as problems:

@@ -1,5 +1,4 @@
-"""The engine of a rollout worker over its versions: it starts with the first one, and again when it
-died; see `engine_hosts` for what there is."""
+"""The engine of a rollout worker: it starts with the first version, and again when it died."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -25,7 +24,7 @@ from swarm.weights.version_store import version_of
 
 
 class WorkerEngine(VersionLoader, Protocol):
-    """The protocol of a worker's engine, from its first version on."""
+    """A worker's engine from its first version on, real or simulated."""
 
     version: int
     serving: Serving | None
@@ -35,23 +34,16 @@ class WorkerEngine(VersionLoader, Protocol):
     @property
     def paused_s(self) -> float | None:
         """Seconds that the last load kept it from sampling; None: all of the load."""
-        ...
 
     async def restart(self) -> None:
-        """Start the engine again with the version that it had; a newer one may have done so.
-
-        Raises:
-            ChildFailed, ConfigError: it does not come up.
-        """
-        ...
+        """Start the engine again with its version, unless a newer one has done so."""
 
     async def stop(self) -> None:
         """End the engine."""
-        ...
 
 
 class PolicyHost:
-    """The engine of a worker, from the first version on; `swarm.weights.hot_swap.VersionLoader`."""
+    """The engine of a worker on this machine."""
 
     def __init__(
         self,
@@ -60,8 +52,8 @@ class PolicyHost:
         tell: Tell | None = None,
         threads: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
-        """`say` gets what a model's download says, `tell` what went wrong and was mended. `threads`
-        says how many to take at each start; None: as the settings have it."""
+        """`say` gets the messages of a download, `tell` troubles that were mended. `threads` gives
+        the number of threads at each start; None: that of the settings."""
         self._config = config
         self._say = say
         self._tell = tell
@@ -77,13 +69,13 @@ class PolicyHost:
 
     @property
     def paused_s(self) -> float | None:
-        """See `WorkerEngine`. The first start of the engine keeps nothing from sampling."""
+        """0 for the first start of the engine, which interrupts no sampling."""
         if self._first:
             return 0.0
         return None if self._host is None else self._host.engine.paused_s
 
     async def load(self, directory: Path) -> None:
-        """See `VersionLoader`. Starts the engine if none is alive."""
+        """Load a version; start the engine if none is alive."""
         async with self._lock:
             self._first = self.serving is None
             if self._host is None or not self._host.engine.alive:
@@ -93,18 +85,12 @@ class PolicyHost:
             self._directory, self.version = directory, version_of(directory)
 
     async def restart(self) -> None:
-        """Start the engine again with the version that it had; a newer one may have done so.
-
-        Raises:
-            ChildFailed, ConfigError: it does not come up.
-        """
         async with self._lock:
             if self._host is None or not self._host.engine.alive:
                 assert self._directory is not None
                 await self._start(self._directory)
 
     async def stop(self) -> None:
-        """End the engine."""
         async with self._lock:
             host, self._host = self._host, None
             self.ready = trio.Event()
@@ -141,7 +127,7 @@ class PolicyHost:
         self.ready.set()
 
     async def _base(self) -> str:
-        """The model that adapters are for: the one named to this node, or else the run's."""
+        """The base of adapters: the node's model if one was named, else the run's."""
         config = self._config
         if "model" not in config.model_fields_set:
             config = config.model_copy(update={"model": rules_of(config).model})

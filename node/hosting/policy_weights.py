@@ -1,8 +1,6 @@
-"""`swarm-node weights`: which versions are here, and whether a directory is what it should be.
+"""A policy's weights in a node's data directory, and `swarm-node weights ls` and `verify`.
 
-Both work without a node, and on any directory of safetensors files.
-
-A node keeps the weights of a run's policies in its data directory:
+Both commands work without a node, on any directory of safetensors files. The data directory:
 
     weights/policies/NAME/   the versions of one policy (`swarm.weights.version_store`)
     weights/store/           chunks (`swarm.weights.chunk_store`)
@@ -50,12 +48,7 @@ STATE_CHARS_SHOWN = 12
 
 
 def list_weights(data_dir: Path) -> Iterator[str]:
-    """A line for each version in a data directory, then one for the chunks. Changes nothing, so
-    that it may be asked while a node runs there.
-
-    Raises:
-        ConfigError: no such directory, or no weights in it.
-    """
+    """A line for each version in a data directory, then one for the chunks. Reads only."""
     policies = data_dir / POLICIES
     if not policies.is_dir():
         raise ConfigError(f"{data_dir}: no weights in there; name a node's data directory")
@@ -86,22 +79,15 @@ def _line(policy: str, local: LocalVersion, is_current: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The result of comparing a directory bit for bit, and the lines that report it."""
+    """The result of a comparison bit for bit, with its report."""
 
     is_same: bool
     lines: tuple[str, ...]
 
 
 def verify(directory: Path, manifest: Path | None, against: Path | None) -> VerifyResult:
-    """Hash the weights in a directory and compare them with a manifest or with another directory.
-
-    Args:
-        manifest: a manifest as it was published; None: the one that lies beside a node's version.
-        against: a directory of weights, in place of a manifest.
-
-    Raises:
-        ConfigError: nothing to compare with, or one of them cannot be read.
-    """
+    """Hash the weights in a directory and compare them with another directory, `against`, or with a
+    published manifest; None: the one beside a node's version."""
     if against is not None:
         wanted = open_weights(against).specs
     else:
@@ -130,7 +116,7 @@ def verify(directory: Path, manifest: Path | None, against: Path | None) -> Veri
 
 
 def differences(found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> Iterator[str]:
-    """A line for each entry in which weights differ from what they should be, by name. Pure."""
+    """A line for each entry that differs, by name. Pure."""
     here, there = ({spec.name: spec for spec in specs} for specs in (found, wanted))
     for name in sorted(here.keys() | there.keys()):
         shown = printable(name, NAME_CHARS_SHOWN_MAX)
@@ -190,20 +176,17 @@ PATCH_THREADS_MAX: Final = 4
 
 
 class Clock(Protocol):
-    """Time and chance of wherever this runs, and a place for what blocks."""
+    """Time, chance, and a place for blocking calls."""
 
     @property
     def run_sync(self) -> RunSync:
         """The place for calls that block."""
-        ...
 
     def now_s(self) -> float:
         """Unix time."""
-        ...
 
     def rng(self, purpose: str) -> Random:
-        """Chance for one purpose, other at each start."""
-        ...
+        """Random numbers for one purpose, new at each start."""
 
 
 def weights_rules(
@@ -229,12 +212,7 @@ def open_weights_service(
     follower: Follower,
     store_bytes: int = STORE_BYTES_MAX,
 ) -> Iterator[WeightsService]:
-    """The service of a policy in a data directory, not running yet; its store is open for the
-    block.
-
-    Raises:
-        ConfigError: another process has the store.
-    """
+    """The service of a policy in a data directory, not running yet; its store is open within."""
     directory = data_dir / POLICIES / rules.policy
     with ChunkStore(data_dir / STORE, store_bytes) as store:
         yield WeightsService(
@@ -256,8 +234,7 @@ def policy_weights(
     clock: Clock,
     follower: Follower | None = None,
 ) -> Iterator[WeightsService]:
-    """The service of a run's policy (see `open_weights_service`), for a follower of its versions;
-    None: this node publishes them."""
+    """The service of a run's policy, for a follower of its versions; None: this node publishes."""
     rules = weights_rules(
         config.run.run_id,
         map(PeerId, config.run.weights_publishers),
@@ -269,14 +246,3 @@ def policy_weights(
         config.data_dir, rules, transport, gater, clock, follower or Follower()
     ) as service:
         yield service
-
-
-def version_directory(service: WeightsService, version: int) -> Path | None:
-    """The directory of a version; None: it is not here."""
-    local = service.versions.get(version)
-    return None if local is None else local.directory
-
-
-def published_versions(service: WeightsService) -> tuple[int, ...]:
-    """The newest versions that were published, as far as they are kept here, ascending."""
-    return tuple(local.version for local in service.versions.held())

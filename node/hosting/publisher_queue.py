@@ -16,9 +16,8 @@ RETRY_S: Final = 15.0  # after a version could not be published
 
 
 class PublisherQueue:
-    """Puts versions on offer one after the other; making and announcing one goes on while the
-    learner trains. One that fails is tried again until a newer one is offered: without any,
-    workers would soon be too old to be given work."""
+    """Publishes one version after the other while the learner trains. One that fails is tried again
+    until a newer one is offered: without any, workers would soon be too old to get work."""
 
     def __init__(
         self,
@@ -28,10 +27,10 @@ class PublisherQueue:
         nursery: trio.Nursery,
         complain: Callable[[str], Awaitable[None]],
         run_sync: RunSync,
-        note: Callable[[Published], None] = lambda published: None,
+        note: Callable[[Published], None],
     ) -> None:
-        """`directory`: where versions are exported to, one at a time. `complain` tells why one was
-        not published; workers go on with the one before. `note` learns of each that was."""
+        """Versions are exported to `directory`, one at a time. `complain` gets why one was not
+        published, `note` each that was."""
         self._service = service
         self._publisher = publisher
         self._directory = directory
@@ -43,15 +42,12 @@ class PublisherQueue:
         self._wanted = 0  # the newest that was offered
         self._offered = trio.Event()  # anew
         head = service.heads.newest(service.rules.policy)
-        self._newest = 0 if head is None else head.version
+        self.newest = 0 if head is None else head.version  # on offer, or on its way there; 0: none
         self.making: int | None = None  # the version that is exported and put on offer
 
-    @property
-    def newest(self) -> int:
-        """See `PolicyOutlet.newest`: what is on its way counts."""
-        return self._newest
-
     async def offer(self, version: int, export: Callable[[Path], Awaitable[None]]) -> None:
+        """Have `export` write the policy's directory, and put that on offer. Returns when the
+        policy may change again; the rest goes on in the background."""
         self._wanted = version
         self._offered.set()
         await self._free.acquire()
@@ -64,7 +60,7 @@ class PublisherQueue:
             self.making = None
             self._free.release()
             raise
-        self._newest = version
+        self.newest = version
         self._nursery.start_soon(self._publish, target, version)
 
     async def _publish(self, target: Path, version: int) -> None:

@@ -1,7 +1,6 @@
-"""A run whose rules come from a peer: `--run ID` or an invitation, on a machine without the file.
+"""The rules and items of a run, fetched from a peer that the user named, and handed on.
 
-The id holds a fingerprint of the rules, and the peer is one whom the user named, whose key its
-address holds. What the rules would have this machine import or fetch is agreed to first.
+A run's id holds a fingerprint of its rules. The user agrees first to plug-ins, models and items.
 """
 
 import json
@@ -52,12 +51,7 @@ def fetch_unknown_run(
     run_file: Path | None,
     say: Callable[[str], None],
 ) -> None:
-    """Have the rules of the run that the settings name, if this machine lacks them.
-
-    Raises:
-        ConfigError: no peer is named, none hands the rules on, they are not those of the id, or
-            the user does not agree to what they bring.
-    """
+    """Have the rules of the run that the settings name, if this machine lacks them."""
     wanted = unknown_run(flags, environ, run_file)
     if wanted is None:
         return
@@ -88,7 +82,7 @@ def fetch_unknown_run(
 def _ask(
     identity: Identity, key: JoinKey | None, addresses: Sequence[str], run_id: str
 ) -> tuple[bytes, str]:
-    """The rules by the first of the peers that has them, and who that is."""
+    """The rules from the first peer that has them, and that peer."""
 
     async def ask_one(transport: Transport, peer: PeerId) -> tuple[bytes, str]:
         return await ask_for_rules(transport, peer, run_id), peer
@@ -108,17 +102,12 @@ def ask_in_turn(
     addresses: Sequence[str],
     ask_one: Callable[[Transport, PeerId], Awaitable[T]],
 ) -> tuple[T | None, list[str]]:
-    """The answer of the first peer that gives one, or None; and the failures of those asked before
-    it. The node's own key asks, for lists of allowed peers name it.
+    """The first answer of a peer, or None, and the failures before it. The node's own key asks,
+    because lists of allowed peers name it."""
 
-    Raises:
-        ConfigError: an address is wrong, or `ask_one` says so.
-    """
-
-    async def ask(transport: Transport, peer: PeerId, address: str) -> T:
-        return await ask_one(transport, peer)
-
-    found, troubles = ask_each(identity, key, addresses, ask, most=1)
+    found, troubles = ask_each(
+        identity, key, addresses, lambda transport, peer, _: ask_one(transport, peer), most=1
+    )
     return (found[0] if found else None), troubles
 
 
@@ -130,11 +119,7 @@ def ask_each(
     *,
     most: int | None = None,
 ) -> tuple[list[T], list[str]]:
-    """The answers of the peers at these addresses, at most `most`; and the failures, by address.
-
-    Raises:
-        ConfigError: as `ask_in_turn`.
-    """
+    """The answers of the peers at these addresses, at most `most`; and the failures, by address."""
     found: list[T] = []
     troubles: list[str] = []
 
@@ -171,8 +156,8 @@ def _taskset(environment: Mapping[str, Any]) -> str:
 
 
 def _checked(rules: bytes, run_id: str, agreed: Callable[[str], bool]) -> RunConfig:
-    """The rules, if they are those of the id and the user agrees to what they bring along. That is
-    asked first, because reading rules imports the environments that they name."""
+    """The rules, if they fit the id and the user agrees to what they bring. The question comes
+    first, because reading rules imports the environments that they name."""
     try:
         table = json.loads(rules)
         environments = [str(each["name"]) for each in table["environments"]]
@@ -203,7 +188,7 @@ def _checked(rules: bytes, run_id: str, agreed: Callable[[str], bool]) -> RunCon
     return run
 
 
-# The items that a run's founder brought along: had before anything starts, and handed on.
+# --- the items that a run's founder brought along -----------------------------------------------
 
 HELD_OUT_SHARE_MAX: Final = 0.5  # of a run's items: the rest is trained on
 
@@ -221,12 +206,7 @@ def have_data(
     agreed: Consent,
     say: Callable[[str], None],
 ) -> None:
-    """Have the items of the run on this machine, fit for it, and agreed to be handed on.
-
-    Raises:
-        ConfigError: nobody hands them on, the user does not agree, or the run asks for more than
-            they are.
-    """
+    """Have the items of the run on this machine, fit for it, and agreed to be handed on."""
     for sha256, rules in data_of(config.run).items():
         if not store.is_here(sha256):
             _fetch(config, identity, membership, rules, agreed, say)
@@ -237,11 +217,7 @@ def have_data(
 
 
 def check_data(run: RunConfig) -> None:
-    """Check that the items on this machine are enough, and short enough, for the run.
-
-    Raises:
-        ConfigError: one line that says what to change.
-    """
+    """Check that the items on this machine are enough, and short enough, for the run."""
     for rules in data_of(run).values():
         items, columns = rules.items(), rules.columns
         questions, longest = set(), 0
@@ -311,15 +287,15 @@ def _fetch(
         )
     data = bytes.fromhex(rules.sha256)
 
-    async def ask_one(transport: Transport, peer: PeerId) -> DataManifest:
-        return await ask_for_manifest(transport, peer, data)
-
     async def fetch_from(transport: Transport, peer: PeerId) -> PeerId:
         assert manifest is not None
         await _fetch_into_place(transport, peer, rules, manifest)
         return peer
 
-    manifest, troubles = ask_in_turn(identity, membership.key, config.bootstrap, ask_one)
+    manifest, troubles = ask_in_turn(
+        *(identity, membership.key, config.bootstrap),
+        lambda transport, peer: ask_for_manifest(transport, peer, data),
+    )
     if manifest is not None:
         _agree_to_fetch(manifest, agreed)
         say(f"fetching {_told(manifest)} of this run")
@@ -370,11 +346,7 @@ async def _fetch_into_place(
 
 
 def _judge(arriving: store.Arriving, rules: DataRules, manifest: DataManifest) -> None:
-    """Put in place what a user's own file could have come to; no other bytes.
-
-    Raises:
-        ConfigError: they are what the run's hash says, and no items for its scorer.
-    """
+    """Put the items in place if a user's own file could have become these bytes."""
     try:
         _check_came(arriving.whole(), rules, manifest)
     except ConfigError:
@@ -394,11 +366,7 @@ def _check_came(came: bytes, rules: DataRules, manifest: DataManifest) -> None:
 
 
 def held_data(run: RunConfig, run_sync: RunSync) -> dict[bytes, HeldData]:
-    """The data that this node hands on: the items of its run.
-
-    Raises:
-        ConfigError: they are not on this machine.
-    """
+    """The items of the run, which this node hands on."""
     return {bytes.fromhex(sha256): _held(sha256, run_sync) for sha256 in data_of(run)}
 
 

@@ -1,12 +1,7 @@
-"""The composition root: builds one production node, runs it in its role, takes it down in order.
+"""The composition root: builds one production node and runs it in its role.
 
-    lock and key          the data directory belongs to one process
-    policy                made or fetched before anything listens
-    node                  transport, verifier, pool where the role draws groups
-    network services      exchange and discovery; they outlive the trainer
-    role                  until done or told to leave; a trainer that dies is started again
-
-What is opened ends with its block, so that leaving them ends everything, children included.
+The order is lock and key, policy, node, network services, role. Leaving a block ends what it
+opened, children included.
 """
 
 import errno
@@ -44,7 +39,7 @@ from node.observe.tracker import Tracked, Tracker, open_tracker
 from node.policies.presets import PRESETS
 from node.run.machine import AGENT, RealWorld
 from node.run.node import Node, open_node
-from node.run.role import RoleClass, checkpoints_of
+from node.run.role import Role, checkpoints_of
 from node.run.sapo_role import SapoRole
 from node.system.machine import GIVE_BACK_EVERY_S, counted, freeze_garbage_collector, give_back
 from node.train.ranks import Ranks
@@ -71,25 +66,21 @@ def run_node(
     config: NodeConfig,
     view: LiveView,
     say: Callable[[str], None],
-    role_class: RoleClass = SapoRole,
+    role_class: type[Role] = SapoRole,
     run_given: str = "",
 ) -> int:
-    """Run a node in a role until it is done or told to leave. Returns the exit status.
-    `run_given`: as --run had it.
-
-    Raises:
-        ConfigError: bad input, found before anything started.
-        IdentityInUse: another live node runs under this key.
-    """
+    """Run a node in a role until it is done or told to leave. Returns the exit status."""
     with data_directory(config.data_dir, say=say):
         identity = load_identity(config)
         membership = Membership.of(config)
         have_data(config, identity, membership, ask(config.yes, by_default=False), say)
         needs = role_class.needs(config, identity)
         model = resolve_model(config, say) if needs.policy else ""
-        start = _Start(config, identity, membership, role_class, needs.draws, model, run_given)
+        start = _Start(
+            *(config, identity, membership, role_class, needs.draws, model, run_given, view, say)
+        )
         try:
-            trio.run(_run, start, view, say)
+            trio.run(_run, start)
         except* (ConfigError, IdentityInUse, ChildFailed) as group:
             raise first_of(group) from None
         except* (sqlite3.OperationalError, OSError) as group:
@@ -104,30 +95,21 @@ def run_node(
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Everything that is known before anything listens."""
+    """The facts of a start, before anything listens."""
 
     config: NodeConfig
     identity: Identity
     membership: Membership
-    role_class: RoleClass
+    role_class: type[Role]
     draws: int | None  # as in `Needs`
     model: str  # to begin with; empty where the role needs none
     run_given: str  # as --run had it
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """A node's reports to people on this machine."""
-
-    events: EventLog
-    samples: EventLog
     view: LiveView
     say: Callable[[str], None]
-    tracker: Tracker | None
 
 
-async def _run(start: _Start, view: LiveView, say: Callable[[str], None]) -> None:
-    config, role_class = start.config, start.role_class
+async def _run(start: _Start) -> None:
+    config, role_class, say = start.config, start.role_class, start.say
     resumed = checkpoints_of(config).latest()
     with (
         EventLog(config.data_dir / EVENTS_FILE, time.time) as events,
@@ -141,8 +123,7 @@ async def _run(start: _Start, view: LiveView, say: Callable[[str], None]) -> Non
             _open_tracker(config, start.identity, role_class.KIND, say) as tracker,
             open_node(world, config, start.identity, start.membership, start.draws) as node,
         ):
-            outputs = Outputs(events, samples, view, say, tracker)
-            app = App(config, world, node, role_class, start.membership, outputs)
+            app = App(start, world, node, events, samples, tracker)
             if resumed is not None:
                 say(f"resuming after round {resumed.progress.round}")
             transport = node.peer.transport
@@ -154,7 +135,7 @@ async def _run(start: _Start, view: LiveView, say: Callable[[str], None]) -> Non
 
 
 def _say_goodbye(config: NodeConfig, say: Callable[[str], None]) -> None:
-    """Print commands to paste that use the trained policy."""
+    """Print commands that use the trained policy."""
     saved = checkpoints_of(config).latest()
     if saved is None:
         return
@@ -210,28 +191,31 @@ async def _give_memory_back() -> None:
 
 
 class App:
-    """One process: a node in its role, with all that a person and the machine see of it."""
+    """One process: a node in its role, with its reports to people and to the machine."""
 
     def __init__(
         self,
-        config: NodeConfig,
+        start: _Start,
         world: RealWorld,
         node: Node,
-        role_class: RoleClass,
-        membership: Membership,
-        outputs: Outputs,
+        events: EventLog,
+        samples: EventLog,
+        tracker: Tracker | None,
     ) -> None:
-        self._config = config
-        self._outputs = outputs
+        self._config = start.config
+        self._membership = start.membership
+        self._view = start.view
+        self.say = start.say
         self._world = world
         self._node = node
-        self._membership = membership
-        self.say = outputs.say
+        self._events = events
+        self._samples = samples
+        self._tracker = tracker
         self._leaving = trio.Event()
         self._process = psutil.Process()
         self._unanswered: Counter[str] = Counter()  # of those who ask for status and metrics
-        self._role = role_class(world, config, node, self)
-        self._telemetry = self._make_telemetry(role_class.KIND)
+        self._role = start.role_class(world, start.config, node, self)
+        self._telemetry = self._make_telemetry(start.role_class.KIND)
         node.gater.on_ban = self._tell_ban
 
     async def run(self) -> None:
@@ -243,7 +227,7 @@ class App:
             nursery.cancel_scope.cancel()
 
     async def _open_doors(self, nursery: trio.Nursery) -> None:
-        """The network, and who watches; all of it outlives the trainer."""
+        """Start the network and the reports; both outlive the trainer."""
         transport = self._node.peer.transport
         assert isinstance(transport, Libp2pTransport)
         nursery.start_soon(self._watch_signals)
@@ -272,7 +256,7 @@ class App:
             self.say(f"  swarm-node join --peer {address}{same}")
 
     async def _look_on_the_lan(self, addresses: Sequence[str]) -> None:
-        """Nodes that listen on loopback alone are nobody's neighbours."""
+        """Find nodes on the local network, unless this node listens on loopback alone."""
         own = announced(addresses)
         if not self._config.lan or not own:
             return
@@ -306,11 +290,11 @@ class App:
                     "says what to do"
                 )
             self._node.notes.put("reach", unreached)
-            if self._outputs.tracker is not None:
-                self._node.notes.put("tracker", self._outputs.tracker.note)
-            self._outputs.view.update(self._snapshot())
+            if self._tracker is not None:
+                self._node.notes.put("tracker", self._tracker.note)
+            self._view.update(self._snapshot())
             starting = [Work(name) for name in self._world.starting]
-            self._outputs.view.works([*starting, *self._role.works()])
+            self._view.works([*starting, *self._role.works()])
             await trio.sleep(VIEW_INTERVAL_S)
 
     def _snapshot(self) -> StatusSnapshot:
@@ -354,13 +338,10 @@ class App:
         address = self._config.metrics_listen
         if address is None:
             return
-        from node.observe.metrics_page import (  # what it needs, nodes without it do without
-            serve_metrics,
-        )
+        from node.observe.metrics_page import serve_metrics  # an optional dependency
 
-        serve = partial(serve_metrics, names=self._config.web_names)
         port = await nursery.start(
-            serve,
+            partial(serve_metrics, names=self._config.web_names),
             address,
             lambda: self._telemetry.latest,
             self._unanswered,
@@ -373,16 +354,16 @@ class App:
         await self.tell(Banned(ban.subject, ban.is_block, ban.why, until_s, ban.number))
 
     async def show(self, groups: Sequence[SampledGroup]) -> None:
-        await trio.to_thread.run_sync(keep, self._outputs.samples, groups)
+        await trio.to_thread.run_sync(keep, self._samples, groups)
 
     def note_outcome(self, outcome: Outcome) -> None:
         self._telemetry.reporter.note_outcome(outcome)
 
     async def tell(self, record: Record) -> None:
-        await trio.to_thread.run_sync(self._outputs.events.write, record)
+        await trio.to_thread.run_sync(self._events.write, record)
         reporter, snapshot = self._telemetry.reporter, self._snapshot()
         reporter.note(record)
-        if self._outputs.tracker is not None and (of_round := reporter.tracked(record, snapshot)):
-            self._outputs.tracker.put(of_round[0], time.time(), of_round[1])
-        self._outputs.view.update(snapshot)
-        self._outputs.view.event(record)
+        if self._tracker is not None and (of_round := reporter.tracked(record, snapshot)):
+            self._tracker.put(of_round[0], time.time(), of_round[1])
+        self._view.update(snapshot)
+        self._view.event(record)

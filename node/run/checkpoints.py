@@ -1,11 +1,8 @@
-"""Checkpoints of a node: one directory for each, made complete before it gets its name.
+"""Checkpoints of a node, one directory each.
 
-`checkpoints/round-00000012/` holds what the trainer saved and `state.json` with the node's
-progress. A directory is written under a temporary name, synced and renamed, so that whatever has
-the final name is whole: kill -9 at any point leaves the one before.
-
-`checkpoints/best` is a link to one more, of the policy that did best on the validation tasks. It
-changes in one step too, and its files are those of the round's checkpoint where there is one.
+`checkpoints/round-00000012/` holds the trainer's files and `state.json` with the node's progress. A
+directory is written under a temporary name, synced and renamed, so that whatever has the final name
+is whole. `checkpoints/best` links to the policy that did best on the validation tasks.
 """
 
 import fcntl
@@ -14,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -45,8 +42,8 @@ class Checkpoint:
 
 
 class SavingPace:
-    """Decides when to save: every so many rounds, or, with None, once the last save took at most
-    `SAVING_SHARE` of the time since. Times are in seconds of one clock."""
+    """Decides when to save: every so many rounds, or, with None, so that saving takes at most
+    `SAVING_SHARE` of the time."""
 
     def __init__(self, every_rounds: int | None) -> None:
         self._every = every_rounds
@@ -58,7 +55,7 @@ class SavingPace:
         return self._due_s is None or now_s >= self._due_s
 
     def saved(self, began_s: float, ended_s: float) -> None:
-        """Note a checkpoint that was written."""
+        """Record a save."""
         self._due_s = ended_s + (ended_s - began_s) / SAVING_SHARE
 
 
@@ -79,18 +76,12 @@ class Checkpoints:
         self._written: tuple[int, Path] | None = None  # a policy's version, and where it is whole
 
     def latest(self) -> Checkpoint | None:
-        """The newest complete checkpoint. That may be the best one, which is in no round's place,
-        but not one of before the first round, which nobody has anything from.
-
-        Raises:
-            ConfigError: it belongs to another run or model.
-        """
+        """The newest complete checkpoint, the best one included, after the first round.
+        `ConfigError` if it belongs to another run or model."""
         best = self._best_directory()
         found = self._complete() if best is None else [*self._complete(), best]
         read = [(directory, _read_state(directory)) for directory in found]
-        whole = [  # where one is damaged on disk, the one before it is used
-            (directory, *state) for directory, state in read if state is not None
-        ]
+        whole = [(directory, *state) for directory, state in read if state is not None]
         for directory, progress, facts in sorted(whole, key=lambda each: -each[1].round):
             if directory == best and progress.round == 0:
                 continue
@@ -105,12 +96,7 @@ class Checkpoints:
 
     @contextmanager
     def held(self) -> Iterator[Checkpoint | None]:
-        """The newest complete checkpoint, if there is one: it stays for as long as the block runs,
-        beside a node that goes on writing others.
-
-        Raises:
-            ConfigError: it belongs to another run or model.
-        """
+        """The newest complete checkpoint, which a running node does not remove within the block."""
         while (found := self.latest()) is not None:
             state = found.directory / STATE_FILE
             try:
@@ -131,9 +117,8 @@ class Checkpoints:
         files: Mapping[str, Content] | None = None,
         version: int | None = None,
     ) -> Path:
-        """Write a checkpoint, with more files by name, and remove those beyond the number kept.
-        What is in a file is made where it is written. `version`: of the trainer's policy; one that
-        was the last to be saved is linked, not written once more, as nothing was trained since."""
+        """Write a checkpoint with more `files` by name, and remove those beyond the number kept. If
+        the policy's `version` was the last that was saved, its files are linked."""
         final = self._directory / f"round-{progress.round:08d}"
         saved = _read_state(final)
         if saved is not None and saved[0] == progress:
@@ -148,8 +133,7 @@ class Checkpoints:
         return final
 
     def best(self) -> Checkpoint | None:
-        """The policy that did best on the validation tasks; None: none is kept, or it is damaged,
-        or of another run or model."""
+        """The policy that did best on the validation tasks; None if none is usable."""
         directory = self._best_directory()
         state = None if directory is None else _read_state(directory)
         if directory is None or state is None:
@@ -161,8 +145,7 @@ class Checkpoints:
     async def save_best(
         self, progress: Progress, trainer: Trainer, same: Path | None = None
     ) -> None:
-        """Keep a policy as the best in place of the one before. `same`: a checkpoint of just this
-        policy, whose files are linked and not written once more."""
+        """Replace the best policy. `same`: a checkpoint of this policy, whose files are linked."""
         names = (f"{BEST}-{progress.round:08d}-{number}" for number in count())
         final = next(path for name in names if not (path := self._directory / name).exists())
         partial = final.with_suffix(TEMPORARY_SUFFIX)
@@ -170,7 +153,6 @@ class Checkpoints:
         await self._run_sync(self._finish_best, partial, final, progress)
 
     async def _fill(self, partial: Path, trainer: Trainer, same: Path | None) -> None:
-        """Have the policy in a directory, by links to the files of `same` where there is one."""
         await self._run_sync(_make_empty, partial)
         if same is None or not await self._run_sync(_link_files, same, partial):
             await self._run_sync(_make_empty, partial)
@@ -185,17 +167,14 @@ class Checkpoints:
         return aside
 
     async def reserve(self, next_index: int) -> None:
-        """Note that tasks below `next_index` are spent, before they are shared: a node that
-        crashes after sharing and resumes from the round before must not do them once more."""
+        """Record before sharing that tasks below `next_index` are spent: a node that crashes and
+        resumes from the round before must not do them again."""
         await self._run_sync(self._reserve, next_index)
 
     def _reserve(self, next_index: int) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         temporary = self._directory / (POSITION_FILE + TEMPORARY_SUFFIX)
-        with temporary.open("w") as file:
-            file.write(str(next_index))
-            file.flush()
-            os.fsync(file.fileno())
+        _write_synced(temporary, str(next_index).encode())
         temporary.replace(self._directory / POSITION_FILE)
 
     def reserved(self) -> int:
@@ -235,15 +214,9 @@ class Checkpoints:
         self, partial: Path, final: Path, progress: Progress, files: Mapping[str, Content]
     ) -> None:
         for name, content in files.items():
-            with (partial / name).open("wb") as binary:
-                binary.write(content())
-                binary.flush()
-                os.fsync(binary.fileno())
-        state = {"facts": self._facts, "progress": progress.to_json()}
-        with (partial / STATE_FILE).open("w") as file:
-            json.dump(state, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+            _write_synced(partial / name, content())
+        state = {"facts": self._facts, "progress": asdict(progress)}
+        _write_synced(partial / STATE_FILE, json.dumps(state, indent=1).encode())
         _sync_directory(partial)
         if final.exists():
             shutil.rmtree(final)  # damaged, or it would not be written again
@@ -270,7 +243,7 @@ def _read_state(directory: Path) -> tuple[Progress, Mapping[str, Any]] | None:
 
 
 def _remove_unless_held(directory: Path) -> None:
-    """Remove a checkpoint that no `Checkpoints.held` block uses; a later save tries again."""
+    """Remove a checkpoint unless a `Checkpoints.held` block uses it; a later save tries again."""
     try:
         with (directory / STATE_FILE).open("r+") as lock:  # some file systems lock no other kind
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -280,8 +253,8 @@ def _remove_unless_held(directory: Path) -> None:
 
 
 def _link_files(source: Path, target: Path) -> bool:
-    """Have what a checkpoint holds in another directory too, but for its state, which is locked for
-    each apart. False: this file system has no such links."""
+    """Link the files of a checkpoint, except for its state, which has a lock of its own. False if
+    this file system has no hard links."""
     try:
         for path in source.iterdir():
             if path.name != STATE_FILE:
@@ -295,6 +268,13 @@ def _make_empty(directory: Path) -> None:
     if directory.exists():
         shutil.rmtree(directory)
     directory.mkdir(parents=True)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sync_directory(directory: Path) -> None:

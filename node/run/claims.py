@@ -1,15 +1,13 @@
 """Checks that tokens are samples of the policy that a worker names, with its log-probs. Pure.
 
-Two questions. Are the behaviour log-probs those of the named policy? Another model, an older
-version or invented numbers differ from the log-probs that the named weights give. Are the tokens
-samples of it? A cheaper generator, an edited text or a lower temperature shifts a mean: over tokens
-that a policy sampled, log-prob + entropy is zero on average, with a known spread.
+Another model, an older version or invented numbers differ from the log-probs of the named weights.
+A cheaper generator, an edited text or a lower temperature shifts a mean: over tokens that a policy
+sampled, log-prob + entropy is zero on average, with a known spread.
 
-One group shows a large lie (`fault_of`). Small ones show over many groups of one worker
-(`Record`). Its evidence is a bet against the worker's honesty. Each group multiplies a stake by a
-factor with a mean of at most 1 if the worker is honest, and a stake never falls below 1. So a stake
-reaches X at most once in X honest groups, however these are chosen (Ville's inequality for
-e-detectors, Shin, Ramdas and Rinaldo, arXiv 2203.03532).
+One group shows a large lie (`fault_of`), many groups of one worker a small one (`Record`). Each
+group multiplies a stake by a factor with a mean of at most 1 if the worker is honest; a stake never
+falls below 1. So it reaches X at most once in X honest groups, however these are chosen (Ville's
+inequality for e-detectors, arXiv 2203.03532).
 """
 
 import math
@@ -18,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import exp, fsum, isnan, nan, sqrt
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
@@ -41,10 +39,9 @@ TEMPERATURE_MIN: Final = 0.25  # below it rounding hides what the checks look fo
 
 FULL: Final = "float32"
 NOISE_KL: Final = {FULL: 1e-6, "bfloat16": 5e-4}
-"""What rounding in a precision adds to the KL (by w - 1 - log w, nats for a token) between a scorer
-and an honest engine, at temperature 1: half of all honest groups have less. It grows with how much
-a policy leaves open: 4e-6 of bf16 was measured where a tiny policy is nearly sure, 1e-4 where it is
-not. That of fp32 is far below its figure. What deviates by less cannot be told from it."""
+"""KL (by w - 1 - log w, nats a token) that rounding in a precision adds between a scorer and an
+honest engine at temperature 1; half of all honest groups have less. Measured for bf16: 4e-6 where a
+tiny policy is nearly sure, 1e-4 where it is not."""
 NOISE_KL_OTHERS: Final = 2e-3  # of engines with quantised weights, and of those that say nothing
 
 ALARM_STAKE: Final = 3e5  # three stakes, and at most one false alarm in 10^5 honest groups
@@ -58,8 +55,8 @@ DEVIATION_MAX: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class ClaimedToken:
-    """One token under the policy that a worker names. Log-probs are natural. `mean` and `variance`
-    are those of a sample's log-prob; both are nan if nobody computed them."""
+    """One token under the named policy, in nats. `mean` and `variance` are those of a sample's
+    log-prob; nan if unknown."""
 
     behaviour: float
     scored: float
@@ -102,14 +99,12 @@ def fit_of(samples: Sequence[ClaimedToken]) -> Fit:
 
 
 def evidence(excess: float, variance: float, most: float) -> float:
-    """Minus the log of a bound on how probable it is that numbers add up to `excess` or more, which
-    are at most `most` each, of mean 0 or less given those before them, and whose squares have means
-    that add up to `variance` > 0, at most (Bennett's inequality; for martingales, Freedman 1975).
-    However few and skewed they are, it holds.
+    """Minus the log of a bound on the probability that numbers add up to `excess` or more. Each is
+    at most `most`, has a mean of at most 0 given those before it, and their variances add up to at
+    most `variance` > 0 (Bennett's inequality; for martingales, Freedman 1975).
 
-    So it does for log-probs less their means, which are at most the entropy of a token, and, the
-    sign turned, for means less log-probs, which are cut: a sure policy's one rare token would else
-    outweigh all others, and to cut them makes their mean smaller.
+    This holds for log-prob minus mean, at most the entropy of a token, and for mean minus log-prob
+    once that is cut: else a sure policy's one rare token would outweigh all others.
     """
     if excess <= 0.0:
         return 0.0
@@ -124,10 +119,9 @@ def _scale(temperature: float) -> float:
 def fault_of(fit: Fit, temperature: float = 1.0) -> str | None:
     """One line on why the tokens cannot come from the named policy; None if they can.
 
-    Log-probs are at the temperature. Below 1 it widens differences of logits, and with them what
-    rounding makes of them: the limit of the mean grows with its inverse, that of the KL, which is
-    quadratic in them, with its square. Above 1 the limits stay, and so do those of
-    `TEMPERATURE_MIN` below it."""
+    A temperature below 1 widens differences of logits and their rounding: the limit of the mean
+    grows with its inverse, that of the KL with the square. Above 1 and below `TEMPERATURE_MIN` the
+    limits stay."""
     scale = _scale(temperature)
     if fit.distance > DISTANCE_MAX / scale or fit.kl > KL_MAX / scale**2:
         return (
@@ -153,10 +147,9 @@ class Record:
     groups: int = 0  # since a stake was last at its least, at most
 
     def fault_after(self, fit: Fit, noise_kl: float, temperature: float = 1.0) -> str | None:
-        """Take in another group, where engine and scorer differ by this noise, and say why the
-        worker's groups together cannot be what they claim, in one line; None: they can.
-
-        Once there is a fault, it stands until groups without one have brought the stakes down."""
+        """Count another group; `noise_kl` is the usual KL between engine and scorer. Returns a line
+        on why the worker's groups together cannot be what they claim, or None. A fault stands until
+        honest groups have brought the stakes down."""
         noise = noise_kl / _scale(temperature) ** 2
         z = max(-DEVIATION_MAX, min(DEVIATION_MAX, fit.deviations))
         self.off = _staked(self.off, kl_factor(fit.kl / noise))
@@ -204,22 +197,9 @@ RECORDS_MAX = 4096  # workers whose evidence is kept
 Columns = list[tuple[float, ...]]  # of each completion: log-probs, means, variances
 
 
-class Scores(Protocol):
-    """Scores tokens under versions of the policy."""
-
-    async def score(self, version: int, group: TrainingGroup) -> Columns | None:
-        """Log-probs, means and variances of a group's tokens under a version; None if its files are
-        gone.
-
-        Raises:
-            ChildFailed, ConfigError: it could not be found out.
-        """
-        ...
-
-
 class Scorer:
-    """A process that scores tokens under one version of the policy at a time. It starts at its
-    first use; one that dies is started again at the next."""
+    """A process that scores tokens under one version at a time. It starts at its first use, and
+    again after it died."""
 
     def __init__(self, spec: TrainerSpec, directory: Path, find: VersionDirectory) -> None:
         """`directory`: where its log goes. `find`: where the files of a version are."""
@@ -242,16 +222,12 @@ class Scorer:
 
     async def score(self, version: int, group: TrainingGroup) -> Columns | None:
         """Log-probs, means and variances of a group's tokens under a version; None if its files are
-        gone.
-
-        Raises:
-            ChildFailed, ConfigError: the process failed, or does not take the version.
-        """
+        gone. `ChildFailed` or `ConfigError` if that could not be found out."""
         async with self._lock:
             directory = self._find(version)
             if directory is None:
                 return None
-            # Who asked may run out of time meanwhile: the next one finds it done, or it never is.
+            # The caller may run out of time meanwhile; the next one finds the version loaded.
             with trio.CancelScope(shield=True):
                 if not self._process.alive:
                     self._loaded = None
@@ -269,14 +245,13 @@ class LearnerChecks:
     def __init__(
         self,
         guard: HeldOutGuard,
-        scorer: Scores | None,
+        scorer: Scorer | None,
         held: Callable[[], Sequence[int]] = tuple,
         temperature: float = 1.0,
         precision: str = FULL,
     ) -> None:
-        """Without a scorer nothing is looked at more closely. `held`: the newest versions that were
-        published, all from some one on; empty: nothing is known of them. `temperature`: at which
-        the run samples, and the scorer scores. `precision`: what the scorer computes in."""
+        """Without a scorer only rewards are checked. `held`: the newest published versions without
+        gaps; empty: unknown. `temperature`: of sampling and scoring. `precision`: the scorer's."""
         self._guard = guard
         self._scorer = scorer
         self._held = held
@@ -291,8 +266,7 @@ class LearnerChecks:
         return await self._guard.verify(group, assignment.task)
 
     def _check_published(self, group: RolloutGroup) -> None:
-        """A version that never left the learner made no token: who claims one has an older one,
-        and there are no files by which that would show."""
+        """A version that was never published made no token; its claimant has an older one."""
         held = self._held()
         for completion in group.completions:
             for version, _ in version_spans(completion):

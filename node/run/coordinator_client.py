@@ -1,7 +1,4 @@
-"""A learner's reports to its coordinator, and the plan that it follows.
-
-The plan is kept on disk: a learner that restarts while its coordinator is away follows it.
-"""
+"""A learner's reports to its coordinator, and the plan that it follows, which survives restarts."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -21,7 +18,6 @@ from swarm.identity import PeerId
 from swarm.leases import coordination
 from swarm.leases.coordination import ReportedWorker
 from swarm.leases.intake import Intake
-from swarm.leases.known_workers import WorkerAccount
 from swarm.storage import RunSync, write_whole
 from swarm.telemetry import metrics as m
 from swarm.transport.base import Transport
@@ -69,9 +65,8 @@ class CoordinatorClient:
         *,
         has_coordinator: bool = True,
     ) -> None:
-        """`directory`: where the plan is kept, and `run_sync` how it is written. `service`: None
-        where versions reach workers without one. A plan that is there from before counts only where
-        there still is a coordinator."""
+        """The plan is kept in `directory`; an old one counts only if `has_coordinator`. `service`:
+        None where versions reach workers without one."""
         self._path = directory / PLAN_FILE
         self._run_id = run_id
         self._rules = rules
@@ -100,24 +95,23 @@ class CoordinatorClient:
             self._put_in_force(self._plan)
 
     def note_step(self, record: StepDone) -> None:
-        """A step is over."""
+        """Record a step."""
         now_s = trio.current_time()
         if self._stepped_s is not None:
             self._steps.append(_Step(now_s - self._stepped_s, record.idle_s, record))
         self._stepped_s = now_s
 
     def note_published(self, published: Published) -> None:
-        """A version is on offer."""
+        """Record a version on offer."""
         self._published = published
 
     def note_spread(self, spread: Spread) -> None:
-        """All peers that took part have a version."""
+        """Record that all peers that took part have a version."""
         self._spread = spread
         self._spreads_s.append(spread.time_s)
 
     def lift(self) -> None:
-        """Nobody stands by any more, until the next plan: the coordinator is away, and the learner
-        has nobody else."""
+        """End the standby of all workers until the next plan."""
         if self._intake is not None:
             self._intake.standby = frozenset()
 
@@ -130,8 +124,32 @@ class CoordinatorClient:
     # --- for whoever watches -----------------------------------------------------------------
 
     def workers(self) -> list[ReportedWorker]:
-        """Figures of each worker."""
-        return self._workers(self._intake.accounts() if self._intake else [])
+        """Figures of the workers that were heard of since the learner's start, at most the last
+        `REPORT_WORKERS_MAX`."""
+        accounts = self._intake.accounts() if self._intake else []
+        now_s, links = trio.current_time(), self._sharing.links if self._sharing else {}
+        there = set(self._transport.peers())
+        heard = sorted((each.heard_at, each.worker, each) for each in accounts if each.heard_at)
+        standby = self._intake.standby if self._intake else frozenset()
+        return [
+            ReportedWorker(
+                peer=PeerId(name),
+                version=each.version,
+                groups_per_s=each.rate,
+                failed_share=each.failed_share,
+                turnaround_s=each.turnaround_s,
+                heard_s=max(0.0, now_s - heard_at),
+                admitted=each.admitted,
+                refused=each.refused,
+                leased=each.leased,
+                up_bytes_per_s=links.get(PeerId(name), (0, 0))[0],
+                down_bytes_per_s=links.get(PeerId(name), (0, 0))[1],
+                standing_by=name in standby,
+                relayed=name in there and self._transport.ip_of(PeerId(name)) is None,
+                connected=name in there,
+            )
+            for heard_at, name, each in heard[-REPORT_WORKERS_MAX:]
+        ]
 
     def extras(self) -> Extras:
         """A learner's telemetry beyond its records."""
@@ -184,14 +202,12 @@ class CoordinatorClient:
     def report(self) -> LearnerReport:
         learner, intake = self._learner, self._intake
         counts = None if intake is None else intake.counts()
-        workers = coordination.pack(self.workers())
         steps = [each.record for each in self._steps]
         shares = [each.effective_share for each in steps if each.effective_share is not None]
         k3s = [each.mismatch_k3 for each in steps if each.mismatch_k3 is not None]
         published = self._published
-        wall_s, idle_s = (
-            sum(getattr(s, name) for s in self._steps) for name in ("wall_s", "idle_s")
-        )
+        wall_s = sum(each.wall_s for each in self._steps)
+        idle_s = sum(each.idle_s for each in self._steps)
         return LearnerReport(
             type="report",
             run_id=self._run_id,
@@ -233,34 +249,8 @@ class CoordinatorClient:
                 up_bytes_per_s=int(self._sharing.up_bytes_per_s) if self._sharing else 0,
                 group_bytes=intake.group_bytes if intake else 0,
             ),
-            workers=workers,
+            workers=coordination.pack(self.workers()),
         )
-
-    def _workers(self, accounts: list[WorkerAccount]) -> list[ReportedWorker]:
-        """Those that were heard of since the learner's start, the last ones where they are many."""
-        now_s, links = trio.current_time(), self._sharing.links if self._sharing else {}
-        there = set(self._transport.peers())
-        heard = sorted((each.heard_at, each.worker, each) for each in accounts if each.heard_at)
-        standby = self._intake.standby if self._intake else frozenset()
-        return [
-            ReportedWorker(
-                peer=PeerId(name),
-                version=each.version,
-                groups_per_s=each.rate,
-                failed_share=each.failed_share,
-                turnaround_s=each.turnaround_s,
-                heard_s=max(0.0, now_s - heard_at),
-                admitted=each.admitted,
-                refused=each.refused,
-                leased=each.leased,
-                up_bytes_per_s=links.get(PeerId(name), (0, 0))[0],
-                down_bytes_per_s=links.get(PeerId(name), (0, 0))[1],
-                standing_by=name in standby,
-                relayed=name in there and self._transport.ip_of(PeerId(name)) is None,
-                connected=name in there,
-            )
-            for heard_at, name, each in heard[-REPORT_WORKERS_MAX:]
-        ]
 
 
 def _amount(value: float) -> float:

@@ -1,8 +1,7 @@
 """The held-out pass rate: one completion for each of the run's fixed tasks.
 
-The tasks and the sampling seed are the same at every evaluation and at every node of a run, and no
-node trains on them. The rate is reported as progress and decides nothing. Decisions follow from the
-pass rate on a node's validation tasks, which are sampled in the same call.
+Tasks and sampling seed are the same at every evaluation and node of a run, and no node trains on
+them. Decisions follow from the pass rate on a node's validation tasks, sampled in the same call.
 """
 
 from collections.abc import Sequence
@@ -41,7 +40,7 @@ async def evaluate(
     held_out = await _held_out(run, verifier)
     assigned = [*held_out, *validation]
     player = Player(run, engine, verifier)
-    made = await completions(player, assigned, 1, run.held_out_sampling, _seed(run))
+    made = await completions(player, assigned, 1, run.held_out_sampling, seed_of(run.run_id))
     rewards = await score(verifier, [each.task for each in assigned], made)
     if run.reward == "exact":  # a reward for the format alone is no pass
         rewards = [tuple(float(each == 1.0) for each in group) for group in rewards]
@@ -70,9 +69,8 @@ async def _held_out(run: RunConfig, verifier: Verifier) -> list[Assignment]:
 async def examine(
     run: RunConfig, engine: Engine, verifier: Verifier, samples: int
 ) -> list[TaskResult]:
-    """Pass rates of the held-out tasks: one greedy answer each, and `samples` samples each by the
-    run's rules (0: none). Only a full score passes. Samples are made and scored in batches, because
-    all of them may exceed a frame or the verifier's time."""
+    """Pass rates of the held-out tasks: one greedy answer and `samples` samples each. Only a full
+    score passes. Samples go in batches, to fit a frame and the verifier's time."""
     assigned = await _held_out(run, verifier)
     tasks = [each.task for each in assigned]
     player = Player(run, engine, verifier)
@@ -82,21 +80,17 @@ async def examine(
         made = await completions(player, assigned, each, sampling, seed)
         return await score(verifier, tasks, made)
 
-    greedy = await rewards_of(1, likeliest, _seed(run))
+    greedy = await rewards_of(1, likeliest, seed_of(run.run_id))
     passed = [0] * len(tasks)
     for done in range(0, samples, AT_ONCE_MAX):
         each = min(AT_ONCE_MAX, samples - done)
-        of_all = await rewards_of(each, run.engine_sampling, _seed(run) + done)
+        of_all = await rewards_of(each, run.engine_sampling, seed_of(run.run_id) + done)
         for place, rewards in enumerate(of_all):
             passed[place] += rewards.count(1.0)
     return [
         TaskResult(task.environment, first == (1.0,), count, samples)
         for task, first, count in zip(tasks, greedy, passed, strict=True)
     ]
-
-
-def _seed(run: RunConfig) -> int:
-    return seed_of(run.run_id)
 
 
 async def score(

@@ -1,7 +1,6 @@
 """From scored groups to batches, counts and samples, for the loops that train.
 
-Answers are found here by the verifier's function. Its work is bounded, so that strangers' texts may
-be searched outside the verifier's process.
+Answers are found by the verifier's function. Its work on strangers' texts is bounded.
 """
 
 import hashlib
@@ -11,12 +10,15 @@ from random import Random
 
 from node.config import RunConfig
 from node.envs.answers import answer_in
+from node.interfaces.engine import Serving
 from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup, training_group
 from node.methods.samplers import kept_completions
 from node.observe.records import AnswerCounts, SampledGroup, SampledText
 from node.observe.samples import TEXTS_MAX, shortened
-from swarm.rollouts import Author, Completion, FinishReason, ScoredGroup
+from node.run.parts import LivePolicy, NodeParts
+from node.verify.held_out import Assignment
+from swarm.rollouts import Author, Completion, FinishReason, RolloutGroup, ScoredGroup
 
 
 def seed_of(*parts: object) -> int:
@@ -28,8 +30,8 @@ def seed_of(*parts: object) -> int:
 def foreign_group(
     scored: ScoredGroup, worth: Sequence[float | None], group_size: int, rng: Random
 ) -> TrainingGroup:
-    """A foreign group with at most `group_size` completions. Token weights count rows: a group of
-    64 would outweigh eight groups of 8. `worth`: the advantages within the whole group."""
+    """A foreign group with at most `group_size` completions: a group of 64 would outweigh eight of
+    8. `worth`: the advantages within the whole group."""
     group = scored.group
     kept = kept_completions(len(group.completions), max(2, group_size), rng)
     return training_group(
@@ -39,6 +41,32 @@ def foreign_group(
         own_tokens=False,
         source=scored.source,
         tokenizer=group.tokenizer,
+    )
+
+
+def rollout_group(
+    node: NodeParts,
+    policy: LivePolicy | Serving,
+    round_: int,
+    assigned: Assignment,
+    completions: tuple[Completion, ...],
+) -> RolloutGroup:
+    """A group of this node, made at this moment."""
+    run, created_at_s = node.config.run, int(node.now_s())
+    return RolloutGroup(
+        run_id=run.run_id,
+        producer=node.peer_id,
+        round=round_,
+        task=assigned.task,
+        completions=completions,
+        tokenizer=policy.tokenizer,
+        temperature=run.sampling.temperature,
+        top_p=run.sampling.top_p,
+        created_at_s=created_at_s,
+        expires_at_s=created_at_s + run.limits.record_life_s,
+        engine=policy.engine.maker.engine,
+        precision=policy.engine.maker.precision,
+        attempt=assigned.attempt,
     )
 
 
@@ -83,7 +111,7 @@ def sampled(run: RunConfig, round_: int, scored: ScoredGroup) -> SampledGroup:
 
 
 def _shown(completion: Completion) -> str:
-    """Its text; in a transcript, what was said to the policy stands in brackets on its own line."""
+    """The text; replies of the environment stand in brackets on their own lines."""
     return "".join(
         text if author is Author.POLICY else f"\n[{text}]\n" for author, text in completion.parts()
     )

@@ -8,9 +8,8 @@ workers.
     evaluate     now and then, on the run's fixed held-out tasks
 
 The policy's version is 1 + the number of steps. A version is published only once a checkpoint holds
-it: a learner that dies resumes at a version that is no older than any that workers have, so that no
-group can come from its future. Where that checkpoint is lost, it goes on from the one before under
-a number above what was published; the steps between are missing.
+it, so that no group can come from the future of a learner that resumes. Where that checkpoint is
+lost, it goes on from the one before under a number above the published one.
 """
 
 from collections import Counter
@@ -21,14 +20,14 @@ from math import ceil, nan
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 import trio
 
-from node.config import RunConfig
 from node.config.node import rules_of
 from node.config.run import LearnerRules
+from node.hosting.publisher_queue import PublisherQueue
 from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
 from node.methods.choices import advantages
 from node.methods.samplers import draw_foreign
@@ -40,9 +39,8 @@ from node.run.groups import finite, foreign_group, outcome_counts, sampled, seed
 from node.run.parts import LivePolicy, NodeParts, OnSamples
 from node.run.progress import Progress
 from node.system.stopping import unless
-from swarm.leases.intake import Intake, IntakeRules
-from swarm.leases.lease_table import LeaseBook, LeaseRules
-from swarm.leases.staleness import Account, StalenessRules
+from swarm.leases.intake import Intake
+from swarm.leases.lease_table import LeaseRules
 from swarm.rollouts import ScoredGroup, informative
 
 FIRST_VERSION = 1
@@ -55,73 +53,15 @@ INTAKE_FILE = "intake.msgpack"  # in each checkpoint
 OnRecord = Callable[[StepDone | HeldOut], Awaitable[None]]
 
 
-class PolicyOutlet(Protocol):
-    """Takes versions of the policy and puts them on offer."""
-
-    @property
-    def newest(self) -> int:
-        """The newest version on offer; 0: none."""
-        ...
-
-    async def offer(self, version: int, export: Callable[[Path], Awaitable[None]]) -> None:
-        """Have `export` write the policy's directory, and put that on offer. Returns when the
-        policy may change again; the rest goes on in the background."""
-        ...
-
-
 def version_after(progress: Progress) -> int:
     """The version of the policy after so many steps."""
     return FIRST_VERSION + progress.round
 
 
-def intake_rules(run: RunConfig, rules: LearnerRules, tokenizer: str) -> IntakeRules:
-    """The terms on which a learner admits groups of workers."""
-    return IntakeRules(
-        run_id=run.run_id,
-        group_size=rules.group_size,
-        tokenizer=tokenizer,
-        temperature=run.sampling.temperature,
-        top_p=run.sampling.top_p,
-        rescored_share=rules.rescored_share,
-    )
-
-
 def lease_rules(rules: LearnerRules) -> LeaseRules:
-    """Lease durations of a run. Raise `lease_life_s` for workers that are known to be slow; first
-    leases last longer with it."""
+    """Lease durations of a run; first leases last longer with `lease_life_s`."""
     life_s = float(rules.lease_life_s)
     return LeaseRules(first_s=max(FIRST_LEASE_S, FIRST_LEASE_SHARE * life_s), life_s_min=life_s)
-
-
-def staleness_rules(rules: LearnerRules, credits_per_step: float) -> StalenessRules:
-    """The bound on staleness, and the credit that follows from the size of a step."""
-    credit = int(credits_per_step * rules.groups_per_step)
-    return StalenessRules(rules.staleness_max, rules.groups_per_step, credit)
-
-
-def lease_book(
-    run_id: str,
-    staleness: StalenessRules,
-    leases: LeaseRules,
-    version: int,
-    record: dict[str, Any] | None,
-    *,
-    secret: bytes,
-    start: int,
-) -> LeaseBook:
-    """The leases of an intake's record (`Learner.intake_record`), or an empty book at `version`.
-    `secret` and `start` are those of `LeaseBook`."""
-    if record is None:
-        return LeaseBook(leases, Account(staleness, version), run_id, secret, start)
-    return LeaseBook.from_record(
-        record["book"],
-        rules=leases,
-        staleness_rules=staleness,
-        run_id=run_id,
-        secret=secret,
-        start=start,
-        now=trio.current_time(),
-    )
 
 
 class Learner:
@@ -132,7 +72,7 @@ class Learner:
         node: NodeParts,
         policy: LivePolicy,
         intake: Intake,
-        publisher_queue: PolicyOutlet,
+        publisher_queue: PublisherQueue,
         checkpoints: Checkpoints,
         progress: Progress,
         on_samples: OnSamples | None = None,
@@ -161,7 +101,7 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """Of the policy as it is now."""
+        """The version of the present policy."""
         return version_after(self.progress)
 
     @property
@@ -172,18 +112,13 @@ class Learner:
     async def run(
         self, leaving: trio.Event, on_record: OnRecord, is_over: Callable[[], bool]
     ) -> None:
-        """Learn until `leaving`, or until it is over by the node's own settings.
-
-        Raises:
-            ChildFailed: the trainer; start again from a checkpoint.
-        """
-        behind = (
-            self._publisher_queue.newest > self.version
-        )  # the checkpoint of what was published is lost
+        """Learn until `leaving`, or until it is over by the node's own settings."""
+        # the checkpoint of what was published is lost
+        behind = self.published > self.version
         if behind:
-            self.progress = replace(self.progress, round=self._publisher_queue.newest)
+            self.progress = replace(self.progress, round=self.published)
         self._intake.advance(self.version)
-        if behind or self._publisher_queue.newest < FIRST_VERSION or self._is_due():
+        if behind or self.published < FIRST_VERSION or self._is_due():
             await self._publish()
         every = self._config.evaluate_every_rounds
         if every and self.progress.round == 0:
@@ -198,15 +133,15 @@ class Learner:
         self._node.enter("leaving")
 
     def _is_due(self) -> bool:
-        """True if the present policy is to be published and is not on offer yet. Versions further
-        apart than the pacing depth would stop all leases."""
+        """True if the present policy must be published. Versions further apart than the pacing
+        depth would stop all leases."""
         period = min(self.publish_every, self._intake.pacing + 1)
-        return self.version - self._publisher_queue.newest >= period
+        return self.version - self.published >= period
 
     # --- one step --------------------------------------------------------------------------
 
     async def _step(self, on_record: OnRecord, is_over: Callable[[], bool]) -> None:
-        """One update. Cancelled, or over, while it waits for groups, it leaves no trace."""
+        """One update. If it ends while it waits for groups, it leaves no trace."""
         self._node.enter("waiting")
         started_s = trio.current_time()
         leased: list[ScoredGroup] = []
@@ -312,14 +247,14 @@ class Learner:
         idle_s: float,
         train_s: float,
     ) -> StepDone:
-        """The step as the learner saw it; the app adds what only the network knows."""
+        """The step as the learner saw it; `Node.counted` adds the network's figures."""
         rewards = [reward for each in leased for reward in each.rewards]
         used = [*leased, *shared]
         counts = self._intake.counts()
         return StepDone(
             step=self.progress.round,
             version=self.version,
-            published_version=self._publisher_queue.newest,
+            published_version=self.published,
             groups=len(leased) + len(shared),
             shared_groups=len(shared),
             informative_groups=sum(informative(each.rewards) for each in used),
@@ -349,7 +284,7 @@ class Learner:
         )
 
     def _comparable(self, value: float) -> float | None:
-        """Of the workers' log-probs and the trainer's, where both are of one distribution."""
+        """A figure of workers against trainer, where both have one distribution."""
         return finite(value) if self._config.run.engine_sampling.is_whole else None
 
     def _seed(self, purpose: str) -> int:

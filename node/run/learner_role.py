@@ -1,16 +1,13 @@
 """The central learner of a run (`swarm-node learn`).
 
-Beyond a node's parts it has the publisher of versions, the intake that leases work to workers, and
-a process that scores samples of submitted groups.
-
-Under torchrun rank 0 is this node, and the other ranks only train: they have no identity and no
-network (`training.sharded.worker.follow`).
+It has a publisher of versions, an intake that leases work to workers, and a process that scores
+samples of submitted groups. Under torchrun rank 0 is this node; the other ranks only train
+(`node.train.sharded_worker`).
 """
 
 from dataclasses import replace
-from functools import partial
 from math import isfinite
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import trio
 
@@ -30,28 +27,25 @@ from node.observe.records import (
     VersionSpread,
 )
 from node.run.checkpoints import Checkpoint
-from node.run.claims import TEMPERATURE_MIN, LearnerChecks, Scores
+from node.run.claims import TEMPERATURE_MIN, LearnerChecks, Scorer
 from node.run.coordinator_client import CoordinatorClient
 from node.run.learner import (
     CREDITS_PER_STEP,
     Learner,
-    intake_rules,
-    lease_book,
     lease_rules,
-    staleness_rules,
     version_after,
 )
 from node.run.node import Node
 from node.run.parts import LivePolicy
-from node.run.progress import Progress
-from node.run.role import Needs, Training, checkpoints_of
+from node.run.role import Needs, TrainingRole
 from node.run.version_spread import SpreadWatch
 from node.run.world import Listener, Publishing, SamplingTrainer, Watchers, World
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.leases.coordination import ControlService
-from swarm.leases.intake import Intake
-from swarm.leases.lease_table import LeaseRules, TrialState
+from swarm.leases.intake import Intake, IntakeRules
+from swarm.leases.lease_table import LeaseBook, LeaseRules, TrialState
+from swarm.leases.staleness import Account, StalenessRules
 from swarm.storage import write_whole
 from swarm.telemetry import reports
 from swarm.weights.publisher import Published, Spread
@@ -65,7 +59,7 @@ COORDINATOR_SILENT_S: Final = 60.0  # silence of the coordinator before a note
 
 
 # Long: the whole of `Role` for a learner.
-class LearnerRole:
+class LearnerRole(TrainingRole):
     KIND: ClassVar[reports.Role] = "learner"
 
     @staticmethod
@@ -88,19 +82,15 @@ class LearnerRole:
         leases: LeaseRules | None = None,
         credits_per_step: float = CREDITS_PER_STEP,
     ) -> None:
-        """`leases`: None for those of the run's rules. `credits_per_step`: groups that may be
-        leased and buffered, as a multiple of those of a step."""
-        self._world = world
-        self._config = config
-        self._node = node
-        self._listener = listener
+        """`leases`: None for those of the run's rules. `credits_per_step`: leased and buffered
+        groups, as a multiple of those of a step."""
+        super().__init__(world, config, node, listener)
         self._rules = rules_of(config)
         self._leases = leases or lease_rules(self._rules)
         self._credits_per_step = credits_per_step
-        checkpoints = checkpoints_of(config, world.run_sync)
-        self._training = Training(world, config, node, listener, checkpoints)
         self._last: StepDone | None = None
         self._publishing: Publishing | None = None
+        self._scorer: Scorer | None = None
         self.learner: Learner | None = None  # this and the next: once a trainer is there
         self.intake: Intake | None = None
         self.coordinator: CoordinatorClient | None = None
@@ -110,24 +100,26 @@ class LearnerRole:
         config, world = self._config, self._world
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            watchers = Watchers(self._note_published, self._note_spread, self._complain)
+            watchers = Watchers(
+                *(self._note_published, self._note_spread),
+                lambda what: self._listener.tell(Trouble(what)),
+            )
             async with (
                 world.open_publishing(config, self._node.peer, watchers) as publishing,
-                world.open_scorer(config, publishing.find) as scorer,
+                world.open_scorer(config, publishing.find) as self._scorer,
             ):
                 self._publishing = publishing
-                client = self._serve_coordinator(publishing.service)
+                self.coordinator = self._serve_coordinator(publishing.service)
                 if publishing.service is not None:
-                    nursery.start_soon(self._watch_spread, publishing.service, client)
-                learn = partial(self._learn, leaving, publishing, scorer, client)
-                await self._training.run(leaving, learn)
+                    nursery.start_soon(self._watch_spread, publishing.service, self.coordinator)
+                await super().run(leaving)
                 nursery.cancel_scope.cancel()
 
     def _serve_coordinator(self, service: WeightsService | None) -> CoordinatorClient:
         """Serve a coordinator with reports, and take its plans."""
         config, node = self._config, self._node
         coordinator = config.coordinator
-        client = self.coordinator = CoordinatorClient(
+        client = CoordinatorClient(
             config.data_dir,
             config.run.run_id,
             self._rules,
@@ -145,8 +137,8 @@ class LearnerRole:
         return client
 
     async def _note_coordinator(self, service: ControlService, client: CoordinatorClient) -> None:
-        """Say where it has not been heard for long: the last plan stays in force, but for workers
-        that stand by while nobody works."""
+        """Show a note while the coordinator is silent. Its last plan stays in force, except that
+        standby ends while nobody works."""
         idle_s, notes = 0.0, self._node.notes
         while True:
             await trio.sleep(1.0)
@@ -188,9 +180,6 @@ class LearnerRole:
         self.coordinator.note_spread(spread)
         self._log(VersionSpread(spread.version, spread.peers, spread.time_s, spread.bound_s))
 
-    async def _complain(self, what: str) -> None:
-        await self._listener.tell(Trouble(what))
-
     async def _watch_spread(self, service: WeightsService, client: CoordinatorClient) -> None:
         """Log how far the newest version has come."""
         watch = SpreadWatch()
@@ -207,19 +196,17 @@ class LearnerRole:
 
     # --- learning -----------------------------------------------------------------------------
 
-    async def _learn(
+    async def learn(
         self,
         leaving: trio.Event,
-        publishing: Publishing,
-        scorer: Scores | None,
-        client: CoordinatorClient,
         trainer: SamplingTrainer,
         policy: PolicyInfo,
-        progress: Progress,
         resumed: Checkpoint | None,
     ) -> None:
-        node = self._node
-        intake = await self._restored(publishing, scorer, resumed, progress, policy)
+        assert self._publishing is not None
+        assert self.coordinator is not None
+        node, client, progress = self._node, self.coordinator, self._progress
+        intake = await self._restored(self._publishing, policy, resumed)
         await self._listener.tell(node.started(policy, progress))
         await node.note_maker(trainer.maker, self._listener.tell)
         self._last = None
@@ -227,8 +214,8 @@ class LearnerRole:
             node.parts,
             LivePolicy(trainer, trainer, policy.tokenizer),
             intake,
-            publishing.publisher_queue,
-            self._training.checkpoints,
+            self._publishing.publisher_queue,
+            self._checkpoints,
             progress,
             self._listener.show,
         )
@@ -236,58 +223,73 @@ class LearnerRole:
         self.ready.set()
 
         async def tell(record: StepDone | HeldOut) -> None:
-            self._training.progress = learner.progress
+            self._progress = learner.progress
             if isinstance(record, StepDone):
                 client.note_step(record)
                 record = self._last = node.counted(record)
-            await self._training.note_progress(trainer, record)
-            await self._listener.tell(record)
+            await self.tell_progress(trainer, record)
 
         await learner.run(leaving, tell, lambda: node.is_over(learner.progress))
 
     async def _restored(
-        self,
-        publishing: Publishing,
-        scorer: Scores | None,
-        resumed: Checkpoint | None,
-        progress: Progress,
-        policy: PolicyInfo,
+        self, publishing: Publishing, policy: PolicyInfo, resumed: Checkpoint | None
     ) -> Intake:
-        """The intake as a checkpoint left it. It is made once: after a trainer's death it goes back
-        to the checkpoint, as the trainer does."""
+        """The intake of a checkpoint. After a trainer's death the same one is restored."""
         record = None if resumed is None else Learner.intake_record(resumed.directory)
-        run, rules, world, node = self._config.run, self._rules, self._world, self._node
-        book = lease_book(
-            run.run_id,
-            staleness_rules(rules, self._credits_per_step),
-            self._leases,
-            version_after(progress),
-            record,
-            secret=self._secret(),
-            start=int.from_bytes(world.secret(8)) % LEASE_IDS,
-        )
+        run, node = self._config.run, self._node
+        book = self._lease_book(record)
         if self.intake is not None:
             self.intake.restore(book, record)
             return self.intake
         checks = LearnerChecks(
             node.guard,
-            scorer if self._can_rescore() else None,
+            self._scorer if self._can_rescore() else None,
             publishing.held,
             run.sampling.temperature,
             policy.precision,
         )
         self.intake = Intake(
-            intake_rules(run, rules, policy.tokenizer),
+            self._intake_rules(policy.tokenizer),
             book,
             node.peer.transport,
             node.gater,
             checks,
-            world.rng("intake"),
+            self._world.rng("intake"),
         )
         self.intake.restore(book, record)
         await self._nursery.start(self.intake.run)
         self._nursery.start_soon(self._note_checks, self.intake, checks)
         return self.intake
+
+    def _intake_rules(self, tokenizer: str) -> IntakeRules:
+        run = self._config.run
+        return IntakeRules(
+            run_id=run.run_id,
+            group_size=self._rules.group_size,
+            tokenizer=tokenizer,
+            temperature=run.sampling.temperature,
+            top_p=run.sampling.top_p,
+            rescored_share=self._rules.rescored_share,
+        )
+
+    def _lease_book(self, record: dict[str, Any] | None) -> LeaseBook:
+        """The leases of an intake's record, or none."""
+        rules, run_id, secret = self._rules, self._config.run.run_id, self._secret()
+        start = int.from_bytes(self._world.secret(8)) % LEASE_IDS
+        credit = int(self._credits_per_step * rules.groups_per_step)
+        staleness = StalenessRules(rules.staleness_max, rules.groups_per_step, credit)
+        if record is None:
+            account = Account(staleness, version_after(self._progress))
+            return LeaseBook(self._leases, account, run_id, secret, start)
+        return LeaseBook.from_record(
+            record["book"],
+            rules=self._leases,
+            staleness_rules=staleness,
+            run_id=run_id,
+            secret=secret,
+            start=start,
+            now=trio.current_time(),
+        )
 
     async def _note_checks(self, intake: Intake, checks: LearnerChecks) -> None:
         notes = self._node.notes
@@ -308,21 +310,21 @@ class LearnerRole:
                 )
 
     def _can_rescore(self) -> bool:
-        """Scores are of the whole vocabulary, and not of the part that top-p leaves of it. At a low
-        temperature rounding hides what is looked for."""
+        """Scores are of the whole vocabulary; at a low temperature rounding hides differences."""
         sampling = self._config.run.engine_sampling
-        if sampling.is_whole and sampling.temperature >= TEMPERATURE_MIN:
-            return True
-        why = "another top_p than 1"
-        if sampling.is_whole:
+        if not sampling.is_whole:
+            why = "another top_p than 1"
+        elif sampling.temperature < TEMPERATURE_MIN:
             why = f"a temperature below {TEMPERATURE_MIN}"
+        else:
+            return True
         self._node.notes["rescoring"] = (
             f"log-probs of workers are not checked: the run samples at {why}"
         )
         return False
 
     def _secret(self) -> bytes:
-        """The secret, kept so that leases that were granted before a restart stay unforeseen."""
+        """The secret of lease ids, which survives restarts."""
         path = self._config.data_dir / SECRET_FILE
         if not path.exists() or path.stat().st_size != SECRET_BYTES:
             write_whole(path, self._world.secret(SECRET_BYTES), mode=0o600)
@@ -332,9 +334,9 @@ class LearnerRole:
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
         snapshot = replace(
-            self._training.status(snapshot),
+            super().status(snapshot),
             role="learner",
-            policy_version=version_after(self._training.progress),
+            policy_version=version_after(self._progress),
             external_groups_wanted=self._rules.pool_groups_per_step,
             staleness_bound=self._rules.staleness_max,
         )
@@ -353,7 +355,7 @@ class LearnerRole:
         )
 
     def works(self) -> list[Work]:
-        works = [*self._training.works(), *self._node.works()]
+        works = super().works()
         if self._publishing is None:  # nothing has begun
             return works
         making, service = self._publishing.making(), self._publishing.service
@@ -370,8 +372,7 @@ class LearnerRole:
 
 
 def _trial_note(state: TrialState) -> str | None:
-    """A note that new workers wait because others, which have delivered nothing either, hold all
-    groups that such workers may; None if nobody waits."""
+    """A note that new workers wait for others on trial; None if nobody waits."""
     if not state.waiting:
         return None
     return (

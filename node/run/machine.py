@@ -2,13 +2,8 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +26,6 @@ from node.hosting.policy_host import PolicyHost, WorkerEngine
 from node.interfaces.engine import Engine, Tell
 from node.observe.records import Trouble
 from node.run.claims import Scorer, VersionDirectory
-from node.run.parts import HandOver
 from node.run.world import Listener, SamplingTrainer, World
 from node.sandbox.confinement import NEEDED, found
 from node.system.machine import core_count, threads_of
@@ -70,8 +64,7 @@ class RealNetwork:
     def open_transport(
         self, identity: Identity, config: NodeConfig, membership: Membership
     ) -> AbstractAsyncContextManager[Libp2pTransport]:
-        """Listen on the ports of the last start, if they are free, so that peers find the node
-        again."""
+        """Listen on the ports of the last start if they are free, so that peers find the node."""
         return open_libp2p(
             identity,
             on_free_ports(config.listen, recall(config.data_dir).ports),
@@ -106,15 +99,15 @@ class RealWorld(RealNetwork, World):
         is_learner: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
-        """`model`: to begin with, a directory or a hub id. `nodes_here`: how many nodes share the
-        cores; blocking. `is_learner`: for a central learner, whose trainer has another loss where
-        the run names none. `ranks`: of the trainer, where several processes make it up."""
+        """`model`: of the start, a directory or a hub id. `nodes_here`: the nodes that share the
+        cores; blocking. `is_learner` decides the loss where the run names none. `ranks`: of a
+        trainer of several processes."""
         self._model = model
         self._nodes_here = nodes_here
         self._say = say
         self._is_learner = is_learner
         self._ranks = ranks
-        self._starting: list[str] = []
+        self._starting: tuple[str, ...] = ()
         self._threads_said = (0, 0)  # cores and nodes that share them
         self._has_served = False  # a vLLM of this process
         self._guest: PauseRules | None = None
@@ -140,11 +133,6 @@ class RealWorld(RealNetwork, World):
 
     @asynccontextmanager
     async def open_verifier(self, config: NodeConfig) -> AsyncIterator[ProcessVerifier]:
-        """Open the verifier in its sandbox.
-
-        Raises:
-            ConfigError: the run needs a sandbox, and this machine has none.
-        """
         if config.verify_sandbox == "off":
             self._say('what scores is not confined (verify_sandbox = "off")')
         else:
@@ -171,8 +159,8 @@ class RealWorld(RealNetwork, World):
             yield trainer
 
     async def threads(self, config: NodeConfig) -> int:
-        """CPU threads of the trainer, and of its engine, which rests while the trainer works. Ranks
-        that torchrun started share the cores among themselves."""
+        """CPU threads of trainer and engine, which work in turn. Ranks of torchrun share the cores
+        among themselves."""
         wanted = config.threads
         if wanted or self._ranks is not None:
             return wanted
@@ -187,7 +175,7 @@ class RealWorld(RealNetwork, World):
     @asynccontextmanager
     async def open_engine(
         self, config: NodeConfig, trainer: SamplingTrainer, listener: Listener
-    ) -> AsyncIterator[tuple[Engine, HandOver | None]]:
+    ) -> AsyncIterator[tuple[Engine, EngineHandOver | None]]:
         """The torch engine and a served model are the trainer itself and need no hand-over."""
         if isinstance(trainer, ServedModel):
             trainer.tell = _trouble_to(listener)
@@ -203,62 +191,47 @@ class RealWorld(RealNetwork, World):
     @asynccontextmanager
     async def _open_vllm(
         self, config: NodeConfig, trainer: TrainerProcess, listener: Listener
-    ) -> AsyncIterator[tuple[Engine, HandOver | None]]:
+    ) -> AsyncIterator[tuple[Engine, EngineHandOver | None]]:
         info = await trainer.info()
         size_bytes = info.parameters * PARAMETER_BYTES
         plan = device_plan(config, info)
         tell = _trouble_to(listener)
-        with (
-            policy_files(config.data_dir, size_bytes) as files,
-            self._under_way("starting vLLM") as started,
-        ):
-            policy = await files.export(trainer, info.policy_version)
-            opened = open_vllm(
-                policy,
-                config.data_dir,
-                ServerSettings(
-                    threads=await self.threads(config),
-                    context_tokens=min(info.context_tokens, vllm_context_tokens(config)),
-                    quantization=config.engine_quantization,
-                    gpu_memory_share=plan.gpu_memory_share,
-                    gpus=config.engine_gpus,
-                    sleeps=plan.sleeps,
-                ),
-                policy_version=info.policy_version,
-                update_mode=config.engine_update,
-                reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
-                tell=tell,
-            )
-            async with AsyncExitStack() as stack:
-                with first_answer_counts(has_served=self._has_served):
-                    engine = await stack.enter_async_context(opened)
-                self._has_served = True
-                started()
-                listener.say(engine.sizes)
-                hand_over = EngineHandOver(
-                    *(trainer, engine, files, tell),
-                    shares_device=plan.shared,
-                    sleeps=plan.sleeps,
+        with policy_files(config.data_dir, size_bytes) as files:
+            self._starting = ("starting vLLM",)
+            try:
+                opened = open_vllm(
+                    await files.export(trainer, info.policy_version),
+                    config.data_dir,
+                    ServerSettings(
+                        threads=await self.threads(config),
+                        context_tokens=min(info.context_tokens, vllm_context_tokens(config)),
+                        quantization=config.engine_quantization,
+                        gpu_memory_share=plan.gpu_memory_share,
+                        gpus=config.engine_gpus,
+                        sleeps=plan.sleeps,
+                    ),
+                    policy_version=info.policy_version,
+                    update_mode=config.engine_update,
+                    reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
+                    tell=tell,
                 )
-                yield engine, hand_over
-
-    @contextmanager
-    def _under_way(self, name: str) -> Iterator[Callable[[], None]]:
-        """A bar until the block ends, or until what is yielded is called."""
-
-        def over() -> None:
-            if name in self._starting:
-                self._starting.remove(name)
-
-        self._starting.append(name)
-        try:
-            yield over
-        finally:
-            over()
+                async with AsyncExitStack() as stack:
+                    with first_answer_counts(has_served=self._has_served):
+                        engine = await stack.enter_async_context(opened)
+                    self._has_served, self._starting = True, ()
+                    listener.say(engine.sizes)
+                    hand_over = EngineHandOver(
+                        *(trainer, engine, files, tell),
+                        shares_device=plan.shared,
+                        sleeps=plan.sleeps,
+                    )
+                    yield engine, hand_over
+            finally:
+                self._starting = ()
 
     def open_scorer(
         self, config: NodeConfig, find: VersionDirectory
-    ) -> AbstractAsyncContextManager[Scorer]:
+    ) -> AbstractAsyncContextManager[Scorer | None]:
         spec = replace(trainer_spec(config, self._model), threads=1)
         if self._ranks is not None:  # several ranks train over bases in fp32
             spec = replace(spec, lora_base="float32")

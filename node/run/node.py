@@ -1,7 +1,4 @@
-"""A node's part in the exchange of rollout groups: its pool, and the exchange that fills it.
-
-Only a role that draws groups has one. How many it keeps ready follows from how many it draws.
-"""
+"""The common part of all roles: a peer, the verifier, the exchange where the role draws groups."""
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -57,24 +54,8 @@ def pool_limits(config: NodeConfig) -> PoolLimits:
     return PoolLimits(bytes_max=config.pool_bytes_max)
 
 
-def exchange_rules(config: NodeConfig, draws: int) -> ExchangeRules:
-    """The rules of a role that draws at most so many groups in a round or step."""
-    limits = config.run.limits
-    return ExchangeRules(
-        run_id=config.run.run_id,
-        stock_groups=STOCK_FACTOR * draws,
-        record_life_s=limits.record_life_s,
-        clock_skew_s=limits.clock_skew_s,
-        group_size_max=limits.group_size_max,
-        group_bytes_max=config.run.group_bytes_max,
-        fetch_parallel=FETCH_PARALLEL,
-        fetch_bytes_per_s=float(config.fetch_bytes_per_s_max),
-        serve_bytes_per_s=float(config.serve_bytes_per_s_max),
-    )
-
-
 class RolloutSharing:
-    """One node's pool and exchange. `run` serves and fetches until cancelled."""
+    """One node's pool and exchange."""
 
     def __init__(
         self,
@@ -85,11 +66,22 @@ class RolloutSharing:
         verify: Verify,
         draws: int,
     ) -> None:
+        limits = config.run.limits
         self.pool = pool
         self.figures = PoolStatistics(0, 0, 0, 0, 0, {})
         self._world = world
         self.exchange = Exchange(
-            exchange_rules(config, draws),
+            ExchangeRules(
+                run_id=config.run.run_id,
+                stock_groups=STOCK_FACTOR * draws,
+                record_life_s=limits.record_life_s,
+                clock_skew_s=limits.clock_skew_s,
+                group_size_max=limits.group_size_max,
+                group_bytes_max=config.run.group_bytes_max,
+                fetch_parallel=FETCH_PARALLEL,
+                fetch_bytes_per_s=float(config.fetch_bytes_per_s_max),
+                serve_bytes_per_s=float(config.serve_bytes_per_s_max),
+            ),
             peer.identity,
             peer.transport,
             pool,
@@ -108,14 +100,6 @@ class RolloutSharing:
                 self.figures = await self._world.run_sync(look, self._world.now_s())
                 await trio.sleep(POOL_LOOK_S)
 
-    def oldest_s(self) -> float | None:
-        """The age of the oldest foreign group that may still be drawn."""
-        oldest_s = self.figures.oldest_eligible_at_s
-        return None if oldest_s is None else max(0.0, self._world.now_s() - oldest_s)
-
-
-# The common part of all roles: a peer, the verifier, the exchange where the role draws groups,
-# and notes for people.
 
 TOKENS_PER_S_ROUNDS: Final = 5  # rounds over which the generation rate is averaged
 ENGINE_NOTE: Final = "engine"
@@ -128,7 +112,7 @@ class Notes(dict[str, str]):
     """Notes for people, by topic, so that a healed trouble disappears."""
 
     def put(self, topic: str, text: str | None) -> None:
-        """`None`: there is nothing to say of it any more."""
+        """Set a note; None removes it."""
         if text is None:
             self.pop(topic, None)
         else:
@@ -147,8 +131,8 @@ class Node:
         pool: Pool | None,
         draws: int | None,
     ) -> None:
-        """`draws`: how many shared groups the role draws in a round or step, at most; None: it
-        takes no part in the exchange, and needs no `pool`."""
+        """`draws`: shared groups that the role draws in a round or step, at most. None: it takes no
+        part in the exchange and needs no `pool`."""
         self._config = config
         self._world = world
         self._started_at = trio.current_time()
@@ -186,8 +170,8 @@ class Node:
         )
 
     def _voice_of(self, producer: PeerId) -> str:
-        """In whose name a producer is believed: an address block, all relayed peers, or all whose
-        addresses nobody can tell, as they are not connected."""
+        """The group of producers that share one voice: an address block, all relayed peers, or all
+        peers without a connection."""
         share = self.gater.share_of(producer)
         return ELSEWHERE if share == producer else str(share)
 
@@ -209,7 +193,7 @@ class Node:
     async def run_network(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Join the swarm, serve and fetch until cancelled, whatever the trainer does."""
+        """Join the swarm, serve and fetch until cancelled."""
         async with trio.open_nursery() as nursery:
             if self.sharing is not None:
                 await nursery.start(self.sharing.run)
@@ -217,8 +201,7 @@ class Node:
             task_status.started()
 
     def is_over(self, progress: Progress) -> bool:
-        """True if the settings end the run. The time limit counts from the first call, before the
-        first round of this process, not from its start."""
+        """True if the settings end the run. The time limit counts from the first call."""
         rounds, limit_s = self._config.rounds, self._config.stop_after_s
         if self._first_round_at is None:
             self._first_round_at = trio.current_time()
@@ -229,7 +212,7 @@ class Node:
     # --- what roles tell of themselves --------------------------------------------------------
 
     def counted(self, record: Counted) -> Counted:
-        """The record with what only the network knows."""
+        """The record with the network's figures."""
         counters = self.peer.transport.counters
         record = replace(
             record,
@@ -248,7 +231,7 @@ class Node:
     async def note_maker(
         self, maker: EngineInfo, tell: Callable[[Record], Awaitable[None]]
     ) -> None:
-        """Keep for `status` what samples here; where its weights are quantised, say so once."""
+        """Record the engine for `status`; tell once if its weights are quantised."""
         self.precision = maker.precision
         if not is_quantised(maker.precision):
             self.notes.put(ENGINE_NOTE, None)
@@ -295,10 +278,10 @@ class Node:
         return works
 
     def snapshot(self, *, memory_bytes: int = 0) -> StatusSnapshot:
-        """The node as it is now, to be filled by its role; quick, for the loop answers
-        `swarm-node status` with it."""
+        """The node as it is now, to be filled by its role; quick, for it answers `status`."""
         counters, sharing = self.peer.transport.counters, self.sharing
         pool = PoolStatistics(0, 0, 0, 0, 0, {}) if sharing is None else sharing.figures
+        oldest_s = pool.oldest_eligible_at_s
         names = sorted(set(counters.bytes_in) | set(counters.bytes_out))
         return StatusSnapshot(
             peer_id=self.peer.identity.peer_id,
@@ -321,7 +304,7 @@ class Node:
             pool_groups=pool.groups,
             pool_foreign=pool.foreign_eligible,
             pool_bytes=pool.bytes,
-            pool_age_s=None if sharing is None else sharing.oldest_s(),
+            pool_age_s=None if oldest_s is None else max(0.0, self._world.now_s() - oldest_s),
             precision=self.precision,
             accepted=self.ledger.accepted,
             rejected={str(k): v for k, v in sorted(self.ledger.rejected.items())},
@@ -338,7 +321,7 @@ class Node:
         )
 
     def _door(self) -> SlotFigures | None:
-        """The transport's figures, with whom our own rules refused."""
+        """The transport's figures, with the refusals of our own rules."""
         door = self.peer.transport.door
         if door is None:
             return None

@@ -1,12 +1,8 @@
 """Rounds that do not wait for their longest completions (APRIL, arXiv 2509.18521).
 
-A round begins more groups than it needs and takes the first that are done. The others are
-interrupted and keep their tokens; the next round goes on with them under its own policy, before it
-begins any new ones. So nothing is thrown away, and long completions are trained on as often as
-short ones, a round or more later; their tokens are of several policy versions, and say of which.
-
-An engine is interrupted anywhere. Transcripts of several turns (`turns/play.py`) stop between two:
-a turn that was begun is waited for, and is of one version.
+A round begins more groups than it needs and takes the first that are done. The others keep their
+tokens; the next round continues them under its own policy before it begins new ones. So long
+completions are trained on as often as short ones. Transcripts of several turns stop between two.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,21 +20,18 @@ Made = tuple[Assignment, tuple[Completion, ...]]
 
 
 class Works(Protocol[W]):
-    """Makes groups that may take several rounds. `turns.play.Player` is one."""
+    """Makes groups that may take several rounds; `turns.Player` is one."""
 
     async def begin(
         self, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
     ) -> Sequence[W]:
-        """So many completions of each task, in the making."""
-        ...
+        """Begin `each` completions of each task."""
 
     async def advance(self, works: Sequence[W], enough: int, sampling: Sampling, seed: int) -> None:
-        """Go on until so many of them are done; the others keep what they have."""
-        ...
+        """Go on until `enough` works are done; the others keep their tokens."""
 
     async def collect(self, works: Sequence[W]) -> list[tuple[Completion, ...]]:
         """The completions of works that are done, in their order."""
-        ...
 
 
 class EngineWorks:
@@ -64,30 +57,19 @@ class EngineWorks:
 
 
 class PartialRollouts(Generic[W]):
-    """Groups that earlier rounds began. They are lost with the process; their tasks are then left
-    out. At most `excess` times a round's groups are under way at once."""
+    """The groups under way, at most `excess` >= 1 times those of a round. They are lost with the
+    process; their tasks are then left out."""
 
     def __init__(self, works: Works[W], excess: float) -> None:
-        """`excess`: groups that a round has under way at first, over those that it needs; at least
-        1."""
-        assert excess >= 1.0
         self._works = works
         self._excess = excess
         self._begun: list[tuple[Assignment, W]] = []  # the oldest first
 
-    @property
-    def waiting(self) -> int:
-        """Groups that are begun and not done."""
-        return len(self._begun)
-
     async def groups(
         self, wanted: int, completions_each: int, sampling: Sampling, seed: int, assign: Assign
     ) -> list[Made]:
-        """The next `wanted` groups that get done. `assign` gives so many further tasks.
-
-        Raises:
-            ChildFailed, ConfigError: as `Works`; what was begun is kept.
-        """
+        """The next `wanted` groups that are done. `assign` gives further tasks. A failure loses no
+        group under way."""
         new = ceil(self._excess * wanted) - len(self._begun)
         if new > 0:
             assigned = await assign(new)

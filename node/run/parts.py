@@ -2,9 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from node.config import NodeConfig
+from node.hosting.hand_over import EngineHandOver
 from node.interfaces.engine import Engine
 from node.interfaces.trainer import Trainer
 from node.methods.replay import SolvedTasks
@@ -15,24 +15,7 @@ from node.verify.verifier import Verifier
 from swarm.exchange.exchange_service import Exchange
 from swarm.identity import PeerId
 
-OnSamples = Callable[[Sequence[SampledGroup]], Awaitable[None]]
-"""Gets some groups of each round, for people to look at."""
-
-
-class HandOver(Protocol):
-    """Gives each new policy to an engine in a process of its own."""
-
-    async def before_training(self) -> None:
-        """Stop sampling until `after_training` ends."""
-        ...
-
-    async def after_training(self, policy_version: int) -> float:
-        """Load the new policy into the engine. Returns the seconds that the engine stood still.
-
-        Raises:
-            ChildFailed: the engine does not take the policy.
-        """
-        ...
+OnSamples = Callable[[Sequence[SampledGroup]], Awaitable[None]]  # samples of a round, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +46,10 @@ class LivePolicy:
     trainer: Trainer
     engine: Engine
     tokenizer: str  # fingerprint
-    hand_over: HandOver | None = None  # None: the engine lives in the trainer's process
+    hand_over: EngineHandOver | None = None  # None: the engine lives in the trainer's process
 
     @classmethod
     async def of(
-        cls, trainer: Trainer, engine: Engine, hand_over: HandOver | None = None
+        cls, trainer: Trainer, engine: Engine, hand_over: EngineHandOver | None = None
     ) -> "LivePolicy":
-        """Ask the trainer for the tokenizer's fingerprint."""
         return cls(trainer, engine, (await trainer.info()).tokenizer, hand_over)

@@ -1,8 +1,4 @@
-"""A peer of a run: what every process that takes part needs of the network, whatever its role.
-
-`open_peer` is the one place where transport, gater, discovery and hash table are put together, in
-the real world and in a simulated one.
-"""
+"""A peer of a run: transport, gater, discovery and hash table, real or simulated."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -30,26 +26,22 @@ LONELY_PEERS: Final = 4  # of the run; with fewer, more are looked for everywher
 
 
 class Network(Clock, Protocol):
-    """The part of a world that a peer must not reach for by itself."""
+    """The part of a world that a peer uses."""
 
     @property
     def agent(self) -> str:
         """The program's name for other peers."""
-        ...
 
     def secret(self, size_bytes: int) -> bytes:
-        """Bytes that nobody else can foresee, other ones at each call."""
-        ...
+        """New unpredictable bytes at each call."""
 
     def open_transport(
         self, identity: Identity, config: NodeConfig, membership: Membership
     ) -> AbstractAsyncContextManager[Transport]:
         """This machine's connection to the others, until the block ends."""
-        ...
 
     def can_be_dialled(self, transport: Transport) -> bool:
         """True unless it is known that others cannot reach this machine."""
-        ...
 
 
 def _anybody(peer: str, ip: str | None) -> bool:
@@ -77,6 +69,7 @@ class Peer:
         self.identity = identity
         self.transport = transport
         self.gater = ConnectionGater(transport, Ledger(), admits=settings.admits)
+        self.ledger = self.gater.ledger
         self.discovery = Discovery(
             NodeInfo(
                 settings.run_id,
@@ -99,22 +92,13 @@ class Peer:
                 self.gater,
                 settings.bootstrap,
                 partial(self.discovery.learn_found, by="the hash table"),
-                self._is_lonely,
+                lambda: len(self.discovery.peers) < LONELY_PEERS,
                 rng=world.rng("dht"),
                 serves=partial(world.can_be_dialled, transport),
             )
 
-    @property
-    def ledger(self) -> Ledger:
-        """Counts of accepted and rejected groups by peer."""
-        return self.gater.ledger
-
-    def _is_lonely(self) -> bool:
-        return len(self.discovery.peers) < LONELY_PEERS
-
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Join, and stay joined until cancelled. What others may ask of the process is served by
-        then."""
+        """Join, and stay joined until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.gater.run)
             await nursery.start(self.discovery.run)
@@ -133,8 +117,8 @@ async def open_peer(
     *,
     dht: bool = False,
 ) -> AsyncIterator[Peer]:
-    """A peer that can be connected to and does not run yet. `run_id`: of a swarm of its own; None:
-    the run's. `dht`: look for others in the hash table too, which a private swarm never does."""
+    """A peer that accepts connections and does not run yet. `run_id`: None for the run's. `dht`:
+    look for others in the hash table, which a private swarm never does."""
     settings = PeerSettings(
         run_id or config.run.run_id,
         config.bootstrap,

@@ -1,7 +1,7 @@
 """A node's progress, saved with each checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from node.methods.task_control import ExternalGains
@@ -27,13 +27,9 @@ class Progress:
         first = passed if self.held_out_first is None else self.held_out_first
         return replace(self, held_out_first=first, held_out_last=passed)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for the checkpoint's state file."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Progress":
-        """Read the data of `to_json`.
+        """Read the data of `asdict`.
 
         Raises:
             TypeError, KeyError, AttributeError: the data is no progress.

@@ -1,13 +1,12 @@
-"""The interface of a role, and the common part of roles that train.
+"""The base of all roles, and of those that train.
 
-A role says what it needs before anything is opened, runs until it is done or told to leave, and
-fills the node's status with what it did.
+A role names its needs before anything is opened, runs until it is done or told to leave, and fills
+the node's status.
 """
 
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 import trio
 
@@ -43,56 +42,41 @@ class Needs:
     draws: int | None  # shared groups in a round or step, at most; None: no part in the exchange
 
 
-class Role(Protocol):
+class Role:
     """The work of a node in its run."""
 
     KIND: ClassVar[reports.Role]
 
+    def __init__(self, world: World, config: NodeConfig, node: Node, listener: Listener) -> None:
+        self._world = world
+        self._config = config
+        self._node = node
+        self._listener = listener
+
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """The prerequisites of the role, by settings and key.
-
-        Raises:
-            ConfigError: they are none of this role.
-        """
-        ...
+        """The prerequisites of the role; `ConfigError` if settings or key do not suit it."""
+        raise NotImplementedError
 
     async def run(self, leaving: trio.Event) -> None:
-        """Until it is done, or `leaving`.
-
-        Raises:
-            ExceptionGroup: of `ChildFailed`, where what it is made of dies again and again.
-        """
-        ...
+        """Until it is done, or `leaving`; fails with `ChildFailed` if its parts die repeatedly."""
+        raise NotImplementedError
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
         """The node's snapshot with what the role did."""
-        ...
+        raise NotImplementedError
 
     def works(self) -> list[Work]:
         """The slow work of this moment."""
-        ...
+        return self._node.works()
 
     def extras(self) -> Extras:
         """Figures that it reports besides."""
-        ...
-
-
-class RoleClass(Protocol):
-    """A role's class."""
-
-    KIND: reports.Role
-
-    def __call__(
-        self, world: World, config: NodeConfig, node: Node, listener: Listener, /
-    ) -> Role: ...
-
-    def needs(self, config: NodeConfig, identity: Identity) -> Needs: ...
+        return Extras()
 
 
 def checkpoints_of(config: NodeConfig, run_sync: RunSync = trio.to_thread.run_sync) -> Checkpoints:
-    """The node's checkpoints; another run or model than before is refused. `run_sync`: where
-    what blocks goes."""
+    """The node's checkpoints; those of another run or model are refused."""
     return Checkpoints(
         config.data_dir / CHECKPOINTS,
         config.checkpoints_kept,
@@ -101,52 +85,44 @@ def checkpoints_of(config: NodeConfig, run_sync: RunSync = trio.to_thread.run_sy
     )
 
 
-Learn = Callable[[SamplingTrainer, PolicyInfo, Progress, Checkpoint | None], Awaitable[None]]
+class TrainingRole(Role):
+    """A role with a trainer. The trainer resumes from the last checkpoint, and starts again with
+    back-off where it or its engine dies."""
 
-
-class Training:
-    """A trainer from its last checkpoint on, started again with back-off where it or its engine
-    dies. What is done with it is its role's."""
-
-    def __init__(
-        self,
-        world: World,
-        config: NodeConfig,
-        node: Node,
-        listener: Listener,
-        checkpoints: Checkpoints,
-    ) -> None:
-        self._world = world
-        self._config = config
-        self._node = node
-        self._listener = listener
-        self.checkpoints = checkpoints
-        resumed = checkpoints.latest()  # told of from the first report on
-        self.progress = resumed.progress if resumed else Progress()
-        self.policy: PolicyInfo | None = None  # this and the next survive restarts
-        self.memory_bytes = 0
-        self.is_loading = False
+    def __init__(self, world: World, config: NodeConfig, node: Node, listener: Listener) -> None:
+        super().__init__(world, config, node, listener)
+        self._checkpoints = checkpoints_of(config, world.run_sync)
+        resumed = self._checkpoints.latest()  # told of from the first report on
+        self._progress = resumed.progress if resumed else Progress()
+        self._policy: PolicyInfo | None = None  # this and the next survive restarts
+        self._memory_bytes = 0
+        self._is_loading = False
         self._rate_said = ""
 
-    async def run(self, leaving: trio.Event, learn: Learn) -> None:
-        """Learn until that ends. `learn` gets a trainer that is loaded, what it is, what there was
-        when it was resumed, and from which checkpoint; it keeps `progress`.
+    async def learn(
+        self,
+        leaving: trio.Event,
+        trainer: SamplingTrainer,
+        policy: PolicyInfo,
+        resumed: Checkpoint | None,
+    ) -> None:
+        """Learn with a loaded trainer until that ends, and keep `_progress`."""
+        raise NotImplementedError
 
-        Raises:
-            ChildFailed: it died `RESTARTS_MAX` times without finishing a round in between, or
-                at all where somebody else starts it again.
-        """
+    async def run(self, leaving: trio.Event) -> None:
+        """Fail if it dies `RESTARTS_MAX` times without a finished round in between, or once where
+        somebody else starts it again."""
         failures = 0
         while True:
-            before = self.progress.round
+            before = self._progress.round
             try:
-                await self._once(leaving, learn)
+                await self._once(leaving)
             except* ChildFailed as group:
                 error = first_of(group)
                 if not self._world.restarts_trainer:
                     await self._listener.tell(Trouble(f"the trainer failed: {error}"))
                     raise
-                failures = 1 if self.progress.round > before else failures + 1
+                failures = 1 if self._progress.round > before else failures + 1
                 what = "vLLM" if isinstance(error, ServerFailed) else "the trainer"
                 await self._listener.tell(Trouble(f"{what} failed and is restarted: {error}"))
                 often = "" if failures == 1 else f" {failures} times"
@@ -159,18 +135,18 @@ class Training:
                 await leaving.wait()
                 return
 
-    async def note_progress(self, trainer: SamplingTrainer, record: Record) -> None:
-        """A round or step is done, or an evaluation: the trainer works. What the guard over its
-        steps did is kept for `status`."""
+    async def tell_progress(self, trainer: SamplingTrainer, record: Record) -> None:
+        """Tell of a round, step or evaluation, after which the trainer works."""
         self._node.notes.put("trainer", None)
         if isinstance(record, RoundDone | StepDone):
             self._node.notes.put("guard", guard_note(record))
-        self.memory_bytes = await trainer.memory_bytes()
+        self._memory_bytes = await trainer.memory_bytes()
+        await self._listener.tell(record)
 
-    async def _once(self, leaving: trio.Event, learn: Learn) -> None:
-        resumed = self.checkpoints.latest()
+    async def _once(self, leaving: trio.Event) -> None:
+        resumed = self._checkpoints.latest()
         progress = resumed.progress if resumed else Progress()
-        spent = max(progress.next_index, self.checkpoints.reserved())
+        spent = max(progress.next_index, self._checkpoints.reserved())
         progress = replace(progress, next_index=spent)
         async with AsyncExitStack() as stack:
             trainers: list[SamplingTrainer] = []
@@ -178,53 +154,47 @@ class Training:
             async def load() -> None:
                 trainers.append(await self._open(stack, resumed))
 
-            self.is_loading = True
+            self._is_loading = True
             try:
                 await unless(leaving, load)  # nothing has been trained that is not saved
             finally:
-                self.is_loading = False
+                self._is_loading = False
             if leaving.is_set() or not trainers:
                 return
             trainer = trainers[0]
-            self.policy = await trainer.info()
-            self.progress = progress
-            self._say_rate(self.policy)
-            await learn(trainer, self.policy, progress, resumed)
-
-    def _say_rate(self, policy: PolicyInfo) -> None:
-        """Once, not at each start of a trainer."""
-        if policy.rate_told != self._rate_said:
-            self._rate_said = policy.rate_told
-            self._listener.say(policy.rate_told)
+            self._policy = policy = await trainer.info()
+            self._progress = progress
+            if policy.rate_told != self._rate_said:
+                self._rate_said = policy.rate_told
+                self._listener.say(policy.rate_told)
+            await self.learn(leaving, trainer, policy, resumed)
 
     async def _open(self, stack: AsyncExitStack, resumed: Checkpoint | None) -> SamplingTrainer:
-        """A trainer that ends with the stack. A checkpoint that does not load is put aside.
-
-        Raises:
-            ChildFailed: it failed; the next try takes the checkpoint before.
-        """
+        """A trainer that ends with the stack. A checkpoint that does not load is put aside, so that
+        the next try takes the one before."""
         opened = self._world.open_trainer(self._config, resumed.directory if resumed else None)
         try:
             return await stack.enter_async_context(opened)
         except ConfigError as error:
             if resumed is None or not isinstance(error, DamagedCheckpoint):
                 raise
-            aside = self.checkpoints.put_aside(resumed)
+            aside = self._checkpoints.put_aside(resumed)
             raise ChildFailed(f"{error}; moved to {aside}") from None
 
     # --- for whoever watches ------------------------------------------------------------------
 
     def works(self) -> list[Work]:
-        return [Work("loading the policy")] if self.is_loading else []
+        loading = [Work("loading the policy")] if self._is_loading else []
+        return [*loading, *super().works()]
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
         """The snapshot with what is trained, and how far that is."""
-        policy, progress = self.policy, self.progress
+        policy, progress = self._policy, self._progress
         return replace(
             snapshot,
             model=policy.name if policy else snapshot.model,
             parameters=policy.parameters if policy else 0,
-            trainer_memory_bytes=self.memory_bytes,
+            trainer_memory_bytes=self._memory_bytes,
             round=progress.round,
             held_out_passed=progress.held_out_last,
             held_out_first=progress.held_out_first,

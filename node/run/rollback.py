@@ -1,5 +1,4 @@
-"""Keeps the best policy, rolls the trainer back to it, and lowers the learning rate, as evaluations
-on validation tasks decide (`validation`)."""
+"""Keeps the best policy and rolls back to it at a lower learning rate, as `validation` decides."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,7 @@ from swarm.errors import ChildFailed, ConfigError
 
 
 class Rollback:
-    """The rollback of one trainer. It needs no network."""
+    """The rollback of one trainer."""
 
     def __init__(
         self,
@@ -35,8 +34,7 @@ class Rollback:
         self.is_fresh = False  # the policy went back since it was last saved
 
     async def begin(self, progress: Progress) -> Progress:
-        """Restore earlier decisions. The best policy is the one kept on disk, whatever the resumed
-        checkpoint says."""
+        """Restore earlier decisions. The best policy is the one on disk, not the checkpoint's."""
         validated = progress.validated
         if self._checkpoints is not None:
             kept = self._checkpoints.best()
@@ -48,12 +46,8 @@ class Rollback:
     async def decide_on(
         self, progress: Progress, record: HeldOut
     ) -> tuple[Progress, WentBack | None]:
-        """Decide on an evaluation and act, except that `keep` stores the best policy after the
-        round's checkpoint. Returns the progress with the decision, and an event to log.
-
-        Raises:
-            ChildFailed: the trainer or its engine; start again from a checkpoint.
-        """
+        """Decide on an evaluation and act; `keep` stores the best policy after the round's
+        checkpoint. Returns the progress with the decision, and an event to log."""
         if record.validation is None:
             return progress, None
         act, validated = decide(

@@ -1,8 +1,7 @@
-"""A rollout worker: leases from the run's learner, completions by its policy, groups handed in.
+"""The loop of a rollout worker: lease, generate, submit.
 
-One batch is generated at a time; submissions of the one before go on meanwhile. A new version of
-the policy is fetched in the background and may replace the old one between two tokens: each
-completion says which version made which of them.
+Submissions go on while the next batch is generated. A new version of the policy may replace the old
+one between two tokens; each completion names the versions of its tokens.
 """
 
 import hashlib
@@ -14,12 +13,13 @@ import trio
 from node.config.node import rules_of
 from node.interfaces.engine import Serving
 from node.observe.records import WorkDone
+from node.run.groups import rollout_group
 from node.run.parts import NodeParts
 from node.run.turns import Player, completions
 from swarm.leases.intake import STANDBY
 from swarm.leases.lease_client import Declined, HeldLease, LeaseClient
 from swarm.leases.staleness import Denial
-from swarm.rollouts import Completion, RolloutGroup, Task
+from swarm.rollouts import RolloutGroup
 
 SUBMISSIONS_MAX = 64  # submissions under way; beyond them generation waits
 NOTE_AFTER_S: Final = 5.0  # without work before a note: short waits are usual
@@ -34,7 +34,7 @@ IN_WORDS: Final[Mapping[str, str]] = {
     Denial.WORKERS_FULL: "the learner has as many workers as it takes",
     STANDBY: "its coordinator has this worker stand by",
 }
-"""Why a learner gives no work, for people; what is not in here is said as the learner says it."""
+"""Reasons of a learner that gives no work; others are shown as the learner gives them."""
 
 OnWork = Callable[[WorkDone], Awaitable[None]]
 Rest = Callable[[Callable[[str], None]], Awaitable[None]]
@@ -73,11 +73,7 @@ class RolloutWorker:
         self.tokens = 0
 
     async def run(self, serving: Serving) -> None:
-        """Work until cancelled.
-
-        Raises:
-            ExceptionGroup: of `ChildFailed`, where the engine or the verifier failed.
-        """
+        """Work until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 waited_from_s = trio.current_time()
@@ -110,7 +106,7 @@ class RolloutWorker:
         )
         generate_s = trio.current_time() - started_s
         for assignment, samples in zip(assigned, made, strict=True):
-            group = self._group(lease, assignment.task, samples, serving)
+            group = rollout_group(self._node, serving, lease.learner_version, assignment, samples)
             await self._places.acquire()
             nursery.start_soon(self._submit, lease, group)
         tokens = sum(len(each.token_ids) for group in made for each in group)
@@ -132,25 +128,6 @@ class RolloutWorker:
         if (tokens_per_s_max := self._node.config.tokens_per_s_max) is not None:
             self.waiting_for = "its tokens a second are used up (--tokens-per-s-max)"
             await trio.sleep_until(started_s + tokens / tokens_per_s_max)
-
-    def _group(
-        self, lease: HeldLease, task: Task, samples: tuple[Completion, ...], serving: Serving
-    ) -> RolloutGroup:
-        created_at_s, run = int(self._node.now_s()), self._node.config.run
-        return RolloutGroup(
-            run_id=run.run_id,
-            producer=self._node.peer_id,
-            round=lease.learner_version,
-            task=task,
-            completions=samples,
-            tokenizer=serving.tokenizer,
-            temperature=run.sampling.temperature,
-            top_p=run.sampling.top_p,
-            created_at_s=created_at_s,
-            expires_at_s=created_at_s + run.limits.record_life_s,
-            engine=serving.engine.maker.engine,
-            precision=serving.engine.maker.precision,
-        )
 
     async def _submit(self, lease: HeldLease, group: RolloutGroup) -> None:
         try:

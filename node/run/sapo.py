@@ -8,13 +8,10 @@
     update       one GRPO step over all of them
     evaluate     now and then, on the run's fixed held-out tasks and on the node's validation tasks
 
-Nothing here waits for the network. A round draws from the groups that have arrived. With fewer than
-J usable ones the batch is smaller, and the round's record says so.
-
-With J = 0 this is plain GRPO: all randomness follows from the node's seed, its peer id and the
-round. Results are equal bit for bit with the torch engine, the same `--threads`, and memory for the
-whole micro-batch. Otherwise sums are cut up differently and round differently: the defaults of
-threads and micro-batch depend on what else runs on the machine at the start.
+Nothing here waits for the network: with fewer than J usable groups the batch is smaller. With J = 0
+this is plain GRPO, and all randomness follows from the node's seed, its peer id and the round.
+Results are equal bit for bit with the torch engine, the same `--threads`, and memory for the whole
+micro-batch.
 """
 
 from collections import Counter, defaultdict
@@ -45,7 +42,14 @@ from node.methods.task_control import ExternalGains, evaluated, groups_of
 from node.observe.records import HeldOut, RoundDone, SampledGroup
 from node.observe.samples import bounded
 from node.run.evaluation import evaluate, rewards_of
-from node.run.groups import finite, foreign_group, outcome_counts, sampled, seed_of
+from node.run.groups import (
+    finite,
+    foreign_group,
+    outcome_counts,
+    rollout_group,
+    sampled,
+    seed_of,
+)
 from node.run.partial_rollouts import Assign, EngineWorks, PartialRollouts
 from node.run.parts import LivePolicy, NodeParts, OnSamples
 from node.run.progress import Progress
@@ -79,8 +83,7 @@ def _with_hint_text(group: ScoredGroup) -> ScoredGroup:
 
 
 def _fits_the_wire(group: RolloutGroup, run: RunConfig) -> bool:
-    """True if other nodes would accept the group. A group that is too long, or has a log-prob that
-    is no number, is trained on here and not shared."""
+    """True if other nodes would accept the group; else it is trained on and not shared."""
     size_bytes = GROUP_OVERHEAD_BYTES
     for completion in group.completions:
         size_bytes += COMPLETION_OVERHEAD_BYTES + len(completion.text.encode())
@@ -94,7 +97,7 @@ def _fits_the_wire(group: RolloutGroup, run: RunConfig) -> bool:
 
 
 def _has_logprobs(group: RolloutGroup) -> bool:
-    """True if each token's log-prob is finite. A diverged policy may give others."""
+    """True if each log-prob is finite; those of a diverged policy may not be."""
     return all(all(map(isfinite, each.logprobs)) for each in group.completions)
 
 
@@ -126,8 +129,8 @@ class Sapo:
         """`before_share` makes a new data position durable."""
         self._node = node
         self._config = config = node.config
-        self._engine, self._trainer = policy.engine, policy.trainer
         self._policy = policy
+        self._engine = policy.engine
         self._player = Player(config.run, policy.engine, node.verifier)
         self._partial: PartialRollouts[Any] | None = None
         if config.over_provision > 1.0:
@@ -142,8 +145,7 @@ class Sapo:
         self._sampling = config.run.engine_sampling
 
     async def round(self) -> RoundDone:
-        """Run one round and count it. Cancelled before the update, it leaves no trace but the
-        groups that it shared."""
+        """Run one round. If cancelled before the update, it leaves only the groups it shared."""
         start = self.progress
         number = start.round + 1
         clock = _Stopwatch()
@@ -165,11 +167,10 @@ class Sapo:
             if self._on_samples is not None:
                 await self._on_samples(self._samples(own, foreign, number))
             self._node.enter("training")
-            chosen = own
             if hand_over is not None:
                 await hand_over.before_training()
-            rescued = self._rescued(chosen, number)
-            report = await self._trainer.train(self._batch(chosen, foreign, rescued, number))
+            rescued = self._rescued(own, number)
+            report = await self._policy.trainer.train(self._batch(own, foreign, rescued, number))
             clock.lap("train")
             paused_s = None
             if hand_over is not None:
@@ -186,12 +187,16 @@ class Sapo:
                 trained_tokens=start.trained_tokens + report.trained_tokens,
                 groups_shared=start.groups_shared + len(shared),
             )
-        counts = (generated, len(shared), len(rescued))
-        record = self._record(own, chosen, foreign, report, clock, *counts)
-        return replace(record, paused_s=paused_s)
+        return replace(
+            self._record(own, foreign, report, clock),
+            paused_s=paused_s,
+            groups_shared=len(shared),
+            generated_tokens=generated,
+            rescued_groups=len(rescued),
+        )
 
     def _generated(self, own: Sequence[ScoredGroup]) -> int:
-        """Tokens that were sampled for the round."""
+        """The number of tokens that were sampled for the round."""
         if self._engine.capabilities.counts:
             return self._engine.take_sampled()
         return sum(_sampled(c) for each in own for c in each.group.completions)
@@ -238,7 +243,7 @@ class Sapo:
         return [
             ScoredGroup(
                 GroupId(b""),
-                self._group(its, group),
+                rollout_group(self._node, self._policy, self.progress.round + 1, its, group),
                 its.prompt,
                 rewards_of(found),
                 own=True,
@@ -246,25 +251,6 @@ class Sapo:
             )
             for (its, group), found in zip(made, verdicts, strict=True)
         ]
-
-    def _group(self, assigned: Assignment, completions: tuple[Completion, ...]) -> RolloutGroup:
-        """A group of this node; `_share` sets its times again."""
-        created_at_s = int(self._node.now_s())
-        return RolloutGroup(
-            run_id=self._config.run.run_id,
-            producer=self._node.peer_id,
-            round=self.progress.round + 1,
-            task=assigned.task,
-            completions=completions,
-            tokenizer=self._policy.tokenizer,
-            temperature=self._sampling.temperature,
-            top_p=self._sampling.top_p,
-            created_at_s=created_at_s,
-            expires_at_s=created_at_s + self._config.run.limits.record_life_s,
-            engine=self._engine.maker.engine,
-            precision=self._engine.maker.precision,
-            attempt=assigned.attempt,
-        )
 
     async def _redrafted(
         self, assigned: Sequence[Assignment], set_to: Speculative, seed: int
@@ -279,9 +265,8 @@ class Sapo:
         return [tuple(made[at : at + each]) for at in range(0, len(made), each)]
 
     def _with_hint(self, assigned: Assignment, number: int) -> Assignment:
-        """A task with the beginning of what another node got right, if it is hard for this one. A
-        hint takes no more bytes than a completion may have tokens: however a tokenizer cuts it, it
-        is no longer than one."""
+        """A task with the beginning of another node's right completion, if it is hard for this one.
+        A hint has at most as many bytes as a completion may have tokens."""
         if not isinstance(self._config.generate, Hints):
             return assigned
         most = self._sampling.max_new_tokens
@@ -296,7 +281,7 @@ class Sapo:
         return replace(assigned, prompt=Prompt.read(assigned.prompt).begun(hint).text)
 
     def _keep_beginnings(self, own: Sequence[ScoredGroup]) -> None:
-        """Of tasks that come again: what is gone on from the next time, or what is given away."""
+        """Keep drafts, or pass rates without hints, of tasks that come again."""
         if self._config.generate is None:
             return
         for each in own:
@@ -311,8 +296,7 @@ class Sapo:
     # --- sharing and drawing ---------------------------------------------------------------
 
     async def _share(self, own: Sequence[ScoredGroup]) -> None:
-        """Sign and offer groups. Splices are left out: to others all log-probs of a completion are
-        those of the policy that shares it."""
+        """Sign and offer groups, without splices: to others all log-probs are the sharer's."""
         created_at_s = int(self._node.now_s())
         told = self._node.choice.told(len(own))
         groups = [
@@ -352,19 +336,17 @@ class Sapo:
     async def _needed(
         self, candidates: Sequence[Candidate], wanted: int, rng: Random, each_max: int, draw: ByNeed
     ) -> list[GroupId]:
-        """By how often the node solves such tasks itself, of some that are drawn alike."""
+        """Draw by how often the node solves such tasks itself."""
         times = draw.looked_at
         looked = draw_foreign(candidates, times * wanted, rng, times * each_max)
-        said = distinct(
-            await self._node.the_exchange.look(looked)
-        )  # the rest would go once it is drawn
+        said = distinct(await self._node.the_exchange.look(looked))
         tasks = {each.group_id: each.group.task for each in said}
         found = [each for each in candidates if each.group_id in tasks]
         passes = [self._node.choice.own_pass_rate(tasks[each.group_id]) for each in found]
         return draw_needed(found, passes, wanted, rng, draw, each_max)
 
     def _rescued(self, own: Sequence[ScoredGroup], number: int) -> dict[int, tuple[Success, ...]]:
-        """By the place of an own group that is all wrong, right completions of others."""
+        """Right completions of others, by the place of an own group that is all wrong."""
         if self._config.replay is None:
             return {}
         known = {
@@ -396,8 +378,7 @@ class Sapo:
     def _own_group(
         self, joined: ScoredGroup, successes: int, worth: Sequence[float | None]
     ) -> TrainingGroup:
-        """An own group to train on, which ends with so many right completions of others. They stay
-        one group: where its guidance does not fit, an all-wrong group teaches nothing."""
+        """An own group to train on, whose last `successes` completions are right ones of others."""
         made = joined.group.completions
         found = training_group(joined.prompt, made, worth, own_tokens=True)
         if self._config.replay is None or not successes:
@@ -430,7 +411,7 @@ class Sapo:
         known = self.progress.external
         if rule is None or record.validation is None:
             return known
-        # A policy that has gone back to the best one since began where that one was
+        # a policy that was rolled back began at the best pass rate
         since = before.best if before.went_back else before.last
         gain = None if since is None else record.validation - since
         rng = Random(self._seed("external", record.round))
@@ -440,18 +421,14 @@ class Sapo:
     def _record(
         self,
         own: Sequence[ScoredGroup],
-        chosen: Sequence[ScoredGroup],
         foreign: Sequence[ScoredGroup],
         report: TrainReport,
         clock: "_Stopwatch",
-        generated: int,
-        shared: int,
-        rescued: int,
     ) -> RoundDone:
-        """The round as this node saw it; the app adds what only the network knows."""
+        """The round as this node saw it; `Node.counted` adds the network's figures."""
         bare = [each for each in own if _is_bare(each)]
         rewards = [reward for each in bare for reward in each.rewards]
-        trained = [*chosen, *foreign]
+        trained = [*own, *foreign]
         completions = [c for each in own for c in each.group.completions]
         ledger = self._node.the_exchange.ledger
         producers = Counter(str(verified.group.producer) for verified in foreign)
@@ -459,15 +436,15 @@ class Sapo:
             round=self.progress.round,
             policy_version=report.policy_version,
             own_reward=fmean(rewards) if rewards else nan,
-            local_groups=len(chosen),
+            local_groups=len(own),
             external_groups=len(foreign),
             informative_groups=sum(informative(each.rewards) for each in trained),
             foreign_by_producer=dict(sorted(producers.items())),
-            groups_shared=shared,
-            generated_tokens=generated,
-            rescued_groups=rescued,
+            groups_shared=0,
+            rescued_groups=0,
+            generated_tokens=0,
             hinted_groups=len(own) - len(bare),
-            hinted_taught=sum(informative(g.rewards) for g in chosen if not _is_bare(g)),
+            hinted_taught=sum(informative(g.rewards) for g in own if not _is_bare(g)),
             drafted_tokens=self._drafted,
             kept_tokens=sum(len(c.token_ids) - _sampled(c) for c in completions),
             generated_tokens_total=self.progress.generated_tokens,
@@ -493,7 +470,7 @@ class Sapo:
             rate_scale=report.rate_scale,
             rate_share=self.progress.validated.rate_share,
             unlikely_tokens=report.unlikely_tokens,
-            own_informative=sum(informative(group.rewards) for group in chosen),
+            own_informative=sum(informative(group.rewards) for group in own),
             answers=outcome_counts(self._config.run, bare),
             weighted_tokens=report.weighted_tokens,
             external_wanted=self._external_wanted,
@@ -503,7 +480,7 @@ class Sapo:
         )
 
     def _mismatch(self, report: TrainReport) -> dict[str, float | None]:
-        """Of the engine's log-probs and the trainer's, where both are of one distribution."""
+        """Figures of engine against trainer, where both have one distribution."""
         whole = self._sampling.is_whole
         return {
             name: finite(value) if whole else None for name, value in figures_of(report).items()

@@ -10,8 +10,6 @@ import trio
 
 from node.config import NodeConfig
 from node.interfaces.trainer import PolicyInfo, Trainer
-from node.observe.node_reports import Extras
-from node.observe.progress_bars import Work
 from node.observe.records import HeldOut, RoundDone, StatusSnapshot, WentBack
 from node.observe.text_format import often
 from node.observe.usefulness import ROUNDS_MAX, TIMES_MAX, usefulness
@@ -19,7 +17,7 @@ from node.run.checkpoints import Checkpoint, Checkpoints, SavingPace
 from node.run.node import Node
 from node.run.parts import LivePolicy, OnSamples
 from node.run.progress import Progress
-from node.run.role import Needs, Training, checkpoints_of
+from node.run.role import Needs, TrainingRole
 from node.run.rollback import Rollback
 from node.run.sapo import Sapo
 from node.run.world import Listener, SamplingTrainer, World
@@ -60,16 +58,9 @@ class Rounds:
         on_samples: OnSamples | None = None,
         rest: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Run rounds from `progress` until the configured number, the time limit or `leaving`.
-
-        Leaving abandons a round that has not reached its update; what was trained is saved.
-        A run that reaches its end is evaluated once more; one that is interrupted is not.
-        `rest`: waits before each round until the machine may be used.
-
-        Raises:
-            ExceptionGroup: of `ChildFailed`, where the trainer, engine or verifier failed; start
-                again from a checkpoint.
-        """
+        """Run rounds from `progress` until the settings end the run, or `leaving`, which abandons a
+        round before its update. Only a run that reaches its end is evaluated once more.
+        `rest` waits before each round until the machine may be used."""
         node, trainer = self._node, policy.trainer
         rollback = Rollback(self._config, policy, checkpoints, node.enter)
         progress = await rollback.begin(progress)
@@ -91,9 +82,8 @@ class Rounds:
                 await unless(leaving, lambda: self._evaluate(sapo, rollback, on_record))
             saved, began_s = None, trio.current_time()
             if pace.is_due(done, began_s) or rollback.is_fresh:
-                version = self.last.policy_version if self.last else None
-                if rollback.is_fresh:  # the policy is another one than the round left
-                    version = None
+                # after a rollback the policy is not the round's
+                version = self.last.policy_version if self.last and not rollback.is_fresh else None
                 saved = await self._save(sapo, trainer, checkpoints, version)
             if await rollback.keep(sapo.progress, saved) or saved is not None:
                 pace.saved(began_s, trio.current_time())
@@ -180,7 +170,7 @@ class Rounds:
         )
 
 
-class SapoRole:
+class SapoRole(TrainingRole):
     KIND: ClassVar[reports.Role] = "node"
 
     @staticmethod
@@ -189,60 +179,41 @@ class SapoRole:
         return Needs(policy=config.engine != "openai", draws=config.external_groups)
 
     def __init__(self, world: World, config: NodeConfig, node: Node, listener: Listener) -> None:
-        self._world = world
-        self._config = config
-        self._node = node
-        self._listener = listener
+        super().__init__(world, config, node, listener)
         self._rounds = Rounds(config, node)
-        checkpoints = checkpoints_of(config, world.run_sync)
-        self._training = Training(world, config, node, listener, checkpoints)
 
-    async def run(self, leaving: trio.Event) -> None:
-        async def learn(
-            trainer: SamplingTrainer,
-            policy: PolicyInfo,
-            progress: Progress,
-            resumed: Checkpoint | None,
-        ) -> None:
-            await self._learn(trainer, policy, progress, leaving)
-
-        await self._training.run(leaving, learn)
-
-    async def _learn(
-        self, trainer: SamplingTrainer, policy: PolicyInfo, progress: Progress, leaving: trio.Event
+    async def learn(
+        self,
+        leaving: trio.Event,
+        trainer: SamplingTrainer,
+        policy: PolicyInfo,
+        resumed: Checkpoint | None,
     ) -> None:
         listener = self._listener
         if not policy.clipping_active:
             listener.say("one update per batch: every ratio is 1, so clipping is inactive")
         if policy.adapted:
             listener.say(f"training an adapter {policy.adapted}")
-        await listener.tell(self._node.started(policy, progress))
+        await listener.tell(self._node.started(policy, self._progress))
 
         async def on_record(record: Record) -> None:
-            self._training.progress = self._rounds.progress
-            await self._training.note_progress(trainer, record)
-            await listener.tell(record)
+            self._progress = self._rounds.progress
+            await self.tell_progress(trainer, record)
 
         opened = self._world.open_engine(self._config, trainer, listener)
         async with opened as (engine, hand_over):
             await self._node.note_maker(engine.maker, listener.tell)
             await self._rounds.run(
                 await LivePolicy.of(trainer, engine, hand_over),
-                progress,
+                self._progress,
                 leaving=leaving,
                 on_record=on_record,
-                checkpoints=self._training.checkpoints,
+                checkpoints=self._checkpoints,
                 on_samples=listener.show,
                 rest=lambda: self._world.rest(self._config, self._node.enter),
             )
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
-        snapshot = self._rounds.status(self._training.status(snapshot))
+        snapshot = self._rounds.status(super().status(snapshot))
         rules = self._config.run.learner
         return snapshot if rules is None else replace(snapshot, staleness_bound=rules.staleness_max)
-
-    def works(self) -> list[Work]:
-        return [*self._training.works(), *self._node.works()]
-
-    def extras(self) -> Extras:
-        return Extras()

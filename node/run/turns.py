@@ -1,10 +1,8 @@
-"""Turn by turn: all transcripts of a batch that go on have their next turn sampled together.
+"""Transcripts of several turns: all that go on have their next turn sampled together.
 
-The engine goes on on the ids that it sampled itself; what is said to the policy the node's own
-verifier works out, in its process, as receivers will.
+The engine continues its own token ids. The node's verifier computes the replies, as receivers will.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -12,6 +10,7 @@ from itertools import groupby
 from node.config import RunConfig
 from node.envs.registry import interaction
 from node.interfaces.engine import Context, Engine, Sampling
+from node.run.groups import seed_of
 from node.verify.held_out import Assignment
 from node.verify.verifier import Verifier
 from swarm.rollouts import (
@@ -43,11 +42,6 @@ class _Row:
         return ended and not self.over and self.tokens < tokens_max and len(self.turns) < TURNS_MAX
 
     @property
-    def has_reply(self) -> bool:
-        """True if the environment has replied to the last turn."""
-        return len(self.replies) == len(self.turns)
-
-    @property
     def tokens(self) -> int:
         return sum(len(turn.token_ids) for turn in self.turns)
 
@@ -57,8 +51,8 @@ class _Row:
         return Context(self.prompt, turns, tokens_max - self.tokens)
 
     def take(self, turn: Completion) -> None:
-        """The next turn; one without tokens is none: the transcript ends before it. So it does
-        before a turn by an older policy than the one before, which no transcript may have."""
+        """Add a turn. The transcript ends before a turn without tokens, or of an older policy
+        than the last."""
         before, after = version_spans(self.turns[-1]), version_spans(turn)
         if after and (not before or before[-1][0] <= after[0][0]):
             self.turns.append(turn)
@@ -79,10 +73,8 @@ class Played:
 
     @property
     def open_rows(self) -> list[_Row]:
-        """Those that go on."""
-        if not self.has_turns:
-            return []
-        return [row for row in self.rows if row.goes_on(self.tokens_max)]
+        """The transcripts that go on."""
+        return [row for row in self.rows if self.has_turns and row.goes_on(self.tokens_max)]
 
     @property
     def done(self) -> bool:
@@ -104,11 +96,7 @@ class Player:
     async def begin(
         self, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
     ) -> list[Played]:
-        """The first turn of so many transcripts of each task.
-
-        Raises:
-            ChildFailed, ConfigError: as `Engine.generate` and `Verifier.replies`.
-        """
+        """The first turn of `each` transcripts of each task."""
         prompts = [its.prompt for its in assigned]
         groups = await self._engine.generate(prompts, each, sampling, seed)
         found: list[Played] = []
@@ -120,12 +108,7 @@ class Player:
         return found
 
     async def go_on(self, groups: Sequence[Played], sampling: Sampling, seed: int) -> None:
-        """One more turn of each transcript that goes on.
-
-        Raises:
-            ChildFailed, ConfigError: as `Engine.go_on` and `Verifier.replies`; nothing that
-                was said before is lost.
-        """
+        """One more turn of each transcript that goes on. A failure loses no turn before it."""
         await self._ask_replies(groups)
         rows = [(group, row) for group in groups for row in group.open_rows]
         if rows:
@@ -138,15 +121,11 @@ class Player:
     async def advance(
         self, works: Sequence[Played], enough: int, sampling: Sampling, seed: int
     ) -> None:
-        """Go on, turn by turn, until so many of them are done; the others stop between two turns.
-
-        Raises:
-            ChildFailed, ConfigError: as `go_on`.
-        """
+        """Go on until `enough` works are done; the others stop between two turns."""
         turn = 0
         while sum(each.done for each in works) < enough:
             turn += 1
-            await self.go_on(works, sampling, _seed(seed, turn))
+            await self.go_on(works, sampling, seed_of(seed, "turn", turn))
 
     async def collect(self, works: Sequence[Played]) -> list[tuple[Completion, ...]]:
         """The completions of works that are done, in their order."""
@@ -157,7 +136,7 @@ class Player:
         asked = [
             (group.task, rows)
             for group in groups
-            if (rows := [row for row in group.open_rows if not row.has_reply])
+            if (rows := [row for row in group.open_rows if len(row.replies) < len(row.turns)])
         ]
         if not asked:
             return
@@ -175,12 +154,7 @@ class Player:
 async def completions(
     player: Player, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
 ) -> list[tuple[Completion, ...]]:
-    """Generates as `Engine.generate`, to the end of every transcript. `max_new_tokens` is
-    for all turns of a completion together.
-
-    Raises:
-        ChildFailed, ConfigError: as `Player.begin` and `Player.go_on`.
-    """
+    """Generate every transcript to its end. `max_new_tokens` bounds all turns together."""
     groups = await player.begin(assigned, each, sampling, seed)
     await player.advance(groups, len(groups), sampling, seed)
     return await player.collect(groups)
@@ -217,7 +191,3 @@ def _spans(turns: Sequence[Completion]) -> Spans:
         (version, sum(count for _, count in same))
         for version, same in groupby(runs, key=lambda run: run[0])
     )
-
-
-def _seed(seed: int, turn: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/turn/{turn}".encode()).digest()[:7])

@@ -4,11 +4,9 @@
     return   far below the best twice in a row: roll back to the best, at half the rate
     none     go on
 
-The step guard (`training.course`) takes back single steps that ruin a policy. A slow decline over
-many harmless rounds shows only here.
+The step guard takes back single steps that ruin a policy; a slow decline shows only here.
 
-"Far below" is measured as for two independent samples. Both are of the same tasks, so the true
-error is smaller; but the best is the luckiest of many. An unchanging policy rolls back within 100
+"Far below" is measured as for two independent samples. An unchanging policy rolls back within 100
 evaluations on 64 tasks with a chance of 1 % if tasks are of all difficulties, and of 16 % if each
 is passed half of the time. At 2.5 standard errors these would be 16 % and 75 %.
 """
@@ -39,8 +37,7 @@ class Validated:
     went_back: bool = False  # after the last evaluation: the policy is the best again
 
     def with_best_of(self, kept: "Validated | None") -> "Validated":
-        """The same, where the best policy that is kept is another than this knows of: it was kept
-        later than this was saved, or is lost (None)."""
+        """The results with the best policy that is on disk; None if it is lost."""
         kept = kept or Validated()
         return replace(self, best=kept.best, best_tasks=kept.best_tasks, best_round=kept.best_round)
 

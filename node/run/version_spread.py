@@ -1,8 +1,7 @@
 """Log records of a version on its way to workers. Pure.
 
-It hears how far a worker is from what that asks of it, and which version a worker can use from its
-requests for leases. Both change often, and a log shall stay small: so what counts is that a worker
-begins, each quarter that it has come further, and that it uses the version.
+To keep the log small, a worker is logged when it begins, at each quarter, and when it uses the
+version.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,7 +18,10 @@ class SpreadWatch:
     """Remembers what was logged of the newest version."""
 
     def __init__(self) -> None:
-        self._version = 0
+        self._begin(0)
+
+    def _begin(self, version: int) -> None:
+        self._version = version
         self._marks: dict[str, int] = {}
         self._using: set[str] = set()
         self._left_out: set[str] = set()
@@ -27,16 +29,10 @@ class SpreadWatch:
     def poll(
         self, version: int, shares: Mapping[PeerId, float], using: Collection[PeerId]
     ) -> VersionSpreading | None:
-        """The progress since the last call; None if there is none.
-
-        Args:
-            version: the newest on offer.
-            shares: by peer, which share of its chunks it said to have, 0 to 1.
-            using: peers that asked for a lease with this version, or a newer one.
-        """
+        """The progress since the last call, or None. `shares`: of its chunks at each peer, 0 to 1.
+        `using`: peers that asked for a lease with this version or a newer one."""
         if version != self._version:
-            self._version = version
-            self._marks, self._using, self._left_out = {}, set(), set()
+            self._begin(version)
         moved: dict[str, float] = {}
         for peer, share in shares.items():
             mark = _mark(share)

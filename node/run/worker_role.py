@@ -1,8 +1,7 @@
 """A rollout worker (`swarm-node join` on a run that has a learner).
 
-On top of what every node has: the policy's versions, fetched and swapped in while the engine goes
-on, and the loop of leases. There is no trainer: who holds the policy samples, and nothing else. It
-draws no shared groups, so that it has no pool and fetches none.
+It fetches versions of the policy, swaps them in while the engine goes on, and works on leases. It
+has no trainer and no pool.
 """
 
 from dataclasses import replace
@@ -19,7 +18,6 @@ from node.observe.event_log import Record
 from node.observe.node_reports import Extras, broadcast_row
 from node.observe.progress_bars import Work, version_work
 from node.observe.records import (
-    Started,
     StatusSnapshot,
     Trouble,
     VersionCame,
@@ -28,7 +26,7 @@ from node.observe.records import (
 )
 from node.run.node import Node
 from node.run.progress import Progress
-from node.run.role import RESTART, RESTARTS_MAX, Needs
+from node.run.role import RESTART, RESTARTS_MAX, Needs, Role
 from node.run.rollout_worker import IdleNote, RolloutWorker
 from node.run.world import Listener, World
 from node.system.extras import need
@@ -66,7 +64,7 @@ def outcome_records(peer: PeerId, outcome: Outcome) -> list[Record]:
     return [came, trouble]
 
 
-class WorkerRole:
+class WorkerRole(Role):
     KIND: ClassVar[reports.Role] = "worker"
 
     @staticmethod
@@ -94,10 +92,7 @@ class WorkerRole:
         *,
         source: type[LeaseClient] = LeaseClient,
     ) -> None:
-        self._world = world
-        self._config = config
-        self._node = node
-        self._listener = listener
+        super().__init__(world, config, node, listener)
         self._rules = rules_of(config)
         self._learner = PeerId(self._rules.peer)
         self._host = world.policy_host(config, listener)
@@ -120,7 +115,13 @@ class WorkerRole:
 
     async def run(self, leaving: trio.Event) -> None:
         self._node.discovery.sought = self._learner
-        await self._listener.tell(self._joined())
+        # nothing is known of the policy before it is here
+        policy = PolicyInfo(self._rules.model, 0, "", 0, 0, clipping_active=False)
+        started = self._node.started(policy, Progress())
+        group_size = self._rules.group_size
+        await self._listener.tell(
+            replace(started, local_groups=0, external_groups=0, group_size=group_size)
+        )
         opened = self._world.open_following(
             self._config, self._node.peer, self._host, self._note_outcome, self._note_stage
         )
@@ -135,22 +136,9 @@ class WorkerRole:
             with trio.CancelScope(shield=True):
                 await self._host.stop()
 
-    def _joined(self) -> Started:
-        """Nothing is known of the policy before it is here."""
-        policy = PolicyInfo(self._rules.model, 0, "", 0, 0, clipping_active=False)
-        return replace(
-            self._node.started(policy, Progress()),
-            local_groups=0,
-            external_groups=0,
-            group_size=self._rules.group_size,
-        )
-
     async def _work_on(self) -> None:
-        """Work; restart the engine where it dies.
-
-        Raises:
-            ChildFailed: it died `RESTARTS_MAX` times without finishing a batch in between.
-        """
+        """Work; restart the engine where it dies, at most `RESTARTS_MAX` times without a batch in
+        between."""
         failures, host = 0, self._host
         while True:
             before = self._worker.batches
@@ -241,7 +229,7 @@ class WorkerRole:
         )
 
     def works(self) -> list[Work]:
-        works = self._node.works()
+        works = super().works()
         if self._host.starting:
             works.append(Work(f"starting the engine ({self._config.engine})"))
         progress = self._service.progress() if self._service else None

@@ -1,4 +1,4 @@
-"""Scenarios: what happens in a simulated swarm, as small TOML files that a user can write.
+"""Scenarios of simulated swarms: small TOML files that a user can write.
 
 title = "A third of the nodes die and return every minute"
 nodes = 32                  # all of these have defaults, and --nodes and --profile win
@@ -69,7 +69,7 @@ class _Table(BaseModel):
 
 
 class FaultTable(_Table):
-    """One `[[faults]]`: a `swarm.simulation.network_faults.Fault`."""
+    """One `[[faults]]`, as `swarm.simulation.network_faults.Fault`."""
 
     kind: Literal["crash", "pause", "partition", "clog", "bad_link", "stillborn"]
     at_s: Seconds = 0.0
@@ -89,7 +89,7 @@ class FaultTable(_Table):
 
 
 class SwarmTable(_Table):
-    """`[swarm]`: what each node does. The policies are scripted, everything else is real."""
+    """`[swarm]`: settings of each node. Only the policies are not real."""
 
     local_groups: Annotated[int, Field(ge=1, le=64)] = 1  # I
     # J; None: as many as all others make, so that every node wants every group
@@ -103,8 +103,8 @@ class SwarmTable(_Table):
 
 
 class LearnerTable(_Table):
-    """`[learner]`: a central learner and its workers, hosts beyond `nodes`, in one run with them.
-    Training and generation take the times given here, everything else is real."""
+    """`[learner]`: a central learner and its workers, hosts beyond `nodes`, with set times of
+    training and generation."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 2
     groups_per_step: Annotated[int, Field(ge=1, le=256)] = 4  # R, of the workers
@@ -114,11 +114,6 @@ class LearnerTable(_Table):
     generate_s: Annotated[float, Field(gt=0, le=3600)] = 4.0  # of one group
     train_s: Annotated[float, Field(gt=0, le=3600)] = 4.0
     version_bytes: Annotated[int, Field(ge=1, le=16_777_216)] = 10_000
-
-    @property
-    def hosts(self) -> int:
-        """The learner and its workers."""
-        return 1 + self.workers
 
 
 class Scenario(_Table):
@@ -147,11 +142,7 @@ class Scenario(_Table):
 
 
 def whole_number(name: str, value: int | str, least: int, most: int) -> int:
-    """A number as it was typed after the flag of that name.
-
-    Raises:
-        ConfigError: it is none, or out of range.
-    """
+    """The number that was typed after a flag."""
     try:
         number = int(value)
     except ValueError:
@@ -168,11 +159,7 @@ def packaged_scenarios() -> tuple[str, ...]:
 
 
 def load_scenario(wanted: str) -> Scenario:
-    """A scenario by the name of a packaged one or the path of a file.
-
-    Raises:
-        ConfigError: one line that names the setting, its value and what to do.
-    """
+    """A scenario by the name of a packaged one or the path of a file."""
     if wanted in packaged_scenarios():
         label = f"{wanted}.toml"
         return parse_scenario(
@@ -194,11 +181,7 @@ def load_scenario(wanted: str) -> Scenario:
 
 
 def parse_scenario(text: str, label: str) -> Scenario:
-    """The scenario in a file's text; `label` names the file in errors.
-
-    Raises:
-        ConfigError: one line.
-    """
+    """The scenario in a file's text; `label` names the file in errors."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

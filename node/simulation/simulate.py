@@ -1,16 +1,8 @@
 """Whole swarms on a laptop: production nodes in a simulated network, judged while they run.
 
-Everything above `Transport` is the code that `swarm-node join` runs; `nodes.py` names the
-exceptions. Scenario, number of nodes, profile and seed determine a run. The last line of a report
-replays it, fault by fault.
-
-**Delivery.** Which group is due where is in `swarm/simulation/delivery.py`. Its latency is
-from `share()` at its producer until a host has heard of it, chosen it, fetched it, verified it and
-stored it.
-
-**Neighbours.** Every host has a public address, most in a block of their own. Where the block of
-an honest host is banned for what its neighbours there did, that host loses connections, as
-PROTOCOL.md says; then neither delivery nor reach is judged at it and of it.
+Scenario, number of nodes, profile and seed determine a run. `swarm/simulation/delivery.py` says
+which group is due where. Where an honest host's address block is banned for its neighbours, the
+host loses connections, as PROTOCOL.md says; then neither delivery nor reach is judged there.
 """
 
 import tempfile
@@ -85,11 +77,7 @@ def replay_of(
     nodes: int | str | None = None,
     profile: str | None = None,
 ) -> Replay:
-    """A run by the name of a scenario or file, with numbers as they were typed.
-
-    Raises:
-        ConfigError: one line that names the setting, its value and what to do.
-    """
+    """A run by the name of a scenario or file, with numbers as they were typed."""
     number = whole_number("seed", seed, 0, 2**63 - 1)
     scenario = chaos_scenario(number) if name == CHAOS else load_scenario(name)
     if name == CHAOS and (nodes is not None or profile is not None):
@@ -140,12 +128,10 @@ class SimulatedPolicy(KeptPolicy):
     def _complete(self, prompt: str, sampling: Sampling, rng: Random) -> Completion:
         short = super()._complete(prompt, sampling, rng)
         padding = max(0, self._tokens - len(short.token_ids))
-        return Completion(
-            short.text,
-            short.token_ids + (32,) * padding,
-            short.logprobs + (-0.5,) * padding,
-            short.finish_reason,
-            short.policy_version,
+        return replace(
+            short,
+            token_ids=short.token_ids + (32,) * padding,
+            logprobs=short.logprobs + (-0.5,) * padding,
         )
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
@@ -262,8 +248,7 @@ class _Simulation:
         return self._report
 
     def _ips(self, hosts: int) -> tuple[str, ...]:
-        """Liars that share a block share it with the last honest host that is there from the
-        start."""
+        """Liars that share a block share it with the last honest host of the start."""
         together: tuple[int, ...] = ()
         if self._scenario.liars_share_block:
             present = self._replay.nodes - self._scenario.late_nodes
@@ -272,11 +257,11 @@ class _Simulation:
 
     @property
     def _scenario_hosts(self) -> int:
-        """Number of hosts of a learner and its workers; they come after all others."""
-        return 0 if self._scenario.learner is None else self._scenario.learner.hosts
+        """The number of hosts of a learner and its workers, after all others."""
+        return 0 if self._scenario.learner is None else 1 + self._scenario.learner.workers
 
     def _with_learner(self, hosts: range) -> LearnerCase | None:
-        """Let the run have a learner, where the scenario has; all nodes learn by themselves."""
+        """Give the run a learner if the scenario has one; nodes still learn by themselves."""
         table = self._scenario.learner
         if table is None:
             return None
@@ -295,11 +280,10 @@ class _Simulation:
         )
 
     async def _start_learner(self, case: LearnerCase, hosts: range) -> None:
-        disks, known = self._disks / "learner", tuple(map(self._address, self._bootstrap))
         self._learner = SimulatedLearner(
-            *(case, self._world, disks, self._nursery, self._config.run),
+            *(case, self._world, self._disks / "learner", self._nursery, self._config.run),
             first=hosts.start,
-            peers=known,
+            peers=tuple(map(self._address, self._bootstrap)),
         )
         for number in hosts:
             await self._learner.start(number)
@@ -314,7 +298,8 @@ class _Simulation:
         async with trio.open_nursery() as nursery:
             for host in self._hosts:
                 at_s = scenario.late_s if host.number >= late else 0.0
-                nursery.start_soon(self._start_at, host, at_s + START_SPREAD_S * rng.random())
+                at_s += START_SPREAD_S * rng.random()
+                nursery.start_soon(self._restart, host.number, at_s)
             runner = FaultRunner(self._world, self._events, self._crash, self._restart)
             nursery.start_soon(runner.run)
         await trio.sleep_until(start_s + scenario.duration_s)
@@ -337,16 +322,13 @@ class _Simulation:
             total.update(self._world.network.traffic_out.get(peer, Counter()))
         return total
 
-    async def _start_at(self, host: _Host, at_s: float) -> None:
+    async def _restart(self, number: int, at_s: float = 0.0) -> None:
         await trio.sleep_until(at_s)
-        await self._restart(host.number)
-
-    async def _restart(self, number: int) -> None:
         with self._world.on(number):
             await self._nursery.start(self._run_host, self._hosts[number])
 
     async def _lie(self, number: int) -> None:
-        """A liar among them: it joins, and tells lie after lie until the faults end."""
+        """A liar joins, and tells lie after lie until the faults end."""
         world = self._world
         liar = Liar(
             identity=world.identities[number],
@@ -373,7 +355,7 @@ class _Simulation:
             await trio.sleep(LIE_PAUSE_S * liar.rng.random())
 
     def _honest_group(self, producer: PeerId, index: int) -> RolloutGroup:
-        """A group that would pass every check; a liar's lies are made from it."""
+        """A group that would pass every check, from which lies are made."""
         run = self._config.run
         task, created_at_s = assigned_task(run, producer, index), int(self._now_s())
         answer = pose(task, run.limits.prompt_chars_max).answer
@@ -416,7 +398,7 @@ class _Simulation:
             task_status.started()
 
     async def _run_judged(self, host: _Host) -> None:
-        """Run a node; if it ends by itself, that counts as a broken rule."""
+        """Run a node; its end by itself counts as a broken rule."""
         try:
             await self._run_node(host)
         except Exception as error:  # noqa: BLE001 - judged, whatever it is
@@ -446,10 +428,7 @@ class _Simulation:
             self._watch_bytes(host, config)
             policy, progress, checkpoints = self._resume(host)
             await run(
-                host.node,
-                policy,
-                policy,
-                self._on_record,
+                *(host.node, policy, policy, self._on_record),
                 progress=progress,
                 checkpoints=checkpoints,
             )
@@ -533,9 +512,8 @@ class _Simulation:
     def _look_at_learner(self, learner: SimulatedLearner) -> None:
         for number, node in learner.nodes.items():
             self._invariants.check_collections(number, node, self._limits)
-        witness = learner.witness
-        detail = f"trained on groups that it should not: {witness.examples}"
-        self._invariants.require(witness.violations == 0, learner.first, "staleness", detail)
+        detail = f"trained on groups that it should not: {list(learner.stale)}"
+        self._invariants.require(not learner.stale, learner.first, "staleness", detail)
 
     def _look_at(self, host: _Host, node: SimulatedNode, *, thorough: bool) -> None:
         now_s, counters = trio.current_time(), node.transport.counters

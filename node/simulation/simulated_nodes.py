@@ -1,7 +1,7 @@
-"""Production nodes over a simulated network: for tests, simulations and experiments.
+"""Production nodes over a simulated network, for tests, simulations and experiments.
 
-Everything above `Transport` is what `app` runs, with these exceptions: the transport is in memory,
-the clock starts at a fixed date, verifier and pool work inline, and the caller brings the policy.
+Unlike in `app`, the transport is in memory, the clock starts at a fixed date, verifier and pool
+work inline, and the caller brings the policy.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -38,7 +38,7 @@ AGENT: Final = "simulated"
 
 
 async def run_inline(function: Callable[..., object], *args: object) -> object:
-    """Call a blocking function where it is: a simulation has no threads."""
+    """Call a blocking function in place: a simulation has no threads."""
     await trio.lowlevel.checkpoint()
     return function(*args)
 
@@ -52,7 +52,7 @@ class SimulatedNetwork:
     def __init__(
         self, world: SimulatedWorld, host: int, start: int = 0, clock_off_s: float = 0.0
     ) -> None:
-        """`start` tells the starts of one host apart. Its clock is ahead by `clock_off_s`."""
+        """`start`: number of this start of the host. Its clock is ahead by `clock_off_s`."""
         self.world = world
         self.host = host
         self._name = f"node/{host}/{start}"
@@ -66,7 +66,6 @@ class SimulatedNetwork:
         return self.world.rng(f"{self._name}/{purpose}")
 
     def secret(self, size_bytes: int) -> bytes:
-        """Bytes drawn from the seed, so that a run can be replayed."""
         return self._secrets.randbytes(size_bytes)
 
     @asynccontextmanager
@@ -82,7 +81,7 @@ class SimulatedNetwork:
 
 @dataclass(slots=True)
 class SimulatedNode:
-    """One node of a simulation and what it reported."""
+    """One node of a simulation and its reports."""
 
     host: int
     node: Node
@@ -95,7 +94,6 @@ class SimulatedNode:
 
     @property
     def exchange(self) -> Exchange:
-        """The node's."""
         return self.rounds.exchange
 
 
@@ -111,12 +109,8 @@ def build(
     start: int = 0,
     clock_off_s: float = 0.0,
 ) -> SimulatedNode:
-    """Put host number `host` of the world on its network, with a node on it that learns by itself
-    and does nothing yet.
-
-    `peers` are addresses of the simulated network; those in `config` are ignored. `pool` and `book`
-    are those of its disk, None: empty ones that are forgotten. The others are `SimulatedNetwork`'s.
-    """
+    """A node on a host of the world that learns by itself and does not run yet. `peers` are
+    simulated addresses and replace those in `config`."""
     transport = world.join(host)
     if pool is None:
         pool = Pool(":memory:", pool_limits(config))
@@ -139,8 +133,8 @@ async def run(
     checkpoints: Checkpoints | None = None,
     stay: bool = True,
 ) -> None:
-    """Run a node's network and rounds, from `progress` on. With `stay` it serves on after its last
-    round, until cancelled; else it leaves."""
+    """Run a node's network and rounds. With `stay` it serves until cancelled; else it leaves after
+    its last round."""
 
     async def keep(record: Record) -> None:
         simulated.records.append(record)

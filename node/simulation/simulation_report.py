@@ -61,13 +61,8 @@ class Report:
     events: int = 0
     trace_hash: str = ""
 
-    @property
-    def delivery_ratio(self) -> float:
-        """The share of the groups due that came; 1.0 where none was due."""
-        return self.deliveries.ratio
-
     def latency_s(self, share: float) -> float:
-        """Within which this share of all due deliveries came; inf where too many never did."""
+        """The time within which this share of due deliveries came; inf if too many never did."""
         return percentile(self.deliveries.latencies_s, share)
 
 
@@ -158,11 +153,7 @@ def _counts(counted: Counter[str] | Counter[Reject]) -> str:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Draw how late groups came and what the bytes were for.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Draw how late groups came and what the bytes were for."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -46,7 +46,7 @@ def run_seed(seed: int) -> Outcome:
     return Outcome(
         seed,
         failure.replace("\n", "\n  ").strip("\n"),
-        report.delivery_ratio,
+        report.deliveries.ratio,
         report.deliveries.due,
         report.reach_pairs,
         report.bans.total(),

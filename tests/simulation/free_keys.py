@@ -12,8 +12,8 @@ from functools import partial
 
 import trio
 
-from node.simulation.simulated_learner import LearnerCase, SimulatedLearner
 from swarm.simulation.links import separate_ips
+from tests.simulation.lab_learner import LabCase, LabLearner
 from tests.simulation.learner_lab import lease_rules, play, rules_of, volunteers
 from tests.simulation.worker_faults import take_and_hold
 
@@ -69,7 +69,7 @@ def run_siege(name: str, *, counted_s: float, begins_at_s: float = 0.0) -> Siege
     siege = SIEGES[name]
     honest = 1 + WORKERS
     strangers = KEYS_EVER if siege.rotating else siege.keys
-    case = LearnerCase(
+    case = LabCase(
         rules_of(STALENESS_MAX, 2, GROUPS_PER_STEP),
         (GROUP_S,) * (WORKERS + strangers),
         TRAIN_S,
@@ -80,13 +80,13 @@ def run_siege(name: str, *, counted_s: float, begins_at_s: float = 0.0) -> Siege
     admitted_at: list[float] = []
     first_step: list[float] = []
 
-    async def besiege(there: SimulatedLearner, keys: Iterator[int]) -> None:
+    async def besiege(there: LabLearner, keys: Iterator[int]) -> None:
         await trio.sleep(begins_at_s)
         for _ in range(siege.keys):
             hold = partial(take_and_hold, rotating=siege.rotating)
             there.nursery.start_soon(hold, there, keys)
 
-    async def watch(there: SimulatedLearner, started_s: float) -> None:
+    async def watch(there: LabLearner, started_s: float) -> None:
         newcomer = str(there.world.peer_id(NEWCOMER))
         while True:
             await trio.sleep(1.0)
@@ -98,7 +98,7 @@ def run_siege(name: str, *, counted_s: float, begins_at_s: float = 0.0) -> Siege
             if newcomer in accounts and accounts[newcomer].admitted and not admitted_at:
                 admitted_at.append(now_s - NEWCOMER_AT_S)
 
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         started_s = trio.current_time()
         there.nursery.start_soon(watch, there, started_s)
         there.nursery.start_soon(besiege, there, keys)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import trio
 
-from node.simulation.simulated_learner import LEARNER, Actor, LearnerCase, SimulatedLearner
+from node.simulation.simulated_learner import LEARNER
 from swarm.leases.lease_table import LeaseRules
+from tests.simulation.lab_learner import Actor, LabCase, LabLearner
 from tests.simulation.learner_lab import TRAIN_S, lease_rules, play, rules_of, until_steps
 from tests.simulation.worker_faults import LIARS
 
@@ -25,7 +26,7 @@ AWAY_S = 60.0  # how long what was killed is away
 RESCORED_SHARE = 0.1
 LIAR = 1
 
-Fault = Callable[[SimulatedLearner], Awaitable[str]]
+Fault = Callable[[LabLearner], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,13 @@ class FaultRow:
 # --- faults --------------------------------------------------------------------------------------
 
 
-async def nothing(there: SimulatedLearner) -> str:
+async def nothing(there: LabLearner) -> str:
     """No fault: what the others are compared with."""
     await trio.lowlevel.checkpoint()
     return "nothing"
 
 
-async def learner_killed(there: SimulatedLearner) -> str:
+async def learner_killed(there: LabLearner) -> str:
     """In the middle of a step; it comes back on its newest checkpoint."""
     await trio.sleep(TRAIN_S / 2)
     before = there.steps[-1].step
@@ -65,17 +66,17 @@ async def learner_killed(there: SimulatedLearner) -> str:
     return _resumed(there, before)
 
 
-def _resumed(there: SimulatedLearner, before: int) -> str:
+def _resumed(there: LabLearner, before: int) -> str:
     assert there.up is not None
     return f"killed after step {before}, resumes at version {there.up.learner.version}"
 
 
-def _thrown(there: SimulatedLearner) -> str:
+def _thrown(there: LabLearner) -> str:
     counts = there.steps[-1].discarded_total
     return ", ".join(f"{why} {count}" for why, count in counts.items()) or "nothing"
 
 
-def _liar(there: SimulatedLearner) -> str:
+def _liar(there: LabLearner) -> str:
     """What the learner shows of a liar, at the end."""
     assert there.up is not None
     liar = there.world.peer_id(LIAR)
@@ -96,7 +97,7 @@ def run_fault(name: str, groups_per_step: int, *, fault_step: int, steps: int) -
     fault, actor = FAULTS[name]
     group_s = WORKERS * TRAIN_S / groups_per_step / SUPPLY
     leases = lease_rules()
-    case = LearnerCase(
+    case = LabCase(
         rules_of(STALENESS_MAX, PERIOD_STEPS, groups_per_step, rescored_share=RESCORED_SHARE),
         (group_s,) * WORKERS,
         TRAIN_S,
@@ -106,7 +107,7 @@ def run_fault(name: str, groups_per_step: int, *, fault_step: int, steps: int) -
     )
     seen, before = [""], [0]
 
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         await until_steps(there, fault_step, 100.0 * TRAIN_S * fault_step)
         seen[0] = await fault(there)
         before[0] = len(there.steps)

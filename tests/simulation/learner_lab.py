@@ -14,11 +14,12 @@ import trio
 
 from node.config import RunConfig
 from node.config.run import LearnerRules
-from node.simulation.simulated_learner import Actor, LearnerCase, SimulatedLearner, run_of
+from node.simulation.simulated_learner import run_of
 from swarm.identity import Identity
 from swarm.leases.lease_table import LeaseRules
 from swarm.simulation.links import LinkProfile, links_of
 from swarm.simulation.world import deterministic_run, open_world
+from tests.simulation.lab_learner import Actor, LabCase, LabLearner
 
 GROUPS_PER_STEP = 128  # R
 TRAIN_S = 100.0
@@ -28,7 +29,7 @@ RUN = RunConfig.model_validate(
     {"name": "lab", "environments": [{"name": "scripted_sum", "parameters": {"max": 99_999_999}}]}
 )
 NOBODY = str(Identity(bytes(32)).peer_id)  # in place of the learner, until there is one
-Scene = Callable[[SimulatedLearner], Awaitable[None]]
+Scene = Callable[[LabLearner], Awaitable[None]]
 
 
 def rules_of(
@@ -59,7 +60,7 @@ def volunteers(workers: int) -> tuple[LinkProfile, ...]:
 
 
 def play(
-    case: LearnerCase,
+    case: LabCase,
     scene: Scene,
     actors: dict[int, Actor] | None = None,
     seed: int = 0,
@@ -67,13 +68,13 @@ def play(
     *,
     ips: Sequence[str] | None = None,
     at_work: int | None = None,
-) -> SimulatedLearner:
+) -> LabLearner:
     """Run a scene with hosts at work, in a directory of its own; what it came to.
 
     `ips` is the address of each host; None: each has a block of its own. `at_work` is how many
     hosts are started, the learner among them; None: all. The others are the scene's.
     """
-    found: list[SimulatedLearner] = []
+    found: list[LabLearner] = []
     links = links or volunteers(len(case.generate_s))
 
     async def main(directory: Path) -> None:
@@ -82,7 +83,7 @@ def play(
             trio.open_nursery() as nursery,
         ):
             run = run_of(world, case.rules, RUN)
-            there = SimulatedLearner(case, world, directory, nursery, run, actors=actors or {})
+            there = LabLearner(case, world, directory, nursery, run, actors=actors or {})
             found.append(there)
             for host in range(len(links) if at_work is None else at_work):
                 await there.start(host)
@@ -94,7 +95,7 @@ def play(
     return found[0]
 
 
-async def until_steps(there: SimulatedLearner, count: int, limit_s: float) -> bool:
+async def until_steps(there: LabLearner, count: int, limit_s: float) -> bool:
     """Wait until so many steps were made in all. Whether they were within `limit_s`."""
     with trio.move_on_after(limit_s):
         while len(there.steps) < count:  # noqa: ASYNC110 - of no one event

@@ -21,11 +21,11 @@ from coordinator.model.capacity import (
     predicted_broadcast,
 )
 from node.run.learner import CREDITS_PER_STEP
-from node.simulation.simulated_learner import LearnerCase, SimulatedLearner
 from swarm.leases.lease_table import LeaseRules
 from swarm.simulation.broadcasts import BroadcastCase
 from swarm.simulation.broadcasts import simulate as broadcast
 from swarm.weights.artifacts import CHUNK_TARGET_MAX, suggested_chunk_bytes
+from tests.simulation.lab_learner import LabCase, LabLearner
 from tests.simulation.learner_lab import (
     GROUPS_PER_STEP,
     LEASE_LIFE_S,
@@ -148,7 +148,7 @@ def measure(setting: Setting, steps: int, warm_up: int) -> Row:
     said = plan(setting)
     times_s = broadcast_s(setting.workers, setting.broadcast_steps)
     steps = max(steps, 2 * said.period_steps)
-    case = LearnerCase(
+    case = LabCase(
         rules_of(setting.staleness_max, said.period_steps, GROUPS_PER_STEP),
         group_seconds(setting),
         TRAIN_S,
@@ -156,7 +156,7 @@ def measure(setting: Setting, steps: int, warm_up: int) -> Row:
         transfer_s=lambda host, version: times_s[host - 1],
     )
 
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         await until_steps(there, warm_up + steps, 40.0 * TRAIN_S * (warm_up + steps))
 
     there = play(case, scene)
@@ -181,7 +181,7 @@ def measure(setting: Setting, steps: int, warm_up: int) -> Row:
 class Storm:
     """What came of one run through random delays, deaths and duplicates."""
 
-    there: SimulatedLearner
+    there: LabLearner
     deaths: int
     repeats: int
 
@@ -193,7 +193,7 @@ def weather(staleness_max: int, steps: int, workers: int, groups_per_step: int) 
     setting = Setting(staleness_max, 0.5, workers, 1.3)
     scale = GROUPS_PER_STEP / groups_per_step
     delays = Random(f"delays/{staleness_max}")
-    case = LearnerCase(
+    case = LabCase(
         rules_of(staleness_max, period_steps, groups_per_step),
         tuple(scale * each for each in group_seconds(setting)),
         TRAIN_S,
@@ -202,7 +202,7 @@ def weather(staleness_max: int, steps: int, workers: int, groups_per_step: int) 
     )
     deaths, repeats = [0], [0]
 
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(storm, there, deaths)
             await until_steps(there, steps, 60.0 * TRAIN_S * steps)

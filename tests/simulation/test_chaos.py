@@ -83,7 +83,7 @@ def test_without_a_planted_fault_no_rule_is_broken() -> None:
     report = run_small(liars=1)
     assert not report.violations
     assert report.rejected
-    assert report.delivery_ratio == 1.0
+    assert report.deliveries.ratio == 1.0
     assert report.bans["peer"]
     assert report.deliveries.due >= PAIRS_MIN
     assert report.reach_pairs > 0
@@ -140,7 +140,7 @@ def test_a_block_full_of_liars_is_banned_and_costs_its_honest_host_no_more() -> 
     innocent = 3  # by whom and of whom nothing is judged: who bans its block closes its connections
     assert innocent not in report.deliveries.due_at
     assert set(report.deliveries.due_at) == {0, 1, 2}
-    assert report.delivery_ratio == 1.0
+    assert report.deliveries.ratio == 1.0
 
 
 def test_one_of_a_few_hosts_shares_a_block_with_another() -> None:
@@ -156,7 +156,7 @@ def test_a_group_that_never_comes_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Fetcher, "run", never)
     report = run_small()
     assert rules_broken(report) == {"reach"}
-    assert report.delivery_ratio == 0.0
+    assert report.deliveries.ratio == 0.0
 
 
 def test_a_run_that_leaves_nothing_to_judge_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

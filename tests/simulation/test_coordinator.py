@@ -18,7 +18,7 @@ from coordinator.providers.base import Condition, Instance, Provider, ProviderFa
 from coordinator.providers.static import StaticProvider
 from node.config import RunConfig
 from node.config.run import LearnerRules
-from node.simulation.simulated_learner import LEARNER, LearnerCase, SimulatedLearner, run_of
+from node.simulation.simulated_learner import LEARNER, run_of
 from node.simulation.simulated_nodes import EPOCH_S, run_inline
 from swarm.identity import PeerId
 from swarm.leases.coordination import ControlClient, ReportedWorker, pack_peers
@@ -28,6 +28,7 @@ from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import deterministic_run, open_world
 from swarm.storage import Runtime
 from swarm.wire.messages import SetPlan
+from tests.simulation.lab_learner import LabCase, LabLearner
 from tests.wire_samples import ALICE
 
 LINK = LinkProfile(latency_s=0.04, up_bytes_per_s=2e6, down_bytes_per_s=1e7)
@@ -50,7 +51,7 @@ BEAT_S = 2.0
 class Machines:
     """Starts simulated workers; see `Provider`."""
 
-    def __init__(self, there: SimulatedLearner, hosts: Mapping[str, int]) -> None:
+    def __init__(self, there: LabLearner, hosts: Mapping[str, int]) -> None:
         self._there = there
         self._hosts = hosts
         self.started: list[str] = []
@@ -97,7 +98,7 @@ class Machines:
 class Stage:
     """One coordinator and what it works on."""
 
-    there: SimulatedLearner
+    there: LabLearner
     machines: Machines
     fleet: Fleet
     said: list[str] = field(default_factory=list)
@@ -162,7 +163,7 @@ def play(
     seed: int = 7,
 ) -> Stage:
     """`coordinator`: whom the learner takes for its own; None: the one on the stage."""
-    case = LearnerCase(RULES, tuple(GENERATE_S.values()), train_s=TRAIN_S, leases=LEASES)
+    case = LabCase(RULES, tuple(GENERATE_S.values()), train_s=TRAIN_S, leases=LEASES)
     machines = tuple(
         Machine(name, price_per_h=PRICES[name], groups_per_s=0.9 / seconds, generation_s=2.0)
         for name, seconds in GENERATE_S.items()
@@ -182,7 +183,7 @@ def play(
             open_world(seed, COORDINATOR + 1, LINK) as world,
             trio.open_nursery() as nursery,
         ):
-            there = SimulatedLearner(case, world, directory, nursery, run_of(world, RULES, RUN))
+            there = LabLearner(case, world, directory, nursery, run_of(world, RULES, RUN))
             there.coordinator = coordinator or PeerId(world.peer_id(COORDINATOR))
             await there.start(LEARNER)
             transport = there.transports[COORDINATOR] = world.join(COORDINATOR)

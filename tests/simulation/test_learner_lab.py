@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.run import learner
+from node.run import learner_role
 from node.run.claims import LearnerChecks
 from swarm.leases.staleness import StalenessRules
 from tests.simulation import planned_learner
@@ -53,7 +53,7 @@ def test_a_storm_breaks_no_bound_and_a_learner_that_takes_older_groups_is_notice
     def lenient(bound: int, groups_per_step: int, groups_max: int) -> StalenessRules:
         return StalenessRules(bound + 2, groups_per_step, groups_max)
 
-    monkeypatch.setattr(learner, "StalenessRules", lenient)
+    monkeypatch.setattr(learner_role, "StalenessRules", lenient)
     planted = planned_learner.weather(2, 12, workers=4, groups_per_step=GROUPS).there.witness
     assert planted.violations > 0
     assert planted.true_violations > 0

@@ -12,14 +12,15 @@ from node.config import RunConfig
 from node.config.run import LearnerRules, SamplingRules
 from node.interfaces.engine import EngineInfo
 from node.interfaces.trainer import TrainingGroup, TrainReport
-from node.simulation.simulated_learner import LEARNER, Actor, LearnerCase, SimulatedLearner, run_of
-from node.simulation.simulated_policy import TimedEngine, TimedTrainer
+from node.simulation.simulated_learner import LEARNER, run_of
+from node.simulation.simulated_policy import TimedTrainer
 from swarm.leases.lease_table import LeaseRules
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import deterministic_run, open_world
+from tests.simulation.lab_learner import Actor, LabCase, LabEngine, LabLearner
 from tests.wire_samples import ALICE
 
-Scene = Callable[[SimulatedLearner], Awaitable[None]]
+Scene = Callable[[LabLearner], Awaitable[None]]
 
 LINK = LinkProfile(latency_s=0.04, up_bytes_per_s=2e6, down_bytes_per_s=1e7)
 RUN = RunConfig.model_validate(
@@ -31,10 +32,10 @@ RULES = LearnerRules(
 LEASES = LeaseRules(target_s=8.0, first_s=10.0, life_s_min=20.0, groups_max=8)
 
 
-def case(workers: int = 3, **changes: object) -> LearnerCase:
+def case(workers: int = 3, **changes: object) -> LabCase:
     rules = RULES.model_copy(update=changes)
     generate_s = tuple(1.0 + number for number in range(workers))
-    return LearnerCase(rules, generate_s, train_s=3.0, leases=LEASES)
+    return LabCase(rules, generate_s, train_s=3.0, leases=LEASES)
 
 
 class Play:
@@ -43,7 +44,7 @@ class Play:
     def __init__(
         self,
         directory: Path,
-        what: LearnerCase,
+        what: LabCase,
         seed: int = 0,
         run: RunConfig = RUN,
         actors: dict[int, Actor] | None = None,
@@ -53,9 +54,9 @@ class Play:
         self.seed = seed
         self.rules = run
         self.actors = actors or {}
-        self.there: SimulatedLearner | None = None
+        self.there: LabLearner | None = None
 
-    def run(self, scene: Scene) -> SimulatedLearner:
+    def run(self, scene: Scene) -> LabLearner:
         async def main() -> None:
             hosts = 1 + len(self.case.generate_s)
             async with (
@@ -64,7 +65,7 @@ class Play:
             ):
                 run = run_of(world, self.case.rules, self.rules)
                 assert run.learner is not None
-                there = self.there = SimulatedLearner(
+                there = self.there = LabLearner(
                     self.case, world, self.directory, nursery, run, actors=self.actors
                 )
                 for host in range(hosts):
@@ -77,20 +78,20 @@ class Play:
         return self.there
 
 
-async def until_step(there: SimulatedLearner, step: int, limit_s: float = 2_000.0) -> None:
+async def until_step(there: LabLearner, step: int, limit_s: float = 2_000.0) -> None:
     with trio.fail_after(limit_s):
         while not there.steps or there.steps[-1].step < step:  # noqa: ASYNC110 - of no one event
             await trio.sleep(1.0)
 
 
-def check(there: SimulatedLearner) -> None:
+def check(there: LabLearner) -> None:
     """What holds of every run."""
     assert max(step.staleness_max for step in there.steps) <= RULES.staleness_max
     assert all(step.groups == RULES.groups_per_step for step in there.steps)
 
 
 def test_workers_of_different_speeds_feed_a_learner(tmp_path: Path) -> None:
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         await until_step(there, 30)
 
     there = Play(tmp_path, case()).run(scene)
@@ -109,10 +110,10 @@ def test_workers_of_different_speeds_feed_a_learner(tmp_path: Path) -> None:
 
 
 def test_groups_of_a_worker_with_quantised_weights_are_counted_apart(tmp_path: Path) -> None:
-    class Quantised(TimedEngine):
+    class Quantised(LabEngine):
         maker = EngineInfo("vllm", "awq")
 
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         await until_step(there, 10)
 
     there = Play(tmp_path, case(), actors={2: Actor(Quantised)}).run(scene)
@@ -126,7 +127,7 @@ def test_groups_of_a_worker_with_quantised_weights_are_counted_apart(tmp_path: P
 def test_a_depth_that_is_lowered_below_the_period_starves_nobody(tmp_path: Path) -> None:
     """What is on offer is two steps old, and from now on leases want the newest."""
 
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         await until_step(there, 8)
         assert there.up is not None
         with trio.fail_after(500.0):
@@ -151,7 +152,7 @@ def test_a_mismatch_is_told_of_the_whole_distribution_alone(
         report = await train(self, groups)
         return replace(report, effective_share=0.5, mismatch_k3=0.25)
 
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         await until_step(there, 2)
 
     monkeypatch.setattr(TimedTrainer, "train", train_off_policy)
@@ -169,7 +170,7 @@ def test_a_mismatch_is_told_of_the_whole_distribution_alone(
 
 @pytest.mark.long
 def test_workers_die_and_come_back(tmp_path: Path) -> None:
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         for round_ in range(4):
             await until_step(there, 6 * (round_ + 1))
             victim = 1 + round_ % 3
@@ -190,7 +191,7 @@ def test_workers_die_and_come_back(tmp_path: Path) -> None:
 def test_a_learner_that_dies_resumes_within_the_bound(tmp_path: Path) -> None:
     killed_at: list[int] = []
 
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         await until_step(there, 11)
         await there.kill(LEARNER)
         killed_at.append(there.steps[-1].step)
@@ -213,7 +214,7 @@ def test_a_learner_whose_last_checkpoint_is_lost_goes_on_above_what_was_publishe
 ) -> None:
     published: list[int] = []
 
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         await until_step(there, 11)
         while there.work[1][-1].policy_version < there.steps[-1].published_version:  # noqa: ASYNC110
             await trio.sleep(0.5)
@@ -233,7 +234,7 @@ def test_a_learner_whose_last_checkpoint_is_lost_goes_on_above_what_was_publishe
 
 
 def test_the_same_seed_gives_the_same_steps_and_another_does_not(tmp_path: Path) -> None:
-    async def scene(there: SimulatedLearner) -> None:
+    async def scene(there: LabLearner) -> None:
         await until_step(there, 8)
 
     def steps(name: str, seed: int) -> tuple[object, str]:

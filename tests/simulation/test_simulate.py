@@ -35,7 +35,7 @@ def test_a_calm_swarm_delivers_all_it_should() -> None:
     report = simulate(replay_of("calm", 3, nodes=4, profile="fibre"))
     assert not report.violations
     assert report.deliveries.due > 50
-    assert report.delivery_ratio == 1.0
+    assert report.deliveries.ratio == 1.0
     assert report.rounds >= 40
     assert report.groups == report.rounds
     assert not report.rejected

@@ -9,19 +9,20 @@ from node.config.run import LearnerRules
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.run.node import POOL_FILE
-from node.simulation.simulated_learner import LearnerCase, SimulatedLearner, run_of
+from node.simulation.simulated_learner import run_of
 from node.simulation.simulated_nodes import SimulatedNode, build, run
 from swarm.leases.lease_table import LeaseRules
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import deterministic_run, open_world
 from swarm.wire.messages import ROLLOUTS_PROTOCOL
+from tests.simulation.lab_learner import LabCase, LabLearner
 from tests.simulation.test_swarm import CONFIG
 from tests.wire_samples import ALICE
 
 LEARNER, WORKER, NODES = 0, 1, (2, 3)
 PER_STEP = 24
 LINK = LinkProfile(latency_s=0.05)
-CASE = LearnerCase(
+CASE = LabCase(
     LearnerRules(
         peer=ALICE.peer_id,
         groups_per_step=2,
@@ -44,11 +45,11 @@ class Steady(ScriptedPolicy):
         return report
 
 
-async def mixed_swarm(directory: Path, steps: int) -> tuple[SimulatedLearner, list[SimulatedNode]]:
+async def mixed_swarm(directory: Path, steps: int) -> tuple[LabLearner, list[SimulatedNode]]:
     """A learner and its worker beside nodes that learn by themselves and share."""
     async with open_world(0, 2 + len(NODES), LINK) as world, trio.open_nursery() as nursery:
         rules = run_of(world, CASE.rules, CONFIG.run)
-        there = SimulatedLearner(CASE, world, directory, nursery, rules)
+        there = LabLearner(CASE, world, directory, nursery, rules)
         config = CONFIG.model_copy(
             update={"run": rules, "role": "node", "local_groups": 32, "rounds": None}
         )

@@ -9,12 +9,12 @@ from typing import ClassVar, Final, TypeVar
 import trio
 
 from node.interfaces.engine import Sampling
-from node.simulation.simulated_learner import LEARNER, Actor, SimulatedLearner
-from node.simulation.simulated_policy import TimedEngine
+from node.simulation.simulated_learner import LEARNER
 from swarm.errors import RequestTimeout
 from swarm.leases.lease_client import Declined, HeldLease, LeaseClient
 from swarm.rollouts import Completion
 from swarm.wire.messages import SUBMISSIONS_PROTOCOL, WireModel
+from tests.simulation.lab_learner import Actor, LabEngine, LabLearner
 
 M = TypeVar("M", bound=WireModel)
 
@@ -45,7 +45,7 @@ class RepeatingSource(LeaseClient):
         return await super()._ask(protocol, question, kind, bytes_max, timeout_s)
 
 
-class OldEngine(TimedEngine):
+class OldEngine(LabEngine):
     """Never loads a version after its first, and says that it has the newest that was published."""
 
     _said = 0
@@ -61,8 +61,8 @@ class OldEngine(TimedEngine):
         """A lie."""
         return self._said
 
-    def _told(self, prompt: str, completion: Completion, versions: Sequence[int]) -> Completion:
-        told = super()._told(prompt, completion, versions)
+    def reported(self, prompt: str, completion: Completion, versions: Sequence[int]) -> Completion:
+        told = super().reported(prompt, completion, versions)
         return replace(told, policy_version=self.said_version, spans=())
 
 
@@ -75,15 +75,15 @@ class NewestEngine(OldEngine):
         return max(self._said, self.newest())
 
 
-class InventingEngine(TimedEngine):
+class InventingEngine(LabEngine):
     """Hands in log-probs that no version gave."""
 
-    def _told(self, prompt: str, completion: Completion, versions: Sequence[int]) -> Completion:
-        told = super()._told(prompt, completion, versions)
+    def reported(self, prompt: str, completion: Completion, versions: Sequence[int]) -> Completion:
+        told = super().reported(prompt, completion, versions)
         return replace(told, logprobs=(-0.01,) * len(told.token_ids))
 
 
-class HoardingEngine(TimedEngine):
+class HoardingEngine(LabEngine):
     """Is fast until it gets large leases, and then sits on all that it is given."""
 
     _batches = 0
@@ -113,7 +113,7 @@ class HoldingSource(LeaseClient):
             await trio.sleep(HOLDER_REST_S)
 
 
-async def take_and_hold(there: SimulatedLearner, keys: Iterator[int], *, rotating: bool) -> None:
+async def take_and_hold(there: LabLearner, keys: Iterator[int], *, rotating: bool) -> None:
     """Hold leases until cancelled, in one place. `keys` are hosts that nobody else uses;
     `rotating`: on to the next as soon as one holds `HELD_OF_A_KEY` leases."""
     for host in keys:
@@ -126,14 +126,14 @@ async def take_and_hold(there: SimulatedLearner, keys: Iterator[int], *, rotatin
                 taken.set()
 
         source = type("_Holding", (HoldingSource,), {"held": staticmethod(hold)})
-        there.actors[host] = Actor(TimedEngine, source)
+        there.actors[host] = Actor(LabEngine, source)
         await there.start(host)
         await taken.wait()
         await there.kill(host)
         await trio.sleep(HOLDER_REST_S)
 
 
-REPEATING: Final = Actor(TimedEngine, RepeatingSource)
+REPEATING: Final = Actor(LabEngine, RepeatingSource)
 LIARS: Final = {
     "version: the newest published": Actor(OldEngine),
     "version: the learner's own": Actor(NewestEngine),
@@ -142,7 +142,7 @@ LIARS: Final = {
 }
 
 
-async def storm(there: SimulatedLearner, deaths: list[int]) -> None:
+async def storm(there: LabLearner, deaths: list[int]) -> None:
     """Kill workers and have links stand still at random times, until cancelled. At least half of
     the workers are there at any time. `deaths`: one number, counted up."""
     rng: Random = there.world.rng("storm")
@@ -161,7 +161,7 @@ async def storm(there: SimulatedLearner, deaths: list[int]) -> None:
             nursery.start_soon(come_back, there, victim, AWAY_S_MAX * rng.random(), away)
 
 
-async def come_back(there: SimulatedLearner, host: int, after_s: float, away: set[int]) -> None:
+async def come_back(there: LabLearner, host: int, after_s: float, away: set[int]) -> None:
     """Start a host again some time after it died."""
     await trio.sleep(after_s)
     away.discard(host)

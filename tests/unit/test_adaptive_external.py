@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from random import Random
 from statistics import fmean
 
@@ -52,7 +53,7 @@ def test_the_arm_that_was_tried_gets_what_it_brought() -> None:
 
 def test_a_checkpoint_keeps_it() -> None:
     progress = Progress(external=ExternalGains((1.0, 0.0, 0.5), (0.1, 0.0, 0.0), 2))
-    saved = json.loads(json.dumps(progress.to_json()))
+    saved = json.loads(json.dumps(asdict(progress)))
     assert Progress.from_json(saved) == progress
     with pytest.raises((TypeError, KeyError)):
         Progress.from_json({**saved, "external": {}})

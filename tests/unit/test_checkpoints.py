@@ -5,15 +5,17 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
+from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
 from node.run.checkpoints import SAVING_SHARE, Checkpoints, SavingPace
 from node.run.progress import Progress
-from node.run.role import Training
+from node.run.role import TrainingRole, checkpoints_of
 from node.run.validation import Validated
 from swarm.errors import ChildFailed, ConfigError
 from tests.support import run
@@ -44,11 +46,13 @@ def latest_round(kept: Checkpoints) -> int:
 
 def test_a_node_that_comes_back_tells_its_round_before_its_policy_is_loaded(tmp_path: Path) -> None:
     """An alarm over the last rounds would count those of before the restart."""
-    kept = checkpoints(tmp_path)
+    world: Any = SimpleNamespace(run_sync=None)
     nothing: Any = None
-    assert Training(nothing, nothing, nothing, nothing, kept).status(snapshot(round=0)).round == 0
-    save(kept, 7)
-    assert Training(nothing, nothing, nothing, nothing, kept).status(snapshot(round=0)).round == 7
+    rules = {"name": "sums", "environments": [{"name": "scripted_sum", "parameters": {"max": 9}}]}
+    config = NodeConfig(run=RunConfig.model_validate(rules), data_dir=tmp_path)
+    assert TrainingRole(world, config, nothing, nothing).status(snapshot(round=0)).round == 0
+    save(checkpoints_of(config), 7)
+    assert TrainingRole(world, config, nothing, nothing).status(snapshot(round=0)).round == 7
 
 
 def test_saving_takes_a_small_share_of_the_time() -> None:

@@ -50,6 +50,7 @@ def play(directory: Path, publisher: FullDisk, versions: list[tuple[float, int]]
                 nursery,
                 complain,
                 inline,  # type: ignore[arg-type]
+                lambda published: None,
             )
             for at_s, version in versions:
                 await trio.sleep_until(began_s + at_s)

@@ -85,7 +85,7 @@ async def rounds(excess: float, number: int, wanted: int = 4) -> tuple[list[str]
         assert len(made) == wanted
         assert all(group[0].text == its.prompt for its, group in made)
         trained += [its.prompt for its, _ in made]
-        left.append(partial.waiting)
+        left.append(len(partial._begun))
         engine.version += 1
     return trained, left, engine.steps
 
@@ -126,7 +126,7 @@ def test_what_fails_keeps_what_was_begun() -> None:
 
         with pytest.raises(ConfigError):
             await partial.groups(4, 2, SAMPLING, 0, assign)
-        assert partial.waiting == 6
+        assert len(partial._begun) == 6
         engine.fails = False
         made = await partial.groups(4, 2, SAMPLING, 0, assign)
         assert asked == [6]

@@ -101,7 +101,7 @@ def test_a_round_takes_what_is_done_and_the_next_goes_on() -> None:
         first = await rounds.round()
         assert turns_of(first) == [1, 2]  # of four, the two that are done first
         assert rounds.engine.sampled == [6]  # one more turn of the three that were not
-        assert rounds.partial.waiting == 2
+        assert len(rounds.partial._begun) == 2
         second = await rounds.round()
         assert turns_of(second) == [3, 1]  # one of the old ones, and a new one
         third = await rounds.round()
@@ -121,7 +121,7 @@ def test_nothing_is_lost_and_long_ones_come_as_often_as_short_ones() -> None:
     async def main() -> None:
         rounds = Rounds(2.0, 200)
         turns = [count for _ in range(40) for count in turns_of(await rounds.round())]
-        assert rounds.assigned == len(turns) + rounds.partial.waiting
+        assert rounds.assigned == len(turns) + len(rounds.partial._begun)
         for length in (1, 2, 3, 4):
             assert abs(turns.count(length) - len(turns) / 4) <= 4
 
@@ -133,7 +133,7 @@ def test_without_excess_every_group_is_waited_for() -> None:
         rounds = Rounds(1.0)
         assert turns_of(await rounds.round()) == [1, 2]
         assert turns_of(await rounds.round()) == [3, 4]
-        assert rounds.partial.waiting == 0
+        assert len(rounds.partial._begun) == 0
 
     run_async(main)
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
 from node.envs.scoring import pose
+from node.hosting.hand_over import EngineHandOver
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup, TrainReport
@@ -21,7 +22,7 @@ from node.policies.presets import TinyRecipe
 from node.policies.tiny import make_tiny
 from node.run.checkpoints import Checkpoints
 from node.run.evaluation import evaluate
-from node.run.parts import HandOver, LivePolicy, NodeParts
+from node.run.parts import LivePolicy, NodeParts
 from node.run.progress import Progress
 from node.run.sapo_role import TOO_FEW_PROBLEMS, Record
 from node.simulation.simulated_nodes import SimulatedNode, build, run_inline
@@ -100,7 +101,7 @@ async def _lives(
     policy: Policy,
     kept: Checkpoints | None,
     progress: Progress,
-    hand_over: HandOver | None,
+    hand_over: EngineHandOver | None,
 ) -> SimulatedNode:
     async with open_world(1, 1, LAN) as world:
         node = build(world, 0, config)
@@ -123,7 +124,7 @@ def live(
     policy: Policy,
     kept: Checkpoints | None = None,
     progress: Progress | None = None,
-    hand_over: HandOver | None = None,
+    hand_over: EngineHandOver | None = None,
 ) -> SimulatedNode:
     """The node after all its rounds, alone."""
     arguments = (config, policy, kept, progress or Progress(), hand_over)
@@ -278,7 +279,7 @@ def test_progress_goes_on_and_no_task_is_done_twice(tmp_path: Path) -> None:
 
 
 class Diary:
-    """A `HandOver` that writes down what it is asked for."""
+    """An `EngineHandOver` that writes down what it is asked for."""
 
     def __init__(self, policy: Falling) -> None:
         self._policy = policy

@@ -16,6 +16,7 @@ from node.engines.scripted import ScriptedPolicy
 from node.envs.base import Problem, Undecided
 from node.envs.scoring import pose
 from node.envs.scripted import ScriptedSum
+from node.hosting.hand_over import EngineHandOver
 from node.interfaces.engine import EngineInfo, Sampling
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
@@ -23,7 +24,7 @@ from node.observe.records import AnswerCounts, HeldOut, RoundDone, SampledGroup
 from node.policies.presets import TinyRecipe
 from node.policies.tiny import make_tiny
 from node.run.checkpoints import Checkpoints
-from node.run.parts import HandOver, LivePolicy, OnSamples
+from node.run.parts import LivePolicy, OnSamples
 from node.run.progress import Progress
 from node.simulation.simulated_nodes import SimulatedNode, build
 from node.simulation.simulated_nodes import run as run_simulated
@@ -123,7 +124,7 @@ async def _lives(
     policy: Policy,
     others: Others,
     seed: int,
-    hand_over: HandOver | None = None,
+    hand_over: EngineHandOver | None = None,
     on_samples: OnSamples | None = None,
 ) -> SimulatedNode:
     async with open_world(seed, 1 + len(others.configs), LAN) as world, trio.open_nursery() as all_:
@@ -161,7 +162,7 @@ def live(
     others: Others = NOBODY,
     *,
     seed: int = 1,
-    hand_over: HandOver | None = None,
+    hand_over: EngineHandOver | None = None,
     on_samples: OnSamples | None = None,
 ) -> SimulatedNode:
     """The node, after all its rounds among the others."""
@@ -220,7 +221,7 @@ def test_without_foreign_groups_it_is_plain_grpo_to_the_bit(model: Path, tmp_pat
 
 
 class Diary(FrozenPolicy):
-    """Policy and `HandOver` in one, which writes down what it is asked for."""
+    """Policy and `EngineHandOver` in one, which writes down what it is asked for."""
 
     def __init__(self) -> None:
         super().__init__(0.5)

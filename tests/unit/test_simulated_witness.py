@@ -1,8 +1,8 @@
 """The account of what a simulated learner trained on: each kind of violation is found."""
 
 from node.interfaces.trainer import TrainingGroup
-from node.simulation.witness import EXAMPLES_MAX, Witness
 from swarm.rollouts import Completion, FinishReason, Spans
+from tests.simulation.witness import EXAMPLES_MAX, Witness
 
 
 def completion(version: int, spans: Spans = ()) -> Completion:
