@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Le
 
@@ -12,11 +12,9 @@ from node.methods.checked import whole
 from node.methods.method import MethodSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Admission(MethodSettings):
+class Admission(MethodSettings, kind="admission"):
     """Work starts while what is started can be learned from before it is too old."""
 
-    kind: Literal["admission"] = "admission"
     staleness_max: Annotated[int, Ge(0)] = 4
     """In versions of the policy (eta); 0: learner and workers take turns. Published runs had 4 for
     code and 8 for mathematics."""
@@ -41,11 +39,7 @@ def admission(credit: Credits, set_to: Admission) -> int:
     together are at most (eta + version + 1) batches.
 
     The bound on staleness is exact only where work ends in the order in which it began: ask
-    `is_too_old` of what arrives.
-
-    Raises:
-        ValueError: one of the counts is negative.
-    """
+    `is_too_old` of what arrives."""
     whole(credit.version, "version")
     begun = whole(credit.accepted, "accepted") + whole(credit.running, "running")
     fresh = (set_to.staleness_max + credit.version + 1) * set_to.batch - begun
@@ -58,11 +52,7 @@ def pending_max(set_to: Admission) -> int:
 
 
 def started(credit: Credits, count: int, set_to: Admission) -> Credits:
-    """The credits after so many started.
-
-    Raises:
-        ValueError: there was no place for so many.
-    """
+    """The credits after so many started."""
     if whole(count, "count") > admission(credit, set_to):
         raise ValueError(f"{count} started where {admission(credit, set_to)} may")
     return replace(credit, running=credit.running + count)
@@ -70,11 +60,7 @@ def started(credit: Credits, count: int, set_to: Admission) -> Credits:
 
 def ended(credit: Credits, accepted: int, lost: int = 0) -> Credits:
     """The credits after some work ended. What is lost (rejected, or its lease ran out) frees its
-    place, as if it had never started.
-
-    Raises:
-        ValueError: more ended than ran.
-    """
+    place, as if it had never started."""
     left = credit.running - whole(accepted, "accepted") - whole(lost, "lost")
     if left < 0:
         raise ValueError(f"{accepted + lost} ended of {credit.running} that ran")
@@ -92,11 +78,9 @@ def is_too_old(sampled: int, version: int, set_to: Admission) -> bool:
     return version - sampled > set_to.staleness_max
 
 
-@dataclass(frozen=True, slots=True)
-class Reclamation(MethodSettings):
+class Reclamation(MethodSettings, kind="reclamation"):
     """Work that began too many steps ago is given up, wherever it is."""
 
-    kind: Literal["reclamation"] = "reclamation"
     ratio: Annotated[float, Ge(0), Le(64)] = 1.0
     """By how many batches work may run ahead; of a fraction, that share alone of a batch may come
     from the oldest step. 0: none. Not published."""
@@ -130,9 +114,6 @@ def starts_allowed(step: int, taken: int, batch: int, set_to: Reclamation) -> in
 
     Args:
         taken: those that have started so far and were not given up.
-
-    Raises:
-        ValueError: one of the counts is negative.
     """
     ahead = math.ceil(Fraction(str(set_to.ratio)) * whole(batch, "batch"))
     return max(0, (whole(step, "step") + 1) * batch + ahead - whole(taken, "taken"))
@@ -144,9 +125,6 @@ def drained(starts: Sequence[int], step: int, batch: int, set_to: Reclamation) -
 
     Args:
         starts: of each stored work, the step at which it began.
-
-    Raises:
-        ValueError: a batch below 0, or work that begins after the step that takes it.
     """
     if any(start > step for start in starts):
         raise ValueError(f"work that begins after step {step}, which is to take it")

@@ -6,7 +6,6 @@ millionfold.
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from math import ceil, sqrt
 from statistics import fmean, median, median_low, pstdev, stdev
 from typing import Annotated, Final, Literal
@@ -21,11 +20,7 @@ STD_EPSILON: Final = 1e-6
 
 
 def is_flat(rewards: Sequence[float]) -> bool:
-    """True if a group's rewards are all equal and teach nothing.
-
-    Raises:
-        ValueError: one of them is no finite number.
-    """
+    """True if a group's rewards are all equal and teach nothing."""
     if not all(map(math.isfinite, rewards)):
         raise ValueError(f"rewards {tuple(rewards)}: not all are finite")
     return len(rewards) < 2 or not informative(rewards)
@@ -46,11 +41,8 @@ def centred(rewards: Sequence[float], baseline: float) -> tuple[float, ...]:
     return tuple(reward - baseline for reward in rewards)
 
 
-@dataclass(frozen=True, slots=True)
-class Grpo(MethodSettings):
+class Grpo(MethodSettings, kind="grpo"):
     """(r - mean) / std of the group."""
-
-    kind: Literal["grpo"] = "grpo"
 
 
 def grpo(groups: Sequence[ScoredGroup], set_to: Grpo) -> Advantages:
@@ -58,11 +50,8 @@ def grpo(groups: Sequence[ScoredGroup], set_to: Grpo) -> Advantages:
     return [grpo_advantages(group.rewards) for group in groups]
 
 
-@dataclass(frozen=True, slots=True)
-class DrGrpo(MethodSettings):
+class DrGrpo(MethodSettings, kind="dr_grpo"):
     """r - mean of the group, without its scale: hard and easy tasks weigh by what they teach."""
-
-    kind: Literal["dr_grpo"] = "dr_grpo"
 
 
 def dr_grpo(groups: Sequence[ScoredGroup], set_to: DrGrpo) -> Advantages:
@@ -70,11 +59,8 @@ def dr_grpo(groups: Sequence[ScoredGroup], set_to: DrGrpo) -> Advantages:
     return [centred(group.rewards, fmean(group.rewards or (0.0,))) for group in groups]
 
 
-@dataclass(frozen=True, slots=True)
-class Rloo(MethodSettings):
+class Rloo(MethodSettings, kind="rloo"):
     """r less the mean of the group's others."""
-
-    kind: Literal["rloo"] = "rloo"
 
 
 def rloo(groups: Sequence[ScoredGroup], set_to: Rloo) -> Advantages:
@@ -90,11 +76,8 @@ def rloo(groups: Sequence[ScoredGroup], set_to: Rloo) -> Advantages:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class ReinforcePlusPlus(MethodSettings):
+class ReinforcePlusPlus(MethodSettings, kind="reinforce_pp"):
     """r - mean of the group, over the spread of the whole batch."""
-
-    kind: Literal["reinforce_pp"] = "reinforce_pp"
 
 
 def reinforce_pp(groups: Sequence[ScoredGroup], set_to: ReinforcePlusPlus) -> Advantages:
@@ -113,11 +96,8 @@ def reinforce_pp(groups: Sequence[ScoredGroup], set_to: ReinforcePlusPlus) -> Ad
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Opo(MethodSettings):
+class Opo(MethodSettings, kind="opo"):
     """r less the mean reward by length: the baseline of least variance where tokens weigh alike."""
-
-    kind: Literal["opo"] = "opo"
 
 
 def opo(groups: Sequence[ScoredGroup], set_to: Opo) -> Advantages:
@@ -130,11 +110,9 @@ def opo(groups: Sequence[ScoredGroup], set_to: Opo) -> Advantages:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class PassK(MethodSettings):
+class PassK(MethodSettings, kind="pass_k"):
     """The best completion alone counts, by its lead over the second best."""
 
-    kind: Literal["pass_k"] = "pass_k"
     over_std: bool = False
 
 
@@ -157,11 +135,9 @@ def pass_k(groups: Sequence[ScoredGroup], set_to: PassK) -> Advantages:
 MAD_EPSILON: Final = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class McGrpo(MethodSettings):
+class McGrpo(MethodSettings, kind="mc_grpo"):
     """r less the median of the group, which is left out itself: for small groups."""
 
-    kind: Literal["mc_grpo"] = "mc_grpo"
     scale: Literal["none", "mad", "std"] = "std"
     """What divides: the median deviation (`mad`, as published) is 0 where most rewards are equal,
     and makes a thousand of 1."""
@@ -190,11 +166,9 @@ def mc_grpo(groups: Sequence[ScoredGroup], set_to: McGrpo) -> Advantages:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Gapo(MethodSettings):
+class Gapo(MethodSettings, kind="gapo"):
     """r less the median of where rewards are densest: for shares, with outliers."""
 
-    kind: Literal["gapo"] = "gapo"
     window_share: Annotated[float, Gt(0), Le(1)] = 0.5
     """Of the rewards, in order, so many are the window: that with the least spread, the lowest of
     equal ones."""
@@ -223,11 +197,9 @@ def gapo(groups: Sequence[ScoredGroup], set_to: Gapo) -> Advantages:
 # Advantages of what a completion is made of: its turns, or its answers to a task's parts.
 
 
-@dataclass(frozen=True, slots=True)
-class TwoLevels(MethodSettings):
+class TwoLevels(MethodSettings, kind="two_levels"):
     """A turn's advantage over others' same turn, and its transcript's over others."""
 
-    kind: Literal["two_levels"] = "two_levels"
     discount: Annotated[float, Ge(0), Le(1)] = 0.5
     of_transcript: Annotated[float, Ge(0)] = 1.0
     of_turn: Annotated[float, Ge(0)] = 1.0
@@ -271,22 +243,16 @@ def two_levels(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class SubProblems(MethodSettings):
+class SubProblems(MethodSettings, kind="sub_problems"):
     """Each part of an answer against others' same part."""
 
-    kind: Literal["sub_problems"] = "sub_problems"
     over_std: bool = True
 
 
 def sub_problems(right: Sequence[Sequence[bool]], set_to: SubProblems) -> list[tuple[float, ...]]:
     """Advantages of each of K parts of each completion, from whether they are right. A part counts
     while all before it are right, and is compared with others at its place (SCRL, arXiv
-    2605.22074).
-
-    Raises:
-        ValueError: completions with unlike numbers of parts.
-    """
+    2605.22074)."""
     if len({len(each) for each in right}) > 1:
         raise ValueError("sub_problems: completions have unlike numbers of parts")
     rewards = [[float(all(each[: at + 1])) for at in range(len(each))] for each in right]
@@ -303,11 +269,9 @@ def sub_problems(right: Sequence[Sequence[bool]], set_to: SubProblems) -> list[t
 PASSED = 1.0  # the reward of a right answer
 
 
-@dataclass(frozen=True, slots=True)
-class Novelty(MethodSettings):
+class Novelty(MethodSettings, kind="novelty"):
     """GRPO, and more for right completions that were less likely than their group."""
 
-    kind: Literal["novelty"] = "novelty"
     strength: Annotated[float, Ge(0)] = 2.5
     share_max: Annotated[float, Ge(0)] = 0.5
     """Of its advantage a completion gains at most this share."""
@@ -338,11 +302,9 @@ def _exp(value: float) -> float:
     return math.exp(min(value, 20.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Uniqueness(MethodSettings):
+class Uniqueness(MethodSettings, kind="uniqueness"):
     """GRPO, and less for right completions of which there are many of a kind."""
 
-    kind: Literal["uniqueness"] = "uniqueness"
     strength: Annotated[float, Ge(0)] = 1.0
 
 
@@ -376,11 +338,9 @@ WHITEN_EPSILON: Final = 1e-5
 BARE: Final = ""  # the context of a completion to the bare prompt
 
 
-@dataclass(frozen=True, slots=True)
-class Contexts(MethodSettings):
+class Contexts(MethodSettings, kind="contexts"):
     """r less the mean of its context, and so much of that context's lead over all."""
 
-    kind: Literal["contexts"] = "contexts"
     between: Annotated[float, Ge(0)] = 1.1
     """How much the gap between contexts counts; 0: each source has a baseline of its own."""
 

@@ -6,22 +6,14 @@ from collections.abc import Iterable
 
 
 def probability(value: float, what: str) -> float:
-    """The value itself, which is a share or a probability.
-
-    Raises:
-        ValueError: it lies outside [0, 1], or is no number.
-    """
+    """The value itself, which is a share or a probability."""
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{what} {value}: not within 0 and 1")
     return value
 
 
 def finite(values: Iterable[float], what: str) -> tuple[float, ...]:
-    """The values themselves.
-
-    Raises:
-        ValueError: one of them is no finite number.
-    """
+    """The values themselves."""
     found = tuple(values)
     if not all(map(math.isfinite, found)):
         raise ValueError(f"{what}: not all are finite")
@@ -29,22 +21,14 @@ def finite(values: Iterable[float], what: str) -> tuple[float, ...]:
 
 
 def whole(value: int, what: str, least: int = 0) -> int:
-    """The value itself, which counts something.
-
-    Raises:
-        ValueError: it is below `least`.
-    """
+    """The value itself, which counts something."""
     if value < least:
         raise ValueError(f"{what} {value}: below {least}")
     return value
 
 
 def right_of(right: int, rollouts: int) -> tuple[int, int]:
-    """The counts of right rollouts and of all rollouts.
-
-    Raises:
-        ValueError: there are none, or more were right than there are.
-    """
+    """The counts of right rollouts and of all rollouts."""
     if rollouts < 1 or not 0 <= right <= rollouts:
         raise ValueError(f"{right} right ones of {rollouts} rollouts")
     return right, rollouts

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from statistics import variance as unbiased_variance
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from annotated_types import Ge, Gt, Le
 
@@ -17,11 +17,9 @@ from node.methods.method import MethodSettings
 from swarm.rollouts import ScoredGroup
 
 
-@dataclass(frozen=True, slots=True)
-class Extremes(MethodSettings):
+class Extremes(MethodSettings, kind="extremes"):
     """The largest advantages and the most negative ones, and of them the tokens of high entropy."""
 
-    kind: Literal["extremes"] = "extremes"
     samples_first: Annotated[float, Gt(0), Le(1)] = 1.0
     """Of all completions, the share that is kept at first; not published."""
     samples_last: Annotated[float, Gt(0), Le(1)] = 0.5
@@ -37,11 +35,7 @@ CompletionPlace = tuple[int, int]
 
 
 def relaxed(first: float, last: float, progress: float) -> float:
-    """A value that moves linearly from its first to its last while `progress` goes from 0 to 1.
-
-    Raises:
-        ValueError: progress is no number.
-    """
+    """A value that moves linearly from its first to its last while `progress` goes from 0 to 1."""
     if math.isnan(progress):
         raise ValueError("progress: no number")
     done = min(max(progress, 0.0), 1.0)
@@ -53,11 +47,7 @@ def extremes(
 ) -> tuple[CompletionPlace, ...]:
     """Places of the completions to learn from (D3S, arXiv 2509.22115): of all groups together,
     those that maximise the variance of advantages. Advantages stay as they are. None among them is
-    left out.
-
-    Raises:
-        ValueError: an advantage is no finite number.
-    """
+    left out."""
     told = sum(value is not None for row in advantages for value in row)
     share = relaxed(set_to.samples_first, set_to.samples_last, progress)
     return most_varied(advantages, _share_of(share, told))
@@ -69,11 +59,7 @@ def most_varied(advantages: Advantages, count: int) -> tuple[CompletionPlace, ..
 
     A choice of largest variance is always so many of the smallest and so many of the largest, as
     the variance is convex in each value. Of equally good ones it is the most balanced;
-    of one completion it is that farthest from the mean.
-
-    Raises:
-        ValueError: an advantage is no finite number, or `count` is negative.
-    """
+    of one completion it is that farthest from the mean."""
     told = [
         (value, (group, at))
         for group, row in enumerate(advantages)
@@ -122,9 +108,6 @@ def deciding_tokens(
     Args:
         advantages: (N,) of each completion.
         entropies: (N, tokens) of each one's tokens, in nats.
-
-    Raises:
-        ValueError: a number is not finite, or there are not as many completions as advantages.
     """
     worth = [
         (abs(advantage) * entropy, (row, at))
@@ -148,29 +131,18 @@ def _share_of(share: float, whole_count: int) -> int:
 # Groups whose rewards differ, and how many more tasks it takes to have enough of them.
 
 
-@dataclass(frozen=True, slots=True)
-class ZeroAdvantage(MethodSettings):
+class ZeroAdvantage(MethodSettings, kind="zero_advantage"):
     """Groups whose rewards are all equal are left out: nothing is learned of them."""
-
-    kind: Literal["zero_advantage"] = "zero_advantage"
 
 
 def zero_advantage(groups: Sequence[ScoredGroup], set_to: ZeroAdvantage) -> tuple[int, ...]:
-    """The places of groups whose rewards differ (DAPO's test, arXiv 2503.14476).
-
-    Raises:
-        ValueError: a reward is no finite number.
-    """
+    """The places of groups whose rewards differ (DAPO's test, arXiv 2503.14476)."""
     return tuple(place for place, group in enumerate(groups) if not is_flat(group.rewards))
 
 
 def informative_probability(success: float, rollouts: int) -> float:
     """1 - p^G - (1 - p)^G: how likely the rewards of G rollouts differ, each right with
-    probability p. A group of one has nothing to differ from.
-
-    Raises:
-        ValueError: p is no probability, or there is no rollout.
-    """
+    probability p. A group of one has nothing to differ from."""
     whole(rollouts, "rollouts", 1)
     rarer = min(probability(success, "success"), 1.0 - success)
     if rollouts == 1 or rarer == 0.0:
@@ -179,11 +151,9 @@ def informative_probability(success: float, rollouts: int) -> float:
     return max(0.0, -math.expm1(rollouts * math.log1p(-rarer)) - rarer**rollouts)
 
 
-@dataclass(frozen=True, slots=True)
-class DynamicSampling(MethodSettings):
+class DynamicSampling(MethodSettings, kind="dynamic_sampling"):
     """Groups without advantage are left out, and others are generated in their place."""
 
-    kind: Literal["dynamic_sampling"] = "dynamic_sampling"
     rounds_max: Annotated[int, Ge(1)] = 10
     """How often a batch is generated for, the first time among them; not published."""
     prompts_max: Annotated[int, Ge(1)] = 1_024
@@ -201,9 +171,6 @@ def dynamic_sampling(
         kept: groups that passed so far.
         generated: groups that were generated so far.
         rounds: in so many rounds.
-
-    Raises:
-        ValueError: a count is negative, or more are kept than were generated.
     """
     for value, what in ((wanted, "wanted"), (kept, "kept"), (rounds, "rounds")):
         whole(value, what)
@@ -218,11 +185,9 @@ def dynamic_sampling(
 # Preference for foreign groups on tasks that a node hardly solves itself.
 
 
-@dataclass(frozen=True, slots=True)
-class ByNeed(MethodSettings):
+class ByNeed(MethodSettings, kind="need"):
     """Others' groups are drawn the more often, the rarer the node solves such tasks itself."""
 
-    kind: Literal["need"] = "need"
     floor: Annotated[float, Gt(0), Le(1)] = 0.1
     """The weight of a group on tasks that the node always solves, where one on tasks that it never
     solves has 1; not published."""
@@ -237,9 +202,6 @@ def by_need(passes: Sequence[float], rng: Random, set_to: ByNeed) -> list[int]:
 
     Args:
         passes: how often the node itself solves tasks such as each group's, in [0, 1].
-
-    Raises:
-        ValueError: one is no probability.
     """
     weights = [max(set_to.floor, 1.0 - probability(each, "pass rate")) for each in passes]
     keys = [rng.expovariate(weight) for weight in weights]
@@ -249,11 +211,9 @@ def by_need(passes: Sequence[float], rng: Random, set_to: ByNeed) -> list[int]:
 # Less for completions that come near the bound on their length.
 
 
-@dataclass(frozen=True, slots=True)
-class Overlong(MethodSettings):
+class Overlong(MethodSettings, kind="overlong"):
     """Completions lose the more, the deeper they reach into the last tokens that they may have."""
 
-    kind: Literal["overlong"] = "overlong"
     tokens_max: Annotated[int, Ge(1)] = 20_480
     buffer: Annotated[int, Ge(1)] = 4_096
     """Of these tokens, the last ones, in which a penalty grows."""
@@ -263,11 +223,7 @@ class Overlong(MethodSettings):
 
 def overlong(lengths: Sequence[int], set_to: Overlong) -> tuple[float, ...]:
     """Reward offset of each completion (DAPO, arXiv 2503.14476): 0 up to tokens_max - buffer
-    tokens, then linear down to -factor at `tokens_max` and beyond.
-
-    Raises:
-        ValueError: a length is negative, or the buffer is longer than a completion may be.
-    """
+    tokens, then linear down to -factor at `tokens_max` and beyond."""
     if set_to.buffer > set_to.tokens_max:
         raise ValueError(f"buffer {set_to.buffer}: over tokens_max {set_to.tokens_max}")
     free = set_to.tokens_max - set_to.buffer
@@ -282,11 +238,9 @@ def overlong(lengths: Sequence[int], set_to: Overlong) -> tuple[float, ...]:
 ROUNDING: Final = 1e-9  # by which a score may lie below what it is
 
 
-@dataclass(frozen=True, slots=True)
-class Variance(MethodSettings):
+class Variance(MethodSettings, kind="variance"):
     """Groups whose rewards vary enough; the places of others go to tasks of a bank."""
 
-    kind: Literal["variance"] = "variance"
     momentum: Annotated[float, Ge(0), Le(1)] = 0.9
     """What is left of a task's score in the bank when a new one comes; not published."""
     bank_max: Annotated[int, Ge(0)] = 1_024
@@ -313,11 +267,7 @@ class VarianceChoice:
 
 def variance_score(right: int, rollouts: int) -> float:
     """The variance of a group's rewards of 0 and 1 over the largest that so many can have, within
-    [0, 1] (VCRL, arXiv 2509.19803). A group of one has none.
-
-    Raises:
-        ValueError: a group without rollouts, or with more right ones than rollouts.
-    """
+    [0, 1] (VCRL, arXiv 2509.19803). A group of one has none."""
     right_of(right, rollouts)
     most = _largest(rollouts)
     return right * (rollouts - right) / most if most else 0.0
@@ -325,11 +275,7 @@ def variance_score(right: int, rollouts: int) -> float:
 
 def reward_score(rewards: Sequence[float], reward_range: float = 1.0) -> float:
     """`variance_score` of rewards that are any numbers: their variance over that of as many at both
-    ends of the range, at most 1. Equal rewards, or a single one, have none.
-
-    Raises:
-        ValueError: a reward is no finite number, or the range is not above 0.
-    """
+    ends of the range, at most 1. Equal rewards, or a single one, have none."""
     if not reward_range > 0.0:
         raise ValueError(f"reward_range {reward_range}: not above 0")
     if is_flat(rewards):
@@ -350,11 +296,7 @@ def variance(
     """Groups with a score of at least `score_min` are kept, and their tasks go into the bank with
     a score that moves slowly (VCRL), but for tasks without a name. For each group that is not kept
     the best task of the bank is taken out, to be rolled out again: none of this batch, which would
-    come twice. Of equal scores it is the first task by name.
-
-    Raises:
-        ValueError: `score_min` is no share, or a reward is no finite number.
-    """
+    come twice. Of equal scores it is the first task by name."""
     probability(score_min, "score_min")
     scores = [reward_score(group.rewards, set_to.reward_range) for group in groups]
     kept = tuple(

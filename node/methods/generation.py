@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -14,12 +13,10 @@ from node.methods.method import MethodSettings
 LOOK_AHEAD_MAX: Final = 512  # the time to compare grows with its square
 
 
-@dataclass(frozen=True, slots=True)
-class Branching(MethodSettings):
+class Branching(MethodSettings, kind="branching"):
     """A rollout branches where two tokens are nearly as likely, and a branch that says the same is
     cut."""
 
-    kind: Literal["branching"] = "branching"
     second_min: Annotated[float, Ge(0), Le(0.5)] = 0.15
     """The second token is likelier than this."""
     lead_max: Annotated[float, Gt(0), Le(1)] = 0.25
@@ -44,10 +41,6 @@ def branching(first: float, second: float, token: int, leaves: int, set_to: Bran
         second: that of the second one.
         token: how many tokens there are before it.
         leaves: how many the tree has so far.
-
-    Raises:
-        ValueError: they are no probabilities of two tokens, the likelier one first; or a count
-            is negative.
     """
     if probability(second, "second") > probability(first, "first") or first + second > 1.0 + 1e-6:
         raise ValueError(f"{first} and {second}: not the two likeliest of one distribution")
@@ -74,11 +67,7 @@ def edit_distance(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
 def is_cut(parent: Sequence[int], branch: Sequence[int], set_to: Branching) -> bool:
     """True if a branch repeats its parent (LATR): the tokens after they parted differ by too small
     a share. Ask it when the branch has one of the lengths of `look_ahead`; of a longer parent only
-    as many tokens count.
-
-    Raises:
-        ValueError: a length of `look_ahead` is below 1, or over 512.
-    """
+    as many tokens count."""
     if not all(1 <= each <= LOOK_AHEAD_MAX for each in set_to.look_ahead):
         raise ValueError(f"look_ahead {set_to.look_ahead}: not within 1 and {LOOK_AHEAD_MAX}")
     if len(branch) not in set_to.look_ahead:
@@ -89,11 +78,7 @@ def is_cut(parent: Sequence[int], branch: Sequence[int], set_to: Branching) -> b
 
 def tree_share(step: int, set_to: Branching) -> float:
     """The share of rollouts that are trees at a step, which is counted from 0. None before the
-    first step that has one.
-
-    Raises:
-        ValueError: the step is negative, or a share is none.
-    """
+    first step that has one."""
     whole(step, "step")
     begun = [each for each in sorted(set_to.tree_shares) if each[0] <= step]
     return probability(begun[-1][1], "tree share") if begun else 0.0
@@ -102,11 +87,9 @@ def tree_share(step: int, set_to: Branching) -> float:
 # Noise in a policy's weights, so that it tries what it would not.
 
 
-@dataclass(frozen=True, slots=True)
-class WeightNoise(MethodSettings):
+class WeightNoise(MethodSettings, kind="noise"):
     """Noise that shrinks by stages is added to the scales of normalisation layers."""
 
-    kind: Literal["noise"] = "noise"
     sigma_first: Annotated[float, Gt(0)] = 1e-2
     """Standard deviation in the first stage with noise."""
     sigma_last: Annotated[float, Gt(0)] = 1e-4
@@ -118,11 +101,7 @@ class WeightNoise(MethodSettings):
 def stage_noise(stage: int, set_to: WeightNoise) -> float:
     """The standard deviation in a stage, counted from 0 (QeRL, arXiv 2510.11696): none in stage 0,
     and from the first to the last one by equal factors after it. A single stage with noise has the
-    first one's.
-
-    Raises:
-        ValueError: there is no such stage.
-    """
+    first one's."""
     if not 0 <= stage < set_to.stages:
         raise ValueError(f"stage {stage} of {set_to.stages}")
     if stage == 0:
@@ -135,11 +114,7 @@ def stage_noise(stage: int, set_to: WeightNoise) -> float:
 
 def noise(step: int, steps: int, set_to: WeightNoise) -> float:
     """The standard deviation at a step, which is counted from 0, of a run of so many. From the
-    run's end on it stays that of the last stage.
-
-    Raises:
-        ValueError: the step is negative, or the run has none.
-    """
+    run's end on it stays that of the last stage."""
     whole(steps, "steps", 1)
     return stage_noise(min(set_to.stages - 1, whole(step, "step") * set_to.stages // steps), set_to)
 
@@ -151,11 +126,9 @@ HALVINGS: Final = 50
 ROLLOUTS_MAX: Final = 1_024  # at once: the time grows by HALVINGS^2 for each
 
 
-@dataclass(frozen=True, slots=True)
-class Pruning(MethodSettings):
+class Pruning(MethodSettings, kind="pruning"):
     """Each rollout survives with a probability that depends on its chance to come out right."""
 
-    kind: Literal["pruning"] = "pruning"
     kept_share: Annotated[float, Gt(0), Le(1)] = 0.5
     """Of rollouts, the expected share that goes on (kappa)."""
     positive_share: Annotated[float, Gt(0), Lt(1)] = 0.5
@@ -180,10 +153,6 @@ def pruning(chances: Sequence[float], step: int, set_to: Pruning) -> tuple[float
     Args:
         chances: of each rollout, the calibrated probability that it comes out right.
         step: counted from 0.
-
-    Raises:
-        ValueError: a chance is no probability, there are over 1,024 of them, the step is
-            negative, or more is spared than kept.
     """
     for each in chances:
         probability(each, "chance")
@@ -223,11 +192,7 @@ def _logistic(value: float) -> float:
 
 
 def survivors(propensities: Sequence[float], rng: Random) -> tuple[int, ...]:
-    """The places of the rollouts that go on, each drawn by itself.
-
-    Raises:
-        ValueError: a propensity is no probability.
-    """
+    """The places of the rollouts that go on, each drawn by itself."""
     return tuple(
         place
         for place, each in enumerate(propensities)
@@ -238,12 +203,10 @@ def survivors(propensities: Sequence[float], rng: Random) -> tuple[int, ...]:
 # Prompts without the tokens that lead the policy astray.
 
 
-@dataclass(frozen=True, slots=True)
-class Purify(MethodSettings):
+class Purify(MethodSettings, kind="purify"):
     """The tokens of a prompt that the policy sees most unlike a reference are taken out, and what
     succeeds without them takes the place of what failed with them."""
 
-    kind: Literal["purify"] = "purify"
     share: Annotated[float, Gt(0), Le(0.5)] = 0.03
     """Of a prompt's tokens, those taken out (gamma); published runs had 0.01 to 0.05."""
     success_min: Annotated[float, Ge(0), Le(1)] = 0.5
@@ -267,9 +230,6 @@ def purify(
         policy: (n,) log-probs of the prompt's tokens under the policy.
         reference: (n,) under the reference.
         fixed: places of tokens that stay, as those of a chat's frame; they count in n.
-
-    Raises:
-        ValueError: a log-prob is no finite number, or there are more of one than of the other.
     """
     if len(finite(policy, "policy")) != len(finite(reference, "reference")):
         raise ValueError(f"{len(policy)} log-probs of the policy, {len(reference)} of a reference")
@@ -314,11 +274,9 @@ def success_weight(is_original: bool, set_to: Purify) -> float:
 # Completions of before, of which the policy of now still says a part.
 
 
-@dataclass(frozen=True, slots=True)
-class Speculative(MethodSettings):
+class Speculative(MethodSettings, kind="speculative"):
     """An earlier completion is kept as far as the policy of now agrees with it."""
 
-    kind: Literal["speculative"] = "speculative"
     lenience: Annotated[float, Ge(-20), Le(20)] = 0.5
     """A token may have become less likely by this, as a logarithm: 0.5 was best with GRPO, 0.3 with
     PPO and 0.15 with DAPO. At 1 and above, what is learned suffers."""
@@ -335,9 +293,6 @@ def keeping_probabilities(
     Args:
         old: (tokens,) log-probs where the completion was generated.
         new: (tokens,) of the same tokens, under the policy of now; -inf: impossible by now.
-
-    Raises:
-        ValueError: they are of unlike lengths, `old` has no finite number, or `new` is none.
     """
     if len(old) != len(new):
         raise ValueError(f"{len(old)} log-probs of before and {len(new)} of now")
@@ -363,9 +318,6 @@ def speculative(
 
     Args:
         uniforms: (tokens,) random numbers from [0, 1).
-
-    Raises:
-        ValueError: as `keeping_probabilities`; or `uniforms` are too few, or not in [0, 1).
     """
     probabilities = keeping_probabilities(old, new, set_to)
     if len(uniforms) < len(probabilities):
@@ -381,11 +333,7 @@ def speculative(
 
 def kept_share(kept: Sequence[int], lengths: Sequence[int]) -> float:
     """Of all tokens of earlier completions those that were kept, within [0, 1]: how near a policy
-    of before, or a peer's, is to that of now. 0 where there are none.
-
-    Raises:
-        ValueError: more is kept than there was, or they are of unlike numbers.
-    """
+    of before, or a peer's, is to that of now. 0 where there are none."""
     if len(kept) != len(lengths):
         raise ValueError(f"{len(kept)} kept of {len(lengths)} completions")
     if any(not 0 <= each <= length for each, length in zip(kept, lengths, strict=True)):

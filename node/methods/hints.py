@@ -4,9 +4,8 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from annotated_types import Ge, Gt, Le
 
@@ -17,12 +16,10 @@ from swarm.rollouts import Task
 TASKS_MAX: Final = 2**14  # whose success is kept; of more, those done longest ago are given up
 
 
-@dataclass(frozen=True, slots=True)
-class Hints(MethodSettings):
+class Hints(MethodSettings, kind="hints"):
     """The beginning of a solution is given away: the more, the harder the task, and less and less
     as the run goes on."""
 
-    kind: Literal["hints"] = "hints"
     share_max: Annotated[float, Ge(0), Le(1)] = 0.75
     """Of a solution's tokens, for a task that nobody solves; not published."""
     success_max: Annotated[float, Gt(0), Le(1)] = 0.5
@@ -34,33 +31,21 @@ class Hints(MethodSettings):
 def hints(success: float, step: int, set_to: Hints) -> float:
     """The share of its solution that a task's prompt gives away: linear in the success without a
     hint, and in the step, counted from 0. After ADHint (arXiv 2512.13095), whose abstract gives no
-    formula.
-
-    Raises:
-        ValueError: `success` is no probability, or the step is negative.
-    """
+    formula."""
     hardness = max(0.0, 1.0 - probability(success, "success") / set_to.success_max)
     left = max(0.0, 1.0 - whole(step, "step") / set_to.steps)
     return set_to.share_max * hardness * left
 
 
 def hint_tokens(tokens: int, share: float) -> int:
-    """Number of a solution's tokens that are given away, from the first on; never the last one.
-
-    Raises:
-        ValueError: the number is negative, or the share is none.
-    """
+    """Number of a solution's tokens that are given away, from the first on; never the last one."""
     wanted = math.floor(probability(share, "share") * whole(tokens, "tokens") + 1e-9)
     return min(wanted, max(0, tokens - 1))
 
 
 def beginning(text: str, share: float) -> str:
     """The share of a solution's characters from its first on, cut back to whole words and the gap
-    behind them where there are several; never all of it.
-
-    Raises:
-        ValueError: as `hint_tokens`.
-    """
+    behind them where there are several; never all of it."""
     count = hint_tokens(len(text), share)
     gaps = [gap.end() for gap in re.finditer(r"\s+", text) if 0 < gap.start() <= count]
     inner = [end for end in gaps if end < len(text)]
@@ -109,11 +94,9 @@ class BareSuccess:
         return hint
 
 
-@dataclass(frozen=True, slots=True)
-class Nudges(MethodSettings):
+class Nudges(MethodSettings, kind="nudges"):
     """Some strategies are named, each to some rollouts; and some of these do without."""
 
-    kind: Literal["nudges"] = "nudges"
     strategies: Annotated[int, Ge(1), Le(256)] = 2
     rollouts: Annotated[int, Ge(1), Le(4_096)] = 4
     """Of each strategy."""

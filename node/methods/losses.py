@@ -292,11 +292,7 @@ def sequence_clipped(
 def expected(behaviours: Sequence[torch.Tensor]) -> float:
     """log(sum q^2 / sum q) over a group's completions (GEPO, arXiv 2508.17850). q is the geometric
     mean of a completion's token probabilities where it was generated. Used in place of each
-    completion's own q, it keeps the weights of unlikely completions small.
-
-    Raises:
-        ValueError: there is none, or one has no tokens.
-    """
+    completion's own q, it keeps the weights of unlikely completions small."""
     if not behaviours or not all(len(each) for each in behaviours):
         raise ValueError("an expectation needs completions with tokens")
     means = torch.stack([each.double().mean() for each in behaviours])

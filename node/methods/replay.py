@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from annotated_types import Ge, Gt, Le
 
@@ -17,11 +17,9 @@ from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, Task
 
 
-@dataclass(frozen=True, slots=True)
-class PoolOfSuccesses(MethodSettings):
+class PoolOfSuccesses(MethodSettings, kind="pool_of_successes"):
     """A task that nobody solves now gets successes of before."""
 
-    kind: Literal["pool_of_successes"] = "pool_of_successes"
     injected: Annotated[int, Ge(1), Le(64)] = 1
     """How many such a group gets; not published."""
     task_max: Annotated[int, Ge(1), Le(1_024)] = 8
@@ -30,11 +28,9 @@ class PoolOfSuccesses(MethodSettings):
     """It holds so many tasks, those with a success last; not published."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedSuccesses(MethodSettings):
+class ReplayedSuccesses(MethodSettings, kind="replayed_successes"):
     """A task that is rarely solved gets own successes of before."""
 
-    kind: Literal["replayed_successes"] = "replayed_successes"
     replayed: Annotated[int, Ge(1), Le(64)] = 2
     """How many are added to a group; not published."""
     success_max: Annotated[float, Ge(0), Le(1)] = 0.25
@@ -66,11 +62,7 @@ def pool_of_successes(
     pool: SuccessPool, task: str, rewards: Sequence[float], rng: Random, set_to: PoolOfSuccesses
 ) -> tuple[str, ...]:
     """Stored successes that join a task's group (DART, arXiv 2509.23866): a draw without
-    replacement if none of its own completions passed, else none.
-
-    Raises:
-        ValueError: a reward is no finite number.
-    """
+    replacement if none of its own completions passed, else none."""
     if any(each >= PASSED for each in finite(rewards, "rewards")):
         return ()
     return _drawn(pool.of(task), set_to.injected, rng)
@@ -81,11 +73,7 @@ def replayed_successes(
 ) -> tuple[str, ...]:
     """Earlier own successes that join a task's group (RLEP, arXiv 2507.07451, which adds them to
     every group): a draw without replacement if few enough of the group passed, else none. An empty
-    group gets none: nothing could be compared with them.
-
-    Raises:
-        ValueError: a reward is no finite number.
-    """
+    group gets none: nothing could be compared with them."""
     right = sum(each >= PASSED for each in finite(rewards, "rewards"))
     if not rewards or right > set_to.success_max * len(rewards):
         return ()
@@ -104,11 +92,9 @@ CHARS_MAX: Final = (
 EACH_MAX: Final = 4  # producers of a task, the newest
 
 
-@dataclass(frozen=True, slots=True)
-class Rescue(MethodSettings):
+class Rescue(MethodSettings, kind="rescue"):
     """A group that is all wrong takes right completions of others on its task, by their texts."""
 
-    kind: Literal["rescue"] = "rescue"
     successes_max: Annotated[int, Ge(1), Le(8)] = 1
     """For one group, each of another producer; not published."""
     groups_share_max: Annotated[float, Gt(0), Le(1)] = 0.5
@@ -191,9 +177,6 @@ def rescue(
     Args:
         rewards: (groups, G) of a round's own groups.
         successes: by the place of a group, what others made of its task.
-
-    Raises:
-        ValueError: a reward is no finite number.
     """
     failed = [at for at, each in enumerate(rewards) if is_flat(each) and not any(each)]
     known = [at for at in failed if successes.get(at)]
@@ -219,11 +202,9 @@ StepJudge = Callable[[Sequence[str]], int | None]
 """Of the steps of an answer, the place of the first wrong one; None: none is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Salvage(MethodSettings):
+class Salvage(MethodSettings, kind="salvage"):
     """A wrong answer is begun again after its last right step."""
 
-    kind: Literal["salvage"] = "salvage"
     steps_min: Annotated[int, Ge(1)] = 1
     """A beginning with fewer right steps is not worth it; not published."""
     steps_max: Annotated[int, Ge(1)] = 256
@@ -257,11 +238,7 @@ def steps_of(text: str) -> tuple[str, ...]:
 def salvage(text: str, judge: StepJudge, set_to: Salvage) -> SalvagedAnswer | None:
     """The steps of a wrong answer up to the first that a judge finds wrong (SCOPE, arXiv
     2602.24110). What is put in its place is not of the policy: it needs a mask, or weights of its
-    own. None: the judge finds none wrong, too few are right, or there are too many to ask about.
-
-    Raises:
-        ValueError: the judge names a step that there is not.
-    """
+    own. None: the judge finds none wrong, too few are right, or there are too many to ask about."""
     steps = steps_of(text)
     if not steps or len(steps) > set_to.steps_max:
         return None

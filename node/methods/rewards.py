@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from annotated_types import Ge, Le
 
@@ -13,11 +12,8 @@ from node.methods.method import MethodSettings
 CONFIDENCE_EPSILON: Final = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Majority(MethodSettings):
+class Majority(MethodSettings, kind="majority"):
     """1 for the answer that most give."""
-
-    kind: Literal["majority"] = "majority"
 
 
 def majority(
@@ -36,11 +32,9 @@ def majority(
     return tuple(float(answer == best) for answer in answers)
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution(MethodSettings):
+class Distribution(MethodSettings, kind="distribution"):
     """By the answer's share of the votes, counted by certainty; rare sure ones gain."""
 
-    kind: Literal["distribution"] = "distribution"
     share_min: Annotated[float, Ge(0), Le(1)] = 0.0
     """Answers with a smaller share are worth nothing."""
     bonus: Annotated[float, Ge(0)] = 0.1
@@ -85,11 +79,9 @@ def _votes(answers: Sequence[str | None], voters: Sequence[str]) -> dict[str, fl
     return votes
 
 
-@dataclass(frozen=True, slots=True)
-class Flawed(MethodSettings):
+class Flawed(MethodSettings, kind="flawed"):
     """Right answers with a flaw on the way are worth less."""
 
-    kind: Literal["flawed"] = "flawed"
     penalty: Annotated[float, Ge(0)] = 1.0
 
 
@@ -102,11 +94,8 @@ def flawed(right: Sequence[bool], has_flaw: Sequence[bool], set_to: Flawed) -> t
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CrossValue(MethodSettings):
+class CrossValue(MethodSettings, kind="cross_value"):
     """r less what a probe on the other completion's inner states expects."""
-
-    kind: Literal["cross_value"] = "cross_value"
 
 
 def cross_value(rewards: tuple[float, float], expected: tuple[float, float]) -> tuple[float, float]:

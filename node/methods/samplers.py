@@ -40,11 +40,7 @@ def draw_needed(
     set_to: ByNeed,
     per_producer_max: int,
 ) -> list[GroupId]:
-    """Draw by `by_need` among groups that have an advantage, with the bound of `draw_foreign`.
-
-    Raises:
-        ValueError: `passes` is not one probability for each candidate.
-    """
+    """Draw by `by_need` among groups that have an advantage, with the bound of `draw_foreign`."""
     if len(passes) != len(candidates):
         raise ValueError(f"{len(passes)} pass rates of {len(candidates)} groups")
     order = by_need(passes, rng, set_to)

@@ -18,11 +18,9 @@ from node.methods.method import MethodSettings
 from swarm.rollouts import Counters
 
 
-@dataclass(frozen=True, slots=True)
-class Cdas(MethodSettings):
+class Cdas(MethodSettings, kind="cdas"):
     """Half of the tasks a little below the policy's competence, half a little above it."""
 
-    kind: Literal["cdas"] = "cdas"
     uniform_steps: Annotated[int, Ge(0)] = 1
     """So many steps draw tasks uniformly, as nothing is known of them yet."""
     tasks_max: Annotated[int, Ge(1)] = 100_000
@@ -65,9 +63,6 @@ def rated(state: Competence, rates: Mapping[str, float], tasks: int, set_to: Cda
     Args:
         rates: of each task of this step its pass rate, within [0, 1].
         tasks: how many tasks there are in all, rated or not.
-
-    Raises:
-        ValueError: a rate is no share, or more tasks are rated than there are.
     """
     whole(tasks, "tasks", max(1, len(rates)))
     known = dict(state.difficulties)
@@ -91,11 +86,7 @@ def cdas(
 
     Half are the nearest that are at most as hard as the policy is able, the others the nearest
     that are harder; of an odd number the harder half has one more. What a side lacks the other one
-    gives. Equally near tasks are drawn, as else the same ones would be first for ever.
-
-    Raises:
-        ValueError: `count` is negative.
-    """
+    gives. Equally near tasks are drawn, as else the same ones would be first for ever."""
     whole(count, "count")
     drawn = sorted(set(tasks))
     rng.shuffle(drawn)
@@ -112,11 +103,9 @@ def cdas(
 # Tasks whose rewards will differ most, by what is believed of them (VADE, arXiv 2511.18902).
 
 
-@dataclass(frozen=True, slots=True)
-class Vade(MethodSettings):
+class Vade(MethodSettings, kind="vade"):
     """Thompson's draw of each task's success, and those taken that promise most."""
 
-    kind: Literal["vade"] = "vade"
     decay_global: Annotated[float, Gt(0), Le(1)] = 0.99
     """What is left of all counts after a step; not published."""
     decay_local: Annotated[float, Gt(0), Le(1)] = 0.9
@@ -156,21 +145,13 @@ class SuccessBeliefs:
 
 
 def information(success: float) -> float:
-    """p (1 - p)^2, which is largest, 4/27, where a third of the rollouts is right.
-
-    Raises:
-        ValueError: p is no probability.
-    """
+    """p (1 - p)^2, which is largest, 4/27, where a third of the rollouts is right."""
     return probability(success, "success") * (1.0 - success) ** 2
 
 
 def vade(beliefs: SuccessBeliefs, tasks: Iterable[str], count: int, rng: Random) -> tuple[str, ...]:
     """The next step's tasks, best first: `count` of them, or all where there are fewer. Of each
-    one a success is drawn from Beta(right + 1, wrong + 1), and the `information` of that counts.
-
-    Raises:
-        ValueError: `count` is negative.
-    """
+    one a success is drawn from Beta(right + 1, wrong + 1), and the `information` of that counts."""
     whole(count, "count")
     drawn = {}
     for task in sorted(set(tasks)):
@@ -188,9 +169,6 @@ def learned(
     Args:
         results: (task, how many were right, of how many rollouts) of each group; a task may come
             more than once, from several peers.
-
-    Raises:
-        ValueError: a result without rollouts, or with more right ones than rollouts.
     """
     fresh: dict[str, SuccessCounts] = {}
     for task, right, rollouts in sorted(results):
@@ -375,12 +353,10 @@ def reports_of(
 TRIALS_MIN: Final = 1e-9  # an arm with fewer is forgotten, and as good as new
 
 
-@dataclass(frozen=True, slots=True)
-class AdaptiveExternal(MethodSettings):
+class AdaptiveExternal(MethodSettings, kind="adaptive_external"):
     """A bandit whose arms are shares of J, the foreign groups that a node wants: none, all, and
     what lies between. An arm is held from one evaluation on validation tasks to the next."""
 
-    kind: Literal["adaptive_external"] = "adaptive_external"
     levels: Annotated[int, Ge(1), Le(256)] = 2
     """Arms are 0 to this, and of each arm J * arm / levels groups are drawn, rounded up."""
     rule: Literal["ucb", "thompson"] = "ucb"
@@ -428,11 +404,7 @@ def evaluated(
     state: ExternalGains, gain: float | None, rng: Random, set_to: AdaptiveExternal
 ) -> ExternalGains:
     """The state with the next arm, after an evaluation on validation tasks. `gain`: of the pass
-    rate, in [-1, 1], since the arm that is tried now was begun; None: not known.
-
-    Raises:
-        ValueError: see `gained`.
-    """
+    rate, in [-1, 1], since the arm that is tried now was begun; None: not known."""
     if len(state.trials) != set_to.levels + 1:
         state = no_gains(set_to)  # it is set to something else than it was
     if gain is not None and state.arm is not None:
@@ -444,11 +416,7 @@ def adaptive_external(state: ExternalGains, rng: Random, set_to: AdaptiveExterna
     """The next arm. Arms without a trial come first, and which of them is drawn. After that it is
     the best by mean gain and, of it, what is not known: sqrt(2 log(trials) / its trials)
     (`ucb`), or by a draw from a normal distribution that is as wide as 1 / sqrt(its trials)
-    (`thompson`), both times exploration gain_max. Of equal ones it is the smallest.
-
-    Raises:
-        ValueError: the state is of another number of arms.
-    """
+    (`thompson`), both times exploration gain_max. Of equal ones it is the smallest."""
     _fits(state, set_to)
     new = [arm for arm, trials in enumerate(state.trials) if trials < TRIALS_MIN]
     if new:
@@ -467,12 +435,7 @@ def adaptive_external(state: ExternalGains, rng: Random, set_to: AdaptiveExterna
 
 
 def gained(state: ExternalGains, arm: int, gain: float, set_to: AdaptiveExternal) -> ExternalGains:
-    """The state after this arm brought `gain` on validation tasks.
-
-    Raises:
-        ValueError: there is no such arm, the gain is no finite number, or the state is of another
-            number of arms.
-    """
+    """The state after this arm brought `gain` on validation tasks."""
     _fits(state, set_to)
     if not 0 <= arm <= set_to.levels:
         raise ValueError(f"arm {arm}: not within 0 and {set_to.levels}")
