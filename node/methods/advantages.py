@@ -1,7 +1,7 @@
-"""Advantages from the rewards of one group, and of a batch's scale. A group whose rewards are all
-equal has none, exactly: without that test, rounding in nearly equal rewards would be blown up a
-millionfold.
-"""
+"""Advantages of completions from the rewards of their groups.
+
+A group whose rewards are all equal has exactly zero: rounding in nearly equal rewards would be
+blown up a millionfold."""
 
 import math
 from collections import Counter
@@ -20,14 +20,14 @@ STD_EPSILON: Final = 1e-6
 
 
 def is_flat(rewards: Sequence[float]) -> bool:
-    """True if a group's rewards are all equal and teach nothing."""
+    """True if a group's rewards are all equal; ValueError if one is not finite."""
     if not all(map(math.isfinite, rewards)):
         raise ValueError(f"rewards {tuple(rewards)}: not all are finite")
     return len(rewards) < 2 or not informative(rewards)
 
 
 def grpo_advantages(rewards: Sequence[float]) -> tuple[float, ...]:
-    """(r - mean) / (std + 1e-6) with the unbiased standard deviation (GRPO, arXiv 2402.03300)."""
+    """(r - mean) / (std + 1e-6), std unbiased (GRPO, arXiv 2402.03300)."""
     if is_flat(rewards):
         return tuple(0.0 for _ in rewards)
     mean, scale = fmean(rewards), stdev(rewards) + STD_EPSILON
@@ -81,9 +81,8 @@ class ReinforcePlusPlus(MethodSettings, kind="reinforce_pp"):
 
 
 def reinforce_pp(groups: Sequence[ScoredGroup], set_to: ReinforcePlusPlus) -> Advantages:
-    """r - mean of the group, whitened over the batch (REINFORCE++ with baseline, arXiv
-    2501.03262), each source's over its own groups. Groups without a spread stay at zero and have
-    no part in the scale."""
+    """r - mean of the group, whitened over each source's groups (REINFORCE++ with baseline, arXiv
+    2501.03262). Groups without a spread stay at zero and have no part in the scale."""
     found: Advantages = [centred(group.rewards, fmean(group.rewards or (0.0,))) for group in groups]
     for places in by_source(groups).values():
         told = [at for at in places if not is_flat(groups[at].rewards)]
@@ -117,8 +116,8 @@ class PassK(MethodSettings, kind="pass_k"):
 
 
 def pass_k(groups: Sequence[ScoredGroup], set_to: PassK) -> Advantages:
-    """The best gets its lead over the second, the others nothing (verl's `grpo_passk`); of equal
-    ones nobody leads. `over_std`: over the group's standard deviation."""
+    """The best gets its lead over the second, the others nothing (verl's `grpo_passk`). `over_std`:
+    over the group's standard deviation."""
     found: Advantages = []
     for group in groups:
         values = [0.0] * len(group.rewards)
@@ -146,7 +145,7 @@ class McGrpo(MethodSettings, kind="mc_grpo"):
 
 def mc_grpo(groups: Sequence[ScoredGroup], set_to: McGrpo) -> Advantages:
     """(r - lower median) / scale, within +-`advantage_max`; one completion that is the median is
-    left out (MC-GRPO, arXiv 2601.22582). A group of one or two has no completion to spare."""
+    left out (MC-GRPO, arXiv 2601.22582). Zeros in groups of one or two."""
     found: Advantages = []
     for group in groups:
         rewards = group.rewards
@@ -208,8 +207,8 @@ class TwoLevels(MethodSettings, kind="two_levels"):
 def discounted(
     rewards: Sequence[float], followed: Sequence[bool], discount: float
 ) -> tuple[float, ...]:
-    """Returns by turn: a turn's reward, and the discounted returns of later turns while turns
-    `followed` what was right. A turn that did not starts a new sum (UI-S1, arXiv 2509.11543)."""
+    """Returns by turn (UI-S1, arXiv 2509.11543): a turn's reward, and the discounted return of the
+    next one if the turn `followed` what was right."""
     found: list[float] = []
     later = 0.0
     for reward, was_right in zip(reversed(rewards), reversed(followed), strict=True):
@@ -222,8 +221,8 @@ def discounted(
 def two_levels(
     rewards: Sequence[Sequence[float]], followed: Sequence[Sequence[bool]], set_to: TwoLevels
 ) -> list[tuple[float, ...]]:
-    """Advantages of each turn of each transcript (UI-S1). Turns are compared with the mean at their
-    place, transcripts with the mean of all turns; neither is scaled. A turn that no other
+    """Advantages of each turn of each transcript (UI-S1, arXiv 2509.11543): its return less the
+    mean at its place, and its transcript's mean reward less that of all turns. A turn that no other
     transcript has counts by its transcript alone."""
     returns = [
         discounted(each, right, set_to.discount)
@@ -250,9 +249,8 @@ class SubProblems(MethodSettings, kind="sub_problems"):
 
 
 def sub_problems(right: Sequence[Sequence[bool]], set_to: SubProblems) -> list[tuple[float, ...]]:
-    """Advantages of each of K parts of each completion, from whether they are right. A part counts
-    while all before it are right, and is compared with others at its place (SCRL, arXiv
-    2605.22074)."""
+    """Advantages of each of K parts of each completion (SCRL, arXiv 2605.22074). A part counts
+    while all before it are right, and is compared with others at its place."""
     if len({len(each) for each in right}) > 1:
         raise ValueError("sub_problems: completions have unlike numbers of parts")
     rewards = [[float(all(each[: at + 1])) for at in range(len(each))] for each in right]
@@ -279,8 +277,7 @@ class Novelty(MethodSettings, kind="novelty"):
 
 def novelty(groups: Sequence[ScoredGroup], set_to: Novelty) -> Advantages:
     """A + min(max(strength (1 - e), 0), share_max A) of right completions, e = exp(mean log-prob -
-    the group's mean of these) (XRPO, arXiv 2510.06672). Groups whose log-probs are not all known
-    and finite stay as they are: they are comparable within one policy alone."""
+    the group's mean) (XRPO, arXiv 2510.06672). Groups without known log-probs get A."""
     found: Advantages = []
     for group in groups:
         values = grpo_advantages(group.rewards)
@@ -288,7 +285,7 @@ def novelty(groups: Sequence[ScoredGroup], set_to: Novelty) -> Advantages:
         if logs:
             middle = fmean(logs)
             values = tuple(
-                value + min(max(set_to.strength * (1.0 - _exp(log - middle)), 0.0),
+                value + min(max(set_to.strength * (1.0 - math.exp(min(log - middle, 20.0))), 0.0),
                             set_to.share_max * value)
                 if reward == PASSED and value > 0
                 else value
@@ -296,10 +293,6 @@ def novelty(groups: Sequence[ScoredGroup], set_to: Novelty) -> Advantages:
             )  # fmt: skip
         found.append(values)
     return found
-
-
-def _exp(value: float) -> float:
-    return math.exp(min(value, 20.0))
 
 
 class Uniqueness(MethodSettings, kind="uniqueness"):
@@ -313,8 +306,8 @@ def uniqueness(
     set_to: Uniqueness,
     kind_of: Callable[[str], Hashable] = lambda text: " ".join(text.split()),
 ) -> Advantages:
-    """A / f^strength of right completions, f how many right ones are of its kind (uniqueness-aware
-    RL, arXiv 2601.08763, where a model sorts them). `kind_of`: here texts that are the same but for
+    """A / f^strength of right completions, f the number of right ones of their kind
+    (uniqueness-aware RL, arXiv 2601.08763, where a model sorts them). Here a kind is a text but for
     blanks."""
     found: Advantages = []
     for group in groups:
@@ -347,12 +340,8 @@ class Contexts(MethodSettings, kind="contexts"):
 
 def contexts(groups: Sequence[ScoredGroup], set_to: Contexts) -> Advantages:
     """(r - mean of context) + between (mean of context - mean of all), whitened over the task's
-    completions (NudgeRL, arXiv 2605.15726). A context is who generated, and the hint under which;
-    bare completions of this node are measured against all.
-
-    Groups of one prompt are one task. A task with a single context is plain GRPO but for the
-    population's standard deviation.
-    """
+    completions (NudgeRL, arXiv 2605.15726). A context is a source and a hint; bare completions of
+    this node are measured against all. Groups of one prompt are one task."""
     found: Advantages = [()] * len(groups)
     tasks: dict[str, list[int]] = {}
     for place, group in enumerate(groups):
@@ -362,17 +351,18 @@ def contexts(groups: Sequence[ScoredGroup], set_to: Contexts) -> Advantages:
         if is_flat(rewards):
             values = [0.0] * len(rewards)
         else:
-            keys = [key for at in places for key in _contexts_of(groups[at])]
-            values = _whitened(_raw(rewards, keys, set_to.between))
+            keys = [
+                (groups[at].source, context)
+                for at in places
+                for context in groups[at].contexts or (BARE,) * len(groups[at].rewards)
+            ]
+            raw = _raw(rewards, keys, set_to.between)
+            mean, scale = fmean(raw), pstdev(raw) + WHITEN_EPSILON
+            values = [(each - mean) / scale for each in raw]
         rest = iter(values)
         for at in places:
             found[at] = tuple(next(rest) for _ in groups[at].rewards)
     return found
-
-
-def _contexts_of(group: ScoredGroup) -> list[tuple[str, str]]:
-    named = group.contexts or (BARE,) * len(group.rewards)
-    return [(group.source, each) for each in named]
 
 
 def _raw(rewards: Sequence[float], keys: Sequence[tuple[str, str]], between: float) -> list[float]:
@@ -387,8 +377,3 @@ def _raw(rewards: Sequence[float], keys: Sequence[tuple[str, str]], between: flo
         else reward - means[key] + between * (means[key] - overall)
         for reward, key in zip(rewards, keys, strict=True)
     ]
-
-
-def _whitened(values: Sequence[float]) -> list[float]:
-    mean, scale = fmean(values), pstdev(values) + WHITEN_EPSILON
-    return [(each - mean) / scale for each in values]

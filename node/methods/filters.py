@@ -1,4 +1,4 @@
-"""Of many completions those that teach most, and of their tokens those that decide."""
+"""Selection of the groups, completions and tokens that teach most."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ CompletionPlace = tuple[int, int]
 
 
 def relaxed(first: float, last: float, progress: float) -> float:
-    """A value that moves linearly from its first to its last while `progress` goes from 0 to 1."""
+    """A value that moves linearly from `first` to `last` while `progress` goes from 0 to 1."""
     if math.isnan(progress):
         raise ValueError("progress: no number")
     done = min(max(progress, 0.0), 1.0)
@@ -45,21 +45,17 @@ def relaxed(first: float, last: float, progress: float) -> float:
 def extremes(
     advantages: Advantages, progress: float, set_to: Extremes
 ) -> tuple[CompletionPlace, ...]:
-    """Places of the completions to learn from (D3S, arXiv 2509.22115): of all groups together,
-    those that maximise the variance of advantages. Advantages stay as they are. None among them is
-    left out."""
+    """Places of the completions to learn from (D3S, arXiv 2509.22115): of all groups together those
+    that maximise the variance of advantages, which stay as they are."""
     told = sum(value is not None for row in advantages for value in row)
     share = relaxed(set_to.samples_first, set_to.samples_last, progress)
     return most_varied(advantages, _share_of(share, told))
 
 
 def most_varied(advantages: Advantages, count: int) -> tuple[CompletionPlace, ...]:
-    """The `count` completions whose advantages have the largest variance, in the order of their
-    places; all where there are not more.
-
-    A choice of largest variance is always so many of the smallest and so many of the largest, as
-    the variance is convex in each value. Of equally good ones it is the most balanced;
-    of one completion it is that farthest from the mean."""
+    """Places of the `count` completions whose advantages have the largest variance; all where there
+    are not more. As the variance is convex in each value, these are some of the smallest and some
+    of the largest. Of equally good choices it is the most balanced."""
     told = [
         (value, (group, at))
         for group, row in enumerate(advantages)
@@ -102,13 +98,8 @@ def deciding_tokens(
     progress: float,
     set_to: Extremes,
 ) -> tuple[tuple[bool, ...], ...]:
-    """Of each completion, of each token, whether it is learned from: those with the highest
-    |advantage| entropy of all (D3S). Of equal ones the first are.
-
-    Args:
-        advantages: (N,) of each completion.
-        entropies: (N, tokens) of each one's tokens, in nats.
-    """
+    """Mask of the tokens to learn from, by completion: those with the highest |advantage| entropy
+    of all (D3S), from advantages (N,) and entropies (N, tokens) in nats."""
     worth = [
         (abs(advantage) * entropy, (row, at))
         for row, (advantage, each) in enumerate(
@@ -136,13 +127,13 @@ class ZeroAdvantage(MethodSettings, kind="zero_advantage"):
 
 
 def zero_advantage(groups: Sequence[ScoredGroup], set_to: ZeroAdvantage) -> tuple[int, ...]:
-    """The places of groups whose rewards differ (DAPO's test, arXiv 2503.14476)."""
+    """Places of the groups whose rewards differ (DAPO, arXiv 2503.14476)."""
     return tuple(place for place, group in enumerate(groups) if not is_flat(group.rewards))
 
 
 def informative_probability(success: float, rollouts: int) -> float:
-    """1 - p^G - (1 - p)^G: how likely the rewards of G rollouts differ, each right with
-    probability p. A group of one has nothing to differ from."""
+    """1 - p^G - (1 - p)^G: how likely the rewards of G rollouts differ, each right with probability
+    p."""
     whole(rollouts, "rollouts", 1)
     rarer = min(probability(success, "success"), 1.0 - success)
     if rollouts == 1 or rarer == 0.0:
@@ -163,15 +154,9 @@ class DynamicSampling(MethodSettings, kind="dynamic_sampling"):
 def dynamic_sampling(
     wanted: int, kept: int, generated: int, rounds: int, set_to: DynamicSampling
 ) -> int:
-    """Prompts of the next round of generation, so that as many groups as are wanted pass
-    `zero_advantage` (DAPO, arXiv 2503.14476). 0: there are enough, or the rounds are over.
-
-    Args:
-        wanted: groups of a batch.
-        kept: groups that passed so far.
-        generated: groups that were generated so far.
-        rounds: in so many rounds.
-    """
+    """Prompts of the next round of generation, so that `wanted` groups pass `zero_advantage` (DAPO,
+    arXiv 2503.14476), after `rounds` in which `kept` of `generated` groups passed. 0: there are
+    enough, or the rounds are over."""
     for value, what in ((wanted, "wanted"), (kept, "kept"), (rounds, "rounds")):
         whole(value, what)
     whole(generated, "generated", kept)
@@ -197,12 +182,9 @@ class ByNeed(MethodSettings, kind="need"):
 
 
 def by_need(passes: Sequence[float], rng: Random, set_to: ByNeed) -> list[int]:
-    """All places of `passes`, in the order of one draw after the other without replacement, each in
-    proportion to 1 - p, at least `floor`. (Efraimidis and Spirakis, 2006.)
-
-    Args:
-        passes: how often the node itself solves tasks such as each group's, in [0, 1].
-    """
+    """All places of `passes` in the order of a draw without replacement, each in proportion to 1 -
+    p, at least `floor` (Efraimidis and Spirakis, 2006). p: the node's own pass rate on tasks such
+    as the group's."""
     weights = [max(set_to.floor, 1.0 - probability(each, "pass rate")) for each in passes]
     keys = [rng.expovariate(weight) for weight in weights]
     return sorted(range(len(keys)), key=keys.__getitem__)
@@ -266,16 +248,16 @@ class VarianceChoice:
 
 
 def variance_score(right: int, rollouts: int) -> float:
-    """The variance of a group's rewards of 0 and 1 over the largest that so many can have, within
-    [0, 1] (VCRL, arXiv 2509.19803). A group of one has none."""
+    """The variance of a group's rewards of 0 and 1 over the largest that so many can have (VCRL,
+    arXiv 2509.19803), in [0, 1]."""
     right_of(right, rollouts)
     most = _largest(rollouts)
     return right * (rollouts - right) / most if most else 0.0
 
 
 def reward_score(rewards: Sequence[float], reward_range: float = 1.0) -> float:
-    """`variance_score` of rewards that are any numbers: their variance over that of as many at both
-    ends of the range, at most 1. Equal rewards, or a single one, have none."""
+    """As `variance_score`, for any rewards: their variance over that of as many at both ends of the
+    range, at most 1."""
     if not reward_range > 0.0:
         raise ValueError(f"reward_range {reward_range}: not above 0")
     if is_flat(rewards):
@@ -293,10 +275,9 @@ def _largest(rollouts: int) -> int:
 def variance(
     groups: Sequence[ScoredGroup], score_min: float, bank: VarianceBank, set_to: Variance
 ) -> VarianceChoice:
-    """Groups with a score of at least `score_min` are kept, and their tasks go into the bank with
-    a score that moves slowly (VCRL), but for tasks without a name. For each group that is not kept
-    the best task of the bank is taken out, to be rolled out again: none of this batch, which would
-    come twice. Of equal scores it is the first task by name."""
+    """Keep groups with a score of at least `score_min`, and put their tasks into the bank with a
+    score that moves slowly (VCRL). Each other group is replaced by the best task of the bank that
+    is not in this batch, to be rolled out again; of equal scores the first by name."""
     probability(score_min, "score_min")
     scores = [reward_score(group.rewards, set_to.reward_range) for group in groups]
     kept = tuple(

@@ -1,4 +1,4 @@
-"""A second continuation where the policy is of two minds."""
+"""Methods that change how completions are generated."""
 
 import math
 from collections.abc import Collection, Hashable, Sequence
@@ -14,8 +14,7 @@ LOOK_AHEAD_MAX: Final = 512  # the time to compare grows with its square
 
 
 class Branching(MethodSettings, kind="branching"):
-    """A rollout branches where two tokens are nearly as likely, and a branch that says the same is
-    cut."""
+    """A rollout branches where two tokens are almost as likely; a branch that agrees is cut."""
 
     second_min: Annotated[float, Ge(0), Le(0.5)] = 0.15
     """The second token is likelier than this."""
@@ -34,14 +33,8 @@ class Branching(MethodSettings, kind="branching"):
 
 
 def branching(first: float, second: float, token: int, leaves: int, set_to: Branching) -> bool:
-    """True if a rollout branches (LATR, arXiv 2510.24302).
-
-    Args:
-        first: the probability of the likeliest token.
-        second: that of the second one.
-        token: how many tokens there are before it.
-        leaves: how many the tree has so far.
-    """
+    """True if a rollout branches (LATR, arXiv 2510.24302) at a token, from the probabilities of the
+    `first` and `second` likeliest, the number of the token, and the leaves so far."""
     if probability(second, "second") > probability(first, "first") or first + second > 1.0 + 1e-6:
         raise ValueError(f"{first} and {second}: not the two likeliest of one distribution")
     has_room = whole(token, "token") < set_to.tokens_max and (
@@ -51,8 +44,7 @@ def branching(first: float, second: float, token: int, leaves: int, set_to: Bran
 
 
 def edit_distance(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
-    """Least number of insertions, deletions and replacements that make one of the other
-    (Levenshtein). Time grows with the product of the lengths."""
+    """Levenshtein distance, in time of the product of the lengths."""
     row = list(range(len(second) + 1))
     for at, one in enumerate(first, 1):
         above, row[0] = row[0], at
@@ -65,9 +57,8 @@ def edit_distance(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
 
 
 def is_cut(parent: Sequence[int], branch: Sequence[int], set_to: Branching) -> bool:
-    """True if a branch repeats its parent (LATR): the tokens after they parted differ by too small
-    a share. Ask it when the branch has one of the lengths of `look_ahead`; of a longer parent only
-    as many tokens count."""
+    """True if a branch repeats its parent (LATR): too small a share of the tokens after they parted
+    differs. Asked at the lengths of `look_ahead`, each from 1 to 512."""
     if not all(1 <= each <= LOOK_AHEAD_MAX for each in set_to.look_ahead):
         raise ValueError(f"look_ahead {set_to.look_ahead}: not within 1 and {LOOK_AHEAD_MAX}")
     if len(branch) not in set_to.look_ahead:
@@ -77,8 +68,7 @@ def is_cut(parent: Sequence[int], branch: Sequence[int], set_to: Branching) -> b
 
 
 def tree_share(step: int, set_to: Branching) -> float:
-    """The share of rollouts that are trees at a step, which is counted from 0. None before the
-    first step that has one."""
+    """The share of rollouts that are trees at a step, counted from 0."""
     whole(step, "step")
     begun = [each for each in sorted(set_to.tree_shares) if each[0] <= step]
     return probability(begun[-1][1], "tree share") if begun else 0.0
@@ -99,9 +89,8 @@ class WeightNoise(MethodSettings, kind="noise"):
 
 
 def stage_noise(stage: int, set_to: WeightNoise) -> float:
-    """The standard deviation in a stage, counted from 0 (QeRL, arXiv 2510.11696): none in stage 0,
-    and from the first to the last one by equal factors after it. A single stage with noise has the
-    first one's."""
+    """The standard deviation in a stage, counted from 0 (QeRL, arXiv 2510.11696): 0 in stage 0,
+    then from `sigma_first` to `sigma_last` by equal factors."""
     if not 0 <= stage < set_to.stages:
         raise ValueError(f"stage {stage} of {set_to.stages}")
     if stage == 0:
@@ -113,8 +102,8 @@ def stage_noise(stage: int, set_to: WeightNoise) -> float:
 
 
 def noise(step: int, steps: int, set_to: WeightNoise) -> float:
-    """The standard deviation at a step, which is counted from 0, of a run of so many. From the
-    run's end on it stays that of the last stage."""
+    """The standard deviation at a step, counted from 0, of a run of `steps`; that of the last stage
+    from the run's end on."""
     whole(steps, "steps", 1)
     return stage_noise(min(set_to.stages - 1, whole(step, "step") * set_to.stages // steps), set_to)
 
@@ -143,17 +132,11 @@ class Pruning(MethodSettings, kind="pruning"):
 
 
 def pruning(chances: Sequence[float], step: int, set_to: Pruning) -> tuple[float, ...]:
-    """The probability that each rollout goes on (ARRoL, arXiv 2603.24840). It is also the rollout's
-    propensity, by which its result is divided to keep the group's mean.
+    """The probability that each rollout goes on (ARRoL, arXiv 2603.24840), from its calibrated
+    `chances` to come out right and the step, counted from 0. A result is divided by it.
 
-    The paper asks for two expectations, which many choices fulfil. This one is that of the largest
-    entropy: logistic in the chance. Where the rollouts cannot have the share of right ones that
-    is asked for, it comes as near as can be.
-
-    Args:
-        chances: of each rollout, the calibrated probability that it comes out right.
-        step: counted from 0.
-    """
+    The paper's two expectations fit many choices; this one is that of the largest entropy: logistic
+    in the chance."""
     for each in chances:
         probability(each, "chance")
     if len(chances) > ROLLOUTS_MAX:
@@ -174,7 +157,7 @@ def pruning(chances: Sequence[float], step: int, set_to: Pruning) -> tuple[float
 
 
 def _survivals(chances: Sequence[float], slope: float, set_to: Pruning) -> tuple[float, ...]:
-    """Those of one slope whose mean is the share that is kept."""
+    """Probabilities of one slope whose mean is `kept_share`."""
     wanted = (set_to.kept_share - set_to.spared) / (1.0 - set_to.spared)
     low, high = -SLOPE_MAX - 50.0, SLOPE_MAX + 50.0
     found: list[float] = []
@@ -192,7 +175,7 @@ def _logistic(value: float) -> float:
 
 
 def survivors(propensities: Sequence[float], rng: Random) -> tuple[int, ...]:
-    """The places of the rollouts that go on, each drawn by itself."""
+    """Places of the rollouts that go on, each drawn by itself."""
     return tuple(
         place
         for place, each in enumerate(propensities)
@@ -205,7 +188,7 @@ def survivors(propensities: Sequence[float], rng: Random) -> tuple[int, ...]:
 
 class Purify(MethodSettings, kind="purify"):
     """The tokens of a prompt that the policy sees most unlike a reference are taken out, and what
-    succeeds without them takes the place of what failed with them."""
+    succeeds without them replaces what failed with them."""
 
     share: Annotated[float, Gt(0), Le(0.5)] = 0.03
     """Of a prompt's tokens, those taken out (gamma); published runs had 0.01 to 0.05."""
@@ -222,15 +205,9 @@ def purify(
     set_to: Purify,
     fixed: Collection[int] = (),
 ) -> tuple[int, ...]:
-    """The places of the prompt's tokens that stay, in their order (LENS, arXiv 2601.21244). Of n
-    tokens the ceil(share n) with the largest |policy - reference| are taken out, of equal ones
-    the first, and never all.
-
-    Args:
-        policy: (n,) log-probs of the prompt's tokens under the policy.
-        reference: (n,) under the reference.
-        fixed: places of tokens that stay, as those of a chat's frame; they count in n.
-    """
+    """Places of the prompt's tokens that stay, in order (LENS, arXiv 2601.21244). Of n tokens the
+    ceil(share n) with the largest |policy - reference|, log-probs (n,), go, but never all. `fixed`:
+    places that stay, such as those of a chat's frame."""
     if len(finite(policy, "policy")) != len(finite(reference, "reference")):
         raise ValueError(f"{len(policy)} log-probs of the policy, {len(reference)} of a reference")
     free = [place for place in range(len(policy)) if place not in fixed]
@@ -241,21 +218,15 @@ def purify(
 
 
 def is_purified(right: Sequence[bool], set_to: Purify) -> bool:
-    """True if a prompt is tried without some of its tokens, because too few of its completions are
-    right. A prompt without completions is not."""
+    """True if a prompt is tried without some tokens: too few of its completions are right."""
     return bool(right) and sum(right) < set_to.success_min * len(right)
 
 
 def replaced(
     original: Sequence[bool], purified: Sequence[bool], rng: Random
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Places of the failures with the whole prompt that leave a group, and of the successes with a
-    shortened prompt that replace them: as many of each, drawn if there are more.
-
-    Args:
-        original: of each completion to the whole prompt, whether it is right.
-        purified: of each one to the prompt without some of its tokens.
-    """
+    """Places of the failures with the whole prompt that leave a group, and of the successes with
+    the shortened one that replace them: as many of each, drawn if there are more."""
     failures = [place for place, right in enumerate(original) if not right]
     successes = [place for place, right in enumerate(purified) if right]
     count = min(len(failures), len(successes))
@@ -288,12 +259,8 @@ def keeping_probabilities(
     old: Sequence[float], new: Sequence[float], set_to: Speculative
 ) -> tuple[float, ...]:
     """min(1, e^(lenience + new - old)) of each token: how likely it is kept where those before it
-    are (SPEC-RL, arXiv 2509.23232).
-
-    Args:
-        old: (tokens,) log-probs where the completion was generated.
-        new: (tokens,) of the same tokens, under the policy of now; -inf: impossible by now.
-    """
+    are (SPEC-RL, arXiv 2509.23232). `old`: (tokens,) log-probs where it was generated; `new`: those
+    under the present policy, -inf where impossible. ValueError: no token has these."""
     if len(old) != len(new):
         raise ValueError(f"{len(old)} log-probs of before and {len(new)} of now")
     found = []
@@ -309,16 +276,9 @@ def keeping_probabilities(
 def speculative(
     old: Sequence[float], new: Sequence[float], uniforms: Sequence[float], set_to: Speculative
 ) -> int:
-    """Number of tokens that are kept, from the first on (SPEC-RL): those before the first that
-    `keeping_probabilities` does not keep. The present policy continues from there, and `new` are
-    the behaviour log-probs of kept tokens.
-
-    What follows is drawn from the policy itself and not from what it says more than before, so
-    that the result is a little biased even without lenience.
-
-    Args:
-        uniforms: (tokens,) random numbers from [0, 1).
-    """
+    """Number of tokens that are kept (SPEC-RL): those before the first that is not kept by
+    `keeping_probabilities` and `uniforms` (tokens,), random numbers in [0, 1). The present policy
+    goes on from there, which biases the result a little even without lenience."""
     probabilities = keeping_probabilities(old, new, set_to)
     if len(uniforms) < len(probabilities):
         raise ValueError(f"{len(uniforms)} random numbers for {len(probabilities)} tokens")
@@ -332,8 +292,7 @@ def speculative(
 
 
 def kept_share(kept: Sequence[int], lengths: Sequence[int]) -> float:
-    """Of all tokens of earlier completions those that were kept, within [0, 1]: how near a policy
-    of before, or a peer's, is to that of now. 0 where there are none."""
+    """Share of the tokens of earlier completions that were kept, 0 where there are none."""
     if len(kept) != len(lengths):
         raise ValueError(f"{len(kept)} kept of {len(lengths)} completions")
     if any(not 0 <= each <= length for each, length in zip(kept, lengths, strict=True)):

@@ -17,8 +17,7 @@ TASKS_MAX: Final = 2**14  # whose success is kept; of more, those done longest a
 
 
 class Hints(MethodSettings, kind="hints"):
-    """The beginning of a solution is given away: the more, the harder the task, and less and less
-    as the run goes on."""
+    """The beginning of a solution is given away: more for harder tasks, less as the run goes on."""
 
     share_max: Annotated[float, Ge(0), Le(1)] = 0.75
     """Of a solution's tokens, for a task that nobody solves; not published."""
@@ -30,7 +29,7 @@ class Hints(MethodSettings, kind="hints"):
 
 def hints(success: float, step: int, set_to: Hints) -> float:
     """The share of its solution that a task's prompt gives away: linear in the success without a
-    hint, and in the step, counted from 0. After ADHint (arXiv 2512.13095), whose abstract gives no
+    hint and in the step, counted from 0. After ADHint (arXiv 2512.13095), whose abstract has no
     formula."""
     hardness = max(0.0, 1.0 - probability(success, "success") / set_to.success_max)
     left = max(0.0, 1.0 - whole(step, "step") / set_to.steps)
@@ -38,14 +37,13 @@ def hints(success: float, step: int, set_to: Hints) -> float:
 
 
 def hint_tokens(tokens: int, share: float) -> int:
-    """Number of a solution's tokens that are given away, from the first on; never the last one."""
+    """Number of a solution's first tokens that are given away, never the last one."""
     wanted = math.floor(probability(share, "share") * whole(tokens, "tokens") + 1e-9)
     return min(wanted, max(0, tokens - 1))
 
 
 def beginning(text: str, share: float) -> str:
-    """The share of a solution's characters from its first on, cut back to whole words and the gap
-    behind them where there are several; never all of it."""
+    """A share of a solution's characters, cut back to whole words; never all of it."""
     count = hint_tokens(len(text), share)
     gaps = [gap.end() for gap in re.finditer(r"\s+", text) if 0 < gap.start() <= count]
     inner = [end for end in gaps if end < len(text)]
@@ -53,10 +51,8 @@ def beginning(text: str, share: float) -> str:
 
 
 class BareSuccess:
-    """Last success at tasks without a hint. Pure and bounded.
-
-    After a task had a hint there is nothing on it, so that it is done without one the next time.
-    """
+    """Last success at tasks without a hint. Bounded. A task that got a hint is forgotten, so that
+    it is done without one the next time."""
 
     def __init__(self, tasks_max: int = TASKS_MAX) -> None:
         self._tasks_max = tasks_max
@@ -80,8 +76,8 @@ class BareSuccess:
         set_to: Hints,
         answer_in: Callable[[str], str | None] = str,
     ) -> str:
-        """The given-away part of the shortest of `solutions`; often empty, and empty if it holds
-        the solution's answer (`answer_in`; None: a text has none)."""
+        """The given-away part of the shortest of `solutions`; empty if it holds the solution's
+        answer, as `answer_in` reads it, or where the task needs none."""
         success = self._shares.get(task)
         if success is None or not solutions:
             return ""
@@ -106,9 +102,8 @@ class Nudges(MethodSettings, kind="nudges"):
 
 
 def nudges(rng: Random, set_to: Nudges) -> tuple[int | None, ...]:
-    """Of each rollout of one task, strategy by strategy, which one its prompt names; None: the bare
-    prompt. Of each strategy's rollouts a binomial number goes without (NudgeRL, arXiv 2605.15726),
-    so that the policy is also measured as it will be used."""
+    """The strategy that each rollout's prompt names, strategy by strategy (NudgeRL, arXiv
+    2605.15726); None: the bare prompt, so that the policy is also measured as it will be used."""
     return tuple(
         None if rng.random() < set_to.dropped else strategy
         for strategy in range(set_to.strategies)

@@ -1,9 +1,7 @@
-"""Settings of losses, free of torch. Their functions are in `objectives.py`.
+"""Settings of losses and of importance weights, free of torch.
 
-Losses that take a ratio to the policy that generated the tokens believe log-probs that a peer may
-have made up. A dual clip (of DAPO's recipe; none in the GRPO paper) or a largest weight (none in
-the M2PO paper) bounds what comes of it; a large number is as none.
-"""
+A ratio to the policy that generated the tokens uses log-probs that a peer may have made up. A dual
+clip or a largest weight bounds the damage; a large number is as none."""
 
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
@@ -91,7 +89,7 @@ class GspoLoss(StaleLoss, kind="gspo"):
     clip_low: Low = 3e-4
     clip_high: Positive = 4e-4
     dual_clip: Above = 10.0
-    """What is worse than its group counts at most so many times; not published."""
+    """Largest weight of a completion that is worse than its group; not published."""
 
 
 class GepoLoss(StaleLoss, kind="gepo"):
@@ -101,7 +99,7 @@ class GepoLoss(StaleLoss, kind="gepo"):
     clip_low: Low = 0.2
     clip_high: Positive = 0.2
     dual_clip: Above = 10.0
-    """What is worse than its group counts at most so many times; not published."""
+    """Largest weight of a completion that is worse than its group; not published."""
 
 
 class CispoLoss(StaleLoss, kind="cispo"):
@@ -152,20 +150,16 @@ LOSSES: Final[Mapping[str, type[LossSettings]]] = {
     "bapo": BapoLoss,
 }
 DEFAULT_LOSS: Final = "sapo"
-# Of a learner, whose groups were made by versions up to S steps old: a ratio to the policy right
-# before the update, as `sapo` has it, corrects and clips nothing there. `dapo` has the same mean
-# and the same clip, around the policy that generated. Plain GRPO, which clips there too, lost
-# nothing measurable up to S = 11; `decoupled`, whose clip does not act with one update a step, and
-# `m2po` let the policy run further from its data and lost 8 points (EXPERIMENTS.md, staleness).
+# A learner's groups are up to S steps old, which `sapo`, with its ratio to the policy right before
+# the update, does not correct. `dapo` has the same mean and clip around the policy that generated.
+# Plain GRPO lost nothing up to S = 11; `decoupled` and `m2po` lost 8 points (EXPERIMENTS.md).
 DEFAULT_LEARNER_LOSS: Final = "dapo"
 
 
-# Settings of importance weights, free of torch. Functions are in `weighing.py`. rho is a token's
-# probability before the update over that where it was generated. Weights are within one
-# completion, so that no peer changes another's.
+# Settings of `importance_weights.py`. rho is a token's probability before the update over that
+# where it was generated. Weights are within one completion: no peer changes another's.
 
 WeightBound = Annotated[float, Gt(0)]
-Probability = Annotated[float, Ge(0), Le(1)]
 
 
 class Truncated(MethodSettings, kind="truncated"):
@@ -216,11 +210,5 @@ class Opsm(MethodSettings, kind="opsm"):
 
 
 CORRECTIONS: Final[Mapping[str, type[MethodSettings]]] = {
-    "truncated": Truncated,
-    "icepop": IcePop,
-    "masked": Masked,
-    "veto": Veto,
-    "geometric": Geometric,
-    "k3": K3,
-    "opsm": Opsm,
+    each.kind: each for each in (Truncated, IcePop, Masked, Veto, Geometric, K3, Opsm)
 }

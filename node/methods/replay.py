@@ -39,17 +39,16 @@ class ReplayedSuccesses(MethodSettings, kind="replayed_successes"):
 
 @dataclass(frozen=True, slots=True)
 class SuccessPool:
-    """Of each task the names of its successes, the oldest first."""
+    """Names of each task's successes, the oldest first."""
 
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, task: str) -> tuple[str, ...]:
-        """Those of a task."""
         return self.stored.get(task, ())
 
 
 def with_success(pool: SuccessPool, task: str, name: str, set_to: PoolOfSuccesses) -> SuccessPool:
-    """The pool with one more success, the newest; one that it holds already becomes the newest."""
+    """The pool with one more success, the newest of its task."""
     known = dict(pool.stored)
     names = [each for each in known.pop(task, ()) if each != name]
     known[task] = (*names, name)[-set_to.task_max :]
@@ -72,8 +71,7 @@ def replayed_successes(
     pool: SuccessPool, task: str, rewards: Sequence[float], rng: Random, set_to: ReplayedSuccesses
 ) -> tuple[str, ...]:
     """Earlier own successes that join a task's group (RLEP, arXiv 2507.07451, which adds them to
-    every group): a draw without replacement if few enough of the group passed, else none. An empty
-    group gets none: nothing could be compared with them."""
+    every group): a draw without replacement if few enough of the group passed, else none."""
     right = sum(each >= PASSED for each in finite(rewards, "rewards"))
     if not rewards or right > set_to.success_max * len(rewards):
         return ()
@@ -86,9 +84,7 @@ def _drawn(names: Sequence[str], count: int, rng: Random) -> tuple[str, ...]:
 
 # Own groups that are all wrong, and others' right completions of the same tasks.
 
-CHARS_MAX: Final = (
-    2**24
-)  # of all texts that are kept; of more, those heard longest ago are given up
+CHARS_MAX: Final = 2**24  # of all kept texts; beyond it the tasks received longest ago go
 EACH_MAX: Final = 4  # producers of a task, the newest
 
 
@@ -106,7 +102,7 @@ class Rescue(MethodSettings, kind="rescue"):
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """A right completion of somebody else. Its text alone is believed: it was scored here."""
+    """A right completion of another node, scored here. Only its text is used."""
 
     producer: PeerId
     completion: Completion
@@ -114,7 +110,7 @@ class Success:
 
 
 class SolvedTasks:
-    """Right completions of tasks that come again, of each producer its newest one. Bounded."""
+    """Right completions of tasks that come again, the newest of each producer. Bounded."""
 
     def __init__(self, chars_max: int = CHARS_MAX) -> None:
         self._chars_max = chars_max
@@ -131,9 +127,8 @@ class SolvedTasks:
         scored: Sequence[tuple[Completion, float]],
         voice: str = "",
     ) -> None:
-        """Keep the shortest of a group's right completions that ended by themselves, if there is
-        one that nobody else gave: who copies another's takes no place. Where there are more than
-        have room, the oldest of the voice with most of them goes: keys are free."""
+        """Keep the shortest of a group's right completions that ended by themselves, if no other
+        producer gave it. If a task has too many, the oldest of the voice with most of them goes."""
         known = self._tasks.pop(task, {})
         self._chars -= _chars(known)
         others = {each.completion.text for name, each in known.items() if name != producer}
@@ -162,7 +157,6 @@ class SolvedTasks:
             self._chars -= _chars(self._tasks.pop(next(iter(self._tasks))))
 
     def of(self, task: Task) -> tuple[Success, ...]:
-        """Those of a task, the newest last."""
         return tuple(self._tasks.get(task, {}).values())
 
 
@@ -172,12 +166,8 @@ def rescue(
     rng: Random,
     set_to: Rescue,
 ) -> dict[int, tuple[Success, ...]]:
-    """The right completions of others for each own group that takes some.
-
-    Args:
-        rewards: (groups, G) of a round's own groups.
-        successes: by the place of a group, what others made of its task.
-    """
+    """Right completions of others for some own groups without a success, by place. `rewards`:
+    (groups, G); `successes`: those of each group's task, by its place."""
     failed = [at for at, each in enumerate(rewards) if is_flat(each) and not any(each)]
     known = [at for at in failed if successes.get(at)]
     most = math.ceil(set_to.groups_share_max * len(rewards))
@@ -213,7 +203,7 @@ class Salvage(MethodSettings, kind="salvage"):
 
 @dataclass(frozen=True, slots=True)
 class SalvagedAnswer:
-    """The beginning of an answer, to be gone on with by whoever knows how."""
+    """The beginning of an answer, to be continued."""
 
     prefix: str
     steps: int  # that it has
@@ -237,8 +227,8 @@ def steps_of(text: str) -> tuple[str, ...]:
 
 def salvage(text: str, judge: StepJudge, set_to: Salvage) -> SalvagedAnswer | None:
     """The steps of a wrong answer up to the first that a judge finds wrong (SCOPE, arXiv
-    2602.24110). What is put in its place is not of the policy: it needs a mask, or weights of its
-    own. None: the judge finds none wrong, too few are right, or there are too many to ask about."""
+    2602.24110). Its continuation is not of the policy and needs a mask or weights of its own. None:
+    no step is wrong, too few are right, or there are too many to ask about."""
     steps = steps_of(text)
     if not steps or len(steps) > set_to.steps_max:
         return None

@@ -34,16 +34,14 @@ class XrpoAllocation(MethodSettings, kind="xrpo_allocation"):
 
 @dataclass(frozen=True, slots=True)
 class RolloutStatistics:
-    """Statistics of a task's rewards."""
-
     rollouts: int = 0
     std: float = 0.0  # unbiased; of fewer than two rollouts it is not looked at
 
 
 @lru_cache(maxsize=8_192)
 def student_quantile(level: float, freedom: int) -> float:
-    """The bound that Student's t of so many degrees of freedom stays within, on both sides, with
-    probability `level`."""
+    """The bound that |t| of Student's t with so many degrees of freedom keeps with probability
+    `level`."""
     whole(freedom, "degrees of freedom", 1)
     if not 0.0 < level < 1.0:
         raise ValueError(f"level {level}: not between 0 and 1")
@@ -68,8 +66,8 @@ def _student_within(angle: float, freedom: int) -> float:
 
 
 def half_width(rollouts: int, std: float, doubt: float) -> float:
-    """h(n) = t std / sqrt(n): the mean reward of n rollouts is known to within it. Infinite where
-    there are fewer than two."""
+    """h(n) = t std / sqrt(n): the mean reward of n rollouts is known to within it; infinite below
+    two."""
     if rollouts < 2:
         return math.inf
     return student_quantile(1.0 - doubt, rollouts - 1) * std / math.sqrt(rollouts)
@@ -78,8 +76,8 @@ def half_width(rollouts: int, std: float, doubt: float) -> float:
 def rollout_priority(
     task: RolloutStatistics, rollouts: int, total: int, set_to: XrpoAllocation
 ) -> float:
-    """Priority of one more rollout after `rollouts` of a task (XRPO): h(n) - h(n + 1) and the bonus
-    lambda sqrt(log(1 + T) / n). Infinite below two rollouts."""
+    """Priority of one more rollout after `rollouts` of a task (XRPO): h(n) - h(n + 1) + lambda
+    sqrt(log(1 + T) / n). Infinite below two rollouts."""
     if rollouts < 2:
         return math.inf
     std = task.std if task.rollouts > 1 else STD_UNKNOWN
@@ -91,9 +89,8 @@ def xrpo_allocation(
     tasks: Sequence[RolloutStatistics], budget: int, set_to: XrpoAllocation
 ) -> tuple[int, ...]:
     """Further rollouts for each task within a phase's budget (XRPO, arXiv 2510.06672), given one by
-    one to the highest priority. Among equals, the task with fewer rollouts is first, then the
-    earlier one. Deviations stay those of the phase's begin. Budget beyond all tasks' bounds stays
-    unspent."""
+    one to the highest priority; among equals the task with fewer rollouts, then the earlier one.
+    Budget beyond all tasks' bounds stays unspent."""
     whole(budget, "budget")
     for task in tasks:
         whole(task.rollouts, "rollouts")
@@ -152,12 +149,9 @@ def duet(
 ) -> Spending:
     """Rollouts n = signal / sqrt(price length) and at most signal sqrt(length / price) tokens of
     each, both within bounds (DUET, arXiv 2605.08441). The price is the lowest one found at which
-    sum(n length) stays within the budget; where even the fewest rollouts cost more, it is these.
+    sum(n length) is within `budget_share` of `full_tokens`, the cost of all rollouts of all tasks.
 
-    Args:
-        signals: of each task, how far its gradients are spread.
-        lengths: of each task, the tokens that a rollout is expected to take.
-        full_tokens: what all tasks with all their rollouts would take.
+    `signals`: spread of each task's gradients. `lengths`: expected tokens of a rollout, at least 1.
     """
     if len(finite(signals, "signals")) != len(finite(lengths, "lengths")):
         raise ValueError(f"{len(signals)} signals and {len(lengths)} lengths")
@@ -213,8 +207,7 @@ class VarianceCurriculum(MethodSettings, kind="variance_curriculum"):
 
 
 def variance_curriculum(step: int, set_to: VarianceCurriculum) -> float:
-    """The least variance score of a group at a step, which is counted from 0 (VCRL, arXiv
-    2509.19803)."""
+    """The least variance score of a group at a step, counted from 0 (VCRL, arXiv 2509.19803)."""
     is_first = whole(step, "step") < set_to.steps_first
     return set_to.score_first if is_first else set_to.score_later
 
@@ -232,8 +225,8 @@ class LengthSchedule(MethodSettings, kind="length_schedule"):
 
 
 def length_schedule(step: int, set_to: LengthSchedule) -> int:
-    """The most tokens of a completion at a step, which is counted from 0 (SIRI, arXiv 2509.25176):
-    a cosine that begins and ends with the longest."""
+    """The most tokens of a completion at a step, counted from 0 (SIRI, arXiv 2509.25176): a cosine
+    that begins and ends with the longest."""
     if set_to.tokens_min > set_to.tokens_max:
         raise ValueError(f"tokens_min {set_to.tokens_min}: over tokens_max {set_to.tokens_max}")
     if whole(step, "step") >= set_to.cycles * set_to.period_steps:
@@ -265,7 +258,7 @@ class Dars(MethodSettings, kind="dars"):
 def dars(right: int, rollouts: int, set_to: Dars) -> int:
     """Further rollouts of a task after its first ones (DARS, arXiv 2508.13755): as many as lift N S
     to the aim. S = 2 a (1 - a), or 2 sqrt(a (1 - a)) where advantages are over the standard
-    deviation. a is the share of right ones, and half a rollout where none was right."""
+    deviation; a is the share of right ones, that of half a rollout where none was right."""
     right_of(right, rollouts)
     share = (right or 0.5) / rollouts
     if share >= SOLVED:
@@ -291,15 +284,13 @@ class Brorl(MethodSettings, kind="brorl"):
 
 
 def unseen_mass(success: float, rollouts: int) -> float:
-    """(1 - p)^N: how likely none of N rollouts finds what is right. It is what pulls the policy
-    away from right answers, and it shrinks with N."""
+    """(1 - p)^N: how likely none of N rollouts finds what is right."""
     return float((1.0 - probability(success, "success")) ** rollouts)
 
 
 def brorl(success: float, set_to: Brorl) -> int:
-    """The least number of rollouts with which the task teaches with probability `chance` (the
-    widths of BroRL, arXiv 2510.01180, are 16 to 512 for all tasks alike), within the bounds. A
-    task that is never solved, or always, has rewards that never differ and gets the least."""
+    """The least number of rollouts, within the bounds, with which the task teaches with probability
+    `chance` (the widths of BroRL, arXiv 2510.01180, are 16 to 512 for all tasks alike)."""
     if set_to.rollouts_min > set_to.rollouts_max:
         raise ValueError(f"rollouts_min {set_to.rollouts_min}: over {set_to.rollouts_max}")
     if probability(success, "success") in (0.0, 1.0):

@@ -1,4 +1,4 @@
-"""Tasks as hard as the policy is able (CDAS, arXiv 2505.17652)."""
+"""Choice of tasks by difficulty (CDAS, VADE), and of the number of foreign groups in a batch."""
 
 import heapq
 import math
@@ -29,7 +29,7 @@ class Cdas(MethodSettings, kind="cdas"):
 
 @dataclass(frozen=True, slots=True)
 class TaskDifficulty:
-    """Average gap between a task's expected and actual success."""
+    """Average of expected less observed pass rate."""
 
     value: float = 0.0  # within [-1, 1]
     terms: int = 1  # of the average; the first is the 0 that every task begins with
@@ -44,12 +44,11 @@ class Competence:
     difficulties: Mapping[str, TaskDifficulty] = field(default_factory=lambda: MappingProxyType({}))
 
     def difficulty(self, task: str) -> float:
-        """Of a task, on the scale of `value`; 0 where it was never rated."""
         return self.difficulties.get(task, TaskDifficulty()).value
 
 
 def expected_rate(difficulty: float, competence: float) -> float:
-    """The pass rate that a task is expected to have: 1 / (1 + e^(difficulty - competence))."""
+    """1 / (1 + e^(difficulty - competence))."""
     gap = difficulty - competence
     if gap > 0:  # so that no exponent is positive
         return math.exp(-gap) / (1.0 + math.exp(-gap))
@@ -57,13 +56,9 @@ def expected_rate(difficulty: float, competence: float) -> float:
 
 
 def rated(state: Competence, rates: Mapping[str, float], tasks: int, set_to: Cdas) -> Competence:
-    """The state after a step. Each difficulty is the running mean of expected less observed pass
-    rate, and the competence falls by the mean rise of the difficulties.
-
-    Args:
-        rates: of each task of this step its pass rate, within [0, 1].
-        tasks: how many tasks there are in all, rated or not.
-    """
+    """The state after a step (CDAS, arXiv 2505.17652) with these pass `rates`, of `tasks` tasks in
+    all. Each difficulty is the running mean of expected less observed pass rate; the competence
+    falls by the mean rise of the difficulties."""
     whole(tasks, "tasks", max(1, len(rates)))
     known = dict(state.difficulties)
     rise = 0.0
@@ -82,11 +77,9 @@ def rated(state: Competence, rates: Mapping[str, float], tasks: int, set_to: Cda
 def cdas(
     state: Competence, tasks: Iterable[str], count: int, rng: Random, set_to: Cdas
 ) -> tuple[str, ...]:
-    """The next step's tasks: `count` of them, or all where there are fewer.
-
-    Half are the nearest that are at most as hard as the policy is able, the others the nearest
-    that are harder; of an odd number the harder half has one more. What a side lacks the other one
-    gives. Equally near tasks are drawn, as else the same ones would be first for ever."""
+    """The next step's tasks: `count` of them, or all where there are fewer. Half are the nearest
+    that are at most as hard as the policy is able, the others the nearest harder ones. A side gives
+    what the other one lacks. Equally near tasks are drawn."""
     whole(count, "count")
     drawn = sorted(set(tasks))
     rng.shuffle(drawn)
@@ -135,12 +128,11 @@ class SuccessCounts:
 
 @dataclass(frozen=True, slots=True)
 class SuccessBeliefs:
-    """Success counts of tasks. A task without counts may have any pass rate."""
+    """Success counts by task."""
 
     counts: Mapping[str, SuccessCounts] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, task: str) -> SuccessCounts:
-        """Its counts."""
         return self.counts.get(task, SuccessCounts())
 
 
@@ -150,8 +142,8 @@ def information(success: float) -> float:
 
 
 def vade(beliefs: SuccessBeliefs, tasks: Iterable[str], count: int, rng: Random) -> tuple[str, ...]:
-    """The next step's tasks, best first: `count` of them, or all where there are fewer. Of each
-    one a success is drawn from Beta(right + 1, wrong + 1), and the `information` of that counts."""
+    """The next step's tasks, best first: `count` of them, or all where there are fewer (VADE, arXiv
+    2511.18902). A task is rated by the `information` of a draw from Beta(right + 1, wrong + 1)."""
     whole(count, "count")
     drawn = {}
     for task in sorted(set(tasks)):
@@ -163,13 +155,8 @@ def vade(beliefs: SuccessBeliefs, tasks: Iterable[str], count: int, rng: Random)
 def learned(
     beliefs: SuccessBeliefs, results: Sequence[tuple[str, int, int]], set_to: Vade
 ) -> SuccessBeliefs:
-    """The beliefs after a step: all counts decay, those of the step's tasks once more, and what
-    came is added.
-
-    Args:
-        results: (task, how many were right, of how many rollouts) of each group; a task may come
-            more than once, from several peers.
-    """
+    """The beliefs after a step with `results` (task, right, rollouts): all counts decay, those of
+    the step's tasks once more, and the results are added. A task may come more than once."""
     fresh: dict[str, SuccessCounts] = {}
     for task, right, rollouts in sorted(results):
         right_of(right, rollouts)
@@ -216,7 +203,7 @@ class TriesReport:
 
 
 class SharedMap:
-    """Reports by bucket. A producer's voice is the same in all of its reports."""
+    """Other nodes' reports by bucket. A producer's voice is the same in all of its reports."""
 
     def __init__(
         self,
@@ -237,7 +224,6 @@ class SharedMap:
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def receive(self, reports: Iterable[TriesReport]) -> None:
-        """Take reports in; those without tries say nothing."""
         voices: dict[str, str] = {}
         for report in reports:
             known = self._producers.get(report.producer, {}).get(report.bucket)
@@ -276,7 +262,6 @@ class SharedMap:
                 self._forget(report)
 
     def voice_of(self, producer: str) -> str:
-        """In whose name a producer's reports count; empty: there is none."""
         return _voice(self._producers.get(producer, {}))
 
     def expire(self, now_s: float) -> None:
@@ -287,15 +272,12 @@ class SharedMap:
                 self._forget(report)
 
     def of(self, bucket: int, others_max: float) -> SuccessCounts:
-        """All other nodes' reports on a bucket as counts: `others_max` rollouts at most, of which
-        the median voice's share are right.
+        """Success counts of a bucket from all reports: `others_max` rollouts at most, at the rate
+        of the median voice.
 
-        A voice's rate is the median of those of its producers, and it weighs as many rollouts as
-        they had, as each of them does within its voice: at most `VOICE_MAX`, and no more than the
-        median voice has, for rollouts are cheap to state. So who is fewer than half of the voices
-        moves the rate no further than to what another voice said, unless most of these have little
-        to tell, and all liars together bring no more than `others_max` rollouts.
-        """
+        A voice has the median rate of its producers and weighs as many rollouts as they had, at
+        most `VOICE_MAX` and at most what the median voice has: rollouts are cheap to state. So a
+        minority of voices moves the rate at most to one that some other voice gave."""
         voices: dict[str, list[tuple[float, float]]] = {}
         for report in self._buckets.get(bucket, {}).values():
             said = (report.successes / report.tries, min(VOICE_MAX, float(report.tries)))
@@ -319,13 +301,12 @@ class SharedMap:
 
 
 def _voice(reports: Mapping[int, TriesReport]) -> str:
-    """In whose name a producer's reports count."""
     return next((each.voice for each in reports.values()), "")
 
 
 def _median(said: list[tuple[float, float]]) -> tuple[float, float]:
-    """The weighted median of (rate, weight) in the order of rates, and the weight of all. Where
-    exactly half lies on each side, the middle between the two."""
+    """Weighted median of (rate, weight), sorted by rate, and the summed weight. Where half lies on
+    each side it is the middle of the two."""
     upto = list(accumulate(weight for _, weight in said))
     half = upto[-1] / 2.0
     low = next(rate for (rate, _), sum_ in zip(said, upto, strict=True) if sum_ >= half)
@@ -341,7 +322,6 @@ def reports_of(
     expires_at_s: int,
     voice: str,
 ) -> list[TriesReport]:
-    """The reports in a group's counters."""
     return [
         TriesReport(created_at_s, round_, producer, bucket, tries, successes, expires_at_s, voice)
         for bucket, tries, successes in counters
@@ -354,8 +334,8 @@ TRIALS_MIN: Final = 1e-9  # an arm with fewer is forgotten, and as good as new
 
 
 class AdaptiveExternal(MethodSettings, kind="adaptive_external"):
-    """A bandit whose arms are shares of J, the foreign groups that a node wants: none, all, and
-    what lies between. An arm is held from one evaluation on validation tasks to the next."""
+    """A bandit whose arms are shares of J, the foreign groups that a node wants. An arm is held
+    from one evaluation on validation tasks to the next."""
 
     levels: Annotated[int, Ge(1), Le(256)] = 2
     """Arms are 0 to this, and of each arm J * arm / levels groups are drawn, rounded up."""
@@ -370,8 +350,7 @@ class AdaptiveExternal(MethodSettings, kind="adaptive_external"):
 
 @dataclass(frozen=True, slots=True)
 class ExternalGains:
-    """Tries and summed gains of each arm, from 0 on, both of which decay; and the arm that is being
-    tried, None before the first."""
+    """Decayed tries and summed gains of each arm, and the arm that is being tried."""
 
     trials: tuple[float, ...] = ()
     sums: tuple[float, ...] = ()
@@ -388,12 +367,11 @@ class ExternalGains:
 
 
 def no_gains(set_to: AdaptiveExternal) -> ExternalGains:
-    """The estimate before any evaluation."""
     return ExternalGains((0.0,) * (set_to.levels + 1), (0.0,) * (set_to.levels + 1))
 
 
 def groups_of(state: ExternalGains, wanted: int, set_to: AdaptiveExternal) -> int:
-    """Foreign groups for a batch under the present arm, of J wanted; all J before the first arm,
+    """Foreign groups for a batch under the present arm, of `wanted`; all of them without an arm,
     and where the arms have changed."""
     if state.arm is None or len(state.trials) != set_to.levels + 1:
         return wanted
@@ -403,8 +381,8 @@ def groups_of(state: ExternalGains, wanted: int, set_to: AdaptiveExternal) -> in
 def evaluated(
     state: ExternalGains, gain: float | None, rng: Random, set_to: AdaptiveExternal
 ) -> ExternalGains:
-    """The state with the next arm, after an evaluation on validation tasks. `gain`: of the pass
-    rate, in [-1, 1], since the arm that is tried now was begun; None: not known."""
+    """The state with the next arm, after an evaluation. `gain`: of the pass rate since the present
+    arm began, in [-1, 1]; None: not known."""
     if len(state.trials) != set_to.levels + 1:
         state = no_gains(set_to)  # it is set to something else than it was
     if gain is not None and state.arm is not None:
@@ -413,10 +391,9 @@ def evaluated(
 
 
 def adaptive_external(state: ExternalGains, rng: Random, set_to: AdaptiveExternal) -> int:
-    """The next arm. Arms without a trial come first, and which of them is drawn. After that it is
-    the best by mean gain and, of it, what is not known: sqrt(2 log(trials) / its trials)
-    (`ucb`), or by a draw from a normal distribution that is as wide as 1 / sqrt(its trials)
-    (`thompson`), both times exploration gain_max. Of equal ones it is the smallest."""
+    """The next arm: a draw among arms without a trial, then the largest mean gain + exploration
+    gain_max d, of equal ones the smallest. d = sqrt(2 log(trials) / its trials) (`ucb`), or a
+    normal draw / sqrt(its trials) (`thompson`)."""
     _fits(state, set_to)
     new = [arm for arm, trials in enumerate(state.trials) if trials < TRIALS_MIN]
     if new:
@@ -435,7 +412,7 @@ def adaptive_external(state: ExternalGains, rng: Random, set_to: AdaptiveExterna
 
 
 def gained(state: ExternalGains, arm: int, gain: float, set_to: AdaptiveExternal) -> ExternalGains:
-    """The state after this arm brought `gain` on validation tasks."""
+    """The state after this arm brought `gain`, cut to +-`gain_max`."""
     _fits(state, set_to)
     if not 0 <= arm <= set_to.levels:
         raise ValueError(f"arm {arm}: not within 0 and {set_to.levels}")

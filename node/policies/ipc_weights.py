@@ -1,13 +1,11 @@
-"""Weights that a trainer lends to an engine on its own device: nothing is copied on the way.
+"""Weights that a trainer lends to an engine on its own device, without a copy.
 
-What passes is where they lie: CUDA's handles of the trainer's own memory, or, where it computes on
-the CPU, names of shared memory into which its weights are moved. The engine copies from there into
-its own layout, and lets go. They are the trainer's present weights: it must not step until then,
-and what was lent is of use for one load.
+Passed are CUDA's handles of the trainer's memory or, on the CPU, names of shared memory into which
+its weights are moved. The engine copies from there and lets go. The trainer must not step until
+then, and a loan serves one load.
 
-The handles go through the version's directory, which this user alone writes, in the form in which
-`multiprocessing` passes tensors: a pickle, of which nothing is made but tensors.
-"""
+The handles go through the version's directory, which this user alone writes, as a pickle of which
+nothing is made but tensors."""
 
 import pickle  # noqa: TID251 - see `_Tensors`
 from contextlib import suppress
@@ -68,11 +66,8 @@ class Lender:
         self._told: dict[str, int] = {}  # where they were then
 
     def lend(self, directory: Path) -> str | None:
-        """Lend the weights that an export has just written into a directory.
-
-        Why not, where the policy does not hold them as the files do, or the device does not share
-        its memory: the files have to be read.
-        """
+        """Lend the weights that an export has just written into a directory. Returns why not, where
+        the policy does not hold them as the files do or the device does not share its memory."""
         policy = self._policy
         if policy.adapter is not None:
             return "in the files the adapter is merged"
@@ -138,8 +133,7 @@ def let_go(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
 
 
 def _place(device: torch.device) -> str:
-    """A device's name for all processes of this machine, and its number in this one, which handles
-    hold."""
+    """A device's name on this machine, and its number in this process, which handles hold."""
     if device.type != "cuda":
         return device.type
     number = torch.cuda.current_device() if device.index is None else device.index

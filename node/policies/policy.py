@@ -1,8 +1,7 @@
-"""The policy: a Hugging Face causal LM with its tokenizer, loaded or told off in one line.
+"""The policy: a Hugging Face causal LM with its tokenizer, loaded or refused in one line.
 
-What is trained is in fp32. On CUDA the forward passes run under bf16 autocast over it. The frozen
-weights under an adapter may be held in fewer bits: see `node.policies.frozen`.
-"""
+Trained weights are in fp32; CUDA computes under bf16 autocast. Frozen weights under an adapter may
+be held in fewer bits: see `node.policies.frozen`."""
 
 import hashlib
 import inspect
@@ -100,13 +99,13 @@ class Policy(PromptEncoder):
 
     @property
     def stateful(self) -> bool:
-        """Something else than (only) keys and values of tokens: padding must not enter it."""
+        """True if it keeps more than keys and values of tokens: padding must not enter it."""
         kinds = getattr(self.model.config.get_text_config(), "layer_types", None) or ()
         return bool(getattr(self.model, "_is_stateful", False)) or not _ATTENTION.issuperset(kinds)
 
     def logits_kept(self, last: int) -> dict[str, int]:
-        """Arguments of a forward pass that compute logits for the last positions alone; none
-        where the model cannot: its logits are then of all positions."""
+        """Arguments of a forward pass for logits of the last positions alone; none where the model
+        cannot."""
         known = inspect.signature(self.model.forward).parameters
         return {"logits_to_keep": last} if "logits_to_keep" in known else {}
 
@@ -155,8 +154,7 @@ class Policy(PromptEncoder):
         return nullcontext()
 
     def load_weights(self, directory: Path) -> None:
-        """Take over the weights of a model directory with the same names and shapes, or change
-        nothing: all is read and compared before the first tensor is replaced.
+        """Load the weights of a model directory with the same names and shapes, or change nothing.
 
         Raises:
             ConfigError: missing or unreadable files, other names or other shapes.
@@ -188,8 +186,8 @@ def load_policy(
     narrow: bool = False,
 ) -> Policy:
     """Load a model directory or hub id in fp32. `context_tokens_max` None: the model's own limit,
-    `CONTEXT_TOKENS_MAX` at most. `narrow`: in bf16 where its files hold nothing else, which only
-    computes once `frozen.hold` had it.
+    `CONTEXT_TOKENS_MAX` at most. `narrow`: in bf16 where its files hold nothing else; it computes
+    only after `frozen.hold`.
 
     Raises:
         ConfigError: no such model, offline without a copy of it, or files that do not load.
@@ -226,12 +224,8 @@ def load_policy(
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """A model's tokenizer, which has been tried where it is a file of steps.
-
-    Raises:
-        ConfigError: it comes to a limit.
-        OSError, ValueError, KeyError, ImportError: as transformers raises them.
-    """
+    """A model's tokenizer, tried first if it has a `tokenizer.json`. Errors beside ConfigError are
+    those of transformers."""
     found = cached_file(
         model,
         FULL_TOKENIZER_FILE,
@@ -255,15 +249,14 @@ def _load(model: str, *, narrow: bool) -> PreTrainedModel:
 
 
 def _forget_code(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Removes references to the model's own code, which was not run, from what is saved."""
+    """Remove references to the model's own code, which was not run, from what is saved."""
     if hasattr(network.config, AUTO_MAP):
         delattr(network.config, AUTO_MAP)
     tokenizer.init_kwargs.pop(AUTO_MAP, None)
 
 
 def _kinds(model: str) -> set[str]:
-    """Types of the numbers in a model's files, as these name them; none where its weights are still
-    to be downloaded."""
+    """Number types in a model's files; none where its weights are still to be downloaded."""
     config = cached_file(model, CONFIG_NAME)
     directory = Path(config).parent if config else Path(model)
     try:
@@ -278,11 +271,7 @@ def move(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def refuse_quantised(config: PreTrainedConfig, model: str) -> None:
-    """
-    Raises:
-        ConfigError: the weights are quantised: no step of an optimizer fits into them, and an
-            engine that holds them takes no update.
-    """
+    """Raise ConfigError if the weights are quantised: they take no update."""
     told = getattr(config, "quantization_config", None)
     if told:
         method = told.get("quant_method", "") if isinstance(told, dict) else ""
@@ -293,11 +282,7 @@ def refuse_quantised(config: PreTrainedConfig, model: str) -> None:
 
 
 def pick_device(device: Device) -> torch.device:
-    """The device to compute on.
-
-    Raises:
-        ConfigError: CUDA was asked for by name and is not there.
-    """
+    """The device to compute on; ConfigError: CUDA was asked for by name and is not there."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device = 'cuda': torch sees no CUDA device; take 'cpu' or 'auto'")
     if device == "auto":
@@ -326,10 +311,8 @@ def load_error_line(model: str, error: BaseException) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """64 hex digits over vocabulary, merges, added tokens and chat template.
-
-    Token ids and log-probs may be exchanged only between equal fingerprints.
-    """
+    """64 hex digits over vocabulary, merges, added tokens and chat template. Token ids and
+    log-probs may be exchanged only between equal fingerprints."""
     merges: object = []
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:

@@ -1,10 +1,8 @@
-"""The ranks of one trainer keep together: rank 0 says what comes next, the others do it.
+"""The ranks of one trainer keep together: rank 0 gives orders, the others follow.
 
-What is to be done stands in the store that torchrun keeps, and not in a collective operation: a
-learner may wait for groups for hours, and collectives that wait so long time out. Large bodies go
-by broadcast. Rank 0 leaves a sign of life beside it, so that nobody waits for a trainer that is
-gone.
-"""
+Orders stand in torchrun's store, because a learner may wait for groups for hours and collective
+operations would time out. Large bodies go by broadcast. Rank 0 leaves a sign of life beside them,
+so that nobody waits for a trainer that is gone."""
 
 import re
 import threading
@@ -42,13 +40,13 @@ if TYPE_CHECKING:
 
 
 class Team:
-    """This rank's end. Calls of `tell` and those that `orders` gives are made by one thread."""
+    """This rank's end. `tell` and the iterator of `orders` are used by one thread."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Meets nobody yet, but reaches the store.
+        """Reach the store.
 
         Raises:
-            ChildFailed: nothing answers where torchrun says that the store is.
+            ChildFailed: nothing answers there.
         """
         self.ranks = ranks
         timeout = timedelta(seconds=OPEN_TIMEOUT_S)

@@ -275,7 +275,7 @@ def test_the_least_number_that_reaches_the_aim(
 ) -> None:
     if right > rollouts:
         return
-    set_to = Dars("dars", "hardness" if by_hardness else "equal", over_std, 100_000)
+    set_to = Dars("hardness" if by_hardness else "equal", over_std, 100_000)
     more = widths.dars(right, rollouts, set_to)
     share = max(right, 0.5) / rollouts
     if share >= 0.5:
