@@ -9,19 +9,16 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from node.methods.checked import whole
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings
 
 
 class Admission(MethodSettings, kind="admission"):
     """Work starts while what is started can be learned from before it is too old."""
 
+    # eta, in versions; 0: learner and workers take turns. Published runs had 4 and 8.
     staleness_max: Annotated[int, Ge(0)] = 4
-    """In versions of the policy (eta); 0: learner and workers take turns. Published runs had 4 for
-    code and 8 for mathematics."""
-    batch: Annotated[int, Ge(1)] = 512
-    """How many pieces of work one step of the learner takes."""
-    running_max: Annotated[int, Ge(1)] = 1_024
-    """At most so many run at once; not published."""
+    batch: Count = 512  # pieces of work in one step of the learner
+    running_max: Count = 1_024  # pieces of work at once; ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +74,8 @@ def is_too_old(sampled: int, version: int, set_to: Admission) -> bool:
 class Reclamation(MethodSettings, kind="reclamation"):
     """Work that began too many steps ago is given up, wherever it is."""
 
+    # batches by which work may run ahead, of a fraction that share of the oldest step; ours
     ratio: Annotated[float, Ge(0), Le(64)] = 1.0
-    """By how many batches work may run ahead; of a fraction, that share alone of a batch may come
-    from the oldest step. 0: none. Not published."""
 
     @property
     def steps(self) -> int:

@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from math import ceil, sqrt
 from statistics import fmean, median, median_low, pstdev, stdev
-from typing import Annotated, Final, Literal
-
-from annotated_types import Ge, Gt, Le
+from typing import Final, Literal
 
 from node.methods.groups import Advantages, by_source, lengths, mean_logprobs
-from node.methods.method import MethodSettings
+from node.methods.method import MethodSettings, NonNegative, Positive, PositiveShare, Share
 from swarm.rollouts import ScoredGroup, informative
 
 STD_EPSILON: Final = 1e-6
@@ -137,10 +135,9 @@ MAD_EPSILON: Final = 1e-3
 class McGrpo(MethodSettings, kind="mc_grpo"):
     """r less the median of the group, which is left out itself: for small groups."""
 
+    # `mad`, as published, makes a thousand of 1 where most are equal
     scale: Literal["none", "mad", "std"] = "std"
-    """What divides: the median deviation (`mad`, as published) is 0 where most rewards are equal,
-    and makes a thousand of 1."""
-    advantage_max: Annotated[float, Gt(0)] = 5.0
+    advantage_max: Positive = 5.0
 
 
 def mc_grpo(groups: Sequence[ScoredGroup], set_to: McGrpo) -> Advantages:
@@ -168,9 +165,7 @@ def mc_grpo(groups: Sequence[ScoredGroup], set_to: McGrpo) -> Advantages:
 class Gapo(MethodSettings, kind="gapo"):
     """r less the median of where rewards are densest: for shares, with outliers."""
 
-    window_share: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Of the rewards, in order, so many are the window: that with the least spread, the lowest of
-    equal ones."""
+    window_share: PositiveShare = 0.5  # of the rewards; of equally dense windows the lowest
 
 
 def gapo(groups: Sequence[ScoredGroup], set_to: Gapo) -> Advantages:
@@ -199,9 +194,9 @@ def gapo(groups: Sequence[ScoredGroup], set_to: Gapo) -> Advantages:
 class TwoLevels(MethodSettings, kind="two_levels"):
     """A turn's advantage over others' same turn, and its transcript's over others."""
 
-    discount: Annotated[float, Ge(0), Le(1)] = 0.5
-    of_transcript: Annotated[float, Ge(0)] = 1.0
-    of_turn: Annotated[float, Ge(0)] = 1.0
+    discount: Share = 0.5
+    of_transcript: NonNegative = 1.0
+    of_turn: NonNegative = 1.0
 
 
 def discounted(
@@ -270,9 +265,8 @@ PASSED = 1.0  # the reward of a right answer
 class Novelty(MethodSettings, kind="novelty"):
     """GRPO, and more for right completions that were less likely than their group."""
 
-    strength: Annotated[float, Ge(0)] = 2.5
-    share_max: Annotated[float, Ge(0)] = 0.5
-    """Of its advantage a completion gains at most this share."""
+    strength: NonNegative = 2.5
+    share_max: NonNegative = 0.5  # largest gain, as a share of the advantage
 
 
 def novelty(groups: Sequence[ScoredGroup], set_to: Novelty) -> Advantages:
@@ -298,7 +292,7 @@ def novelty(groups: Sequence[ScoredGroup], set_to: Novelty) -> Advantages:
 class Uniqueness(MethodSettings, kind="uniqueness"):
     """GRPO, and less for right completions of which there are many of a kind."""
 
-    strength: Annotated[float, Ge(0)] = 1.0
+    strength: NonNegative = 1.0
 
 
 def uniqueness(
@@ -334,8 +328,8 @@ BARE: Final = ""  # the context of a completion to the bare prompt
 class Contexts(MethodSettings, kind="contexts"):
     """r less the mean of its context, and so much of that context's lead over all."""
 
-    between: Annotated[float, Ge(0)] = 1.1
-    """How much the gap between contexts counts; 0: each source has a baseline of its own."""
+    # weight of the gap between contexts; 0: each source has a baseline of its own
+    between: NonNegative = 1.1
 
 
 def contexts(groups: Sequence[ScoredGroup], set_to: Contexts) -> Advantages:

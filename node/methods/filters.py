@@ -8,26 +8,22 @@ from statistics import variance as unbiased_variance
 from types import MappingProxyType
 from typing import Annotated, Final
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from node.methods.advantages import is_flat
 from node.methods.checked import finite, probability, right_of, whole
 from node.methods.groups import Advantages
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, NonNegative, Positive, PositiveShare, Share
 from swarm.rollouts import ScoredGroup
 
 
 class Extremes(MethodSettings, kind="extremes"):
     """The largest advantages and the most negative ones, and of them the tokens of high entropy."""
 
-    samples_first: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Of all completions, the share that is kept at first; not published."""
-    samples_last: Annotated[float, Gt(0), Le(1)] = 0.5
-    """That which is kept in the end; not published."""
-    tokens_first: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Of all their tokens, the share at first; not published."""
-    tokens_last: Annotated[float, Gt(0), Le(1)] = 0.2
-    """That in the end: published runs used below a fifth of all tokens."""
+    samples_first: PositiveShare = 1.0  # share of completions kept at first; ours
+    samples_last: PositiveShare = 0.5  # in the end; ours
+    tokens_first: PositiveShare = 1.0  # share of their tokens kept at first; ours
+    tokens_last: PositiveShare = 0.2  # in the end; below 0.2 in published runs
 
 
 CompletionPlace = tuple[int, int]
@@ -145,10 +141,8 @@ def informative_probability(success: float, rollouts: int) -> float:
 class DynamicSampling(MethodSettings, kind="dynamic_sampling"):
     """Groups without advantage are left out, and others are generated in their place."""
 
-    rounds_max: Annotated[int, Ge(1)] = 10
-    """How often a batch is generated for, the first time among them; not published."""
-    prompts_max: Annotated[int, Ge(1)] = 1_024
-    """In one of these rounds; not published."""
+    rounds_max: Count = 10  # rounds of generation for a batch, the first included; ours
+    prompts_max: Count = 1_024  # in one round; ours
 
 
 def dynamic_sampling(
@@ -173,12 +167,10 @@ def dynamic_sampling(
 class ByNeed(MethodSettings, kind="need"):
     """Others' groups are drawn the more often, the rarer the node solves such tasks itself."""
 
-    floor: Annotated[float, Gt(0), Le(1)] = 0.1
-    """The weight of a group on tasks that the node always solves, where one on tasks that it never
-    solves has 1; not published."""
+    # weight of a group on tasks that the node always solves; 1 if never; ours
+    floor: PositiveShare = 0.1
+    # groups drawn uniformly for each wanted one, before the draw by need; ours
     looked_at: Annotated[int, Ge(1), Le(16)] = 4
-    """So many times as many groups as are wanted are drawn alike, and the draw by need is from
-    these; not published."""
 
 
 def by_need(passes: Sequence[float], rng: Random, set_to: ByNeed) -> list[int]:
@@ -196,11 +188,9 @@ def by_need(passes: Sequence[float], rng: Random, set_to: ByNeed) -> list[int]:
 class Overlong(MethodSettings, kind="overlong"):
     """Completions lose the more, the deeper they reach into the last tokens that they may have."""
 
-    tokens_max: Annotated[int, Ge(1)] = 20_480
-    buffer: Annotated[int, Ge(1)] = 4_096
-    """Of these tokens, the last ones, in which a penalty grows."""
-    factor: Annotated[float, Ge(0)] = 1.0
-    """The penalty of the longest."""
+    tokens_max: Count = 20_480
+    buffer: Count = 4_096  # last tokens, in which the penalty grows
+    factor: NonNegative = 1.0  # penalty of the longest
 
 
 def overlong(lengths: Sequence[int], set_to: Overlong) -> tuple[float, ...]:
@@ -223,12 +213,10 @@ ROUNDING: Final = 1e-9  # by which a score may lie below what it is
 class Variance(MethodSettings, kind="variance"):
     """Groups whose rewards vary enough; the places of others go to tasks of a bank."""
 
-    momentum: Annotated[float, Ge(0), Le(1)] = 0.9
-    """What is left of a task's score in the bank when a new one comes; not published."""
+    momentum: Share = 0.9  # of a task's score in the bank; ours
+    # tasks in the bank, those with the highest scores; ours
     bank_max: Annotated[int, Ge(0)] = 1_024
-    """The bank holds at most so many tasks, those with the highest scores; not published."""
-    reward_range: Annotated[float, Gt(0)] = 1.0
-    """The largest reward less the smallest that there may be."""
+    reward_range: Positive = 1.0  # largest possible reward less the smallest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from annotated_types import Ge, Gt, Le, Lt
 
 from node.methods.checked import finite, probability, whole
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, Positive, PositiveShare, Share
 
 LOOK_AHEAD_MAX: Final = 512  # the time to compare grows with its square
 
@@ -16,20 +16,14 @@ LOOK_AHEAD_MAX: Final = 512  # the time to compare grows with its square
 class Branching(MethodSettings, kind="branching"):
     """A rollout branches where two tokens are almost as likely; a branch that agrees is cut."""
 
-    second_min: Annotated[float, Ge(0), Le(0.5)] = 0.15
-    """The second token is likelier than this."""
-    lead_max: Annotated[float, Gt(0), Le(1)] = 0.25
-    """The first one leads by less than this."""
-    distance_min: Annotated[float, Ge(0), Le(1)] = 0.4
-    """A branch is cut where a smaller share of its tokens differs."""
-    look_ahead: tuple[int, ...] = (20, 30, 50)
-    """After so many tokens a branch is looked at."""
-    leaves_max: Annotated[int, Ge(1)] = 8
-    """Of one tree, as many as a group has completions; not published."""
-    tokens_max: Annotated[int, Ge(1)] = 1_024
-    """There is no branch after so many tokens."""
+    second_min: Annotated[float, Ge(0), Le(0.5)] = 0.15  # probability of the second token
+    lead_max: PositiveShare = 0.25  # of the first token's probability
+    distance_min: Share = 0.4  # share of differing tokens below which a branch is cut
+    look_ahead: tuple[int, ...] = (20, 30, 50)  # tokens after which a branch is looked at
+    leaves_max: Count = 8  # of one tree; ours
+    tokens_max: Count = 1_024  # no branch after so many tokens
+    # (first step, share of rollouts that are trees)
     tree_shares: tuple[tuple[int, float], ...] = ((0, 1.0), (100, 0.75), (200, 0.5), (300, 0.25))
-    """From which step on what share of rollouts are trees."""
 
 
 def branching(first: float, second: float, token: int, leaves: int, set_to: Branching) -> bool:
@@ -80,12 +74,9 @@ def tree_share(step: int, set_to: Branching) -> float:
 class WeightNoise(MethodSettings, kind="noise"):
     """Noise that shrinks by stages is added to the scales of normalisation layers."""
 
-    sigma_first: Annotated[float, Gt(0)] = 1e-2
-    """Standard deviation in the first stage with noise."""
-    sigma_last: Annotated[float, Gt(0)] = 1e-4
-    """Standard deviation in the last stage."""
-    stages: Annotated[int, Ge(1), Le(10_000)] = 10
-    """Of equal lengths; the first one is without noise."""
+    sigma_first: Positive = 1e-2  # standard deviation in the first stage with noise
+    sigma_last: Positive = 1e-4  # in the last stage
+    stages: Annotated[int, Ge(1), Le(10_000)] = 10  # of equal lengths; the first is without noise
 
 
 def stage_noise(stage: int, set_to: WeightNoise) -> float:
@@ -118,17 +109,13 @@ ROLLOUTS_MAX: Final = 1_024  # at once: the time grows by HALVINGS^2 for each
 class Pruning(MethodSettings, kind="pruning"):
     """Each rollout survives with a probability that depends on its chance to come out right."""
 
-    kept_share: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Of rollouts, the expected share that goes on (kappa)."""
+    kept_share: PositiveShare = 0.5  # expected share of rollouts that go on (kappa)
+    # expected share of right ones among these (rho)
     positive_share: Annotated[float, Gt(0), Lt(1)] = 0.5
-    """Of those that go on, the expected share of right ones (rho), as far as it can be had."""
+    # least probability to go on; without one, wrong predictions are never found out
     spared: Annotated[float, Ge(0), Lt(1)] = 0.05
-    """The least probability to go on: 0.05 in an independent implementation. Without one, what is
-    predicted wrongly is never found out, and no weight makes up for it."""
-    uniform_steps: Annotated[int, Ge(0)] = 20
-    """So many steps nothing is given up, as no prediction is to be trusted yet."""
-    look_at: Annotated[int, Ge(1)] = 512
-    """The token at which a rollout is looked at."""
+    uniform_steps: Annotated[int, Ge(0)] = 20  # steps before predictions are trusted
+    look_at: Count = 512  # the token at which a rollout is judged
 
 
 def pruning(chances: Sequence[float], step: int, set_to: Pruning) -> tuple[float, ...]:
@@ -190,13 +177,10 @@ class Purify(MethodSettings, kind="purify"):
     """The tokens of a prompt that the policy sees most unlike a reference are taken out, and what
     succeeds without them replaces what failed with them."""
 
+    # of a prompt's tokens, taken out (gamma); 0.01 to 0.05 in published runs
     share: Annotated[float, Gt(0), Le(0.5)] = 0.03
-    """Of a prompt's tokens, those taken out (gamma); published runs had 0.01 to 0.05."""
-    success_min: Annotated[float, Ge(0), Le(1)] = 0.5
-    """Prompts that go this well stay as they are (tau); not published."""
-    original_weight: Annotated[float, Ge(0), Le(1)] = 0.5
-    """Of successes with the whole prompt (a); those without some of it have 1 - a; not
-    published."""
+    success_min: Share = 0.5  # prompts that go this well stay as they are (tau); ours
+    original_weight: Share = 0.5  # a, of successes with the whole prompt; others have 1 - a; ours
 
 
 def purify(
@@ -248,11 +232,10 @@ def success_weight(is_original: bool, set_to: Purify) -> float:
 class Speculative(MethodSettings, kind="speculative"):
     """An earlier completion is kept as far as the policy of now agrees with it."""
 
+    # log of the loss in probability that a token may have; best: GRPO 0.5, PPO 0.3, DAPO 0.15.
+    # Learning suffers from 1 on.
     lenience: Annotated[float, Ge(-20), Le(20)] = 0.5
-    """A token may have become less likely by this, as a logarithm: 0.5 was best with GRPO, 0.3 with
-    PPO and 0.15 with DAPO. At 1 and above, what is learned suffers."""
-    probability_min: Annotated[float, Ge(0), Le(1)] = 0.0
-    """A token that is less likely than this now is never kept; not published."""
+    probability_min: Share = 0.0  # less likely tokens are never kept; ours
 
 
 def keeping_probabilities(

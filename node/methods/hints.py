@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Annotated, Final
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from node.methods.checked import probability, whole
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, PositiveShare, Share
 from swarm.rollouts import Task
 
 TASKS_MAX: Final = 2**14  # whose success is kept; of more, those done longest ago are given up
@@ -19,12 +19,9 @@ TASKS_MAX: Final = 2**14  # whose success is kept; of more, those done longest a
 class Hints(MethodSettings, kind="hints"):
     """The beginning of a solution is given away: more for harder tasks, less as the run goes on."""
 
-    share_max: Annotated[float, Ge(0), Le(1)] = 0.75
-    """Of a solution's tokens, for a task that nobody solves; not published."""
-    success_max: Annotated[float, Gt(0), Le(1)] = 0.5
-    """A task that goes this well gets no hint; not published."""
-    steps: Annotated[int, Ge(1)] = 500
-    """After so many no task gets one; not published."""
+    share_max: Share = 0.75  # of a solution's tokens, for a task that nobody solves; ours
+    success_max: PositiveShare = 0.5  # a task that goes this well gets no hint; ours
+    steps: Count = 500  # after which no task gets one; ours
 
 
 def hints(success: float, step: int, set_to: Hints) -> float:
@@ -94,11 +91,8 @@ class Nudges(MethodSettings, kind="nudges"):
     """Some strategies are named, each to some rollouts; and some of these do without."""
 
     strategies: Annotated[int, Ge(1), Le(256)] = 2
-    rollouts: Annotated[int, Ge(1), Le(4_096)] = 4
-    """Of each strategy."""
-    dropped: Annotated[float, Ge(0), Le(1)] = 0.5
-    """How likely a rollout gets the bare prompt after all. 0.5 in the published configuration,
-    0.25 in the default of its code."""
+    rollouts: Annotated[int, Ge(1), Le(4_096)] = 4  # of each strategy
+    dropped: Share = 0.5  # share of bare prompts: 0.5 as published, 0.25 in its code
 
 
 def nudges(rng: Random, set_to: Nudges) -> tuple[int | None, ...]:

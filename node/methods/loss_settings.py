@@ -21,17 +21,13 @@ Low = Annotated[float, Gt(0), Lt(1)]
 class LossSettings(MethodSettings):
     """Settings of all losses."""
 
-    aggregation: Aggregation = "token_mean"
-    """How token losses become one number: each token weighs the same (`token_mean`), or each
-    completion, as the mean (`sequence_mean`) or the sum (`sequence_sum`) of its tokens, or as that
-    sum over the run's limit of tokens (`constant_norm`)."""
+    aggregation: Aggregation = "token_mean"  # see `losses.token_weights`
 
 
 class StaleLoss(LossSettings):
     """Settings of losses that use behaviour log-probs."""
 
-    unknown_share_max: Share = 0.5
-    """Of a batch's completions that share may come without such log-probs."""
+    unknown_share_max: Share = 0.5  # of a batch's completions without behaviour log-probs
 
 
 class SapoLoss(LossSettings, kind="sapo"):
@@ -63,8 +59,7 @@ class DecoupledLoss(StaleLoss, kind="decoupled"):
 
     clip_low: Low = 0.2
     clip_high: Positive = 0.2
-    behaviour_weight_max: Positive = 5.0
-    """Tokens with a larger weight are left out."""
+    behaviour_weight_max: Positive = 5.0  # tokens with a larger weight are masked
 
 
 class TisLoss(StaleLoss, kind="tis"):
@@ -88,8 +83,7 @@ class GspoLoss(StaleLoss, kind="gspo"):
     aggregation: Aggregation = "sequence_mean"
     clip_low: Low = 3e-4
     clip_high: Positive = 4e-4
-    dual_clip: Above = 10.0
-    """Largest weight of a completion that is worse than its group; not published."""
+    dual_clip: Above = 10.0  # weight of a completion that is worse than its group; ours
 
 
 class GepoLoss(StaleLoss, kind="gepo"):
@@ -98,15 +92,13 @@ class GepoLoss(StaleLoss, kind="gepo"):
     aggregation: Aggregation = "sequence_mean"
     clip_low: Low = 0.2
     clip_high: Positive = 0.2
-    dual_clip: Above = 10.0
-    """Largest weight of a completion that is worse than its group; not published."""
+    dual_clip: Above = 10.0  # weight of a completion that is worse than its group; ours
 
 
 class CispoLoss(StaleLoss, kind="cispo"):
     """The ratio is cut and not the token: each keeps its gradient."""
 
-    ratio_max: Positive = 5.0
-    """A token's weight is at most this. Its authors tune it and publish none."""
+    ratio_max: Positive = 5.0  # of a token; its authors tune it and publish none
 
 
 class SoftGateLoss(StaleLoss, kind="soft_gate"):
@@ -205,8 +197,7 @@ class K3(MethodSettings, kind="k3"):
 class Opsm(MethodSettings, kind="opsm"):
     """A wrong completion is left out where the policy has moved away from it (OPSM)."""
 
-    moved_max: Annotated[float, Ge(0)] = 1e-4
-    """In nats a token, on average."""
+    moved_max: Annotated[float, Ge(0)] = 1e-4  # nats a token, on average
 
 
 CORRECTIONS: Final[Mapping[str, type[MethodSettings]]] = {

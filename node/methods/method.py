@@ -4,7 +4,16 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
+
+from annotated_types import Ge, Gt, Le
+
+# Types of settings that several methods have.
+Share = Annotated[float, Ge(0), Le(1)]
+PositiveShare = Annotated[float, Gt(0), Le(1)]
+Count = Annotated[int, Ge(1)]
+NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
 
 # A family with methods that a loop uses is a setting of that name.
 Family = Literal[
@@ -41,7 +50,8 @@ class Need(StrEnum):
 @dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class MethodSettings:
-    """A method's settings. Subclasses become frozen dataclasses; `kind` is the method's name."""
+    """A method's settings. Subclasses become frozen dataclasses; `kind` is the method's name. A
+    comment "ours" marks a default that the method's source does not publish."""
 
     kind: ClassVar[str] = ""
 

@@ -8,11 +8,11 @@ from random import Random
 from types import MappingProxyType
 from typing import Annotated, Final
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from node.methods.advantages import PASSED, is_flat
 from node.methods.checked import finite
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, PositiveShare, Share
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, Task
 
@@ -20,21 +20,16 @@ from swarm.rollouts import Completion, FinishReason, Task
 class PoolOfSuccesses(MethodSettings, kind="pool_of_successes"):
     """A task that nobody solves now gets successes of before."""
 
-    injected: Annotated[int, Ge(1), Le(64)] = 1
-    """How many such a group gets; not published."""
-    task_max: Annotated[int, Ge(1), Le(1_024)] = 8
-    """The pool holds so many of a task, the newest; not published."""
-    tasks_max: Annotated[int, Ge(1)] = 10_000
-    """It holds so many tasks, those with a success last; not published."""
+    injected: Annotated[int, Ge(1), Le(64)] = 1  # successes for such a group; ours
+    task_max: Annotated[int, Ge(1), Le(1_024)] = 8  # newest successes kept of a task; ours
+    tasks_max: Count = 10_000  # tasks, those with a success last; ours
 
 
 class ReplayedSuccesses(MethodSettings, kind="replayed_successes"):
     """A task that is rarely solved gets own successes of before."""
 
-    replayed: Annotated[int, Ge(1), Le(64)] = 2
-    """How many are added to a group; not published."""
-    success_max: Annotated[float, Ge(0), Le(1)] = 0.25
-    """The largest share of right ones at which a task is solved rarely; not published."""
+    replayed: Annotated[int, Ge(1), Le(64)] = 2  # successes added to a group; ours
+    success_max: Share = 0.25  # share of right ones at which a task is rarely solved; ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +86,9 @@ EACH_MAX: Final = 4  # producers of a task, the newest
 class Rescue(MethodSettings, kind="rescue"):
     """A group that is all wrong takes right completions of others on its task, by their texts."""
 
-    successes_max: Annotated[int, Ge(1), Le(8)] = 1
-    """For one group, each of another producer; not published."""
-    groups_share_max: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Of a round's own groups that share, rounded up, is rescued at most; not published."""
-    shaping: Annotated[float, Gt(0), Le(1)] = 0.1
-    """A token counts by p / (p + shaping), p its probability now (LUFFY, arXiv 2504.14945): what is
-    unlikely still has a gradient, and what is likely hardly any."""
+    successes_max: Annotated[int, Ge(1), Le(8)] = 1  # for one group, each of another producer; ours
+    groups_share_max: PositiveShare = 0.5  # of a round's own groups, rounded up; ours
+    shaping: PositiveShare = 0.1  # a token counts by p / (p + shaping), p its present probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +186,8 @@ StepJudge = Callable[[Sequence[str]], int | None]
 class Salvage(MethodSettings, kind="salvage"):
     """A wrong answer is begun again after its last right step."""
 
-    steps_min: Annotated[int, Ge(1)] = 1
-    """A beginning with fewer right steps is not worth it; not published."""
-    steps_max: Annotated[int, Ge(1)] = 256
-    """An answer with more steps is not given to the judge; not published."""
+    steps_min: Count = 1  # right steps of a beginning that is worth it; ours
+    steps_max: Count = 256  # steps of an answer that the judge gets; ours
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Annotated, Final
+from typing import Final
 
-from annotated_types import Ge, Le
-
-from node.methods.method import MethodSettings
+from node.methods.method import MethodSettings, NonNegative, Share
 
 CONFIDENCE_EPSILON: Final = 1e-6
 
@@ -32,9 +30,8 @@ def majority(
 class Distribution(MethodSettings, kind="distribution"):
     """By the answer's share of the votes, counted by certainty; rare sure ones gain."""
 
-    share_min: Annotated[float, Ge(0), Le(1)] = 0.0
-    """Answers with a smaller share are worth nothing."""
-    bonus: Annotated[float, Ge(0)] = 0.1
+    share_min: Share = 0.0  # answers with a smaller share are worth nothing
+    bonus: NonNegative = 0.1
 
 
 def distribution(
@@ -78,7 +75,7 @@ def _votes(answers: Sequence[str | None], voters: Sequence[str]) -> dict[str, fl
 class Flawed(MethodSettings, kind="flawed"):
     """Right answers with a flaw on the way are worth less."""
 
-    penalty: Annotated[float, Ge(0)] = 1.0
+    penalty: NonNegative = 1.0
 
 
 def flawed(right: Sequence[bool], has_flaw: Sequence[bool], set_to: Flawed) -> tuple[float, ...]:

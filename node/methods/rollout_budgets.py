@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from node.methods.checked import finite, probability, right_of, whole
 from node.methods.filters import informative_probability
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, NonNegative, PositiveShare, Share
 
 STD_UNKNOWN: Final = 0.5  # of rewards of 0 and 1 the largest
 PRICE_LOG: Final = 20.0  # the logarithm of a price lies within +- this
@@ -23,13 +23,11 @@ HALVINGS: Final = 60  # of an interval, after which doubles are exhausted
 class XrpoAllocation(MethodSettings, kind="xrpo_allocation"):
     """More rollouts where one more narrows most what is known of a task's mean reward."""
 
+    # the interval around a mean holds with 1 - doubt (alpha); ours
     doubt: Annotated[float, Gt(0), Lt(1)] = 0.05
-    """The interval around a mean holds with probability 1 - doubt (alpha); not published."""
-    bonus: Annotated[float, Ge(0)] = 1.0
-    """How much it counts that a task has few rollouts (lambda); not published."""
+    bonus: NonNegative = 1.0  # for a task with few rollouts (lambda); ours
     phases: Annotated[int, Ge(1), Le(64)] = 3
-    rollouts_max: Annotated[int, Ge(1), Le(4_096)] = 512
-    """Of one task; not published."""
+    rollouts_max: Annotated[int, Ge(1), Le(4_096)] = 512  # of one task; ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +122,13 @@ def phase_budgets(budget: int, set_to: XrpoAllocation) -> tuple[int, ...]:
 class Duet(MethodSettings, kind="duet"):
     """Rollouts and lengths of each task within a budget of tokens, by one price of a token."""
 
-    budget_share: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Of the tokens that all rollouts would take."""
-    rollouts_min: Annotated[int, Ge(1)] = 1
-    rollouts_max: Annotated[int, Ge(1)] = 32
-    tokens_min: Annotated[int, Ge(1)] = 32
-    tokens_max: Annotated[int, Ge(1)] = 4_096
-    halvings: Annotated[int, Ge(1), Le(HALVINGS)] = 10
-    """Of the interval in which the price is looked for."""
-    propensity_min: Annotated[float, Gt(0), Le(1)] = 0.05
+    budget_share: PositiveShare = 0.5  # of the tokens that all rollouts would take
+    rollouts_min: Count = 1
+    rollouts_max: Count = 32
+    tokens_min: Count = 32
+    tokens_max: Count = 4_096
+    halvings: Annotated[int, Ge(1), Le(HALVINGS)] = 10  # of the interval of prices
+    propensity_min: PositiveShare = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +194,9 @@ def _within(value: float, least: float, most: float) -> float:
 class VarianceCurriculum(MethodSettings, kind="variance_curriculum"):
     """A bound on the variance score of what is learned from: low at first, high later."""
 
-    score_first: Annotated[float, Ge(0), Le(1)] = 0.3
-    """The least score (kappa) of a group in the first steps; not published."""
-    score_later: Annotated[float, Ge(0), Le(1)] = 0.8
-    """The least score after them; not published."""
-    steps_first: Annotated[int, Ge(0)] = 20
-    """How many steps are the first; not published."""
+    score_first: Share = 0.3  # least score of a group (kappa) in the first steps; ours
+    score_later: Share = 0.8  # after them; ours
+    steps_first: Annotated[int, Ge(0)] = 20  # ours
 
 
 def variance_curriculum(step: int, set_to: VarianceCurriculum) -> float:
@@ -216,12 +209,10 @@ class LengthSchedule(MethodSettings, kind="length_schedule"):
     """The length of completions swings between two bounds, so that what was learned in many tokens
     is learned again in few."""
 
-    tokens_min: Annotated[int, Ge(1)] = 8_192
-    tokens_max: Annotated[int, Ge(1)] = 16_384
-    period_steps: Annotated[int, Ge(2)] = 200
-    """From the longest over the shortest to the longest again; not published."""
-    cycles: Annotated[int, Ge(1)] = 3
-    """After so many the length stays the longest."""
+    tokens_min: Count = 8_192
+    tokens_max: Count = 16_384
+    period_steps: Annotated[int, Ge(2)] = 200  # from the longest to the longest again; ours
+    cycles: Count = 3  # then the length stays the longest
 
 
 def length_schedule(step: int, set_to: LengthSchedule) -> int:
@@ -247,12 +238,9 @@ class Dars(MethodSettings, kind="dars"):
     """More rollouts of hard tasks, so that their advantages sum up to what those of middling ones
     do."""
 
-    treatment: Literal["equal", "hardness"] = "equal"
-    """`equal`: every task as much as the middling one; `hardness`: the harder the more."""
-    over_std: bool = False
-    """Whether advantages are divided by the group's standard deviation."""
-    rollouts_max: Annotated[int, Ge(1)] | None = None
-    """Of one task, the first ones among them; None: 32 where treated equally, else 64."""
+    treatment: Literal["equal", "hardness"] = "equal"  # `hardness`: the harder the more
+    over_std: bool = False  # advantages are divided by the group's standard deviation
+    rollouts_max: Count | None = None  # of one task; None: 32 if equal, 64 by hardness
 
 
 def dars(right: int, rollouts: int, set_to: Dars) -> int:
@@ -275,11 +263,9 @@ def dars(right: int, rollouts: int, set_to: Dars) -> int:
 class Brorl(MethodSettings, kind="brorl"):
     """As many rollouts of a task as make it likely that it teaches."""
 
-    by: Literal["informative", "mass"] = "informative"
-    """What is to be likely: that rewards differ, or that what is right was seen at all."""
-    chance: Annotated[float, Gt(0), Lt(1)] = 0.9
-    """How likely; not published."""
-    rollouts_min: Annotated[int, Ge(1)] = 16
+    by: Literal["informative", "mass"] = "informative"  # rewards differ, or a right answer was seen
+    chance: Annotated[float, Gt(0), Lt(1)] = 0.9  # ours
+    rollouts_min: Count = 16
     rollouts_max: Annotated[int, Ge(1), Le(65_536)] = 512
 
 

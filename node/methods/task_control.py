@@ -11,20 +11,18 @@ from random import Random
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from node.methods.checked import finite, probability, right_of, whole
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, NonNegative, Positive, PositiveShare
 from swarm.rollouts import Counters
 
 
 class Cdas(MethodSettings, kind="cdas"):
     """Half of the tasks a little below the policy's competence, half a little above it."""
 
-    uniform_steps: Annotated[int, Ge(0)] = 1
-    """So many steps draw tasks uniformly, as nothing is known of them yet."""
-    tasks_max: Annotated[int, Ge(1)] = 100_000
-    """A state holds at most so many tasks; of more, those rated longest ago are forgotten."""
+    uniform_steps: Annotated[int, Ge(0)] = 1  # steps with uniform draws, before anything is known
+    tasks_max: Count = 100_000  # beyond it those rated longest ago are forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +97,16 @@ def cdas(
 class Vade(MethodSettings, kind="vade"):
     """Thompson's draw of each task's success, and those taken that promise most."""
 
-    decay_global: Annotated[float, Gt(0), Le(1)] = 0.99
-    """What is left of all counts after a step; not published."""
-    decay_local: Annotated[float, Gt(0), Le(1)] = 0.9
-    """What is left, besides, of the counts of a task with new results; not published."""
-    evidence_max: Annotated[float, Gt(0)] = 64.0
-    """One result counts for at most so many rollouts, whoever brings it; not published."""
-    tasks_max: Annotated[int, Ge(1)] = 100_000
-    """At most so many tasks are known; of more, those with results longest ago are forgotten."""
+    decay_global: PositiveShare = 0.99  # of all counts, each step; ours
+    decay_local: PositiveShare = 0.9  # also of tasks with new results; ours
+    evidence_max: Positive = 64.0  # rollouts that one result counts for; ours
+    tasks_max: Count = 100_000  # beyond it those with results longest ago are forgotten
+    # tasks of its stream that a node looks at for each wanted one; ours
     ahead: Annotated[int, Ge(2), Le(64)] = 4
-    """A node looks at so many times as many tasks of its stream as it wants, and leaves those out
-    that promise less; not published."""
+    # rollouts that an environment's mean counts for, of a task that comes again; ours
     prior_max: Annotated[float, Ge(0), Le(64)] = 8.0
-    """What is known of all tasks of its environment counts, of a task that comes again, for at most
-    so many rollouts; not published."""
+    # rollouts that all reports on a bucket count for; 0: none are used; ours
     others_max: Annotated[float, Ge(0), Le(64)] = 16.0
-    """What others report of a bucket counts for at most so many rollouts, however many report it.
-    0: a node believes itself alone; not published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,15 +328,12 @@ class AdaptiveExternal(MethodSettings, kind="adaptive_external"):
     """A bandit whose arms are shares of J, the foreign groups that a node wants. An arm is held
     from one evaluation on validation tasks to the next."""
 
+    # arms are 0 to this; J arm / levels groups are drawn, rounded up
     levels: Annotated[int, Ge(1), Le(256)] = 2
-    """Arms are 0 to this, and of each arm J * arm / levels groups are drawn, rounded up."""
     rule: Literal["ucb", "thompson"] = "ucb"
-    exploration: Annotated[float, Ge(0)] = 0.5
-    """How much of `gain_max` an arm is given for what is not known of it."""
-    gain_max: Annotated[float, Gt(0)] = 0.1
-    """A gain counts for at most so much, either way: no outlier decides for long."""
-    decay: Annotated[float, Gt(0), Le(1)] = 0.95
-    """What is left of all gains when a new one comes: what helped early may not help late."""
+    exploration: NonNegative = 0.5  # in units of `gain_max`
+    gain_max: Positive = 0.1  # bound on a gain, either way
+    decay: PositiveShare = 0.95  # of all gains, at a new one: early help may not help late
 
 
 @dataclass(frozen=True, slots=True)
