@@ -29,6 +29,7 @@ from node.interfaces.adapter_files import (
 from node.policies import frozen
 from node.policies.policy import Adapter, Policy, move
 from swarm.errors import ConfigError
+from swarm.texts import first_line
 
 NAME: Final = "default"  # of the one adapter, within PEFT
 _PREFIX: Final = "base_model.model."  # that PEFT's files put before each name
@@ -306,7 +307,4 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        first = str(error).strip().splitlines()
-        raise ConfigError(
-            f"adapter {path.parent}: {path.name}: {first[0][:160] if first else 'damaged'}"
-        ) from error
+        raise ConfigError(f"adapter {path.parent}: {path.name}: {first_line(error)}") from error

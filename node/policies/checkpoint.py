@@ -19,6 +19,7 @@ from node.interfaces.trainer_spec import Precision
 from node.policies.policy import Policy
 from node.policies.tensor_files import not_finite
 from swarm.errors import ConfigError, LocalProtocolError
+from swarm.texts import first_line
 
 FORMAT = 1
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.pt", "trainer.json"
@@ -65,7 +66,7 @@ def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> i
         saved = torch.load(directory / _OPTIMIZER, weights_only=True)
     except Exception as error:
         # boundary: damaged bytes raise anything from OSError to SafetensorError and RuntimeError
-        raise _damaged(directory, _first_line(error)) from error
+        raise _damaged(directory, f"{type(error).__name__}: {first_line(error)}") from error
     bad = not_finite(weights)
     if bad is not None:
         raise _damaged(directory, f"{bad} is not finite")
@@ -80,7 +81,7 @@ def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> i
         torch.set_rng_state(saved["rng"])
         version = int(state["policy_version"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise _damaged(directory, _first_line(error)) from error
+        raise _damaged(directory, f"{type(error).__name__}: {first_line(error)}") from error
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     return version
@@ -215,8 +216,3 @@ def _check_finite(policy: Policy) -> None:
 
 def _damaged(directory: Path, what: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(f"checkpoint damaged: {directory} does not load: {what}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"

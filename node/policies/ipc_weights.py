@@ -18,6 +18,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from node.policies.weight_diff import kinds_of
+from swarm.texts import first_line
 
 if TYPE_CHECKING:  # an engine borrows without what a policy needs
     from node.policies.policy import Policy
@@ -81,8 +82,7 @@ class Lender:
             line = f"{_place(policy.device)}\n".encode()
             (directory / LENT).write_bytes(line + self._handles)
         except (RuntimeError, OSError) as error:  # of drivers and allocators, or a full disk
-            lines = str(error).splitlines() or [""]
-            return f"this device does not share its memory ({lines[0]})"
+            return f"this device does not share its memory ({first_line(error)})"
         if policy.device.type == "cuda":
             torch.cuda.synchronize(policy.device)  # the last step, which wrote them
         return None
@@ -117,8 +117,7 @@ def borrow(directory: Path, device: torch.device) -> dict[str, torch.Tensor]:
     except FileNotFoundError as error:
         raise NotLent(f"there is no {error.filename}") from error
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        lines = str(error).splitlines() or [""]
-        raise NotLent(f"{type(error).__name__}: {lines[0]}") from error
+        raise NotLent(f"{type(error).__name__}: {first_line(error)}") from error
     return tensors
 
 

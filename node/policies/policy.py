@@ -40,6 +40,7 @@ from node.policies.presets import missing_directory
 from node.policies.weight_diff import kinds_of
 from swarm.errors import ChildFailed, ConfigError
 from swarm.storage import shared_files
+from swarm.texts import first_line
 from swarm.weights.delta import AUTO_MAP
 
 transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
@@ -299,14 +300,15 @@ def load_error_line(model: str, error: BaseException) -> str:
             f"({AUTO_MAP}) is never run; take another model"
         )
     if path.is_dir():
-        what = "not a model directory" if not (path / "config.json").exists() else _first(error)
+        what = "not a model directory" if not (path / "config.json").exists() else first_line(error)
         return f"model {model}: {what}; it needs config.json, tokenizer files and safetensors"
     if missing := missing_directory(model):
         return missing
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
-        f"model {model}: not loaded from the hub or its cache {home} ({_first(error)}); connect to "
-        "the internet, set HF_HOME to a cache that holds it, or name a local model directory"
+        f"model {model}: not loaded from the hub or its cache {home} ({first_line(error)}); "
+        "connect to the internet, set HF_HOME to a cache that holds it, or name a local model "
+        "directory"
     )
 
 
@@ -331,11 +333,6 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__
-
-
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     ids = {tokenizer.eos_token_id}
     configured = getattr(model.generation_config, "eos_token_id", None)
@@ -356,5 +353,5 @@ def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
         for file in files:
             weights.update(load_file(file))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{directory}: {_first(error)}") from error
+        raise ConfigError(f"{directory}: {first_line(error)}") from error
     return weights

@@ -14,10 +14,8 @@ from transformers.utils import logging as transformers_logging
 
 from node.methods import losses
 from node.policies import lean
-from node.policies.presets import TinyRecipe, recipe_key
+from node.policies.presets import TinyRecipe
 from swarm.errors import ConfigError
-
-__all__ = ["TinyRecipe", "byte_tokenizer", "make_tiny", "recipe_key"]
 
 BOS, EOS, PAD, ANSWER = "<bos>", "<eos>", "<pad>", "<answer>"
 

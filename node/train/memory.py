@@ -196,12 +196,9 @@ def _at_the_end(shape: ModelShape, copies: float, tokens: int, recomputes: bool)
     held = _state_bytes(shape, copies)
     if not shape.adapter_parameters:
         held += _FLOAT * _END_GRADIENTS * shape.vocabulary * shape.hidden
-    return held + _again_bytes(shape, recomputes) * tokens
-
-
-def _again_bytes(shape: ModelShape, recomputes: bool) -> int:
-    """Bytes of a token while a layer runs again and its gradients are computed."""
-    return _RECOMPUTED * _layer_bytes(shape) if recomputes else 0
+    if recomputes:  # a layer runs again, and its gradients are computed
+        held += _RECOMPUTED * _layer_bytes(shape) * tokens
+    return held
 
 
 def _state_bytes(shape: ModelShape, copies: float) -> int:

@@ -32,12 +32,10 @@ class Row:
     own: bool
     weight: float = 0.0  # of each of its token losses
     old_logprobs: torch.Tensor | None = None  # under the policy before the update
-    behaviour_logprobs: torch.Tensor | None = (
-        None  # log-probs that came with its tokens, if these are ours
-    )
+    behaviour_logprobs: torch.Tensor | None = None  # that came with its tokens, if these are ours
     behaviour: torch.Tensor | None = None  # the same, where the loss takes them
     expected: float | None = None  # log-prob of a token of its group's, where the loss asks that
-    shaping: float = 0.0  # over 0: guidance, see `ratios.guided`
+    shaping: float = 0.0  # over 0: guidance, see `losses.guided`
     source: int = 0  # number of who generated it, within the batch
     kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
     before: torch.Tensor | None = None  # log-probs right before the last step

@@ -19,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from node.system.child_process import HEADER, decode, encode
 from node.train.ranks import Ranks
 from swarm.errors import ChildFailed
+from swarm.texts import first_line
 
 OPEN_TIMEOUT_S: Final = 120.0  # for the store to answer, and for all ranks to have come
 OPERATION_TIMEOUT_S: Final = 600.0  # in which a rank has to take part in what the others do
@@ -159,7 +160,5 @@ class Team:
 
 
 def line_of(error: BaseException) -> str:
-    """The first sentence of what torch says, without the place in its source."""
-    lines = str(error).strip().splitlines()
-    sentence = re.sub(r"^\[\S+:\d+\] ", "", lines[0]).split(". ")[0] if lines else ""
-    return sentence[:200] or type(error).__name__
+    """The first sentence of a message of torch, without the place in its source."""
+    return re.sub(r"^\[\S+:\d+\] ", "", first_line(error, 1_000)).split(". ")[0][:200]

@@ -20,8 +20,6 @@ import torch
 from node.interfaces.trainer import DamagedCheckpoint, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
-from node.methods import losses as corrections
-from node.methods import losses as ratios
 from node.methods.choices import chosen_correction, chosen_loss
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
 from node.methods.importance_weights import importance_weights
@@ -132,7 +130,7 @@ class GroupTrainer:
         first, whole = done.first, done.whole
         own = sum(row.count for row in rows if row.own)
         foreign = first.tokens - own
-        far = corrections.mismatch(*first.known_columns())
+        far = losses.mismatch(*first.known_columns())
         return TrainReport(
             policy_version=self.policy_version,
             loss=first.loss,
@@ -276,7 +274,7 @@ class GroupTrainer:
                     if row.before is not None
                 ]
         columns, _ = self._of_all(torch.cat(found, dim=1))
-        return corrections.mismatch(*columns).k3
+        return losses.mismatch(*columns).k3
 
     def _remember_old(self, batches: Sequence[Sequence[Unit]]) -> None:
         with torch.no_grad():
@@ -369,7 +367,7 @@ class GroupTrainer:
 
     def _losses(self, row: Row, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if row.shaping:
-            return ratios.guided(tokens.logprobs, tokens.advantages, row.shaping)
+            return losses.guided(tokens.logprobs, tokens.advantages, row.shaping)
         return self._objective.losses(tokens, self._set_to)
 
     def _weights(self, row: Row, tokens: Tokens) -> torch.Tensor | None:

@@ -34,6 +34,7 @@ from node.train import frames, memory, rescoring
 from node.train.trainer import GroupTrainer
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import Completion
+from swarm.texts import first_line
 
 NICENESS: Final = 10  # the node's event loop comes first
 SESSIONS_MAX: Final = 1  # generations begun and not ended; each may hold `CACHE_BYTES_MAX`
@@ -347,15 +348,10 @@ def _described(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is not installed here: {install_line(error.name or '')}"
     if isinstance(error, torch.OutOfMemoryError):
-        return f"out of GPU memory: {_line(error)}"
+        return f"out of GPU memory: {first_line(error, 300)}"
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return f"out of memory: {_line(error)}"
-    return f"{type(error).__name__}: {_line(error)}"
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else ""
+        return f"out of memory: {first_line(error, 300)}"
+    return f"{type(error).__name__}: {first_line(error, 300)}"
 
 
 def threads(wanted: int, processes: int = 1) -> int:
