@@ -8,10 +8,10 @@ from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from node.methods.method import MethodSettings
+from node.methods.method import MethodSettings, NonNegative, Share
+from node.methods.method import Positive as WeightBound
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_norm"]
-Share = Annotated[float, Ge(0), Le(1)]
 LARGE: Final = 1e6  # as a bound that is as none; times what losses are made of it stays finite
 Positive = Annotated[float, Gt(0), Le(LARGE)]
 Above = Annotated[float, Gt(1), Le(LARGE)]
@@ -46,12 +46,11 @@ class GrpoLoss(StaleLoss, kind="grpo"):
     dual_clip: Above = 10.0
 
 
-class DapoLoss(StaleLoss, kind="dapo"):
-    """The same with DAPO's clip, and the mean over tokens."""
+class DapoLoss(GrpoLoss, kind="dapo"):
+    """As `grpo`, with DAPO's clip and the mean over tokens."""
 
-    clip_low: Low = 0.2
+    aggregation: Aggregation = "token_mean"
     clip_high: Positive = 0.28
-    dual_clip: Above = 10.0
 
 
 class DecoupledLoss(StaleLoss, kind="decoupled"):
@@ -62,10 +61,9 @@ class DecoupledLoss(StaleLoss, kind="decoupled"):
     behaviour_weight_max: Positive = 5.0  # tokens with a larger weight are masked
 
 
-class TisLoss(StaleLoss, kind="tis"):
-    """The same, with weights cut at the bound."""
+class TisLoss(DecoupledLoss, kind="tis"):
+    """As `decoupled`, with weights cut at the bound."""
 
-    clip_low: Low = 0.2
     clip_high: Positive = 0.28
     behaviour_weight_max: Positive = 2.0
 
@@ -77,22 +75,17 @@ class M2poLoss(StaleLoss, kind="m2po"):
     behaviour_weight_max: Positive = 10.0
 
 
-class GspoLoss(StaleLoss, kind="gspo"):
-    """The clip is of whole completions, by the geometric mean of their tokens' ratios."""
+class GspoLoss(GrpoLoss, kind="gspo"):
+    """The clip is of whole completions, by the geometric mean of their tokens' ratios. Its dual
+    clip is ours."""
 
-    aggregation: Aggregation = "sequence_mean"
     clip_low: Low = 3e-4
     clip_high: Positive = 4e-4
-    dual_clip: Above = 10.0  # weight of a completion that is worse than its group; ours
 
 
-class GepoLoss(StaleLoss, kind="gepo"):
-    """`gspo` with one behaviour log-prob for each group in place of one for each completion."""
-
-    aggregation: Aggregation = "sequence_mean"
-    clip_low: Low = 0.2
-    clip_high: Positive = 0.2
-    dual_clip: Above = 10.0  # weight of a completion that is worse than its group; ours
+class GepoLoss(GrpoLoss, kind="gepo"):
+    """`gspo` with one behaviour log-prob for each group in place of one for each completion. Its
+    dual clip is ours."""
 
 
 class CispoLoss(StaleLoss, kind="cispo"):
@@ -151,8 +144,6 @@ DEFAULT_LEARNER_LOSS: Final = "dapo"
 # Settings of `importance_weights.py`. rho is a token's probability before the update over that
 # where it was generated. Weights are within one completion: no peer changes another's.
 
-WeightBound = Annotated[float, Gt(0)]
-
 
 class Truncated(MethodSettings, kind="truncated"):
     """A token's loss counts by rho, and by no more than a bound (TIS)."""
@@ -197,7 +188,7 @@ class K3(MethodSettings, kind="k3"):
 class Opsm(MethodSettings, kind="opsm"):
     """A wrong completion is left out where the policy has moved away from it (OPSM)."""
 
-    moved_max: Annotated[float, Ge(0)] = 1e-4  # nats a token, on average
+    moved_max: NonNegative = 1e-4  # nats a token, on average
 
 
 CORRECTIONS: Final[Mapping[str, type[MethodSettings]]] = {

@@ -280,7 +280,7 @@ def _sapo(tokens: Tokens, set_to: settings.SapoLoss) -> TokenLosses:
     return _unmasked(clipped_surrogate(*columns, *bounds), clipped_tokens(*columns, *bounds))
 
 
-def _clip(tokens: Tokens, set_to: settings.GrpoLoss | settings.DapoLoss) -> TokenLosses:
+def _clip(tokens: Tokens, set_to: settings.GrpoLoss) -> TokenLosses:
     columns, dual = _stale(tokens), set_to.dual_clip
     bounds = (set_to.clip_low, set_to.clip_high)
     clipped = clipped_tokens(*columns, *bounds) | dual_clipped_tokens(*columns, dual)
@@ -304,7 +304,7 @@ def _m2po_kept(tokens: Tokens, sources: torch.Tensor, set_to: settings.M2poLoss)
     return second_moment_kept(*_stale(tokens), set_to.second_moment_max, sources)
 
 
-def _sequence(tokens: Tokens, set_to: settings.GspoLoss | settings.GepoLoss) -> TokenLosses:
+def _sequence(tokens: Tokens, set_to: settings.GrpoLoss) -> TokenLosses:
     """-min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean log-ratio), at most `dual_clip` |A|
     where A < 0. Each token has the gradient as if s were its own ratio (GSPO-token, arXiv
     2507.18071)."""
@@ -398,7 +398,7 @@ def _columns(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, 
     return tokens.logprobs, tokens.proximal, tokens.behaviour, tokens.advantages
 
 
-def _bounds(set_to: settings.DecoupledLoss | settings.TisLoss) -> tuple[float, float, float]:
+def _bounds(set_to: settings.DecoupledLoss) -> tuple[float, float, float]:
     return set_to.clip_low, set_to.clip_high, set_to.behaviour_weight_max
 
 
