@@ -11,5 +11,10 @@ def printable(text: str, chars_max: int, *, escapes: bool = False) -> str:
     return shown if len(shown) <= chars_max else shown[: chars_max - 1] + "…"
 
 
+def first_line(error: BaseException, chars_max: int = 160) -> str:
+    """The first line of an error's message, or the name of its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:chars_max]
+
+
 def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")

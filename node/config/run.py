@@ -15,7 +15,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     ValidationInfo,
     model_validator,
 )
@@ -303,7 +302,7 @@ class LearnerRules(Frozen):
 class TrainingRules(Frozen):
     """The training of nodes that do not set their own."""
 
-    loss: Annotated[Loss | None, PlainSerializer(lambda loss: loss and str(loss))] = None
+    loss: Loss | None = None
     """The loss, and what it is set to, as in `tis, behaviour_weight_max=3`. None: `dapo` for a
     learner, `sapo` for every other node. `swarm-node methods` lists them."""
 

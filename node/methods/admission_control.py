@@ -4,32 +4,27 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Le
 
 from node.methods.checked import whole
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Admission(MethodSettings):
+class Admission(MethodSettings, kind="admission"):
     """Work starts while what is started can be learned from before it is too old."""
 
-    kind: Literal["admission"] = "admission"
+    # eta, in versions; 0: learner and workers take turns. Published runs had 4 and 8.
     staleness_max: Annotated[int, Ge(0)] = 4
-    """In versions of the policy (eta); 0: learner and workers take turns. Published runs had 4 for
-    code and 8 for mathematics."""
-    batch: Annotated[int, Ge(1)] = 512
-    """How many pieces of work one step of the learner takes."""
-    running_max: Annotated[int, Ge(1)] = 1_024
-    """At most so many run at once; not published."""
+    batch: Count = 512  # pieces of work in one step of the learner
+    running_max: Count = 1_024  # pieces of work at once; ours
 
 
 @dataclass(frozen=True, slots=True)
 class Credits:
-    """A learner's account of its work: its version, work that went into a batch or is kept for one,
-    and work under way."""
+    """A learner's account: its version, work that went into a batch or is kept for one, and work
+    under way."""
 
     version: int = 0
     accepted: int = 0
@@ -37,15 +32,9 @@ class Credits:
 
 
 def admission(credit: Credits, set_to: Admission) -> int:
-    """Pieces of work that may start now (AReaL, arXiv 2505.24298): accepted and running ones
-    together are at most (eta + version + 1) batches.
-
-    The bound on staleness is exact only where work ends in the order in which it began: ask
-    `is_too_old` of what arrives.
-
-    Raises:
-        ValueError: one of the counts is negative.
-    """
+    """Pieces of work that may start (AReaL, arXiv 2505.24298): accepted and running ones together
+    are at most (eta + version + 1) batches. The bound on staleness is exact only where work ends in
+    the order in which it began: ask `is_too_old` of what arrives."""
     whole(credit.version, "version")
     begun = whole(credit.accepted, "accepted") + whole(credit.running, "running")
     fresh = (set_to.staleness_max + credit.version + 1) * set_to.batch - begun
@@ -58,23 +47,14 @@ def pending_max(set_to: Admission) -> int:
 
 
 def started(credit: Credits, count: int, set_to: Admission) -> Credits:
-    """The credits after so many started.
-
-    Raises:
-        ValueError: there was no place for so many.
-    """
     if whole(count, "count") > admission(credit, set_to):
         raise ValueError(f"{count} started where {admission(credit, set_to)} may")
     return replace(credit, running=credit.running + count)
 
 
 def ended(credit: Credits, accepted: int, lost: int = 0) -> Credits:
-    """The credits after some work ended. What is lost (rejected, or its lease ran out) frees its
-    place, as if it had never started.
-
-    Raises:
-        ValueError: more ended than ran.
-    """
+    """The credits after some work ended. Lost work (rejected, or its lease ran out) frees its
+    place."""
     left = credit.running - whole(accepted, "accepted") - whole(lost, "lost")
     if left < 0:
         raise ValueError(f"{accepted + lost} ended of {credit.running} that ran")
@@ -82,72 +62,50 @@ def ended(credit: Credits, accepted: int, lost: int = 0) -> Credits:
 
 
 def after_restart(version: int, set_to: Admission) -> Credits:
-    """The credits of a learner that begins anew at a version. It has taken a batch for each
-    version; if that were forgotten, as many would be admitted at once."""
+    """The credits of a learner that begins at a version: a batch is accepted for each version."""
     return Credits(whole(version, "version"), version * set_to.batch, 0)
 
 
 def is_too_old(sampled: int, version: int, set_to: Admission) -> bool:
-    """True if a sample of one version is too old to train another version."""
+    """True if a sample is too old to train another version."""
     return version - sampled > set_to.staleness_max
 
 
-@dataclass(frozen=True, slots=True)
-class Reclamation(MethodSettings):
+class Reclamation(MethodSettings, kind="reclamation"):
     """Work that began too many steps ago is given up, wherever it is."""
 
-    kind: Literal["reclamation"] = "reclamation"
+    # batches by which work may run ahead, of a fraction that share of the oldest step; ours
     ratio: Annotated[float, Ge(0), Le(64)] = 1.0
-    """By how many batches work may run ahead; of a fraction, that share alone of a batch may come
-    from the oldest step. 0: none. Not published."""
 
     @property
     def steps(self) -> int:
-        """By how many steps work may run ahead."""
+        """Steps by which work may run ahead."""
         return math.ceil(self.ratio)
 
     @property
     def oldest_share(self) -> Fraction:
-        """Of a batch, what may come from the oldest step."""
+        """Share of a batch that may come from the oldest step."""
         exact = Fraction(str(self.ratio))
         return exact - (self.steps - 1) if self.steps else Fraction(1)
 
 
 def reclamation(starts: Sequence[int], step: int, set_to: Reclamation) -> tuple[int, ...]:
-    """Places of works that are too old after a step took its batch (ROLL): those that began at
-    `step` - `ratio`, rounded up, or before. The others can serve the next step.
-
-    Args:
-        starts: of each work that runs or is stored, the step at which it began.
-    """
+    """Places of the works that are too old after a step took its batch (ROLL), by the steps at
+    which they began: `step` - `ratio`, rounded up, or before."""
     oldest = step - set_to.steps
     return tuple(place for place, start in enumerate(starts) if start <= oldest)
 
 
 def starts_allowed(step: int, taken: int, batch: int, set_to: Reclamation) -> int:
-    """Works that may still start in a step, counted from 0: a batch for each step so far, and
-    `ratio` batches more.
-
-    Args:
-        taken: those that have started so far and were not given up.
-
-    Raises:
-        ValueError: one of the counts is negative.
-    """
+    """Works that may still start in a step, counted from 0: a batch for each step so far and
+    `ratio` batches more, less those `taken` that have started and were not given up."""
     ahead = math.ceil(Fraction(str(set_to.ratio)) * whole(batch, "batch"))
     return max(0, (whole(step, "step") + 1) * batch + ahead - whole(taken, "taken"))
 
 
 def drained(starts: Sequence[int], step: int, batch: int, set_to: Reclamation) -> tuple[int, ...]:
-    """Places of the stored works in a step's batch: the oldest first, without those too old. Works
-    of the oldest admitted step fill at most their share of the batch.
-
-    Args:
-        starts: of each stored work, the step at which it began.
-
-    Raises:
-        ValueError: a batch below 0, or work that begins after the step that takes it.
-    """
+    """Places of the stored works in a step's batch, by the steps at which they began: the oldest
+    first, without those too old. The oldest admitted step fills at most its share of the batch."""
     if any(start > step for start in starts):
         raise ValueError(f"work that begins after step {step}, which is to take it")
     oldest = step - set_to.steps

@@ -1,38 +1,31 @@
-"""Advantages from the rewards of one group, and of a batch's scale. A group whose rewards are all
-equal has none, exactly: without that test, rounding in nearly equal rewards would be blown up a
-millionfold.
-"""
+"""Advantages of completions from the rewards of their groups.
+
+A group whose rewards are all equal has exactly zero: rounding in nearly equal rewards would be
+blown up a millionfold."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from math import ceil, sqrt
 from statistics import fmean, median, median_low, pstdev, stdev
-from typing import Annotated, Final, Literal
-
-from annotated_types import Ge, Gt, Le
+from typing import Final, Literal
 
 from node.methods.groups import Advantages, by_source, lengths, mean_logprobs
-from node.methods.method import MethodSettings
+from node.methods.method import MethodSettings, NonNegative, Positive, PositiveShare, Share
 from swarm.rollouts import ScoredGroup, informative
 
 STD_EPSILON: Final = 1e-6
 
 
 def is_flat(rewards: Sequence[float]) -> bool:
-    """True if a group's rewards are all equal and teach nothing.
-
-    Raises:
-        ValueError: one of them is no finite number.
-    """
+    """True if a group's rewards are all equal; ValueError if one is not finite."""
     if not all(map(math.isfinite, rewards)):
         raise ValueError(f"rewards {tuple(rewards)}: not all are finite")
     return len(rewards) < 2 or not informative(rewards)
 
 
 def grpo_advantages(rewards: Sequence[float]) -> tuple[float, ...]:
-    """(r - mean) / (std + 1e-6) with the unbiased standard deviation (GRPO, arXiv 2402.03300)."""
+    """(r - mean) / (std + 1e-6), std unbiased (GRPO, arXiv 2402.03300)."""
     if is_flat(rewards):
         return tuple(0.0 for _ in rewards)
     mean, scale = fmean(rewards), stdev(rewards) + STD_EPSILON
@@ -46,11 +39,8 @@ def centred(rewards: Sequence[float], baseline: float) -> tuple[float, ...]:
     return tuple(reward - baseline for reward in rewards)
 
 
-@dataclass(frozen=True, slots=True)
-class Grpo(MethodSettings):
+class Grpo(MethodSettings, kind="grpo"):
     """(r - mean) / std of the group."""
-
-    kind: Literal["grpo"] = "grpo"
 
 
 def grpo(groups: Sequence[ScoredGroup], set_to: Grpo) -> Advantages:
@@ -58,11 +48,8 @@ def grpo(groups: Sequence[ScoredGroup], set_to: Grpo) -> Advantages:
     return [grpo_advantages(group.rewards) for group in groups]
 
 
-@dataclass(frozen=True, slots=True)
-class DrGrpo(MethodSettings):
+class DrGrpo(MethodSettings, kind="dr_grpo"):
     """r - mean of the group, without its scale: hard and easy tasks weigh by what they teach."""
-
-    kind: Literal["dr_grpo"] = "dr_grpo"
 
 
 def dr_grpo(groups: Sequence[ScoredGroup], set_to: DrGrpo) -> Advantages:
@@ -70,11 +57,8 @@ def dr_grpo(groups: Sequence[ScoredGroup], set_to: DrGrpo) -> Advantages:
     return [centred(group.rewards, fmean(group.rewards or (0.0,))) for group in groups]
 
 
-@dataclass(frozen=True, slots=True)
-class Rloo(MethodSettings):
+class Rloo(MethodSettings, kind="rloo"):
     """r less the mean of the group's others."""
-
-    kind: Literal["rloo"] = "rloo"
 
 
 def rloo(groups: Sequence[ScoredGroup], set_to: Rloo) -> Advantages:
@@ -90,17 +74,13 @@ def rloo(groups: Sequence[ScoredGroup], set_to: Rloo) -> Advantages:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class ReinforcePlusPlus(MethodSettings):
+class ReinforcePlusPlus(MethodSettings, kind="reinforce_pp"):
     """r - mean of the group, over the spread of the whole batch."""
-
-    kind: Literal["reinforce_pp"] = "reinforce_pp"
 
 
 def reinforce_pp(groups: Sequence[ScoredGroup], set_to: ReinforcePlusPlus) -> Advantages:
-    """r - mean of the group, whitened over the batch (REINFORCE++ with baseline, arXiv
-    2501.03262), each source's over its own groups. Groups without a spread stay at zero and have
-    no part in the scale."""
+    """r - mean of the group, whitened over each source's groups (REINFORCE++ with baseline, arXiv
+    2501.03262). Groups without a spread stay at zero and have no part in the scale."""
     found: Advantages = [centred(group.rewards, fmean(group.rewards or (0.0,))) for group in groups]
     for places in by_source(groups).values():
         told = [at for at in places if not is_flat(groups[at].rewards)]
@@ -113,11 +93,8 @@ def reinforce_pp(groups: Sequence[ScoredGroup], set_to: ReinforcePlusPlus) -> Ad
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Opo(MethodSettings):
+class Opo(MethodSettings, kind="opo"):
     """r less the mean reward by length: the baseline of least variance where tokens weigh alike."""
-
-    kind: Literal["opo"] = "opo"
 
 
 def opo(groups: Sequence[ScoredGroup], set_to: Opo) -> Advantages:
@@ -130,17 +107,15 @@ def opo(groups: Sequence[ScoredGroup], set_to: Opo) -> Advantages:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class PassK(MethodSettings):
+class PassK(MethodSettings, kind="pass_k"):
     """The best completion alone counts, by its lead over the second best."""
 
-    kind: Literal["pass_k"] = "pass_k"
     over_std: bool = False
 
 
 def pass_k(groups: Sequence[ScoredGroup], set_to: PassK) -> Advantages:
-    """The best gets its lead over the second, the others nothing (verl's `grpo_passk`); of equal
-    ones nobody leads. `over_std`: over the group's standard deviation."""
+    """The best gets its lead over the second, the others nothing (verl's `grpo_passk`). `over_std`:
+    over the group's standard deviation."""
     found: Advantages = []
     for group in groups:
         values = [0.0] * len(group.rewards)
@@ -157,20 +132,17 @@ def pass_k(groups: Sequence[ScoredGroup], set_to: PassK) -> Advantages:
 MAD_EPSILON: Final = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class McGrpo(MethodSettings):
+class McGrpo(MethodSettings, kind="mc_grpo"):
     """r less the median of the group, which is left out itself: for small groups."""
 
-    kind: Literal["mc_grpo"] = "mc_grpo"
+    # `mad`, as published, makes a thousand of 1 where most are equal
     scale: Literal["none", "mad", "std"] = "std"
-    """What divides: the median deviation (`mad`, as published) is 0 where most rewards are equal,
-    and makes a thousand of 1."""
-    advantage_max: Annotated[float, Gt(0)] = 5.0
+    advantage_max: Positive = 5.0
 
 
 def mc_grpo(groups: Sequence[ScoredGroup], set_to: McGrpo) -> Advantages:
     """(r - lower median) / scale, within +-`advantage_max`; one completion that is the median is
-    left out (MC-GRPO, arXiv 2601.22582). A group of one or two has no completion to spare."""
+    left out (MC-GRPO, arXiv 2601.22582). Zeros in groups of one or two."""
     found: Advantages = []
     for group in groups:
         rewards = group.rewards
@@ -190,14 +162,10 @@ def mc_grpo(groups: Sequence[ScoredGroup], set_to: McGrpo) -> Advantages:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Gapo(MethodSettings):
+class Gapo(MethodSettings, kind="gapo"):
     """r less the median of where rewards are densest: for shares, with outliers."""
 
-    kind: Literal["gapo"] = "gapo"
-    window_share: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Of the rewards, in order, so many are the window: that with the least spread, the lowest of
-    equal ones."""
+    window_share: PositiveShare = 0.5  # of the rewards; of equally dense windows the lowest
 
 
 def gapo(groups: Sequence[ScoredGroup], set_to: Gapo) -> Advantages:
@@ -223,21 +191,19 @@ def gapo(groups: Sequence[ScoredGroup], set_to: Gapo) -> Advantages:
 # Advantages of what a completion is made of: its turns, or its answers to a task's parts.
 
 
-@dataclass(frozen=True, slots=True)
-class TwoLevels(MethodSettings):
+class TwoLevels(MethodSettings, kind="two_levels"):
     """A turn's advantage over others' same turn, and its transcript's over others."""
 
-    kind: Literal["two_levels"] = "two_levels"
-    discount: Annotated[float, Ge(0), Le(1)] = 0.5
-    of_transcript: Annotated[float, Ge(0)] = 1.0
-    of_turn: Annotated[float, Ge(0)] = 1.0
+    discount: Share = 0.5
+    of_transcript: NonNegative = 1.0
+    of_turn: NonNegative = 1.0
 
 
 def discounted(
     rewards: Sequence[float], followed: Sequence[bool], discount: float
 ) -> tuple[float, ...]:
-    """Returns by turn: a turn's reward, and the discounted returns of later turns while turns
-    `followed` what was right. A turn that did not starts a new sum (UI-S1, arXiv 2509.11543)."""
+    """Returns by turn (UI-S1, arXiv 2509.11543): a turn's reward, and the discounted return of the
+    next one if the turn `followed` what was right."""
     found: list[float] = []
     later = 0.0
     for reward, was_right in zip(reversed(rewards), reversed(followed), strict=True):
@@ -250,8 +216,8 @@ def discounted(
 def two_levels(
     rewards: Sequence[Sequence[float]], followed: Sequence[Sequence[bool]], set_to: TwoLevels
 ) -> list[tuple[float, ...]]:
-    """Advantages of each turn of each transcript (UI-S1). Turns are compared with the mean at their
-    place, transcripts with the mean of all turns; neither is scaled. A turn that no other
+    """Advantages of each turn of each transcript (UI-S1, arXiv 2509.11543): its return less the
+    mean at its place, and its transcript's mean reward less that of all turns. A turn that no other
     transcript has counts by its transcript alone."""
     returns = [
         discounted(each, right, set_to.discount)
@@ -271,22 +237,15 @@ def two_levels(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class SubProblems(MethodSettings):
+class SubProblems(MethodSettings, kind="sub_problems"):
     """Each part of an answer against others' same part."""
 
-    kind: Literal["sub_problems"] = "sub_problems"
     over_std: bool = True
 
 
 def sub_problems(right: Sequence[Sequence[bool]], set_to: SubProblems) -> list[tuple[float, ...]]:
-    """Advantages of each of K parts of each completion, from whether they are right. A part counts
-    while all before it are right, and is compared with others at its place (SCRL, arXiv
-    2605.22074).
-
-    Raises:
-        ValueError: completions with unlike numbers of parts.
-    """
+    """Advantages of each of K parts of each completion (SCRL, arXiv 2605.22074). A part counts
+    while all before it are right, and is compared with others at its place."""
     if len({len(each) for each in right}) > 1:
         raise ValueError("sub_problems: completions have unlike numbers of parts")
     rewards = [[float(all(each[: at + 1])) for at in range(len(each))] for each in right]
@@ -303,20 +262,16 @@ def sub_problems(right: Sequence[Sequence[bool]], set_to: SubProblems) -> list[t
 PASSED = 1.0  # the reward of a right answer
 
 
-@dataclass(frozen=True, slots=True)
-class Novelty(MethodSettings):
+class Novelty(MethodSettings, kind="novelty"):
     """GRPO, and more for right completions that were less likely than their group."""
 
-    kind: Literal["novelty"] = "novelty"
-    strength: Annotated[float, Ge(0)] = 2.5
-    share_max: Annotated[float, Ge(0)] = 0.5
-    """Of its advantage a completion gains at most this share."""
+    strength: NonNegative = 2.5
+    share_max: NonNegative = 0.5  # largest gain, as a share of the advantage
 
 
 def novelty(groups: Sequence[ScoredGroup], set_to: Novelty) -> Advantages:
     """A + min(max(strength (1 - e), 0), share_max A) of right completions, e = exp(mean log-prob -
-    the group's mean of these) (XRPO, arXiv 2510.06672). Groups whose log-probs are not all known
-    and finite stay as they are: they are comparable within one policy alone."""
+    the group's mean) (XRPO, arXiv 2510.06672). Groups without known log-probs get A."""
     found: Advantages = []
     for group in groups:
         values = grpo_advantages(group.rewards)
@@ -324,7 +279,7 @@ def novelty(groups: Sequence[ScoredGroup], set_to: Novelty) -> Advantages:
         if logs:
             middle = fmean(logs)
             values = tuple(
-                value + min(max(set_to.strength * (1.0 - _exp(log - middle)), 0.0),
+                value + min(max(set_to.strength * (1.0 - math.exp(min(log - middle, 20.0))), 0.0),
                             set_to.share_max * value)
                 if reward == PASSED and value > 0
                 else value
@@ -334,16 +289,10 @@ def novelty(groups: Sequence[ScoredGroup], set_to: Novelty) -> Advantages:
     return found
 
 
-def _exp(value: float) -> float:
-    return math.exp(min(value, 20.0))
-
-
-@dataclass(frozen=True, slots=True)
-class Uniqueness(MethodSettings):
+class Uniqueness(MethodSettings, kind="uniqueness"):
     """GRPO, and less for right completions of which there are many of a kind."""
 
-    kind: Literal["uniqueness"] = "uniqueness"
-    strength: Annotated[float, Ge(0)] = 1.0
+    strength: NonNegative = 1.0
 
 
 def uniqueness(
@@ -351,8 +300,8 @@ def uniqueness(
     set_to: Uniqueness,
     kind_of: Callable[[str], Hashable] = lambda text: " ".join(text.split()),
 ) -> Advantages:
-    """A / f^strength of right completions, f how many right ones are of its kind (uniqueness-aware
-    RL, arXiv 2601.08763, where a model sorts them). `kind_of`: here texts that are the same but for
+    """A / f^strength of right completions, f the number of right ones of their kind
+    (uniqueness-aware RL, arXiv 2601.08763, where a model sorts them). Here a kind is a text but for
     blanks."""
     found: Advantages = []
     for group in groups:
@@ -376,23 +325,17 @@ WHITEN_EPSILON: Final = 1e-5
 BARE: Final = ""  # the context of a completion to the bare prompt
 
 
-@dataclass(frozen=True, slots=True)
-class Contexts(MethodSettings):
+class Contexts(MethodSettings, kind="contexts"):
     """r less the mean of its context, and so much of that context's lead over all."""
 
-    kind: Literal["contexts"] = "contexts"
-    between: Annotated[float, Ge(0)] = 1.1
-    """How much the gap between contexts counts; 0: each source has a baseline of its own."""
+    # weight of the gap between contexts; 0: each source has a baseline of its own
+    between: NonNegative = 1.1
 
 
 def contexts(groups: Sequence[ScoredGroup], set_to: Contexts) -> Advantages:
     """(r - mean of context) + between (mean of context - mean of all), whitened over the task's
-    completions (NudgeRL, arXiv 2605.15726). A context is who generated, and the hint under which;
-    bare completions of this node are measured against all.
-
-    Groups of one prompt are one task. A task with a single context is plain GRPO but for the
-    population's standard deviation.
-    """
+    completions (NudgeRL, arXiv 2605.15726). A context is a source and a hint; bare completions of
+    this node are measured against all. Groups of one prompt are one task."""
     found: Advantages = [()] * len(groups)
     tasks: dict[str, list[int]] = {}
     for place, group in enumerate(groups):
@@ -402,17 +345,18 @@ def contexts(groups: Sequence[ScoredGroup], set_to: Contexts) -> Advantages:
         if is_flat(rewards):
             values = [0.0] * len(rewards)
         else:
-            keys = [key for at in places for key in _contexts_of(groups[at])]
-            values = _whitened(_raw(rewards, keys, set_to.between))
+            keys = [
+                (groups[at].source, context)
+                for at in places
+                for context in groups[at].contexts or (BARE,) * len(groups[at].rewards)
+            ]
+            raw = _raw(rewards, keys, set_to.between)
+            mean, scale = fmean(raw), pstdev(raw) + WHITEN_EPSILON
+            values = [(each - mean) / scale for each in raw]
         rest = iter(values)
         for at in places:
             found[at] = tuple(next(rest) for _ in groups[at].rewards)
     return found
-
-
-def _contexts_of(group: ScoredGroup) -> list[tuple[str, str]]:
-    named = group.contexts or (BARE,) * len(group.rewards)
-    return [(group.source, each) for each in named]
 
 
 def _raw(rewards: Sequence[float], keys: Sequence[tuple[str, str]], between: float) -> list[float]:
@@ -427,8 +371,3 @@ def _raw(rewards: Sequence[float], keys: Sequence[tuple[str, str]], between: flo
         else reward - means[key] + between * (means[key] - overall)
         for reward, key in zip(rewards, keys, strict=True)
     ]
-
-
-def _whitened(values: Sequence[float]) -> list[float]:
-    mean, scale = fmean(values), pstdev(values) + WHITEN_EPSILON
-    return [(each - mean) / scale for each in values]

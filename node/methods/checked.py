@@ -1,27 +1,17 @@
-"""Checks of methods' arguments: a bad number is reported where it comes in, before it spoils a
-state."""
+"""Checks of methods' arguments. Each returns what it checked, or raises ValueError."""
 
 import math
 from collections.abc import Iterable
 
 
 def probability(value: float, what: str) -> float:
-    """The value itself, which is a share or a probability.
-
-    Raises:
-        ValueError: it lies outside [0, 1], or is no number.
-    """
+    """The value, within [0, 1]."""
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{what} {value}: not within 0 and 1")
     return value
 
 
 def finite(values: Iterable[float], what: str) -> tuple[float, ...]:
-    """The values themselves.
-
-    Raises:
-        ValueError: one of them is no finite number.
-    """
     found = tuple(values)
     if not all(map(math.isfinite, found)):
         raise ValueError(f"{what}: not all are finite")
@@ -29,22 +19,12 @@ def finite(values: Iterable[float], what: str) -> tuple[float, ...]:
 
 
 def whole(value: int, what: str, least: int = 0) -> int:
-    """The value itself, which counts something.
-
-    Raises:
-        ValueError: it is below `least`.
-    """
     if value < least:
         raise ValueError(f"{what} {value}: below {least}")
     return value
 
 
 def right_of(right: int, rollouts: int) -> tuple[int, int]:
-    """The counts of right rollouts and of all rollouts.
-
-    Raises:
-        ValueError: there are none, or more were right than there are.
-    """
     if rollouts < 1 or not 0 <= right <= rollouts:
         raise ValueError(f"{right} right ones of {rollouts} rollouts")
     return right, rollouts

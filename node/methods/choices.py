@@ -1,60 +1,51 @@
 """The methods that settings can name, without their functions' heavy imports."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, Final, cast
 
-from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationError
 
-from node.methods import advantages as contexts
-from node.methods import advantages as group
-from node.methods import advantages as robust
-from node.methods import advantages as unlikely
-from node.methods import generation as speculative
-from node.methods import hints
-from node.methods import loss_settings as losses
-from node.methods import loss_settings as weighing
-from node.methods import task_control as external
-from node.methods import task_control as vade
+from node.methods import advantages as formulas
 from node.methods.filters import ByNeed
+from node.methods.generation import Speculative
 from node.methods.groups import Advantages
+from node.methods.hints import Hints
 from node.methods.loss_settings import CORRECTIONS, LOSSES, LossSettings
 from node.methods.method import MethodSettings
 from node.methods.replay import Rescue
+from node.methods.task_control import AdaptiveExternal, Vade
 from swarm.rollouts import ScoredGroup
 
 _Function = Callable[[Sequence[ScoredGroup], Any], Advantages]
 
 ADVANTAGES: Final[Mapping[str, tuple[type[MethodSettings], _Function]]] = {
-    "grpo": (group.Grpo, group.grpo),
-    "dr_grpo": (group.DrGrpo, group.dr_grpo),
-    "rloo": (group.Rloo, group.rloo),
-    "reinforce_pp": (group.ReinforcePlusPlus, group.reinforce_pp),
-    "opo": (group.Opo, group.opo),
-    "pass_k": (group.PassK, group.pass_k),
-    "mc_grpo": (robust.McGrpo, robust.mc_grpo),
-    "gapo": (robust.Gapo, robust.gapo),
-    "contexts": (contexts.Contexts, contexts.contexts),
-    "novelty": (unlikely.Novelty, unlikely.novelty),
-    "uniqueness": (unlikely.Uniqueness, unlikely.uniqueness),
+    "grpo": (formulas.Grpo, formulas.grpo),
+    "dr_grpo": (formulas.DrGrpo, formulas.dr_grpo),
+    "rloo": (formulas.Rloo, formulas.rloo),
+    "reinforce_pp": (formulas.ReinforcePlusPlus, formulas.reinforce_pp),
+    "opo": (formulas.Opo, formulas.opo),
+    "pass_k": (formulas.PassK, formulas.pass_k),
+    "mc_grpo": (formulas.McGrpo, formulas.mc_grpo),
+    "gapo": (formulas.Gapo, formulas.gapo),
+    "contexts": (formulas.Contexts, formulas.contexts),
+    "novelty": (formulas.Novelty, formulas.novelty),
+    "uniqueness": (formulas.Uniqueness, formulas.uniqueness),
 }
 
 
 def advantages(groups: Sequence[ScoredGroup], set_to: MethodSettings) -> Advantages:
-    """The advantages of a batch by the method that `set_to` belongs to.
-
-    Raises:
-        ValueError: as the method does.
-    """
+    """The advantages of a batch by the method that `set_to` belongs to."""
     return ADVANTAGES[set_to.kind][1](groups, set_to)
 
 
 def chosen(known: Mapping[str, type[MethodSettings]], value: Any) -> Any:
-    """A method of those `known`, and what it is set to; as text `gapo` or `gapo, window_share=0.4`,
-    or a table with its name as `kind`. What is none of these comes back as it is.
+    """The settings of one of the `known` methods, from text (`gapo` or `gapo, window_share=0.4`) or
+    from a table that has its name as `kind`. Other values come back as they are.
 
     Raises:
-        ValueError: there is no such method, or it takes no such thing.
+        ValueError: no such method, or no such setting of it.
     """
     if isinstance(value, str):
         name, *parts = (part.strip() for part in value.split(","))
@@ -66,105 +57,38 @@ def chosen(known: Mapping[str, type[MethodSettings]], value: Any) -> Any:
     name = given.pop("kind", None)
     if name not in known:
         raise ValueError(f"no such method; take one of {', '.join(known)}")
-    return _checked(str(name), known[name], given)
-
-
-def _checked(
-    name: str, parameters: type[MethodSettings], given: Mapping[str, Any]
-) -> MethodSettings:
-    fields = [each for each in parameters.__dataclass_fields__ if each != "kind"]
+    names = [each.name for each in fields(known[name])]
     for key in given:
-        if key not in fields:
-            known = f"it takes {', '.join(fields)}" if fields else "it takes nothing"
-            raise ValueError(f"{name} takes no {key or 'nameless setting'}; {known}")
+        if key not in names:
+            takes = f"it takes {', '.join(names)}" if names else "it takes nothing"
+            raise ValueError(f"{name} takes no {key or 'nameless setting'}; {takes}")
     try:
-        return TypeAdapter(parameters).validate_python(given)
+        return TypeAdapter(known[name]).validate_python(given)
     except ValidationError as error:
         (first, *_) = error.errors()
         raise ValueError(f"{name}: {first['loc'][0]}: {first['msg']}") from None
-
-
-chosen_advantage = partial(chosen, {name: kind for name, (kind, _) in ADVANTAGES.items()})
-
-
-chosen_correction = partial(chosen, CORRECTIONS)
-
-
-chosen_control = partial(chosen, {"vade": vade.Vade})
-
-
-chosen_draw = partial(chosen, {"need": ByNeed})
-
-
-chosen_external = partial(chosen, {"adaptive_external": external.AdaptiveExternal})
-
-
-chosen_replay = partial(chosen, {"rescue": Rescue})
-
-
-chosen_generate = partial(chosen, {"speculative": speculative.Speculative, "hints": hints.Hints})
 
 
 def chosen_loss(value: Any) -> LossSettings:
     return cast("LossSettings", chosen(LOSSES, value))
 
 
-Advantage = Annotated[
-    group.Grpo
-    | group.DrGrpo
-    | group.Rloo
-    | group.ReinforcePlusPlus
-    | group.Opo
-    | group.PassK
-    | robust.McGrpo
-    | robust.Gapo
-    | contexts.Contexts
-    | unlikely.Novelty
-    | unlikely.Uniqueness,
-    BeforeValidator(chosen_advantage),
-]
-"""Those that the loops take."""
+chosen_advantage = partial(chosen, {name: kind for name, (kind, _) in ADVANTAGES.items()})
+chosen_correction = partial(chosen, CORRECTIONS)
+chosen_control = partial(chosen, {"vade": Vade})
+chosen_draw = partial(chosen, {"need": ByNeed})
+chosen_external = partial(chosen, {"adaptive_external": AdaptiveExternal})
+chosen_replay = partial(chosen, {"rescue": Rescue})
+chosen_generate = partial(chosen, {"speculative": Speculative, "hints": Hints})
 
-Control = Annotated[vade.Vade, BeforeValidator(chosen_control)]
-"""Those that choose a node's tasks."""
+AS_TEXT: Final = PlainSerializer(str)
 
-Draw = Annotated[ByNeed, BeforeValidator(chosen_draw)]
-"""Those by which a node draws others' groups."""
-
-ExternalRule = Annotated[external.AdaptiveExternal, BeforeValidator(chosen_external)]
-"""Those by which a node decides how many of others' groups it draws."""
-
-Replay = Annotated[Rescue, BeforeValidator(chosen_replay)]
-"""Those by which a node's own groups take completions of others."""
-
-Generate = Annotated[speculative.Speculative | hints.Hints, BeforeValidator(chosen_generate)]
-"""Those by which a node's own completions begin."""
-
-Loss = Annotated[
-    losses.SapoLoss
-    | losses.GrpoLoss
-    | losses.DapoLoss
-    | losses.DecoupledLoss
-    | losses.TisLoss
-    | losses.M2poLoss
-    | losses.GspoLoss
-    | losses.GepoLoss
-    | losses.CispoLoss
-    | losses.SoftGateLoss
-    | losses.ToprLoss
-    | losses.BapoLoss,
-    BeforeValidator(chosen_loss),
-]
-"""Those that a trainer has."""
-
-Correction = Annotated[
-    weighing.Truncated
-    | weighing.IcePop
-    | weighing.Masked
-    | weighing.Veto
-    | weighing.Geometric
-    | weighing.K3
-    | weighing.Opsm,
-    BeforeValidator(chosen_correction),
-]
-"""Those that the loss `sapo` takes; others correct by themselves."""
+# The types of the settings by which a user names a method.
+Advantage = Annotated[MethodSettings, BeforeValidator(chosen_advantage), AS_TEXT]
+Control = Annotated[Vade, BeforeValidator(chosen_control), AS_TEXT]
+Draw = Annotated[ByNeed, BeforeValidator(chosen_draw), AS_TEXT]
+ExternalRule = Annotated[AdaptiveExternal, BeforeValidator(chosen_external), AS_TEXT]
+Replay = Annotated[Rescue, BeforeValidator(chosen_replay), AS_TEXT]
+Generate = Annotated[Speculative | Hints, BeforeValidator(chosen_generate), AS_TEXT]
+Loss = Annotated[LossSettings, BeforeValidator(chosen_loss), AS_TEXT]
+Correction = Annotated[MethodSettings, BeforeValidator(chosen_correction), AS_TEXT]

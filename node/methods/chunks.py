@@ -1,9 +1,7 @@
 """Token values from hidden states without all of their logits at once.
 
-Logits are vocabulary times as wide as a number for each token: of 2,048 tokens and 49,152 words in
-fp32, 400 MB, and a backward pass holds three times that. A chunk's are computed, used, dropped, and
-computed again for the gradient.
-"""
+2,048 tokens of 49,152 words take 400 MB of logits in fp32, and a backward pass three times that. A
+chunk's are computed, used, dropped, and computed again for the gradient."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +16,6 @@ OfLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # logits, targe
 
 
 def chunk_tokens(vocabulary: int, logits_max: int = LOGITS_MAX) -> int:
-    """Tokens of one chunk."""
     return max(1, logits_max // vocabulary)
 
 
@@ -30,7 +27,7 @@ def in_chunks(
     tokens: int,
 ) -> torch.Tensor:
     """`of_logits` of the logits that `head` makes of hidden states (T, d), and targets (T,), so
-    many tokens at a time. What fits into one chunk keeps its logits for the backward pass."""
+    many tokens at a time. A single chunk keeps its logits for the backward pass."""
 
     def part(here: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         return of_logits(head(here), there)
@@ -49,7 +46,7 @@ def in_chunks(
 
 
 def recompute_layers(model: torch.nn.Module) -> bool:
-    """Have the layers of a Hugging Face model keep their inputs alone and run again in the backward
+    """Make the layers of a Hugging Face model keep only their inputs and run again in the backward
     pass. Not for passes that fill a cache: it would be filled twice. False: it names no layers."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]

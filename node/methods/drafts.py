@@ -13,8 +13,7 @@ TOKENS_MAX: Final = 2**22  # 32 MiB; of more, those of the tasks done longest ag
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A prompt and what a policy of before made of it, of which the policy of now may keep a part;
-    without tokens there is nothing to keep."""
+    """A prompt and an earlier completion of it, of which the present policy may keep a part."""
 
     prompt: str
     token_ids: tuple[int, ...] = ()  # of the engine's tokenizer, end included where sampled
@@ -22,7 +21,7 @@ class Draft:
 
 
 class DraftBank:
-    """The newest completions of each task. Pure and bounded."""
+    """The newest completions of each task. Bounded."""
 
     def __init__(self, tokens_max: int = TOKENS_MAX) -> None:
         self._tokens_max = tokens_max
@@ -33,7 +32,7 @@ class DraftBank:
         return len(self._groups)
 
     def keep(self, task: Task, completions: Sequence[Completion]) -> None:
-        """Put a task's completions in the place of those before."""
+        """Replace a task's completions."""
         self._forget(task)
         group = [(array("I", c.token_ids), array("f", c.logprobs)) for c in completions]
         self._groups[task] = group

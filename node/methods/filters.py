@@ -1,4 +1,4 @@
-"""Of many completions those that teach most, and of their tokens those that decide."""
+"""Selection of the groups, completions and tokens that teach most."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,30 +6,24 @@ from dataclasses import dataclass, field
 from random import Random
 from statistics import variance as unbiased_variance
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from node.methods.advantages import is_flat
 from node.methods.checked import finite, probability, right_of, whole
 from node.methods.groups import Advantages
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, NonNegative, Positive, PositiveShare, Share
 from swarm.rollouts import ScoredGroup
 
 
-@dataclass(frozen=True, slots=True)
-class Extremes(MethodSettings):
+class Extremes(MethodSettings, kind="extremes"):
     """The largest advantages and the most negative ones, and of them the tokens of high entropy."""
 
-    kind: Literal["extremes"] = "extremes"
-    samples_first: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Of all completions, the share that is kept at first; not published."""
-    samples_last: Annotated[float, Gt(0), Le(1)] = 0.5
-    """That which is kept in the end; not published."""
-    tokens_first: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Of all their tokens, the share at first; not published."""
-    tokens_last: Annotated[float, Gt(0), Le(1)] = 0.2
-    """That in the end: published runs used below a fifth of all tokens."""
+    samples_first: PositiveShare = 1.0  # share of completions kept at first; ours
+    samples_last: PositiveShare = 0.5  # in the end; ours
+    tokens_first: PositiveShare = 1.0  # share of their tokens kept at first; ours
+    tokens_last: PositiveShare = 0.2  # in the end; below 0.2 in published runs
 
 
 CompletionPlace = tuple[int, int]
@@ -37,11 +31,7 @@ CompletionPlace = tuple[int, int]
 
 
 def relaxed(first: float, last: float, progress: float) -> float:
-    """A value that moves linearly from its first to its last while `progress` goes from 0 to 1.
-
-    Raises:
-        ValueError: progress is no number.
-    """
+    """A value that moves linearly from `first` to `last` while `progress` goes from 0 to 1."""
     if math.isnan(progress):
         raise ValueError("progress: no number")
     done = min(max(progress, 0.0), 1.0)
@@ -51,29 +41,17 @@ def relaxed(first: float, last: float, progress: float) -> float:
 def extremes(
     advantages: Advantages, progress: float, set_to: Extremes
 ) -> tuple[CompletionPlace, ...]:
-    """Places of the completions to learn from (D3S, arXiv 2509.22115): of all groups together,
-    those that maximise the variance of advantages. Advantages stay as they are. None among them is
-    left out.
-
-    Raises:
-        ValueError: an advantage is no finite number.
-    """
+    """Places of the completions to learn from (D3S, arXiv 2509.22115): of all groups together those
+    that maximise the variance of advantages, which stay as they are."""
     told = sum(value is not None for row in advantages for value in row)
     share = relaxed(set_to.samples_first, set_to.samples_last, progress)
     return most_varied(advantages, _share_of(share, told))
 
 
 def most_varied(advantages: Advantages, count: int) -> tuple[CompletionPlace, ...]:
-    """The `count` completions whose advantages have the largest variance, in the order of their
-    places; all where there are not more.
-
-    A choice of largest variance is always so many of the smallest and so many of the largest, as
-    the variance is convex in each value. Of equally good ones it is the most balanced;
-    of one completion it is that farthest from the mean.
-
-    Raises:
-        ValueError: an advantage is no finite number, or `count` is negative.
-    """
+    """Places of the `count` completions whose advantages have the largest variance; all where there
+    are not more. As the variance is convex in each value, these are some of the smallest and some
+    of the largest. Of equally good choices it is the most balanced."""
     told = [
         (value, (group, at))
         for group, row in enumerate(advantages)
@@ -116,16 +94,8 @@ def deciding_tokens(
     progress: float,
     set_to: Extremes,
 ) -> tuple[tuple[bool, ...], ...]:
-    """Of each completion, of each token, whether it is learned from: those with the highest
-    |advantage| entropy of all (D3S). Of equal ones the first are.
-
-    Args:
-        advantages: (N,) of each completion.
-        entropies: (N, tokens) of each one's tokens, in nats.
-
-    Raises:
-        ValueError: a number is not finite, or there are not as many completions as advantages.
-    """
+    """Mask of the tokens to learn from, by completion: those with the highest |advantage| entropy
+    of all (D3S), from advantages (N,) and entropies (N, tokens) in nats."""
     worth = [
         (abs(advantage) * entropy, (row, at))
         for row, (advantage, each) in enumerate(
@@ -148,29 +118,18 @@ def _share_of(share: float, whole_count: int) -> int:
 # Groups whose rewards differ, and how many more tasks it takes to have enough of them.
 
 
-@dataclass(frozen=True, slots=True)
-class ZeroAdvantage(MethodSettings):
+class ZeroAdvantage(MethodSettings, kind="zero_advantage"):
     """Groups whose rewards are all equal are left out: nothing is learned of them."""
-
-    kind: Literal["zero_advantage"] = "zero_advantage"
 
 
 def zero_advantage(groups: Sequence[ScoredGroup], set_to: ZeroAdvantage) -> tuple[int, ...]:
-    """The places of groups whose rewards differ (DAPO's test, arXiv 2503.14476).
-
-    Raises:
-        ValueError: a reward is no finite number.
-    """
+    """Places of the groups whose rewards differ (DAPO, arXiv 2503.14476)."""
     return tuple(place for place, group in enumerate(groups) if not is_flat(group.rewards))
 
 
 def informative_probability(success: float, rollouts: int) -> float:
-    """1 - p^G - (1 - p)^G: how likely the rewards of G rollouts differ, each right with
-    probability p. A group of one has nothing to differ from.
-
-    Raises:
-        ValueError: p is no probability, or there is no rollout.
-    """
+    """1 - p^G - (1 - p)^G: how likely the rewards of G rollouts differ, each right with probability
+    p."""
     whole(rollouts, "rollouts", 1)
     rarer = min(probability(success, "success"), 1.0 - success)
     if rollouts == 1 or rarer == 0.0:
@@ -179,32 +138,19 @@ def informative_probability(success: float, rollouts: int) -> float:
     return max(0.0, -math.expm1(rollouts * math.log1p(-rarer)) - rarer**rollouts)
 
 
-@dataclass(frozen=True, slots=True)
-class DynamicSampling(MethodSettings):
+class DynamicSampling(MethodSettings, kind="dynamic_sampling"):
     """Groups without advantage are left out, and others are generated in their place."""
 
-    kind: Literal["dynamic_sampling"] = "dynamic_sampling"
-    rounds_max: Annotated[int, Ge(1)] = 10
-    """How often a batch is generated for, the first time among them; not published."""
-    prompts_max: Annotated[int, Ge(1)] = 1_024
-    """In one of these rounds; not published."""
+    rounds_max: Count = 10  # rounds of generation for a batch, the first included; ours
+    prompts_max: Count = 1_024  # in one round; ours
 
 
 def dynamic_sampling(
     wanted: int, kept: int, generated: int, rounds: int, set_to: DynamicSampling
 ) -> int:
-    """Prompts of the next round of generation, so that as many groups as are wanted pass
-    `zero_advantage` (DAPO, arXiv 2503.14476). 0: there are enough, or the rounds are over.
-
-    Args:
-        wanted: groups of a batch.
-        kept: groups that passed so far.
-        generated: groups that were generated so far.
-        rounds: in so many rounds.
-
-    Raises:
-        ValueError: a count is negative, or more are kept than were generated.
-    """
+    """Prompts of the next round of generation, so that `wanted` groups pass `zero_advantage` (DAPO,
+    arXiv 2503.14476), after `rounds` in which `kept` of `generated` groups passed. 0: there are
+    enough, or the rounds are over."""
     for value, what in ((wanted, "wanted"), (kept, "kept"), (rounds, "rounds")):
         whole(value, what)
     whole(generated, "generated", kept)
@@ -218,29 +164,19 @@ def dynamic_sampling(
 # Preference for foreign groups on tasks that a node hardly solves itself.
 
 
-@dataclass(frozen=True, slots=True)
-class ByNeed(MethodSettings):
+class ByNeed(MethodSettings, kind="need"):
     """Others' groups are drawn the more often, the rarer the node solves such tasks itself."""
 
-    kind: Literal["need"] = "need"
-    floor: Annotated[float, Gt(0), Le(1)] = 0.1
-    """The weight of a group on tasks that the node always solves, where one on tasks that it never
-    solves has 1; not published."""
+    # weight of a group on tasks that the node always solves; 1 if never; ours
+    floor: PositiveShare = 0.1
+    # groups drawn uniformly for each wanted one, before the draw by need; ours
     looked_at: Annotated[int, Ge(1), Le(16)] = 4
-    """So many times as many groups as are wanted are drawn alike, and the draw by need is from
-    these; not published."""
 
 
 def by_need(passes: Sequence[float], rng: Random, set_to: ByNeed) -> list[int]:
-    """All places of `passes`, in the order of one draw after the other without replacement, each in
-    proportion to 1 - p, at least `floor`. (Efraimidis and Spirakis, 2006.)
-
-    Args:
-        passes: how often the node itself solves tasks such as each group's, in [0, 1].
-
-    Raises:
-        ValueError: one is no probability.
-    """
+    """All places of `passes` in the order of a draw without replacement, each in proportion to 1 -
+    p, at least `floor` (Efraimidis and Spirakis, 2006). p: the node's own pass rate on tasks such
+    as the group's."""
     weights = [max(set_to.floor, 1.0 - probability(each, "pass rate")) for each in passes]
     keys = [rng.expovariate(weight) for weight in weights]
     return sorted(range(len(keys)), key=keys.__getitem__)
@@ -249,25 +185,17 @@ def by_need(passes: Sequence[float], rng: Random, set_to: ByNeed) -> list[int]:
 # Less for completions that come near the bound on their length.
 
 
-@dataclass(frozen=True, slots=True)
-class Overlong(MethodSettings):
+class Overlong(MethodSettings, kind="overlong"):
     """Completions lose the more, the deeper they reach into the last tokens that they may have."""
 
-    kind: Literal["overlong"] = "overlong"
-    tokens_max: Annotated[int, Ge(1)] = 20_480
-    buffer: Annotated[int, Ge(1)] = 4_096
-    """Of these tokens, the last ones, in which a penalty grows."""
-    factor: Annotated[float, Ge(0)] = 1.0
-    """The penalty of the longest."""
+    tokens_max: Count = 20_480
+    buffer: Count = 4_096  # last tokens, in which the penalty grows
+    factor: NonNegative = 1.0  # penalty of the longest
 
 
 def overlong(lengths: Sequence[int], set_to: Overlong) -> tuple[float, ...]:
     """Reward offset of each completion (DAPO, arXiv 2503.14476): 0 up to tokens_max - buffer
-    tokens, then linear down to -factor at `tokens_max` and beyond.
-
-    Raises:
-        ValueError: a length is negative, or the buffer is longer than a completion may be.
-    """
+    tokens, then linear down to -factor at `tokens_max` and beyond."""
     if set_to.buffer > set_to.tokens_max:
         raise ValueError(f"buffer {set_to.buffer}: over tokens_max {set_to.tokens_max}")
     free = set_to.tokens_max - set_to.buffer
@@ -282,17 +210,13 @@ def overlong(lengths: Sequence[int], set_to: Overlong) -> tuple[float, ...]:
 ROUNDING: Final = 1e-9  # by which a score may lie below what it is
 
 
-@dataclass(frozen=True, slots=True)
-class Variance(MethodSettings):
+class Variance(MethodSettings, kind="variance"):
     """Groups whose rewards vary enough; the places of others go to tasks of a bank."""
 
-    kind: Literal["variance"] = "variance"
-    momentum: Annotated[float, Ge(0), Le(1)] = 0.9
-    """What is left of a task's score in the bank when a new one comes; not published."""
+    momentum: Share = 0.9  # of a task's score in the bank; ours
+    # tasks in the bank, those with the highest scores; ours
     bank_max: Annotated[int, Ge(0)] = 1_024
-    """The bank holds at most so many tasks, those with the highest scores; not published."""
-    reward_range: Annotated[float, Gt(0)] = 1.0
-    """The largest reward less the smallest that there may be."""
+    reward_range: Positive = 1.0  # largest possible reward less the smallest
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,24 +236,16 @@ class VarianceChoice:
 
 
 def variance_score(right: int, rollouts: int) -> float:
-    """The variance of a group's rewards of 0 and 1 over the largest that so many can have, within
-    [0, 1] (VCRL, arXiv 2509.19803). A group of one has none.
-
-    Raises:
-        ValueError: a group without rollouts, or with more right ones than rollouts.
-    """
+    """The variance of a group's rewards of 0 and 1 over the largest that so many can have (VCRL,
+    arXiv 2509.19803), in [0, 1]."""
     right_of(right, rollouts)
     most = _largest(rollouts)
     return right * (rollouts - right) / most if most else 0.0
 
 
 def reward_score(rewards: Sequence[float], reward_range: float = 1.0) -> float:
-    """`variance_score` of rewards that are any numbers: their variance over that of as many at both
-    ends of the range, at most 1. Equal rewards, or a single one, have none.
-
-    Raises:
-        ValueError: a reward is no finite number, or the range is not above 0.
-    """
+    """As `variance_score`, for any rewards: their variance over that of as many at both ends of the
+    range, at most 1."""
     if not reward_range > 0.0:
         raise ValueError(f"reward_range {reward_range}: not above 0")
     if is_flat(rewards):
@@ -347,14 +263,9 @@ def _largest(rollouts: int) -> int:
 def variance(
     groups: Sequence[ScoredGroup], score_min: float, bank: VarianceBank, set_to: Variance
 ) -> VarianceChoice:
-    """Groups with a score of at least `score_min` are kept, and their tasks go into the bank with
-    a score that moves slowly (VCRL), but for tasks without a name. For each group that is not kept
-    the best task of the bank is taken out, to be rolled out again: none of this batch, which would
-    come twice. Of equal scores it is the first task by name.
-
-    Raises:
-        ValueError: `score_min` is no share, or a reward is no finite number.
-    """
+    """Keep groups with a score of at least `score_min`, and put their tasks into the bank with a
+    score that moves slowly (VCRL). Each other group is replaced by the best task of the bank that
+    is not in this batch, to be rolled out again; of equal scores the first by name."""
     probability(score_min, "score_min")
     scores = [reward_score(group.rewards, set_to.reward_range) for group in groups]
     kept = tuple(

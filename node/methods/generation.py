@@ -1,54 +1,34 @@
-"""A second continuation where the policy is of two minds."""
+"""Methods that change how completions are generated."""
 
 import math
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from node.methods.checked import finite, probability, whole
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, Positive, PositiveShare, Share
 
 LOOK_AHEAD_MAX: Final = 512  # the time to compare grows with its square
 
 
-@dataclass(frozen=True, slots=True)
-class Branching(MethodSettings):
-    """A rollout branches where two tokens are nearly as likely, and a branch that says the same is
-    cut."""
+class Branching(MethodSettings, kind="branching"):
+    """A rollout branches where two tokens are almost as likely; a branch that agrees is cut."""
 
-    kind: Literal["branching"] = "branching"
-    second_min: Annotated[float, Ge(0), Le(0.5)] = 0.15
-    """The second token is likelier than this."""
-    lead_max: Annotated[float, Gt(0), Le(1)] = 0.25
-    """The first one leads by less than this."""
-    distance_min: Annotated[float, Ge(0), Le(1)] = 0.4
-    """A branch is cut where a smaller share of its tokens differs."""
-    look_ahead: tuple[int, ...] = (20, 30, 50)
-    """After so many tokens a branch is looked at."""
-    leaves_max: Annotated[int, Ge(1)] = 8
-    """Of one tree, as many as a group has completions; not published."""
-    tokens_max: Annotated[int, Ge(1)] = 1_024
-    """There is no branch after so many tokens."""
+    second_min: Annotated[float, Ge(0), Le(0.5)] = 0.15  # probability of the second token
+    lead_max: PositiveShare = 0.25  # of the first token's probability
+    distance_min: Share = 0.4  # share of differing tokens below which a branch is cut
+    look_ahead: tuple[int, ...] = (20, 30, 50)  # tokens after which a branch is looked at
+    leaves_max: Count = 8  # of one tree; ours
+    tokens_max: Count = 1_024  # no branch after so many tokens
+    # (first step, share of rollouts that are trees)
     tree_shares: tuple[tuple[int, float], ...] = ((0, 1.0), (100, 0.75), (200, 0.5), (300, 0.25))
-    """From which step on what share of rollouts are trees."""
 
 
 def branching(first: float, second: float, token: int, leaves: int, set_to: Branching) -> bool:
-    """True if a rollout branches (LATR, arXiv 2510.24302).
-
-    Args:
-        first: the probability of the likeliest token.
-        second: that of the second one.
-        token: how many tokens there are before it.
-        leaves: how many the tree has so far.
-
-    Raises:
-        ValueError: they are no probabilities of two tokens, the likelier one first; or a count
-            is negative.
-    """
+    """True if a rollout branches (LATR, arXiv 2510.24302) at a token, from the probabilities of the
+    `first` and `second` likeliest, the number of the token, and the leaves so far."""
     if probability(second, "second") > probability(first, "first") or first + second > 1.0 + 1e-6:
         raise ValueError(f"{first} and {second}: not the two likeliest of one distribution")
     has_room = whole(token, "token") < set_to.tokens_max and (
@@ -58,8 +38,7 @@ def branching(first: float, second: float, token: int, leaves: int, set_to: Bran
 
 
 def edit_distance(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
-    """Least number of insertions, deletions and replacements that make one of the other
-    (Levenshtein). Time grows with the product of the lengths."""
+    """Levenshtein distance, in time of the product of the lengths."""
     row = list(range(len(second) + 1))
     for at, one in enumerate(first, 1):
         above, row[0] = row[0], at
@@ -72,13 +51,8 @@ def edit_distance(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
 
 
 def is_cut(parent: Sequence[int], branch: Sequence[int], set_to: Branching) -> bool:
-    """True if a branch repeats its parent (LATR): the tokens after they parted differ by too small
-    a share. Ask it when the branch has one of the lengths of `look_ahead`; of a longer parent only
-    as many tokens count.
-
-    Raises:
-        ValueError: a length of `look_ahead` is below 1, or over 512.
-    """
+    """True if a branch repeats its parent (LATR): too small a share of the tokens after they parted
+    differs. Asked at the lengths of `look_ahead`, each from 1 to 512."""
     if not all(1 <= each <= LOOK_AHEAD_MAX for each in set_to.look_ahead):
         raise ValueError(f"look_ahead {set_to.look_ahead}: not within 1 and {LOOK_AHEAD_MAX}")
     if len(branch) not in set_to.look_ahead:
@@ -88,12 +62,7 @@ def is_cut(parent: Sequence[int], branch: Sequence[int], set_to: Branching) -> b
 
 
 def tree_share(step: int, set_to: Branching) -> float:
-    """The share of rollouts that are trees at a step, which is counted from 0. None before the
-    first step that has one.
-
-    Raises:
-        ValueError: the step is negative, or a share is none.
-    """
+    """The share of rollouts that are trees at a step, counted from 0."""
     whole(step, "step")
     begun = [each for each in sorted(set_to.tree_shares) if each[0] <= step]
     return probability(begun[-1][1], "tree share") if begun else 0.0
@@ -102,27 +71,17 @@ def tree_share(step: int, set_to: Branching) -> float:
 # Noise in a policy's weights, so that it tries what it would not.
 
 
-@dataclass(frozen=True, slots=True)
-class WeightNoise(MethodSettings):
+class WeightNoise(MethodSettings, kind="noise"):
     """Noise that shrinks by stages is added to the scales of normalisation layers."""
 
-    kind: Literal["noise"] = "noise"
-    sigma_first: Annotated[float, Gt(0)] = 1e-2
-    """Standard deviation in the first stage with noise."""
-    sigma_last: Annotated[float, Gt(0)] = 1e-4
-    """Standard deviation in the last stage."""
-    stages: Annotated[int, Ge(1), Le(10_000)] = 10
-    """Of equal lengths; the first one is without noise."""
+    sigma_first: Positive = 1e-2  # standard deviation in the first stage with noise
+    sigma_last: Positive = 1e-4  # in the last stage
+    stages: Annotated[int, Ge(1), Le(10_000)] = 10  # of equal lengths; the first is without noise
 
 
 def stage_noise(stage: int, set_to: WeightNoise) -> float:
-    """The standard deviation in a stage, counted from 0 (QeRL, arXiv 2510.11696): none in stage 0,
-    and from the first to the last one by equal factors after it. A single stage with noise has the
-    first one's.
-
-    Raises:
-        ValueError: there is no such stage.
-    """
+    """The standard deviation in a stage, counted from 0 (QeRL, arXiv 2510.11696): 0 in stage 0,
+    then from `sigma_first` to `sigma_last` by equal factors."""
     if not 0 <= stage < set_to.stages:
         raise ValueError(f"stage {stage} of {set_to.stages}")
     if stage == 0:
@@ -134,12 +93,8 @@ def stage_noise(stage: int, set_to: WeightNoise) -> float:
 
 
 def noise(step: int, steps: int, set_to: WeightNoise) -> float:
-    """The standard deviation at a step, which is counted from 0, of a run of so many. From the
-    run's end on it stays that of the last stage.
-
-    Raises:
-        ValueError: the step is negative, or the run has none.
-    """
+    """The standard deviation at a step, counted from 0, of a run of `steps`; that of the last stage
+    from the run's end on."""
     whole(steps, "steps", 1)
     return stage_noise(min(set_to.stages - 1, whole(step, "step") * set_to.stages // steps), set_to)
 
@@ -151,40 +106,24 @@ HALVINGS: Final = 50
 ROLLOUTS_MAX: Final = 1_024  # at once: the time grows by HALVINGS^2 for each
 
 
-@dataclass(frozen=True, slots=True)
-class Pruning(MethodSettings):
+class Pruning(MethodSettings, kind="pruning"):
     """Each rollout survives with a probability that depends on its chance to come out right."""
 
-    kind: Literal["pruning"] = "pruning"
-    kept_share: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Of rollouts, the expected share that goes on (kappa)."""
+    kept_share: PositiveShare = 0.5  # expected share of rollouts that go on (kappa)
+    # expected share of right ones among these (rho)
     positive_share: Annotated[float, Gt(0), Lt(1)] = 0.5
-    """Of those that go on, the expected share of right ones (rho), as far as it can be had."""
+    # least probability to go on; without one, wrong predictions are never found out
     spared: Annotated[float, Ge(0), Lt(1)] = 0.05
-    """The least probability to go on: 0.05 in an independent implementation. Without one, what is
-    predicted wrongly is never found out, and no weight makes up for it."""
-    uniform_steps: Annotated[int, Ge(0)] = 20
-    """So many steps nothing is given up, as no prediction is to be trusted yet."""
-    look_at: Annotated[int, Ge(1)] = 512
-    """The token at which a rollout is looked at."""
+    uniform_steps: Annotated[int, Ge(0)] = 20  # steps before predictions are trusted
+    look_at: Count = 512  # the token at which a rollout is judged
 
 
 def pruning(chances: Sequence[float], step: int, set_to: Pruning) -> tuple[float, ...]:
-    """The probability that each rollout goes on (ARRoL, arXiv 2603.24840). It is also the rollout's
-    propensity, by which its result is divided to keep the group's mean.
+    """The probability that each rollout goes on (ARRoL, arXiv 2603.24840), from its calibrated
+    `chances` to come out right and the step, counted from 0. A result is divided by it.
 
-    The paper asks for two expectations, which many choices fulfil. This one is that of the largest
-    entropy: logistic in the chance. Where the rollouts cannot have the share of right ones that
-    is asked for, it comes as near as can be.
-
-    Args:
-        chances: of each rollout, the calibrated probability that it comes out right.
-        step: counted from 0.
-
-    Raises:
-        ValueError: a chance is no probability, there are over 1,024 of them, the step is
-            negative, or more is spared than kept.
-    """
+    The paper's two expectations fit many choices; this one is that of the largest entropy: logistic
+    in the chance."""
     for each in chances:
         probability(each, "chance")
     if len(chances) > ROLLOUTS_MAX:
@@ -205,7 +144,7 @@ def pruning(chances: Sequence[float], step: int, set_to: Pruning) -> tuple[float
 
 
 def _survivals(chances: Sequence[float], slope: float, set_to: Pruning) -> tuple[float, ...]:
-    """Those of one slope whose mean is the share that is kept."""
+    """Probabilities of one slope whose mean is `kept_share`."""
     wanted = (set_to.kept_share - set_to.spared) / (1.0 - set_to.spared)
     low, high = -SLOPE_MAX - 50.0, SLOPE_MAX + 50.0
     found: list[float] = []
@@ -223,11 +162,7 @@ def _logistic(value: float) -> float:
 
 
 def survivors(propensities: Sequence[float], rng: Random) -> tuple[int, ...]:
-    """The places of the rollouts that go on, each drawn by itself.
-
-    Raises:
-        ValueError: a propensity is no probability.
-    """
+    """Places of the rollouts that go on, each drawn by itself."""
     return tuple(
         place
         for place, each in enumerate(propensities)
@@ -238,19 +173,14 @@ def survivors(propensities: Sequence[float], rng: Random) -> tuple[int, ...]:
 # Prompts without the tokens that lead the policy astray.
 
 
-@dataclass(frozen=True, slots=True)
-class Purify(MethodSettings):
+class Purify(MethodSettings, kind="purify"):
     """The tokens of a prompt that the policy sees most unlike a reference are taken out, and what
-    succeeds without them takes the place of what failed with them."""
+    succeeds without them replaces what failed with them."""
 
-    kind: Literal["purify"] = "purify"
+    # of a prompt's tokens, taken out (gamma); 0.01 to 0.05 in published runs
     share: Annotated[float, Gt(0), Le(0.5)] = 0.03
-    """Of a prompt's tokens, those taken out (gamma); published runs had 0.01 to 0.05."""
-    success_min: Annotated[float, Ge(0), Le(1)] = 0.5
-    """Prompts that go this well stay as they are (tau); not published."""
-    original_weight: Annotated[float, Ge(0), Le(1)] = 0.5
-    """Of successes with the whole prompt (a); those without some of it have 1 - a; not
-    published."""
+    success_min: Share = 0.5  # prompts that go this well stay as they are (tau); ours
+    original_weight: Share = 0.5  # a, of successes with the whole prompt; others have 1 - a; ours
 
 
 def purify(
@@ -259,18 +189,9 @@ def purify(
     set_to: Purify,
     fixed: Collection[int] = (),
 ) -> tuple[int, ...]:
-    """The places of the prompt's tokens that stay, in their order (LENS, arXiv 2601.21244). Of n
-    tokens the ceil(share n) with the largest |policy - reference| are taken out, of equal ones
-    the first, and never all.
-
-    Args:
-        policy: (n,) log-probs of the prompt's tokens under the policy.
-        reference: (n,) under the reference.
-        fixed: places of tokens that stay, as those of a chat's frame; they count in n.
-
-    Raises:
-        ValueError: a log-prob is no finite number, or there are more of one than of the other.
-    """
+    """Places of the prompt's tokens that stay, in order (LENS, arXiv 2601.21244). Of n tokens the
+    ceil(share n) with the largest |policy - reference|, log-probs (n,), go, but never all. `fixed`:
+    places that stay, such as those of a chat's frame."""
     if len(finite(policy, "policy")) != len(finite(reference, "reference")):
         raise ValueError(f"{len(policy)} log-probs of the policy, {len(reference)} of a reference")
     free = [place for place in range(len(policy)) if place not in fixed]
@@ -281,21 +202,15 @@ def purify(
 
 
 def is_purified(right: Sequence[bool], set_to: Purify) -> bool:
-    """True if a prompt is tried without some of its tokens, because too few of its completions are
-    right. A prompt without completions is not."""
+    """True if a prompt is tried without some tokens: too few of its completions are right."""
     return bool(right) and sum(right) < set_to.success_min * len(right)
 
 
 def replaced(
     original: Sequence[bool], purified: Sequence[bool], rng: Random
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Places of the failures with the whole prompt that leave a group, and of the successes with a
-    shortened prompt that replace them: as many of each, drawn if there are more.
-
-    Args:
-        original: of each completion to the whole prompt, whether it is right.
-        purified: of each one to the prompt without some of its tokens.
-    """
+    """Places of the failures with the whole prompt that leave a group, and of the successes with
+    the shortened one that replace them: as many of each, drawn if there are more."""
     failures = [place for place, right in enumerate(original) if not right]
     successes = [place for place, right in enumerate(purified) if right]
     count = min(len(failures), len(successes))
@@ -314,31 +229,21 @@ def success_weight(is_original: bool, set_to: Purify) -> float:
 # Completions of before, of which the policy of now still says a part.
 
 
-@dataclass(frozen=True, slots=True)
-class Speculative(MethodSettings):
+class Speculative(MethodSettings, kind="speculative"):
     """An earlier completion is kept as far as the policy of now agrees with it."""
 
-    kind: Literal["speculative"] = "speculative"
+    # log of the loss in probability that a token may have; best: GRPO 0.5, PPO 0.3, DAPO 0.15.
+    # Learning suffers from 1 on.
     lenience: Annotated[float, Ge(-20), Le(20)] = 0.5
-    """A token may have become less likely by this, as a logarithm: 0.5 was best with GRPO, 0.3 with
-    PPO and 0.15 with DAPO. At 1 and above, what is learned suffers."""
-    probability_min: Annotated[float, Ge(0), Le(1)] = 0.0
-    """A token that is less likely than this now is never kept; not published."""
+    probability_min: Share = 0.0  # less likely tokens are never kept; ours
 
 
 def keeping_probabilities(
     old: Sequence[float], new: Sequence[float], set_to: Speculative
 ) -> tuple[float, ...]:
     """min(1, e^(lenience + new - old)) of each token: how likely it is kept where those before it
-    are (SPEC-RL, arXiv 2509.23232).
-
-    Args:
-        old: (tokens,) log-probs where the completion was generated.
-        new: (tokens,) of the same tokens, under the policy of now; -inf: impossible by now.
-
-    Raises:
-        ValueError: they are of unlike lengths, `old` has no finite number, or `new` is none.
-    """
+    are (SPEC-RL, arXiv 2509.23232). `old`: (tokens,) log-probs where it was generated; `new`: those
+    under the present policy, -inf where impossible. ValueError: no token has these."""
     if len(old) != len(new):
         raise ValueError(f"{len(old)} log-probs of before and {len(new)} of now")
     found = []
@@ -354,19 +259,9 @@ def keeping_probabilities(
 def speculative(
     old: Sequence[float], new: Sequence[float], uniforms: Sequence[float], set_to: Speculative
 ) -> int:
-    """Number of tokens that are kept, from the first on (SPEC-RL): those before the first that
-    `keeping_probabilities` does not keep. The present policy continues from there, and `new` are
-    the behaviour log-probs of kept tokens.
-
-    What follows is drawn from the policy itself and not from what it says more than before, so
-    that the result is a little biased even without lenience.
-
-    Args:
-        uniforms: (tokens,) random numbers from [0, 1).
-
-    Raises:
-        ValueError: as `keeping_probabilities`; or `uniforms` are too few, or not in [0, 1).
-    """
+    """Number of tokens that are kept (SPEC-RL): those before the first that is not kept by
+    `keeping_probabilities` and `uniforms` (tokens,), random numbers in [0, 1). The present policy
+    goes on from there, which biases the result a little even without lenience."""
     probabilities = keeping_probabilities(old, new, set_to)
     if len(uniforms) < len(probabilities):
         raise ValueError(f"{len(uniforms)} random numbers for {len(probabilities)} tokens")
@@ -380,12 +275,7 @@ def speculative(
 
 
 def kept_share(kept: Sequence[int], lengths: Sequence[int]) -> float:
-    """Of all tokens of earlier completions those that were kept, within [0, 1]: how near a policy
-    of before, or a peer's, is to that of now. 0 where there are none.
-
-    Raises:
-        ValueError: more is kept than there was, or they are of unlike numbers.
-    """
+    """Share of the tokens of earlier completions that were kept, 0 where there are none."""
     if len(kept) != len(lengths):
         raise ValueError(f"{len(kept)} kept of {len(lengths)} completions")
     if any(not 0 <= each <= length for each, length in zip(kept, lengths, strict=True)):

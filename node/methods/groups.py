@@ -18,15 +18,15 @@ def lengths(group: ScoredGroup) -> tuple[int, ...]:
 
 
 def mean_logprobs(group: ScoredGroup) -> tuple[float, ...]:
-    """Mean log-prob of a token, for each completion, under the policy that generated it. Empty
-    where one is not finite or all are zero: some engines fill in zeros."""
+    """Mean log-prob of each completion's tokens where it was generated. Empty where one is not
+    finite or all are zero: some engines fill in zeros."""
     means = tuple(fmean(each.logprobs or (math.nan,)) for each in group.group.completions)
     return means if all(map(math.isfinite, means)) and any(means) else ()
 
 
 def by_source(groups: Sequence[ScoredGroup]) -> dict[str, list[int]]:
-    """The places of each source's groups. Figures of a batch are taken within one source, so that
-    no peer changes the advantages of another one's completions."""
+    """Places of each source's groups. Figures of a batch are taken within one source, so that no
+    peer changes the advantages of another one's completions."""
     found: dict[str, list[int]] = {}
     for place, group in enumerate(groups):
         found.setdefault(group.source, []).append(place)

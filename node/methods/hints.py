@@ -4,63 +4,43 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from node.methods.checked import probability, whole
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, PositiveShare, Share
 from swarm.rollouts import Task
 
 TASKS_MAX: Final = 2**14  # whose success is kept; of more, those done longest ago are given up
 
 
-@dataclass(frozen=True, slots=True)
-class Hints(MethodSettings):
-    """The beginning of a solution is given away: the more, the harder the task, and less and less
-    as the run goes on."""
+class Hints(MethodSettings, kind="hints"):
+    """The beginning of a solution is given away: more for harder tasks, less as the run goes on."""
 
-    kind: Literal["hints"] = "hints"
-    share_max: Annotated[float, Ge(0), Le(1)] = 0.75
-    """Of a solution's tokens, for a task that nobody solves; not published."""
-    success_max: Annotated[float, Gt(0), Le(1)] = 0.5
-    """A task that goes this well gets no hint; not published."""
-    steps: Annotated[int, Ge(1)] = 500
-    """After so many no task gets one; not published."""
+    share_max: Share = 0.75  # of a solution's tokens, for a task that nobody solves; ours
+    success_max: PositiveShare = 0.5  # a task that goes this well gets no hint; ours
+    steps: Count = 500  # after which no task gets one; ours
 
 
 def hints(success: float, step: int, set_to: Hints) -> float:
     """The share of its solution that a task's prompt gives away: linear in the success without a
-    hint, and in the step, counted from 0. After ADHint (arXiv 2512.13095), whose abstract gives no
-    formula.
-
-    Raises:
-        ValueError: `success` is no probability, or the step is negative.
-    """
+    hint and in the step, counted from 0. After ADHint (arXiv 2512.13095), whose abstract has no
+    formula."""
     hardness = max(0.0, 1.0 - probability(success, "success") / set_to.success_max)
     left = max(0.0, 1.0 - whole(step, "step") / set_to.steps)
     return set_to.share_max * hardness * left
 
 
 def hint_tokens(tokens: int, share: float) -> int:
-    """Number of a solution's tokens that are given away, from the first on; never the last one.
-
-    Raises:
-        ValueError: the number is negative, or the share is none.
-    """
+    """Number of a solution's first tokens that are given away, never the last one."""
     wanted = math.floor(probability(share, "share") * whole(tokens, "tokens") + 1e-9)
     return min(wanted, max(0, tokens - 1))
 
 
 def beginning(text: str, share: float) -> str:
-    """The share of a solution's characters from its first on, cut back to whole words and the gap
-    behind them where there are several; never all of it.
-
-    Raises:
-        ValueError: as `hint_tokens`.
-    """
+    """A share of a solution's characters, cut back to whole words; never all of it."""
     count = hint_tokens(len(text), share)
     gaps = [gap.end() for gap in re.finditer(r"\s+", text) if 0 < gap.start() <= count]
     inner = [end for end in gaps if end < len(text)]
@@ -68,10 +48,8 @@ def beginning(text: str, share: float) -> str:
 
 
 class BareSuccess:
-    """Last success at tasks without a hint. Pure and bounded.
-
-    After a task had a hint there is nothing on it, so that it is done without one the next time.
-    """
+    """Last success at tasks without a hint. Bounded. A task that got a hint is forgotten, so that
+    it is done without one the next time."""
 
     def __init__(self, tasks_max: int = TASKS_MAX) -> None:
         self._tasks_max = tasks_max
@@ -95,8 +73,8 @@ class BareSuccess:
         set_to: Hints,
         answer_in: Callable[[str], str | None] = str,
     ) -> str:
-        """The given-away part of the shortest of `solutions`; often empty, and empty if it holds
-        the solution's answer (`answer_in`; None: a text has none)."""
+        """The given-away part of the shortest of `solutions`; empty if it holds the solution's
+        answer, as `answer_in` reads it, or where the task needs none."""
         success = self._shares.get(task)
         if success is None or not solutions:
             return ""
@@ -109,23 +87,17 @@ class BareSuccess:
         return hint
 
 
-@dataclass(frozen=True, slots=True)
-class Nudges(MethodSettings):
+class Nudges(MethodSettings, kind="nudges"):
     """Some strategies are named, each to some rollouts; and some of these do without."""
 
-    kind: Literal["nudges"] = "nudges"
     strategies: Annotated[int, Ge(1), Le(256)] = 2
-    rollouts: Annotated[int, Ge(1), Le(4_096)] = 4
-    """Of each strategy."""
-    dropped: Annotated[float, Ge(0), Le(1)] = 0.5
-    """How likely a rollout gets the bare prompt after all. 0.5 in the published configuration,
-    0.25 in the default of its code."""
+    rollouts: Annotated[int, Ge(1), Le(4_096)] = 4  # of each strategy
+    dropped: Share = 0.5  # share of bare prompts: 0.5 as published, 0.25 in its code
 
 
 def nudges(rng: Random, set_to: Nudges) -> tuple[int | None, ...]:
-    """Of each rollout of one task, strategy by strategy, which one its prompt names; None: the bare
-    prompt. Of each strategy's rollouts a binomial number goes without (NudgeRL, arXiv 2605.15726),
-    so that the policy is also measured as it will be used."""
+    """The strategy that each rollout's prompt names, strategy by strategy (NudgeRL, arXiv
+    2605.15726); None: the bare prompt, so that the policy is also measured as it will be used."""
     return tuple(
         None if rng.random() < set_to.dropped else strategy
         for strategy in range(set_to.strategies)

@@ -1,8 +1,6 @@
-"""Importance weights of one completion's tokens: (T,) without gradient, 0 leaves a token out.
+"""Importance weights of one completion's tokens: (T,) without gradient, 0 masks a token.
 
-Each function takes `logs`, log rho of each token: the log-prob before the update less the log-prob
-where the token was generated. `advantages` are (T,) as well.
-"""
+Each function takes `logs` (T,), log rho: log-prob before the update less the behaviour log-prob."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -75,7 +73,6 @@ IMPORTANCE_WEIGHTS: Final[Mapping[str, OfLogRatios]] = {
 def importance_weights(
     proximal: Tensor, behaviour: Tensor, advantages: Tensor, set_to: MethodSettings
 ) -> Tensor:
-    """The weights of the method that `set_to` belongs to, from log-probs (T,) before the update
-    and where the tokens were generated."""
+    """The weights by the method that `set_to` belongs to."""
     logs = log_ratio(proximal, behaviour).detach()
     return IMPORTANCE_WEIGHTS[set_to.kind](logs, advantages, set_to)

@@ -1,160 +1,116 @@
-"""Settings of losses, free of torch. Their functions are in `objectives.py`.
+"""Settings of losses and of importance weights, free of torch.
 
-Losses that take a ratio to the policy that generated the tokens believe log-probs that a peer may
-have made up. A dual clip (of DAPO's recipe; none in the GRPO paper) or a largest weight (none in
-the M2PO paper) bounds what comes of it; a large number is as none.
-"""
+A ratio to the policy that generated the tokens uses log-probs that a peer may have made up. A dual
+clip or a largest weight bounds the damage; a large number is as none."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from node.methods.method import MethodSettings
+from node.methods.method import MethodSettings, NonNegative, Share
+from node.methods.method import Positive as WeightBound
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_norm"]
-Share = Annotated[float, Ge(0), Le(1)]
 LARGE: Final = 1e6  # as a bound that is as none; times what losses are made of it stays finite
 Positive = Annotated[float, Gt(0), Le(LARGE)]
 Above = Annotated[float, Gt(1), Le(LARGE)]
 Low = Annotated[float, Gt(0), Lt(1)]
 
 
-@dataclass(frozen=True, slots=True)
 class LossSettings(MethodSettings):
     """Settings of all losses."""
 
-    aggregation: Aggregation = "token_mean"
-    """How token losses become one number: each token weighs the same (`token_mean`), or each
-    completion, as the mean (`sequence_mean`) or the sum (`sequence_sum`) of its tokens, or as that
-    sum over the run's limit of tokens (`constant_norm`)."""
+    aggregation: Aggregation = "token_mean"  # see `losses.token_weights`
 
 
-@dataclass(frozen=True, slots=True)
 class StaleLoss(LossSettings):
     """Settings of losses that use behaviour log-probs."""
 
-    unknown_share_max: Share = 0.5
-    """Of a batch's completions that share may come without such log-probs."""
+    unknown_share_max: Share = 0.5  # of a batch's completions without behaviour log-probs
 
 
-@dataclass(frozen=True, slots=True)
-class SapoLoss(LossSettings):
+class SapoLoss(LossSettings, kind="sapo"):
     """The clipped surrogate around the policy before the update, for own tokens and foreign."""
 
-    kind: Literal["sapo"] = "sapo"
     clip_low: Low = 0.2
     clip_high: Positive = 0.28
 
 
-@dataclass(frozen=True, slots=True)
-class GrpoLoss(StaleLoss):
+class GrpoLoss(StaleLoss, kind="grpo"):
     """The clipped surrogate of GRPO, around the policy that generated."""
 
-    kind: Literal["grpo"] = "grpo"
     aggregation: Aggregation = "sequence_mean"
     clip_low: Low = 0.2
     clip_high: Positive = 0.2
     dual_clip: Above = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class DapoLoss(StaleLoss):
-    """The same with DAPO's clip, and the mean over tokens."""
+class DapoLoss(GrpoLoss, kind="dapo"):
+    """As `grpo`, with DAPO's clip and the mean over tokens."""
 
-    kind: Literal["dapo"] = "dapo"
-    clip_low: Low = 0.2
+    aggregation: Aggregation = "token_mean"
     clip_high: Positive = 0.28
-    dual_clip: Above = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class DecoupledLoss(StaleLoss):
+class DecoupledLoss(StaleLoss, kind="decoupled"):
     """The clip is around the policy before the update; a weight corrects for what generated."""
 
-    kind: Literal["decoupled"] = "decoupled"
     clip_low: Low = 0.2
     clip_high: Positive = 0.2
-    behaviour_weight_max: Positive = 5.0
-    """Tokens with a larger weight are left out."""
+    behaviour_weight_max: Positive = 5.0  # tokens with a larger weight are masked
 
 
-@dataclass(frozen=True, slots=True)
-class TisLoss(StaleLoss):
-    """The same, with weights cut at the bound."""
+class TisLoss(DecoupledLoss, kind="tis"):
+    """As `decoupled`, with weights cut at the bound."""
 
-    kind: Literal["tis"] = "tis"
-    clip_low: Low = 0.2
     clip_high: Positive = 0.28
     behaviour_weight_max: Positive = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class M2poLoss(StaleLoss):
+class M2poLoss(StaleLoss, kind="m2po"):
     """No clip; the farthest tokens go until the second moment of the rest is in a bound."""
 
-    kind: Literal["m2po"] = "m2po"
     second_moment_max: Positive = 0.04
     behaviour_weight_max: Positive = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class GspoLoss(StaleLoss):
-    """The clip is of whole completions, by the geometric mean of their tokens' ratios."""
+class GspoLoss(GrpoLoss, kind="gspo"):
+    """The clip is of whole completions, by the geometric mean of their tokens' ratios. Its dual
+    clip is ours."""
 
-    kind: Literal["gspo"] = "gspo"
-    aggregation: Aggregation = "sequence_mean"
     clip_low: Low = 3e-4
     clip_high: Positive = 4e-4
-    dual_clip: Above = 10.0
-    """What is worse than its group counts at most so many times; not published."""
 
 
-@dataclass(frozen=True, slots=True)
-class GepoLoss(StaleLoss):
-    """`gspo` with one behaviour log-prob for each group in place of one for each completion."""
-
-    kind: Literal["gepo"] = "gepo"
-    aggregation: Aggregation = "sequence_mean"
-    clip_low: Low = 0.2
-    clip_high: Positive = 0.2
-    dual_clip: Above = 10.0
-    """What is worse than its group counts at most so many times; not published."""
+class GepoLoss(GrpoLoss, kind="gepo"):
+    """`gspo` with one behaviour log-prob for each group in place of one for each completion. Its
+    dual clip is ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class CispoLoss(StaleLoss):
+class CispoLoss(StaleLoss, kind="cispo"):
     """The ratio is cut and not the token: each keeps its gradient."""
 
-    kind: Literal["cispo"] = "cispo"
-    ratio_max: Positive = 5.0
-    """A token's weight is at most this. Its authors tune it and publish none."""
+    ratio_max: Positive = 5.0  # of a token; its authors tune it and publish none
 
 
-@dataclass(frozen=True, slots=True)
-class SoftGateLoss(StaleLoss):
+class SoftGateLoss(StaleLoss, kind="soft_gate"):
     """A smooth gate in place of the clip."""
 
-    kind: Literal["soft_gate"] = "soft_gate"
     sharpness_positive: Positive = 1.0
     sharpness_negative: Positive = 1.05
 
 
-@dataclass(frozen=True, slots=True)
-class ToprLoss(StaleLoss):
+class ToprLoss(StaleLoss, kind="topr"):
     """Right answers count in full, without any ratio; wrong ones as far as the policy might still
     say the whole of them, by a ratio up to 1."""
 
-    kind: Literal["topr"] = "topr"
     unknown_share_max: Share = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class BapoLoss(StaleLoss):
+class BapoLoss(StaleLoss, kind="bapo"):
     """The clip's bounds follow each source's batch, until positive tokens have their share."""
 
-    kind: Literal["bapo"] = "bapo"
     positive_share: Share = 0.5
     ratio_low: Low = 0.6
     ratio_low_max: Low = 0.9
@@ -179,89 +135,62 @@ LOSSES: Final[Mapping[str, type[LossSettings]]] = {
     "bapo": BapoLoss,
 }
 DEFAULT_LOSS: Final = "sapo"
-# Of a learner, whose groups were made by versions up to S steps old: a ratio to the policy right
-# before the update, as `sapo` has it, corrects and clips nothing there. `dapo` has the same mean
-# and the same clip, around the policy that generated. Plain GRPO, which clips there too, lost
-# nothing measurable up to S = 11; `decoupled`, whose clip does not act with one update a step, and
-# `m2po` let the policy run further from its data and lost 8 points (EXPERIMENTS.md, staleness).
+# A learner's groups are up to S steps old, which `sapo`, with its ratio to the policy right before
+# the update, does not correct. `dapo` has the same mean and clip around the policy that generated.
+# Plain GRPO lost nothing up to S = 11; `decoupled` and `m2po` lost 8 points (EXPERIMENTS.md).
 DEFAULT_LEARNER_LOSS: Final = "dapo"
 
 
-# Settings of importance weights, free of torch. Functions are in `weighing.py`. rho is a token's
-# probability before the update over that where it was generated. Weights are within one
-# completion, so that no peer changes another's.
-
-WeightBound = Annotated[float, Gt(0)]
-Probability = Annotated[float, Ge(0), Le(1)]
+# Settings of `importance_weights.py`. rho is a token's probability before the update over that
+# where it was generated. Weights are within one completion: no peer changes another's.
 
 
-@dataclass(frozen=True, slots=True)
-class Truncated(MethodSettings):
+class Truncated(MethodSettings, kind="truncated"):
     """A token's loss counts by rho, and by no more than a bound (TIS)."""
 
-    kind: Literal["truncated"] = "truncated"
     weight_max: WeightBound = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class IcePop(MethodSettings):
+class IcePop(MethodSettings, kind="icepop"):
     """A token's loss counts by rho within a band, and not at all outside."""
 
-    kind: Literal["icepop"] = "icepop"
     weight_min: WeightBound = 0.5
     weight_max: WeightBound = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Masked(MethodSettings):
+class Masked(MethodSettings, kind="masked"):
     """A token counts in full where rho is within a band, and not at all outside: rejection
     of tokens, as verl has it. With rho itself for a weight it is `icepop`."""
 
-    kind: Literal["masked"] = "masked"
     weight_min: WeightBound = 0.5
     weight_max: WeightBound = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Veto(MethodSettings):
+class Veto(MethodSettings, kind="veto"):
     """A completion with any token that has become all but impossible is left out."""
 
-    kind: Literal["veto"] = "veto"
     weight_min: WeightBound = 1e-4
 
 
-@dataclass(frozen=True, slots=True)
-class Geometric(MethodSettings):
+class Geometric(MethodSettings, kind="geometric"):
     """A completion is left out where the geometric mean of rho is outside of a band."""
 
-    kind: Literal["geometric"] = "geometric"
     weight_min: WeightBound = 0.999
     weight_max: WeightBound = 1.001
 
 
-@dataclass(frozen=True, slots=True)
-class K3(MethodSettings):
+class K3(MethodSettings, kind="k3"):
     """A completion is left out where the mean of rho - log rho - 1 is above a bound."""
 
-    kind: Literal["k3"] = "k3"
     divergence_max: WeightBound = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Opsm(MethodSettings):
+class Opsm(MethodSettings, kind="opsm"):
     """A wrong completion is left out where the policy has moved away from it (OPSM)."""
 
-    kind: Literal["opsm"] = "opsm"
-    moved_max: Annotated[float, Ge(0)] = 1e-4
-    """In nats a token, on average."""
+    moved_max: NonNegative = 1e-4  # nats a token, on average
 
 
 CORRECTIONS: Final[Mapping[str, type[MethodSettings]]] = {
-    "truncated": Truncated,
-    "icepop": IcePop,
-    "masked": Masked,
-    "veto": Veto,
-    "geometric": Geometric,
-    "k3": K3,
-    "opsm": Opsm,
+    each.kind: each for each in (Truncated, IcePop, Masked, Veto, Geometric, K3, Opsm)
 }

@@ -1,9 +1,6 @@
-"""The clipped policy loss and how token losses become one number. Small pure functions.
+"""Losses of tokens (T,), and the weights by which token losses become one number.
 
-The clipped surrogate is the one of PPO with separate bounds below and above (GRPO: 0.2 and 0.2,
-DAPO and the paper on rollout sharing: 0.2 and 0.28). Losses that weigh stale data by what generated
-it are in `corrections.py`; which loss has which name, `objectives.py` says. Token tensors are (T,).
-"""
+The loss of each name is in `OBJECTIVES`, its settings are in `loss_settings.py`."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +15,11 @@ from node.methods.loss_settings import Aggregation
 LOG_RATIO_MAX = 20.0  # clamp before exp, so that an absurd ratio stays finite
 
 
+def log_ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
+    """log(above / below) from log-probs, within +-`LOG_RATIO_MAX`."""
+    return (above - below).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+
+
 def clipped_surrogate(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
@@ -26,7 +28,7 @@ def clipped_surrogate(
     clip_high: float,
 ) -> torch.Tensor:
     """-min(r A, clip(r, 1 - low, 1 + high) A) of each token, r = exp(logprob - old logprob)."""
-    ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    ratio = log_ratio(logprobs, old_logprobs).exp()
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
@@ -39,7 +41,7 @@ def clipped_tokens(
     clip_high: float,
 ) -> torch.Tensor:
     """Mask of the tokens whose gradient the clip removes."""
-    ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    ratio = log_ratio(logprobs, old_logprobs).exp()
     above = (advantages > 0) & (ratio > 1.0 + clip_high)
     below = (advantages < 0) & (ratio < 1.0 - clip_low)
     return above | below
@@ -53,9 +55,7 @@ def dual_clipped_surrogate(
     clip_high: float,
     dual_clip: float,
 ) -> torch.Tensor:
-    """The clipped surrogate, and at most `dual_clip` |A| where A < 0 (dual-clip PPO, arXiv
-    1912.09729; DAPO's recipe takes 10). Without it a negative token weighs as much as its ratio
-    is large, without bound."""
+    """Clipped surrogate, at most `dual_clip` |A| where A < 0 (dual-clip PPO, arXiv 1912.09729)."""
     each = clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high)
     if math.isinf(dual_clip):
         return each
@@ -66,21 +66,17 @@ def dual_clipped_tokens(
     logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, dual_clip: float
 ) -> torch.Tensor:
     """Mask of the tokens whose gradient the dual clip removes."""
-    ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    ratio = log_ratio(logprobs, old_logprobs).exp()
     return (advantages < 0) & (ratio > dual_clip)
 
 
 def token_weights(
     lengths: Sequence[int], aggregation: Aggregation, tokens_max: int | None = None
 ) -> list[float]:
-    """The weight of each token of each completion, from the lengths of the whole batch.
-
-    `token_mean` (DAPO): every token counts the same. `sequence_mean` (the GRPO paper): every
-    completion counts the same, whatever its length. `sequence_sum`: its tokens are added up.
-    `constant_norm` (Dr.GRPO): that over `tokens_max`, the most that a completion may have; None:
-    the longest of the batch. The loss is the weighted sum of token losses, so it does not depend on
-    how the batch is cut.
-    """
+    """The weight of each completion's tokens, from the lengths of the whole batch. `token_mean`
+    (DAPO): each token weighs the same. `sequence_mean` (GRPO): each completion does.
+    `sequence_sum`: its tokens are added up. `constant_norm` (Dr.GRPO): the sum over `tokens_max`,
+    or over the longest completion."""
     if aggregation == "token_mean":
         total = sum(lengths)
         return [1.0 / total for _ in lengths]
@@ -96,8 +92,8 @@ def token_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def token_moments(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of each target (...,) under its logits (..., V), in fp32: its log-prob, and the mean and the
-    variance that the log-prob of a sample has there (..., 3)."""
+    """Log-prob of each target (...,) under its logits (..., V), and mean and variance of a sample's
+    log-prob there: (..., 3), in fp32."""
     logs = torch.log_softmax(logits.float(), dim=-1)
     probs = logs.exp()
     mean = torch.where(probs > 0, probs * logs, 0.0).sum(dim=-1)
@@ -110,8 +106,7 @@ def token_moments(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class TokenLosses(NamedTuple):
-    """Of each token (T,): its loss, whether the clip leaves it no gradient, and whether it is left
-    out. What is left out has loss zero and still counts in the denominator."""
+    """Columns (T,). A masked token has loss 0 and still counts in the denominator."""
 
     each: torch.Tensor
     clipped: torch.Tensor
@@ -132,20 +127,6 @@ class Mismatch:
     max: float
 
 
-def filled(
-    proximal: torch.Tensor, behaviour: torch.Tensor, known: torch.Tensor | bool
-) -> torch.Tensor:
-    """Behaviour log-probs, and the proximal ones where they are not `known` (booleans)."""
-    if isinstance(known, bool):
-        return behaviour if known else proximal
-    return torch.where(known, behaviour, proximal)
-
-
-def log_ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
-    """log(above / below) from log-probs, within +-`LOG_RATIO_MAX`."""
-    return (above - below).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
-
-
 def behaviour_weights(proximal: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
     """w = proximal / behaviour of each token, without gradient."""
     return log_ratio(proximal, behaviour).exp().detach()
@@ -160,13 +141,9 @@ def decoupled(
     clip_high: float,
     behaviour_weight_max: float,
 ) -> TokenLosses:
-    """Decoupled PPO (Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298): the clip is around
-    the proximal policy, and w corrects for what generated the data.
-
-    w (-min(r A, clip(r, 1 - low, 1 + high) A)) with r = current / proximal. Tokens with w above
-    `behaviour_weight_max` are left out, as AReaL does: so far from the policy that their weight
-    alone would decide the step.
-    """
+    """w (-min(r A, clip(r, 1 - low, 1 + high) A)), r = current / proximal, w = proximal / behaviour
+    (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298). Tokens with w above
+    `behaviour_weight_max` are masked, as in AReaL."""
     weights = behaviour_weights(proximal, behaviour)
     masked = weights > behaviour_weight_max
     each = clipped_surrogate(logprobs, proximal, advantages, clip_low, clip_high)
@@ -183,12 +160,11 @@ def truncated_importance(
     clip_high: float,
     behaviour_weight_max: float,
 ) -> TokenLosses:
-    """Truncated importance sampling (TIS): as `decoupled`, but a weight above
-    `behaviour_weight_max` becomes that, and no token is left out."""
+    """As `decoupled`, but w is cut at `behaviour_weight_max` and no token is masked (TIS)."""
     weights = behaviour_weights(proximal, behaviour).clamp(max=behaviour_weight_max)
     each = clipped_surrogate(logprobs, proximal, advantages, clip_low, clip_high)
     clipped = clipped_tokens(logprobs, proximal, advantages, clip_low, clip_high)
-    return TokenLosses(weights * each, clipped, torch.zeros_like(clipped))
+    return _unmasked(weights * each, clipped)
 
 
 def second_moment_kept(
@@ -198,16 +174,12 @@ def second_moment_kept(
     second_moment_max: float,
     sources: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Mask of the tokens that M2PO trains on, by the paper's definition.
+    """Mask of the tokens that M2PO trains on (arXiv 2510.01161). Among tokens that the update would
+    push further from the behaviour policy, the largest (log r)^2 go until the mean of the rest is
+    at most `second_moment_max`; of equal ones the earlier goes first.
 
-    Among trust-region tokens, those that the update would push further from the behaviour policy
-    (A > 0 and r > 1, or A < 0 and r < 1, r = current / behaviour), the largest (log r)^2 go until
-    the mean of the rest is at most `second_moment_max`; of equal ones the earlier goes first. All
-    other tokens stay.
-
-    The threshold depends on the whole batch, so give all of its tokens. With `sources` (integers)
-    each has its own, so that no source moves the bound of another.
-    """
+    Give all tokens of the batch. With `sources` (T,), integers, each source has a threshold of its
+    own, so that none moves another's."""
     log_ratios = log_ratio(logprobs.detach(), behaviour).double()
     outward = (advantages > 0) & (log_ratios > 0) | (advantages < 0) & (log_ratios < 0)
     kept = torch.ones_like(outward)
@@ -219,7 +191,6 @@ def second_moment_kept(
 
 
 def _dropped(squares: torch.Tensor, mean_max: float) -> torch.Tensor:
-    """Indices of the fewest largest values without which the mean is at most `mean_max`."""
     ordered, order = squares.sort(descending=True, stable=True)
     counts = torch.arange(len(ordered), 0, -1, device=squares.device)
     rest = ordered.flip(0).cumsum(0).flip(0) / counts  # the mean from each place on
@@ -233,12 +204,9 @@ def second_moment(
     kept: torch.Tensor,
     ratio_max: float = math.inf,
 ) -> TokenLosses:
-    """M2PO (Second-Moment Trust Policy Optimization): -r A with r = current / behaviour on the
-    tokens that are `kept` (`second_moment_kept`), and no clip of single tokens.
-
-    `ratio_max` is no part of the paper: tokens with a larger r are left out too. Of a source that
-    makes its log-probs up, many tokens that fit hide a few that do not in a mean.
-    """
+    """-r A with r = current / behaviour on the `kept` tokens (M2PO), without a clip. Tokens with r
+    above `ratio_max` are masked too. The paper has no such bound: in a mean, many tokens that fit
+    hide a few with made-up log-probs."""
     log_ratios = log_ratio(logprobs, behaviour)
     masked = ~kept | (log_ratios.detach() > math.log(ratio_max))
     each = (-log_ratios.exp() * advantages).masked_fill(masked, 0.0)
@@ -246,7 +214,6 @@ def second_moment(
 
 
 def mismatch(proximal: torch.Tensor, behaviour: torch.Tensor) -> Mismatch:
-    """Distance of two policies on tokens of the second, both (T,)."""
     if proximal.numel() == 0:
         return Mismatch(0, *[math.nan] * 6)
     logs = log_ratio(proximal, behaviour).double()
@@ -263,149 +230,22 @@ def mismatch(proximal: torch.Tensor, behaviour: torch.Tensor) -> Mismatch:
     )
 
 
-# Losses that treat the ratio to what generated a token in another way than a clip of it.
-
-
-def sequence_clipped(
-    logprobs: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float = math.inf,
-) -> TokenLosses:
-    """Of one completion: -min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean log-ratio); at most
-    `dual_clip` |A| where A < 0. Each token has the gradient as if s were its own ratio (GSPO-token,
-    arXiv 2507.18071)."""
-    whole = log_ratio(logprobs, behaviour).mean().detach().exp()
-    ratios = whole * (logprobs - logprobs.detach()).exp()
-    cut = ratios.clamp(1.0 - clip_low, 1.0 + clip_high)
-    above, below = whole > 1.0 + clip_high, whole < 1.0 - clip_low
-    clipped = (advantages > 0) & above | (advantages < 0) & below
-    each = -torch.minimum(ratios * advantages, cut * advantages)
-    if math.isfinite(dual_clip):
-        clipped = clipped | (advantages < 0) & (whole > dual_clip)
-        each = torch.where(advantages < 0, torch.minimum(each, -dual_clip * advantages), each)
-    return TokenLosses(each, clipped, torch.zeros_like(clipped))
-
-
 def expected(behaviours: Sequence[torch.Tensor]) -> float:
-    """log(sum q^2 / sum q) over a group's completions (GEPO, arXiv 2508.17850). q is the geometric
-    mean of a completion's token probabilities where it was generated. Used in place of each
-    completion's own q, it keeps the weights of unlikely completions small.
-
-    Raises:
-        ValueError: there is none, or one has no tokens.
-    """
+    """log(sum q^2 / sum q) over a group's completions (GEPO, arXiv 2508.17850), q the geometric
+    mean of a completion's behaviour probabilities. In place of each completion's own q it bounds
+    the weights of unlikely completions."""
     if not behaviours or not all(len(each) for each in behaviours):
         raise ValueError("an expectation needs completions with tokens")
     means = torch.stack([each.double().mean() for each in behaviours])
     return float(torch.logsumexp(2.0 * means, 0) - torch.logsumexp(means, 0))
 
 
-def cut_ratio(
-    logprobs: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor, ratio_max: float
-) -> TokenLosses:
-    """-min(r, ratio_max) A log p, the weight without gradient (CISPO, arXiv 2506.13585): no token
-    loses its gradient, so none is clipped."""
-    weights = log_ratio(logprobs, behaviour).exp().detach().clamp(max=ratio_max)
-    each = -weights * advantages * logprobs
-    nothing = torch.zeros_like(each, dtype=torch.bool)
-    return TokenLosses(each, nothing, nothing)
-
-
-def soft_gated(
-    logprobs: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    sharpness_positive: float,
-    sharpness_negative: float,
-) -> TokenLosses:
-    """-(4 / k) sigmoid(k (r - 1)) A, k by the sign of A (soft adaptive policy optimization, arXiv
-    2511.20347). At r = 1 its gradient is that of the plain policy gradient."""
-    ratios = log_ratio(logprobs, behaviour).exp()
-    sharpness = torch.full_like(ratios, sharpness_negative)
-    sharpness = sharpness.masked_fill(advantages > 0, sharpness_positive)
-    each = -(4.0 / sharpness) * torch.sigmoid(sharpness * (ratios - 1.0)) * advantages
-    nothing = torch.zeros_like(each, dtype=torch.bool)
-    return TokenLosses(each, nothing, nothing)
-
-
 def guided(logprobs: torch.Tensor, advantages: torch.Tensor, shaping: float) -> TokenLosses:
-    """-A p / (p + shaping), p the token's probability (LUFFY, arXiv 2504.14945), for tokens that
-    another policy wrote. The gradient is that of log p times p shaping / (p + shaping)^2: unlikely
-    tokens are learned too, and likely ones hardly move."""
+    """-A p / (p + shaping), p the token's probability, for tokens of another policy (LUFFY, arXiv
+    2504.14945). Its gradient, that of log p times p shaping / (p + shaping)^2, also teaches
+    unlikely tokens."""
     likely = logprobs.clamp(min=-20.0).exp()
-    each = -advantages * likely / (likely + shaping)
-    nothing = torch.zeros_like(each, dtype=torch.bool)
-    return TokenLosses(each, nothing, nothing)
-
-
-def tapered(
-    logprobs: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor
-) -> TokenLosses:
-    """Of one completion -A log p where A > 0, else -min(r, 1) A log p, r the ratio of the whole
-    completion without gradient (TOPR, arXiv 2503.14286). Right completions are learned however
-    unlikely they are, wrong ones only as far as this policy might still say them."""
-    whole = log_ratio(logprobs, behaviour).detach().sum().clamp(max=0.0).exp()
-    weights = torch.where(advantages > 0, torch.ones_like(advantages), whole)
-    each = -weights * advantages * logprobs
-    nothing = torch.zeros_like(each, dtype=torch.bool)
-    return TokenLosses(each, nothing, nothing)
-
-
-def balanced_kept(
-    logprobs: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    positive_share: float,
-    low: tuple[float, float],
-    high: tuple[float, float],
-    step: float,
-    sources: torch.Tensor,
-) -> torch.Tensor:
-    """Mask of the tokens that keep their gradient under BAPO's clip (arXiv 2510.18927).
-
-    `low` and `high`: where the bounds of the ratio begin, and how far they go. The lower one rises
-    by `step`, then the upper one, until positive tokens bring `positive_share` of all that is
-    brought, r |A|, by tokens with a gradient (counted over all tokens, as the authors' code has it,
-    a higher lower bound would bring more of the negative ones). Each source, an integer, has bounds
-    of its own, so that none moves another's.
-    """
-    ratios = log_ratio(logprobs.detach(), behaviour).double().exp()
-    brought = ratios * advantages.abs()
-    kept = torch.ones_like(advantages, dtype=torch.bool)
-    for source in sources.unique():
-        here = sources == source
-        bound_low, bound_high = low[0], high[0]
-        while True:
-            inside = torch.where(advantages > 0, ratios <= bound_high, ratios >= bound_low)
-            positive = float(brought[here & inside & (advantages > 0)].sum())
-            whole = float(brought[here & inside].sum())
-            if positive >= positive_share * whole:
-                break
-            if bound_low < low[1]:
-                bound_low = min(bound_low + step, low[1])
-            elif bound_high < high[1]:
-                bound_high = min(bound_high + step, high[1])
-            else:
-                break
-        kept[here] = inside[here]
-    return kept
-
-
-def balanced(
-    logprobs: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    kept: torch.Tensor,
-    dual_clip: float,
-) -> TokenLosses:
-    """-r A of the tokens that are `kept` (`balanced_kept`), at most `dual_clip` |A| where A < 0."""
-    each = -log_ratio(logprobs, behaviour).exp() * advantages
-    each = torch.where(advantages < 0, torch.minimum(each, -dual_clip * advantages), each)
-    masked = ~kept
-    return TokenLosses(each.masked_fill(masked, 0.0), masked, torch.zeros_like(masked))
+    return _unmasked(-advantages * likely / (likely + shaping))
 
 
 # Losses by name.
@@ -424,9 +264,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One loss. `keep`, if any, gets all tokens of a batch and their sources (T,), integers, before
-    each update, and returns a mask of the tokens to train on. `losses` then takes one completion at
-    a time."""
+    """One loss. `losses` takes one completion at a time. `keep`, if any, gets all tokens of a batch
+    and their sources (T,), integers, before each update and returns a mask of the tokens to train
+    on."""
 
     losses: Callable[[Tokens, Any], TokenLosses]
     uses_behaviour: bool = True
@@ -435,19 +275,16 @@ class Objective:
 
 
 def _sapo(tokens: Tokens, set_to: settings.SapoLoss) -> TokenLosses:
-    bounds = (set_to.clip_low, set_to.clip_high)
     columns = (tokens.logprobs, tokens.proximal, tokens.advantages)
-    clipped = clipped_tokens(*columns, *bounds)
-    return TokenLosses(clipped_surrogate(*columns, *bounds), clipped, torch.zeros_like(clipped))
+    bounds = (set_to.clip_low, set_to.clip_high)
+    return _unmasked(clipped_surrogate(*columns, *bounds), clipped_tokens(*columns, *bounds))
 
 
-def _clip(tokens: Tokens, set_to: settings.GrpoLoss | settings.DapoLoss) -> TokenLosses:
-    bounds, dual = (set_to.clip_low, set_to.clip_high), set_to.dual_clip
-    columns = _stale(tokens)
-    clipped = clipped_tokens(*columns, *bounds)
-    clipped = clipped | dual_clipped_tokens(*columns, dual)
-    each = dual_clipped_surrogate(*columns, *bounds, dual)
-    return TokenLosses(each, clipped, torch.zeros_like(clipped))
+def _clip(tokens: Tokens, set_to: settings.GrpoLoss) -> TokenLosses:
+    columns, dual = _stale(tokens), set_to.dual_clip
+    bounds = (set_to.clip_low, set_to.clip_high)
+    clipped = clipped_tokens(*columns, *bounds) | dual_clipped_tokens(*columns, dual)
+    return _unmasked(dual_clipped_surrogate(*columns, *bounds, dual), clipped)
 
 
 def _decoupled(tokens: Tokens, set_to: settings.DecoupledLoss) -> TokenLosses:
@@ -467,38 +304,90 @@ def _m2po_kept(tokens: Tokens, sources: torch.Tensor, set_to: settings.M2poLoss)
     return second_moment_kept(*_stale(tokens), set_to.second_moment_max, sources)
 
 
-def _gspo(tokens: Tokens, set_to: settings.GspoLoss) -> TokenLosses:
-    bounds = (set_to.clip_low, set_to.clip_high, set_to.dual_clip)
-    return sequence_clipped(*_stale(tokens), *bounds)
-
-
-def _gepo(tokens: Tokens, set_to: settings.GepoLoss) -> TokenLosses:
-    bounds = (set_to.clip_low, set_to.clip_high, set_to.dual_clip)
-    return sequence_clipped(*_stale(tokens), *bounds)
+def _sequence(tokens: Tokens, set_to: settings.GrpoLoss) -> TokenLosses:
+    """-min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean log-ratio), at most `dual_clip` |A|
+    where A < 0. Each token has the gradient as if s were its own ratio (GSPO-token, arXiv
+    2507.18071)."""
+    logprobs, behaviour, advantages = _stale(tokens)
+    whole = log_ratio(logprobs, behaviour).mean().detach().exp()
+    ratios = whole * (logprobs - logprobs.detach()).exp()
+    cut = ratios.clamp(1.0 - set_to.clip_low, 1.0 + set_to.clip_high)
+    above, below = whole > 1.0 + set_to.clip_high, whole < 1.0 - set_to.clip_low
+    clipped = (advantages > 0) & above | (advantages < 0) & (below | (whole > set_to.dual_clip))
+    each = -torch.minimum(ratios * advantages, cut * advantages)
+    bounded = torch.minimum(each, -set_to.dual_clip * advantages)
+    return _unmasked(torch.where(advantages < 0, bounded, each), clipped)
 
 
 def _cispo(tokens: Tokens, set_to: settings.CispoLoss) -> TokenLosses:
-    return cut_ratio(*_stale(tokens), set_to.ratio_max)
+    """-min(r, ratio_max) A log p, the weight without gradient (CISPO, arXiv 2506.13585)."""
+    logprobs, behaviour, advantages = _stale(tokens)
+    weights = log_ratio(logprobs, behaviour).exp().detach().clamp(max=set_to.ratio_max)
+    return _unmasked(-weights * advantages * logprobs)
 
 
 def _soft_gate(tokens: Tokens, set_to: settings.SoftGateLoss) -> TokenLosses:
-    sharpness = (set_to.sharpness_positive, set_to.sharpness_negative)
-    return soft_gated(*_stale(tokens), *sharpness)
+    """-(4 / k) sigmoid(k (r - 1)) A, k by the sign of A (soft adaptive policy optimization, arXiv
+    2511.20347). At r = 1 its gradient is that of the plain policy gradient."""
+    logprobs, behaviour, advantages = _stale(tokens)
+    ratios = log_ratio(logprobs, behaviour).exp()
+    sharpness = torch.full_like(ratios, set_to.sharpness_negative)
+    sharpness = sharpness.masked_fill(advantages > 0, set_to.sharpness_positive)
+    return _unmasked(-(4.0 / sharpness) * torch.sigmoid(sharpness * (ratios - 1.0)) * advantages)
 
 
 def _topr(tokens: Tokens, set_to: settings.ToprLoss) -> TokenLosses:
-    return tapered(*_stale(tokens))
+    """-A log p where A > 0, else -min(r, 1) A log p, r the ratio of the whole completion without
+    gradient (TOPR, arXiv 2503.14286)."""
+    logprobs, behaviour, advantages = _stale(tokens)
+    whole = log_ratio(logprobs, behaviour).detach().sum().clamp(max=0.0).exp()
+    weights = torch.where(advantages > 0, torch.ones_like(advantages), whole)
+    return _unmasked(-weights * advantages * logprobs)
 
 
 def _bapo(tokens: Tokens, set_to: settings.BapoLoss) -> TokenLosses:
+    """-r A of the tokens that `_bapo_kept` keeps, at most `dual_clip` |A| where A < 0."""
+    logprobs, behaviour, advantages = _stale(tokens)
     assert tokens.kept is not None
-    return balanced(*_stale(tokens), tokens.kept, set_to.dual_clip)
+    each = -log_ratio(logprobs, behaviour).exp() * advantages
+    each = torch.where(advantages < 0, torch.minimum(each, -set_to.dual_clip * advantages), each)
+    return _unmasked(each.masked_fill(~tokens.kept, 0.0), ~tokens.kept)
 
 
 def _bapo_kept(tokens: Tokens, sources: torch.Tensor, set_to: settings.BapoLoss) -> torch.Tensor:
-    low = (set_to.ratio_low, set_to.ratio_low_max)
-    high = (set_to.ratio_high, set_to.ratio_high_max)
-    return balanced_kept(*_stale(tokens), set_to.positive_share, low, high, set_to.step, sources)
+    """Mask of the tokens that keep their gradient under BAPO's clip (arXiv 2510.18927).
+
+    Per source, the lower bound of the ratio rises by `step`, then the upper one, until positive
+    tokens bring `positive_share` of the r |A| of tokens with a gradient. As in the authors' code
+    this counts over all tokens.
+    """
+    logprobs, behaviour, advantages = _stale(tokens)
+    ratios = log_ratio(logprobs.detach(), behaviour).double().exp()
+    brought = ratios * advantages.abs()
+    kept = torch.ones_like(advantages, dtype=torch.bool)
+    for source in sources.unique():
+        here = sources == source
+        low, high = set_to.ratio_low, set_to.ratio_high
+        while True:
+            inside = torch.where(advantages > 0, ratios <= high, ratios >= low)
+            positive = float(brought[here & inside & (advantages > 0)].sum())
+            whole = float(brought[here & inside].sum())
+            if positive >= set_to.positive_share * whole:
+                break
+            if low < set_to.ratio_low_max:
+                low = min(low + set_to.step, set_to.ratio_low_max)
+            elif high < set_to.ratio_high_max:
+                high = min(high + set_to.step, set_to.ratio_high_max)
+            else:
+                break
+        kept[here] = inside[here]
+    return kept
+
+
+def _unmasked(each: torch.Tensor, clipped: torch.Tensor | None = None) -> TokenLosses:
+    """Losses of which no token is masked; without `clipped` none is clipped either."""
+    nothing = torch.zeros_like(each, dtype=torch.bool)
+    return TokenLosses(each, nothing if clipped is None else clipped, nothing)
 
 
 def _stale(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -509,7 +398,7 @@ def _columns(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, 
     return tokens.logprobs, tokens.proximal, tokens.behaviour, tokens.advantages
 
 
-def _bounds(set_to: settings.DecoupledLoss | settings.TisLoss) -> tuple[float, float, float]:
+def _bounds(set_to: settings.DecoupledLoss) -> tuple[float, float, float]:
     return set_to.clip_low, set_to.clip_high, set_to.behaviour_weight_max
 
 
@@ -520,8 +409,8 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
     "decoupled": Objective(_decoupled),
     "tis": Objective(_tis),
     "m2po": Objective(_m2po, keep=_m2po_kept),
-    "gspo": Objective(_gspo),
-    "gepo": Objective(_gepo, by_group=True),
+    "gspo": Objective(_sequence),
+    "gepo": Objective(_sequence, by_group=True),
     "cispo": Objective(_cispo),
     "soft_gate": Objective(_soft_gate),
     "topr": Objective(_topr),

@@ -4,9 +4,18 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
-# Those that a loop uses are a setting of that name
+from annotated_types import Ge, Gt, Le
+
+# Types of settings that several methods have.
+Share = Annotated[float, Ge(0), Le(1)]
+PositiveShare = Annotated[float, Gt(0), Le(1)]
+Count = Annotated[int, Ge(1)]
+NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+
+# A family with methods that a loop uses is a setting of that name.
 Family = Literal[
     "generate",
     "filter",
@@ -38,46 +47,46 @@ class Need(StrEnum):
     ENTROPY = "entropy"  # of each token's distribution
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True)
+@dataclass(frozen=True)
 class MethodSettings:
-    """A method's settings. The first field, `kind`, is its name."""
+    """A method's settings. Subclasses become frozen dataclasses; `kind` is the method's name. A
+    comment "ours" marks a default that the method's source does not publish."""
 
-    kind: str = ""
+    kind: ClassVar[str] = ""
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        cls.kind = kind
+        dataclass(frozen=True)(cls)
 
     def __str__(self) -> str:
-        """As a user writes it: the name, and what is not its default."""
-        name, *others = fields(self)
-        set_to = [
-            f"{each.name}={getattr(self, each.name)}"
-            for each in others
-            if getattr(self, each.name) != each.default
-        ]
-        return ", ".join([str(name.default), *set_to])
+        """The method's name and the settings that are not at their defaults, as a user types it."""
+        values = ((each, getattr(self, each.name)) for each in fields(self))
+        changed = [f"{each.name}={value}" for each, value in values if value != each.default]
+        return ", ".join([self.kind, *changed])
 
 
 @dataclass(frozen=True, slots=True)
 class KnownMethod:
-    """One row of the library."""
+    """One row of the list of methods."""
 
-    parameters: type[MethodSettings]  # its defaults are the method's, and stand nowhere else
+    parameters: type[MethodSettings]
     function: Callable[..., Any]
     family: Family
     source: str  # arXiv number, or the system whose code defines it
     needs: frozenset[Need] = frozenset()
-    used_by: tuple[str, ...] = ()  # loops; none: the function and its worked example alone
-    measured: str = ""  # what it brought, in words; empty: not measured
+    used_by: tuple[str, ...] = ()  # loops that call it
+    measured: str = ""  # result in words; empty: not measured
 
     @property
     def name(self) -> str:
-        """By which it is chosen."""
-        return str(fields(self.parameters)[0].default)
+        return self.parameters.kind
 
     @property
     def about(self) -> str:
-        """A sentence."""
+        """The first sentence of the settings' docstring."""
         return " ".join((inspect.getdoc(self.parameters) or "").partition("\n\n")[0].split())
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Its parameters, without its name."""
-        return {each.name: each.default for each in fields(self.parameters)[1:]}
+        return {each.name: each.default for each in fields(self.parameters)}

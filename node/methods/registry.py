@@ -4,28 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from node.methods import admission_control as admission
-from node.methods import advantages as turns
-from node.methods import filters as extremes
-from node.methods import filters as informative
-from node.methods import filters as need
-from node.methods import filters as overlong
-from node.methods import filters as variance
-from node.methods import generation as branching
-from node.methods import generation as noise
-from node.methods import generation as pruning
-from node.methods import generation as purify
-from node.methods import generation as speculative
-from node.methods import hints, rewards
-from node.methods import replay as rescue
-from node.methods import replay as salvage
-from node.methods import replay as successes
+from node.methods import admission_control, advantages, filters, generation, hints, replay, rewards
 from node.methods import rollout_budgets as budgets
-from node.methods import rollout_budgets as schedules
-from node.methods import rollout_budgets as widths
-from node.methods import task_control as cdas
-from node.methods import task_control as external
-from node.methods import task_control as vade
+from node.methods import task_control as tasks
 from node.methods.choices import ADVANTAGES
 from node.methods.importance_weights import IMPORTANCE_WEIGHTS
 from node.methods.loss_settings import CORRECTIONS, LOSSES, StaleLoss
@@ -80,8 +61,8 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _advantage("contexts", "2605.15726", Need.CONTEXTS, measured=_SAME),
     _advantage("novelty", "2510.06672", Need.LOGPROBS, measured=_SAME),
     _advantage("uniqueness", "2601.08763", Need.TEXTS, measured=_SAME),
-    _alone(turns.TwoLevels, turns.two_levels, "advantage", "2509.11543", Need.TURNS),
-    _alone(turns.SubProblems, turns.sub_problems, "advantage", "2605.22074", Need.PARTS),
+    _alone(advantages.TwoLevels, advantages.two_levels, "advantage", "2509.11543", Need.TURNS),
+    _alone(advantages.SubProblems, advantages.sub_problems, "advantage", "2605.22074", Need.PARTS),
     _alone(rewards.CrossValue, rewards.cross_value, "advantage", "2605.07579", Need.FEATURES),
     _alone(rewards.Majority, rewards.majority, "reward", "2504.16084", Need.TEXTS),
     _alone(
@@ -108,55 +89,56 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _correction("geometric", "verl"),
     _correction("k3", "verl"),
     _correction("opsm", "slime"),
-    _alone(cdas.Cdas, cdas.cdas, "control", "2505.17652", Need.REVISITS),
+    _alone(tasks.Cdas, tasks.cdas, "control", "2505.17652", Need.REVISITS),
     KnownMethod(
-        vade.Vade, vade.vade, "control", "2511.18902", frozenset({Need.REVISITS}), ("node",),
+        tasks.Vade, tasks.vade, "control", "2511.18902", frozenset({Need.REVISITS}), ("node",),
         "with the shared map 2 points ahead sampled, tiny policy, three seeds",
     ),
-    _alone(schedules.VarianceCurriculum, schedules.variance_curriculum, "control", "2509.19803"),
-    _alone(schedules.LengthSchedule, schedules.length_schedule, "control", "2509.25176"),
-    _alone(widths.Dars, widths.dars, "control", "2508.13755"),
-    _alone(widths.Brorl, widths.brorl, "control", "2510.01180", Need.REVISITS),
+    _alone(budgets.VarianceCurriculum, budgets.variance_curriculum, "control", "2509.19803"),
+    _alone(budgets.LengthSchedule, budgets.length_schedule, "control", "2509.25176"),
+    _alone(budgets.Dars, budgets.dars, "control", "2508.13755"),
+    _alone(budgets.Brorl, budgets.brorl, "control", "2510.01180", Need.REVISITS),
     _alone(budgets.XrpoAllocation, budgets.xrpo_allocation, "control", "2510.06672"),
     _alone(
         budgets.Duet, budgets.duet, "control", "2605.08441",
         Need.LENGTHS, Need.LOGPROBS, Need.REVISITS,
     ),
-    _alone(admission.Admission, admission.admission, "control", "2505.24298"),
-    _alone(admission.Reclamation, admission.reclamation, "control", "ROLL"),
+    _alone(admission_control.Admission, admission_control.admission, "control", "2505.24298"),
+    _alone(admission_control.Reclamation, admission_control.reclamation, "control", "ROLL"),
     KnownMethod(
-        external.AdaptiveExternal, external.adaptive_external, "external_rule",
+        tasks.AdaptiveExternal, tasks.adaptive_external, "external_rule",
         "ours, of J in 2509.08721", used_by=("node",),
     ),
-    _alone(informative.ZeroAdvantage, informative.zero_advantage, "filter", "2503.14476"),
-    _alone(informative.DynamicSampling, informative.dynamic_sampling, "filter", "2503.14476"),
-    KnownMethod(need.ByNeed, need.by_need, "draw", "ours", used_by=("node",)),
-    _alone(overlong.Overlong, overlong.overlong, "filter", "2503.14476", Need.LENGTHS),
-    _alone(variance.Variance, variance.variance, "filter", "2509.19803", Need.REVISITS),
-    _alone(extremes.Extremes, extremes.extremes, "filter", "2509.22115", Need.ENTROPY),
+    _alone(filters.ZeroAdvantage, filters.zero_advantage, "filter", "2503.14476"),
+    _alone(filters.DynamicSampling, filters.dynamic_sampling, "filter", "2503.14476"),
+    KnownMethod(filters.ByNeed, filters.by_need, "draw", "ours", used_by=("node",)),
+    _alone(filters.Overlong, filters.overlong, "filter", "2503.14476", Need.LENGTHS),
+    _alone(filters.Variance, filters.variance, "filter", "2509.19803", Need.REVISITS),
+    _alone(filters.Extremes, filters.extremes, "filter", "2509.22115", Need.ENTROPY),
     _alone(
-        successes.PoolOfSuccesses, successes.pool_of_successes, "replay", "2509.23866",
+        replay.PoolOfSuccesses, replay.pool_of_successes, "replay", "2509.23866",
         Need.REVISITS,
     ),
     _alone(
-        successes.ReplayedSuccesses, successes.replayed_successes, "replay", "2507.07451",
+        replay.ReplayedSuccesses, replay.replayed_successes, "replay", "2507.07451",
         Need.REVISITS,
     ),
     KnownMethod(
-        rescue.Rescue, rescue.rescue, "replay", "ours, of 2504.14945", frozenset({Need.REVISITS}),
+        replay.Rescue, replay.rescue, "replay", "ours, of 2504.14945", frozenset({Need.REVISITS}),
         ("node",), "no difference where one group in eighty is rescued, tiny policy, three seeds",
     ),
-    _alone(salvage.Salvage, salvage.salvage, "replay", "2602.24110", Need.TEXTS, Need.JUDGE),
+    _alone(replay.Salvage, replay.salvage, "replay", "2602.24110", Need.TEXTS, Need.JUDGE),
     KnownMethod(
-        speculative.Speculative, speculative.speculative, "generate", "2509.23232",
+        generation.Speculative, generation.speculative, "generate", "2509.23232",
         frozenset({Need.BEHAVIOUR, Need.REVISITS}), ("node",),
         "SmolLM2: 44 % of the tokens; 6 points ahead at equal tokens, 6 behind at equal rounds",
     ),
-    _alone(noise.WeightNoise, noise.noise, "generate", "2510.11696"),
-    _alone(pruning.Pruning, pruning.pruning, "generate", "2603.24840", Need.FEATURES),
-    _alone(branching.Branching, branching.branching, "generate", "2510.24302"),
+    _alone(generation.WeightNoise, generation.noise, "generate", "2510.11696"),
+    _alone(generation.Pruning, generation.pruning, "generate", "2603.24840", Need.FEATURES),
+    _alone(generation.Branching, generation.branching, "generate", "2510.24302"),
     _alone(
-        purify.Purify, purify.purify, "generate", "2601.21244", Need.REFERENCE, Need.BEHAVIOUR
+        generation.Purify, generation.purify, "generate", "2601.21244",
+        Need.REFERENCE, Need.BEHAVIOUR,
     ),
     KnownMethod(
         hints.Hints, hints.hints, "generate", "2512.13095", frozenset({Need.REVISITS}), ("node",)

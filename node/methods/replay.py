@@ -6,54 +6,44 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from node.methods.advantages import PASSED, is_flat
 from node.methods.checked import finite
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, PositiveShare, Share
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, Task
 
 
-@dataclass(frozen=True, slots=True)
-class PoolOfSuccesses(MethodSettings):
+class PoolOfSuccesses(MethodSettings, kind="pool_of_successes"):
     """A task that nobody solves now gets successes of before."""
 
-    kind: Literal["pool_of_successes"] = "pool_of_successes"
-    injected: Annotated[int, Ge(1), Le(64)] = 1
-    """How many such a group gets; not published."""
-    task_max: Annotated[int, Ge(1), Le(1_024)] = 8
-    """The pool holds so many of a task, the newest; not published."""
-    tasks_max: Annotated[int, Ge(1)] = 10_000
-    """It holds so many tasks, those with a success last; not published."""
+    injected: Annotated[int, Ge(1), Le(64)] = 1  # successes for such a group; ours
+    task_max: Annotated[int, Ge(1), Le(1_024)] = 8  # newest successes kept of a task; ours
+    tasks_max: Count = 10_000  # tasks, those with a success last; ours
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedSuccesses(MethodSettings):
+class ReplayedSuccesses(MethodSettings, kind="replayed_successes"):
     """A task that is rarely solved gets own successes of before."""
 
-    kind: Literal["replayed_successes"] = "replayed_successes"
-    replayed: Annotated[int, Ge(1), Le(64)] = 2
-    """How many are added to a group; not published."""
-    success_max: Annotated[float, Ge(0), Le(1)] = 0.25
-    """The largest share of right ones at which a task is solved rarely; not published."""
+    replayed: Annotated[int, Ge(1), Le(64)] = 2  # successes added to a group; ours
+    success_max: Share = 0.25  # share of right ones at which a task is rarely solved; ours
 
 
 @dataclass(frozen=True, slots=True)
 class SuccessPool:
-    """Of each task the names of its successes, the oldest first."""
+    """Names of each task's successes, the oldest first."""
 
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, task: str) -> tuple[str, ...]:
-        """Those of a task."""
         return self.stored.get(task, ())
 
 
 def with_success(pool: SuccessPool, task: str, name: str, set_to: PoolOfSuccesses) -> SuccessPool:
-    """The pool with one more success, the newest; one that it holds already becomes the newest."""
+    """The pool with one more success, the newest of its task."""
     known = dict(pool.stored)
     names = [each for each in known.pop(task, ()) if each != name]
     known[task] = (*names, name)[-set_to.task_max :]
@@ -66,11 +56,7 @@ def pool_of_successes(
     pool: SuccessPool, task: str, rewards: Sequence[float], rng: Random, set_to: PoolOfSuccesses
 ) -> tuple[str, ...]:
     """Stored successes that join a task's group (DART, arXiv 2509.23866): a draw without
-    replacement if none of its own completions passed, else none.
-
-    Raises:
-        ValueError: a reward is no finite number.
-    """
+    replacement if none of its own completions passed, else none."""
     if any(each >= PASSED for each in finite(rewards, "rewards")):
         return ()
     return _drawn(pool.of(task), set_to.injected, rng)
@@ -80,12 +66,7 @@ def replayed_successes(
     pool: SuccessPool, task: str, rewards: Sequence[float], rng: Random, set_to: ReplayedSuccesses
 ) -> tuple[str, ...]:
     """Earlier own successes that join a task's group (RLEP, arXiv 2507.07451, which adds them to
-    every group): a draw without replacement if few enough of the group passed, else none. An empty
-    group gets none: nothing could be compared with them.
-
-    Raises:
-        ValueError: a reward is no finite number.
-    """
+    every group): a draw without replacement if few enough of the group passed, else none."""
     right = sum(each >= PASSED for each in finite(rewards, "rewards"))
     if not rewards or right > set_to.success_max * len(rewards):
         return ()
@@ -98,29 +79,21 @@ def _drawn(names: Sequence[str], count: int, rng: Random) -> tuple[str, ...]:
 
 # Own groups that are all wrong, and others' right completions of the same tasks.
 
-CHARS_MAX: Final = (
-    2**24
-)  # of all texts that are kept; of more, those heard longest ago are given up
+CHARS_MAX: Final = 2**24  # of all kept texts; beyond it the tasks received longest ago go
 EACH_MAX: Final = 4  # producers of a task, the newest
 
 
-@dataclass(frozen=True, slots=True)
-class Rescue(MethodSettings):
+class Rescue(MethodSettings, kind="rescue"):
     """A group that is all wrong takes right completions of others on its task, by their texts."""
 
-    kind: Literal["rescue"] = "rescue"
-    successes_max: Annotated[int, Ge(1), Le(8)] = 1
-    """For one group, each of another producer; not published."""
-    groups_share_max: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Of a round's own groups that share, rounded up, is rescued at most; not published."""
-    shaping: Annotated[float, Gt(0), Le(1)] = 0.1
-    """A token counts by p / (p + shaping), p its probability now (LUFFY, arXiv 2504.14945): what is
-    unlikely still has a gradient, and what is likely hardly any."""
+    successes_max: Annotated[int, Ge(1), Le(8)] = 1  # for one group, each of another producer; ours
+    groups_share_max: PositiveShare = 0.5  # of a round's own groups, rounded up; ours
+    shaping: PositiveShare = 0.1  # a token counts by p / (p + shaping), p its present probability
 
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """A right completion of somebody else. Its text alone is believed: it was scored here."""
+    """A right completion of another node, scored here. Only its text is used."""
 
     producer: PeerId
     completion: Completion
@@ -128,7 +101,7 @@ class Success:
 
 
 class SolvedTasks:
-    """Right completions of tasks that come again, of each producer its newest one. Bounded."""
+    """Right completions of tasks that come again, the newest of each producer. Bounded."""
 
     def __init__(self, chars_max: int = CHARS_MAX) -> None:
         self._chars_max = chars_max
@@ -145,9 +118,8 @@ class SolvedTasks:
         scored: Sequence[tuple[Completion, float]],
         voice: str = "",
     ) -> None:
-        """Keep the shortest of a group's right completions that ended by themselves, if there is
-        one that nobody else gave: who copies another's takes no place. Where there are more than
-        have room, the oldest of the voice with most of them goes: keys are free."""
+        """Keep the shortest of a group's right completions that ended by themselves, if no other
+        producer gave it. If a task has too many, the oldest of the voice with most of them goes."""
         known = self._tasks.pop(task, {})
         self._chars -= _chars(known)
         others = {each.completion.text for name, each in known.items() if name != producer}
@@ -176,7 +148,6 @@ class SolvedTasks:
             self._chars -= _chars(self._tasks.pop(next(iter(self._tasks))))
 
     def of(self, task: Task) -> tuple[Success, ...]:
-        """Those of a task, the newest last."""
         return tuple(self._tasks.get(task, {}).values())
 
 
@@ -186,15 +157,8 @@ def rescue(
     rng: Random,
     set_to: Rescue,
 ) -> dict[int, tuple[Success, ...]]:
-    """The right completions of others for each own group that takes some.
-
-    Args:
-        rewards: (groups, G) of a round's own groups.
-        successes: by the place of a group, what others made of its task.
-
-    Raises:
-        ValueError: a reward is no finite number.
-    """
+    """Right completions of others for some own groups without a success, by place. `rewards`:
+    (groups, G); `successes`: those of each group's task, by its place."""
     failed = [at for at, each in enumerate(rewards) if is_flat(each) and not any(each)]
     known = [at for at in failed if successes.get(at)]
     most = math.ceil(set_to.groups_share_max * len(rewards))
@@ -219,20 +183,16 @@ StepJudge = Callable[[Sequence[str]], int | None]
 """Of the steps of an answer, the place of the first wrong one; None: none is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Salvage(MethodSettings):
+class Salvage(MethodSettings, kind="salvage"):
     """A wrong answer is begun again after its last right step."""
 
-    kind: Literal["salvage"] = "salvage"
-    steps_min: Annotated[int, Ge(1)] = 1
-    """A beginning with fewer right steps is not worth it; not published."""
-    steps_max: Annotated[int, Ge(1)] = 256
-    """An answer with more steps is not given to the judge; not published."""
+    steps_min: Count = 1  # right steps of a beginning that is worth it; ours
+    steps_max: Count = 256  # steps of an answer that the judge gets; ours
 
 
 @dataclass(frozen=True, slots=True)
 class SalvagedAnswer:
-    """The beginning of an answer, to be gone on with by whoever knows how."""
+    """The beginning of an answer, to be continued."""
 
     prefix: str
     steps: int  # that it has
@@ -256,12 +216,8 @@ def steps_of(text: str) -> tuple[str, ...]:
 
 def salvage(text: str, judge: StepJudge, set_to: Salvage) -> SalvagedAnswer | None:
     """The steps of a wrong answer up to the first that a judge finds wrong (SCOPE, arXiv
-    2602.24110). What is put in its place is not of the policy: it needs a mask, or weights of its
-    own. None: the judge finds none wrong, too few are right, or there are too many to ask about.
-
-    Raises:
-        ValueError: the judge names a step that there is not.
-    """
+    2602.24110). Its continuation is not of the policy and needs a mask or weights of its own. None:
+    no step is wrong, too few are right, or there are too many to ask about."""
     steps = steps_of(text)
     if not steps or len(steps) > set_to.steps_max:
         return None

@@ -1,34 +1,25 @@
-"""Rewards where no verifier says what is right, or where it does not see what is wrong."""
+"""Rewards where no verifier says what is right, or where it misses what is wrong."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Annotated, Final, Literal
+from typing import Final
 
-from annotated_types import Ge, Le
-
-from node.methods.method import MethodSettings
+from node.methods.method import MethodSettings, NonNegative, Share
 
 CONFIDENCE_EPSILON: Final = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Majority(MethodSettings):
+class Majority(MethodSettings, kind="majority"):
     """1 for the answer that most give."""
-
-    kind: Literal["majority"] = "majority"
 
 
 def majority(
     answers: Sequence[str | None], voters: Sequence[str], set_to: Majority
 ) -> tuple[float, ...]:
-    """1 for completions with the answer of most votes, 0 for others (TTRL, arXiv 2504.16084).
-
-    A voter is who generated, and has one vote, cut over its answers: else who sends most decides.
-    Of equal ones the answer that came first wins. Completions without an answer (None) have no
-    vote and no reward.
-    """
+    """1 for completions with the answer of most votes, 0 for others (TTRL, arXiv 2504.16084); of
+    equal ones the answer that came first. A voter is a producer with one vote, divided among its
+    answers. Completions without an answer have no vote and no reward."""
     votes = _votes(answers, voters)
     if not votes:
         return tuple(0.0 for _ in answers)
@@ -36,14 +27,11 @@ def majority(
     return tuple(float(answer == best) for answer in answers)
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution(MethodSettings):
+class Distribution(MethodSettings, kind="distribution"):
     """By the answer's share of the votes, counted by certainty; rare sure ones gain."""
 
-    kind: Literal["distribution"] = "distribution"
-    share_min: Annotated[float, Ge(0), Le(1)] = 0.0
-    """Answers with a smaller share are worth nothing."""
-    bonus: Annotated[float, Ge(0)] = 0.1
+    share_min: Share = 0.0  # answers with a smaller share are worth nothing
+    bonus: NonNegative = 0.1
 
 
 def distribution(
@@ -52,9 +40,8 @@ def distribution(
     voters: Sequence[str],
     set_to: Distribution,
 ) -> tuple[float, ...]:
-    """p + bonus (1 - n) (1 - u), after DARE (arXiv 2601.21804). n is the answer's share of votes, u
-    the mean entropy of its tokens, within [0, 1], and p ~ n / u over the answers that are left.
-    Votes are those of `majority`."""
+    """p + bonus (1 - n) (1 - u), after DARE (arXiv 2601.21804): n the answer's share of votes, as
+    `majority` counts them, u the mean entropy of its tokens within [0, 1], p ~ n / u."""
     votes = _votes(answers, voters)
     total = sum(votes.values())
     shares: dict[str, float] = {}
@@ -85,33 +72,27 @@ def _votes(answers: Sequence[str | None], voters: Sequence[str]) -> dict[str, fl
     return votes
 
 
-@dataclass(frozen=True, slots=True)
-class Flawed(MethodSettings):
+class Flawed(MethodSettings, kind="flawed"):
     """Right answers with a flaw on the way are worth less."""
 
-    kind: Literal["flawed"] = "flawed"
-    penalty: Annotated[float, Ge(0)] = 1.0
+    penalty: NonNegative = 1.0
 
 
 def flawed(right: Sequence[bool], has_flaw: Sequence[bool], set_to: Flawed) -> tuple[float, ...]:
-    """1 for right, -1 for wrong, less `penalty` for right ones that a judge finds a flaw in (FAPO,
-    arXiv 2510.22543). `has_flaw`: the judge's, whose word on wrong ones is not asked."""
+    """1 for right, -1 for wrong, less `penalty` for right ones in which a judge finds a flaw (FAPO,
+    arXiv 2510.22543)."""
     return tuple(
         1.0 - set_to.penalty * flaw if is_right else -1.0
         for is_right, flaw in zip(right, has_flaw, strict=True)
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CrossValue(MethodSettings):
+class CrossValue(MethodSettings, kind="cross_value"):
     """r less what a probe on the other completion's inner states expects."""
-
-    kind: Literal["cross_value"] = "cross_value"
 
 
 def cross_value(rewards: tuple[float, float], expected: tuple[float, float]) -> tuple[float, float]:
-    """Advantages of a pair (POISE, arXiv 2605.07579). `expected`: for each completion, the OTHER
-    one's reward as a ridge regression on earlier pairs predicts it from the first one's inner
-    states. So no baseline depends on its own completion. It is cut to [0, 1]."""
+    """Advantages of a pair (POISE, arXiv 2605.07579). `expected`: the OTHER completion's reward, as
+    a ridge regression on earlier pairs predicts it from this one's inner states, cut to [0, 1]."""
     first, second = (min(max(each, 0.0), 1.0) for each in expected)
     return rewards[0] - second, rewards[1] - first

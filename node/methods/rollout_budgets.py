@@ -13,43 +13,33 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from node.methods.checked import finite, probability, right_of, whole
 from node.methods.filters import informative_probability
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, NonNegative, PositiveShare, Share
 
 STD_UNKNOWN: Final = 0.5  # of rewards of 0 and 1 the largest
 PRICE_LOG: Final = 20.0  # the logarithm of a price lies within +- this
 HALVINGS: Final = 60  # of an interval, after which doubles are exhausted
 
 
-@dataclass(frozen=True, slots=True)
-class XrpoAllocation(MethodSettings):
+class XrpoAllocation(MethodSettings, kind="xrpo_allocation"):
     """More rollouts where one more narrows most what is known of a task's mean reward."""
 
-    kind: Literal["xrpo_allocation"] = "xrpo_allocation"
+    # the interval around a mean holds with 1 - doubt (alpha); ours
     doubt: Annotated[float, Gt(0), Lt(1)] = 0.05
-    """The interval around a mean holds with probability 1 - doubt (alpha); not published."""
-    bonus: Annotated[float, Ge(0)] = 1.0
-    """How much it counts that a task has few rollouts (lambda); not published."""
+    bonus: NonNegative = 1.0  # for a task with few rollouts (lambda); ours
     phases: Annotated[int, Ge(1), Le(64)] = 3
-    rollouts_max: Annotated[int, Ge(1), Le(4_096)] = 512
-    """Of one task; not published."""
+    rollouts_max: Annotated[int, Ge(1), Le(4_096)] = 512  # of one task; ours
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutStatistics:
-    """Statistics of a task's rewards."""
-
     rollouts: int = 0
     std: float = 0.0  # unbiased; of fewer than two rollouts it is not looked at
 
 
 @lru_cache(maxsize=8_192)
 def student_quantile(level: float, freedom: int) -> float:
-    """The bound that Student's t of so many degrees of freedom stays within, on both sides, with
-    probability `level`.
-
-    Raises:
-        ValueError: the level does not lie between 0 and 1, or there is no freedom.
-    """
+    """The bound that |t| of Student's t with so many degrees of freedom keeps with probability
+    `level`."""
     whole(freedom, "degrees of freedom", 1)
     if not 0.0 < level < 1.0:
         raise ValueError(f"level {level}: not between 0 and 1")
@@ -74,8 +64,8 @@ def _student_within(angle: float, freedom: int) -> float:
 
 
 def half_width(rollouts: int, std: float, doubt: float) -> float:
-    """h(n) = t std / sqrt(n): the mean reward of n rollouts is known to within it. Infinite where
-    there are fewer than two."""
+    """h(n) = t std / sqrt(n): the mean reward of n rollouts is known to within it; infinite below
+    two."""
     if rollouts < 2:
         return math.inf
     return student_quantile(1.0 - doubt, rollouts - 1) * std / math.sqrt(rollouts)
@@ -84,8 +74,8 @@ def half_width(rollouts: int, std: float, doubt: float) -> float:
 def rollout_priority(
     task: RolloutStatistics, rollouts: int, total: int, set_to: XrpoAllocation
 ) -> float:
-    """Priority of one more rollout after `rollouts` of a task (XRPO): h(n) - h(n + 1) and the bonus
-    lambda sqrt(log(1 + T) / n). Infinite below two rollouts."""
+    """Priority of one more rollout after `rollouts` of a task (XRPO): h(n) - h(n + 1) + lambda
+    sqrt(log(1 + T) / n). Infinite below two rollouts."""
     if rollouts < 2:
         return math.inf
     std = task.std if task.rollouts > 1 else STD_UNKNOWN
@@ -97,14 +87,8 @@ def xrpo_allocation(
     tasks: Sequence[RolloutStatistics], budget: int, set_to: XrpoAllocation
 ) -> tuple[int, ...]:
     """Further rollouts for each task within a phase's budget (XRPO, arXiv 2510.06672), given one by
-    one to the highest priority. Among equals, the task with fewer rollouts is first, then the
-    earlier one. Deviations stay those of the phase's begin. Budget beyond all tasks' bounds stays
-    unspent.
-
-    Raises:
-        ValueError: a negative budget, a negative number of rollouts, or a deviation that is
-            negative or no number.
-    """
+    one to the highest priority; among equals the task with fewer rollouts, then the earlier one.
+    Budget beyond all tasks' bounds stays unspent."""
     whole(budget, "budget")
     for task in tasks:
         whole(task.rollouts, "rollouts")
@@ -130,29 +114,21 @@ def xrpo_allocation(
 
 
 def phase_budgets(budget: int, set_to: XrpoAllocation) -> tuple[int, ...]:
-    """A budget in as equal parts as can be, the larger ones first.
-
-    Raises:
-        ValueError: the budget is negative.
-    """
+    """A budget in as equal parts as can be, the larger ones first."""
     each, rest = divmod(whole(budget, "budget"), set_to.phases)
     return tuple(each + (phase < rest) for phase in range(set_to.phases))
 
 
-@dataclass(frozen=True, slots=True)
-class Duet(MethodSettings):
+class Duet(MethodSettings, kind="duet"):
     """Rollouts and lengths of each task within a budget of tokens, by one price of a token."""
 
-    kind: Literal["duet"] = "duet"
-    budget_share: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Of the tokens that all rollouts would take."""
-    rollouts_min: Annotated[int, Ge(1)] = 1
-    rollouts_max: Annotated[int, Ge(1)] = 32
-    tokens_min: Annotated[int, Ge(1)] = 32
-    tokens_max: Annotated[int, Ge(1)] = 4_096
-    halvings: Annotated[int, Ge(1), Le(HALVINGS)] = 10
-    """Of the interval in which the price is looked for."""
-    propensity_min: Annotated[float, Gt(0), Le(1)] = 0.05
+    budget_share: PositiveShare = 0.5  # of the tokens that all rollouts would take
+    rollouts_min: Count = 1
+    rollouts_max: Count = 32
+    tokens_min: Count = 32
+    tokens_max: Count = 4_096
+    halvings: Annotated[int, Ge(1), Le(HALVINGS)] = 10  # of the interval of prices
+    propensity_min: PositiveShare = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +145,9 @@ def duet(
 ) -> Spending:
     """Rollouts n = signal / sqrt(price length) and at most signal sqrt(length / price) tokens of
     each, both within bounds (DUET, arXiv 2605.08441). The price is the lowest one found at which
-    sum(n length) stays within the budget; where even the fewest rollouts cost more, it is these.
+    sum(n length) is within `budget_share` of `full_tokens`, the cost of all rollouts of all tasks.
 
-    Args:
-        signals: of each task, how far its gradients are spread.
-        lengths: of each task, the tokens that a rollout is expected to take.
-        full_tokens: what all tasks with all their rollouts would take.
-
-    Raises:
-        ValueError: a signal is below 0, a length below 1, or one of them no finite number;
-            there are more of one than of the other; or bounds are the wrong way round.
+    `signals`: spread of each task's gradients. `lengths`: expected tokens of a rollout, at least 1.
     """
     if len(finite(signals, "signals")) != len(finite(lengths, "lengths")):
         raise ValueError(f"{len(signals)} signals and {len(lengths)} lengths")
@@ -222,51 +191,33 @@ def _within(value: float, least: float, most: float) -> float:
 # Settings that change with the steps of a run: least variance of a group, greatest length.
 
 
-@dataclass(frozen=True, slots=True)
-class VarianceCurriculum(MethodSettings):
+class VarianceCurriculum(MethodSettings, kind="variance_curriculum"):
     """A bound on the variance score of what is learned from: low at first, high later."""
 
-    kind: Literal["variance_curriculum"] = "variance_curriculum"
-    score_first: Annotated[float, Ge(0), Le(1)] = 0.3
-    """The least score (kappa) of a group in the first steps; not published."""
-    score_later: Annotated[float, Ge(0), Le(1)] = 0.8
-    """The least score after them; not published."""
-    steps_first: Annotated[int, Ge(0)] = 20
-    """How many steps are the first; not published."""
+    score_first: Share = 0.3  # least score of a group (kappa) in the first steps; ours
+    score_later: Share = 0.8  # after them; ours
+    steps_first: Annotated[int, Ge(0)] = 20  # ours
 
 
 def variance_curriculum(step: int, set_to: VarianceCurriculum) -> float:
-    """The least variance score of a group at a step, which is counted from 0 (VCRL, arXiv
-    2509.19803).
-
-    Raises:
-        ValueError: the step is negative.
-    """
+    """The least variance score of a group at a step, counted from 0 (VCRL, arXiv 2509.19803)."""
     is_first = whole(step, "step") < set_to.steps_first
     return set_to.score_first if is_first else set_to.score_later
 
 
-@dataclass(frozen=True, slots=True)
-class LengthSchedule(MethodSettings):
+class LengthSchedule(MethodSettings, kind="length_schedule"):
     """The length of completions swings between two bounds, so that what was learned in many tokens
     is learned again in few."""
 
-    kind: Literal["length_schedule"] = "length_schedule"
-    tokens_min: Annotated[int, Ge(1)] = 8_192
-    tokens_max: Annotated[int, Ge(1)] = 16_384
-    period_steps: Annotated[int, Ge(2)] = 200
-    """From the longest over the shortest to the longest again; not published."""
-    cycles: Annotated[int, Ge(1)] = 3
-    """After so many the length stays the longest."""
+    tokens_min: Count = 8_192
+    tokens_max: Count = 16_384
+    period_steps: Annotated[int, Ge(2)] = 200  # from the longest to the longest again; ours
+    cycles: Count = 3  # then the length stays the longest
 
 
 def length_schedule(step: int, set_to: LengthSchedule) -> int:
-    """The most tokens of a completion at a step, which is counted from 0 (SIRI, arXiv 2509.25176):
-    a cosine that begins and ends with the longest.
-
-    Raises:
-        ValueError: the step is negative, or the bounds are the wrong way round.
-    """
+    """The most tokens of a completion at a step, counted from 0 (SIRI, arXiv 2509.25176): a cosine
+    that begins and ends with the longest."""
     if set_to.tokens_min > set_to.tokens_max:
         raise ValueError(f"tokens_min {set_to.tokens_min}: over tokens_max {set_to.tokens_max}")
     if whole(step, "step") >= set_to.cycles * set_to.period_steps:
@@ -283,28 +234,19 @@ ROLLOUTS_MAX: Final = {"equal": 32, "hardness": 64}
 SOLVED: Final = 0.5  # tasks that go this well get no more
 
 
-@dataclass(frozen=True, slots=True)
-class Dars(MethodSettings):
+class Dars(MethodSettings, kind="dars"):
     """More rollouts of hard tasks, so that their advantages sum up to what those of middling ones
     do."""
 
-    kind: Literal["dars"] = "dars"
-    treatment: Literal["equal", "hardness"] = "equal"
-    """`equal`: every task as much as the middling one; `hardness`: the harder the more."""
-    over_std: bool = False
-    """Whether advantages are divided by the group's standard deviation."""
-    rollouts_max: Annotated[int, Ge(1)] | None = None
-    """Of one task, the first ones among them; None: 32 where treated equally, else 64."""
+    treatment: Literal["equal", "hardness"] = "equal"  # `hardness`: the harder the more
+    over_std: bool = False  # advantages are divided by the group's standard deviation
+    rollouts_max: Count | None = None  # of one task; None: 32 if equal, 64 by hardness
 
 
 def dars(right: int, rollouts: int, set_to: Dars) -> int:
     """Further rollouts of a task after its first ones (DARS, arXiv 2508.13755): as many as lift N S
     to the aim. S = 2 a (1 - a), or 2 sqrt(a (1 - a)) where advantages are over the standard
-    deviation. a is the share of right ones, and half a rollout where none was right.
-
-    Raises:
-        ValueError: a task without rollouts, or with more right ones than rollouts.
-    """
+    deviation; a is the share of right ones, that of half a rollout where none was right."""
     right_of(right, rollouts)
     share = (right or 0.5) / rollouts
     if share >= SOLVED:
@@ -318,37 +260,23 @@ def dars(right: int, rollouts: int, set_to: Dars) -> int:
     return max(0, min(wanted, most - rollouts))
 
 
-@dataclass(frozen=True, slots=True)
-class Brorl(MethodSettings):
+class Brorl(MethodSettings, kind="brorl"):
     """As many rollouts of a task as make it likely that it teaches."""
 
-    kind: Literal["brorl"] = "brorl"
-    by: Literal["informative", "mass"] = "informative"
-    """What is to be likely: that rewards differ, or that what is right was seen at all."""
-    chance: Annotated[float, Gt(0), Lt(1)] = 0.9
-    """How likely; not published."""
-    rollouts_min: Annotated[int, Ge(1)] = 16
+    by: Literal["informative", "mass"] = "informative"  # rewards differ, or a right answer was seen
+    chance: Annotated[float, Gt(0), Lt(1)] = 0.9  # ours
+    rollouts_min: Count = 16
     rollouts_max: Annotated[int, Ge(1), Le(65_536)] = 512
 
 
 def unseen_mass(success: float, rollouts: int) -> float:
-    """(1 - p)^N: how likely none of N rollouts finds what is right. It is what pulls the policy
-    away from right answers, and it shrinks with N.
-
-    Raises:
-        ValueError: p is no probability.
-    """
+    """(1 - p)^N: how likely none of N rollouts finds what is right."""
     return float((1.0 - probability(success, "success")) ** rollouts)
 
 
 def brorl(success: float, set_to: Brorl) -> int:
-    """The least number of rollouts with which the task teaches with probability `chance` (the
-    widths of BroRL, arXiv 2510.01180, are 16 to 512 for all tasks alike), within the bounds. A
-    task that is never solved, or always, has rewards that never differ and gets the least.
-
-    Raises:
-        ValueError: `success` is no probability, or the bounds are the wrong way round.
-    """
+    """The least number of rollouts, within the bounds, with which the task teaches with probability
+    `chance` (the widths of BroRL, arXiv 2510.01180, are 16 to 512 for all tasks alike)."""
     if set_to.rollouts_min > set_to.rollouts_max:
         raise ValueError(f"rollouts_min {set_to.rollouts_min}: over {set_to.rollouts_max}")
     if probability(success, "success") in (0.0, 1.0):

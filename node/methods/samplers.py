@@ -1,5 +1,5 @@
 """Selection of the groups of a batch. Foreign ones by SAPO's rule (arXiv 2509.08721, §5), with a
-bound on each producer's share; and a bound on the share of unknown policies."""
+bound on each producer's share and on the share without behaviour log-probs."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,13 +17,11 @@ def draw_foreign(
     rng: Random,
     per_producer_max: int | None = None,
 ) -> list[GroupId]:
-    """Drop groups without advantage, then draw uniformly without replacement over what is left.
+    """A uniform draw without replacement of groups that have an advantage.
 
-    Neither the producer, nor its id, nor the order of arrival weighs in, but that no producer
-    gets more than `per_producer_max` places (None: any number). The rest of its places stays
-    empty: whoever offers most would have them otherwise. With a single producer there is nothing
-    to choose from and no bound. Fewer than `count` survivors are all drawn.
-    """
+    No producer gets more than `per_producer_max` places (None: any number); else whoever offers
+    most would have them all. A single producer has no bound. Fewer than `count` survivors are all
+    drawn."""
     survivors = sorted(
         (c for c in candidates if informative(c.rewards)), key=lambda each: each.group_id
     )
@@ -40,11 +38,7 @@ def draw_needed(
     set_to: ByNeed,
     per_producer_max: int,
 ) -> list[GroupId]:
-    """Draw by `by_need` among groups that have an advantage, with the bound of `draw_foreign`.
-
-    Raises:
-        ValueError: `passes` is not one probability for each candidate.
-    """
+    """Draw by `by_need` among groups that have an advantage, with the bound of `draw_foreign`."""
     if len(passes) != len(candidates):
         raise ValueError(f"{len(passes)} pass rates of {len(candidates)} groups")
     order = by_need(passes, rng, set_to)
@@ -54,7 +48,7 @@ def draw_needed(
 
 
 def _bounded(order: Iterable[Candidate], count: int, per_producer_max: int) -> list[GroupId]:
-    """The first of these, of each producer at most so many."""
+    """The first `count` of these, at most `per_producer_max` of each producer."""
     places: Counter[PeerId] = Counter()
     drawn: list[GroupId] = []
     for candidate in order:
@@ -65,9 +59,8 @@ def _bounded(order: Iterable[Candidate], count: int, per_producer_max: int) -> l
 
 
 def distinct(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-    """Those groups that say something new, in their order: of several with one task, the first of
-    each producer, and the first with the same texts in whatever order. Whoever copies another's
-    answers to a common task, or does one again and again, gains no second place."""
+    """Groups that are new, in order: of one task the first of each producer, and the first with the
+    same texts. So copies and repetitions gain no second place."""
     found: list[ScoredGroup] = []
     known: set[object] = set()
     for each in groups:
@@ -81,7 +74,7 @@ def distinct(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
 
 def kept_completions(completions: int, kept_max: int, rng: Random) -> list[int]:
     """Places of the completions of a foreign group that go into the batch: all, or a uniform sample
-    of `kept_max`. They keep the advantages that they have in the whole group."""
+    of `kept_max`, with the advantages that they have in the whole group."""
     if completions <= kept_max:
         return list(range(completions))
     return sorted(rng.sample(range(completions), kept_max))
@@ -90,13 +83,9 @@ def kept_completions(completions: int, kept_max: int, rng: Random) -> list[int]:
 def within_unknown_share(
     groups: Sequence[tuple[int, int]], share_max: float, others: int = 0
 ) -> list[int]:
-    """Places, in order, of the groups of a batch to use, such that completions without behaviour
-    log-probs are at most `share_max` of those used.
-
-    Each group is (completions, those without). Groups that lack none are all used; the others in
-    their order, each whole or not at all, as long as the share allows. `others`: completions of the
-    batch that are in none of them and lack nothing.
-    """
+    """Places of the groups, each (completions, those without behaviour log-probs), to use: all that
+    lack none, and others in order, whole or not at all, while at most `share_max` of the used
+    completions lack log-probs. `others`: completions outside these groups that lack nothing."""
     used = [place for place, (_, lacking) in enumerate(groups) if lacking == 0]
     total = others + sum(groups[place][0] for place in used)
     lacking_total = 0

@@ -1,4 +1,4 @@
-"""Tasks as hard as the policy is able (CDAS, arXiv 2505.17652)."""
+"""Choice of tasks by difficulty (CDAS, VADE), and of the number of foreign groups in a batch."""
 
 import heapq
 import math
@@ -11,27 +11,23 @@ from random import Random
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from node.methods.checked import finite, probability, right_of, whole
-from node.methods.method import MethodSettings
+from node.methods.method import Count, MethodSettings, NonNegative, Positive, PositiveShare
 from swarm.rollouts import Counters
 
 
-@dataclass(frozen=True, slots=True)
-class Cdas(MethodSettings):
+class Cdas(MethodSettings, kind="cdas"):
     """Half of the tasks a little below the policy's competence, half a little above it."""
 
-    kind: Literal["cdas"] = "cdas"
-    uniform_steps: Annotated[int, Ge(0)] = 1
-    """So many steps draw tasks uniformly, as nothing is known of them yet."""
-    tasks_max: Annotated[int, Ge(1)] = 100_000
-    """A state holds at most so many tasks; of more, those rated longest ago are forgotten."""
+    uniform_steps: Annotated[int, Ge(0)] = 1  # steps with uniform draws, before anything is known
+    tasks_max: Count = 100_000  # beyond it those rated longest ago are forgotten
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDifficulty:
-    """Average gap between a task's expected and actual success."""
+    """Average of expected less observed pass rate."""
 
     value: float = 0.0  # within [-1, 1]
     terms: int = 1  # of the average; the first is the 0 that every task begins with
@@ -46,12 +42,11 @@ class Competence:
     difficulties: Mapping[str, TaskDifficulty] = field(default_factory=lambda: MappingProxyType({}))
 
     def difficulty(self, task: str) -> float:
-        """Of a task, on the scale of `value`; 0 where it was never rated."""
         return self.difficulties.get(task, TaskDifficulty()).value
 
 
 def expected_rate(difficulty: float, competence: float) -> float:
-    """The pass rate that a task is expected to have: 1 / (1 + e^(difficulty - competence))."""
+    """1 / (1 + e^(difficulty - competence))."""
     gap = difficulty - competence
     if gap > 0:  # so that no exponent is positive
         return math.exp(-gap) / (1.0 + math.exp(-gap))
@@ -59,16 +54,9 @@ def expected_rate(difficulty: float, competence: float) -> float:
 
 
 def rated(state: Competence, rates: Mapping[str, float], tasks: int, set_to: Cdas) -> Competence:
-    """The state after a step. Each difficulty is the running mean of expected less observed pass
-    rate, and the competence falls by the mean rise of the difficulties.
-
-    Args:
-        rates: of each task of this step its pass rate, within [0, 1].
-        tasks: how many tasks there are in all, rated or not.
-
-    Raises:
-        ValueError: a rate is no share, or more tasks are rated than there are.
-    """
+    """The state after a step (CDAS, arXiv 2505.17652) with these pass `rates`, of `tasks` tasks in
+    all. Each difficulty is the running mean of expected less observed pass rate; the competence
+    falls by the mean rise of the difficulties."""
     whole(tasks, "tasks", max(1, len(rates)))
     known = dict(state.difficulties)
     rise = 0.0
@@ -87,15 +75,9 @@ def rated(state: Competence, rates: Mapping[str, float], tasks: int, set_to: Cda
 def cdas(
     state: Competence, tasks: Iterable[str], count: int, rng: Random, set_to: Cdas
 ) -> tuple[str, ...]:
-    """The next step's tasks: `count` of them, or all where there are fewer.
-
-    Half are the nearest that are at most as hard as the policy is able, the others the nearest
-    that are harder; of an odd number the harder half has one more. What a side lacks the other one
-    gives. Equally near tasks are drawn, as else the same ones would be first for ever.
-
-    Raises:
-        ValueError: `count` is negative.
-    """
+    """The next step's tasks: `count` of them, or all where there are fewer. Half are the nearest
+    that are at most as hard as the policy is able, the others the nearest harder ones. A side gives
+    what the other one lacks. Equally near tasks are drawn."""
     whole(count, "count")
     drawn = sorted(set(tasks))
     rng.shuffle(drawn)
@@ -112,28 +94,19 @@ def cdas(
 # Tasks whose rewards will differ most, by what is believed of them (VADE, arXiv 2511.18902).
 
 
-@dataclass(frozen=True, slots=True)
-class Vade(MethodSettings):
+class Vade(MethodSettings, kind="vade"):
     """Thompson's draw of each task's success, and those taken that promise most."""
 
-    kind: Literal["vade"] = "vade"
-    decay_global: Annotated[float, Gt(0), Le(1)] = 0.99
-    """What is left of all counts after a step; not published."""
-    decay_local: Annotated[float, Gt(0), Le(1)] = 0.9
-    """What is left, besides, of the counts of a task with new results; not published."""
-    evidence_max: Annotated[float, Gt(0)] = 64.0
-    """One result counts for at most so many rollouts, whoever brings it; not published."""
-    tasks_max: Annotated[int, Ge(1)] = 100_000
-    """At most so many tasks are known; of more, those with results longest ago are forgotten."""
+    decay_global: PositiveShare = 0.99  # of all counts, each step; ours
+    decay_local: PositiveShare = 0.9  # also of tasks with new results; ours
+    evidence_max: Positive = 64.0  # rollouts that one result counts for; ours
+    tasks_max: Count = 100_000  # beyond it those with results longest ago are forgotten
+    # tasks of its stream that a node looks at for each wanted one; ours
     ahead: Annotated[int, Ge(2), Le(64)] = 4
-    """A node looks at so many times as many tasks of its stream as it wants, and leaves those out
-    that promise less; not published."""
+    # rollouts that an environment's mean counts for, of a task that comes again; ours
     prior_max: Annotated[float, Ge(0), Le(64)] = 8.0
-    """What is known of all tasks of its environment counts, of a task that comes again, for at most
-    so many rollouts; not published."""
+    # rollouts that all reports on a bucket count for; 0: none are used; ours
     others_max: Annotated[float, Ge(0), Le(64)] = 16.0
-    """What others report of a bucket counts for at most so many rollouts, however many report it.
-    0: a node believes itself alone; not published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,31 +119,22 @@ class SuccessCounts:
 
 @dataclass(frozen=True, slots=True)
 class SuccessBeliefs:
-    """Success counts of tasks. A task without counts may have any pass rate."""
+    """Success counts by task."""
 
     counts: Mapping[str, SuccessCounts] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, task: str) -> SuccessCounts:
-        """Its counts."""
         return self.counts.get(task, SuccessCounts())
 
 
 def information(success: float) -> float:
-    """p (1 - p)^2, which is largest, 4/27, where a third of the rollouts is right.
-
-    Raises:
-        ValueError: p is no probability.
-    """
+    """p (1 - p)^2, which is largest, 4/27, where a third of the rollouts is right."""
     return probability(success, "success") * (1.0 - success) ** 2
 
 
 def vade(beliefs: SuccessBeliefs, tasks: Iterable[str], count: int, rng: Random) -> tuple[str, ...]:
-    """The next step's tasks, best first: `count` of them, or all where there are fewer. Of each
-    one a success is drawn from Beta(right + 1, wrong + 1), and the `information` of that counts.
-
-    Raises:
-        ValueError: `count` is negative.
-    """
+    """The next step's tasks, best first: `count` of them, or all where there are fewer (VADE, arXiv
+    2511.18902). A task is rated by the `information` of a draw from Beta(right + 1, wrong + 1)."""
     whole(count, "count")
     drawn = {}
     for task in sorted(set(tasks)):
@@ -182,16 +146,8 @@ def vade(beliefs: SuccessBeliefs, tasks: Iterable[str], count: int, rng: Random)
 def learned(
     beliefs: SuccessBeliefs, results: Sequence[tuple[str, int, int]], set_to: Vade
 ) -> SuccessBeliefs:
-    """The beliefs after a step: all counts decay, those of the step's tasks once more, and what
-    came is added.
-
-    Args:
-        results: (task, how many were right, of how many rollouts) of each group; a task may come
-            more than once, from several peers.
-
-    Raises:
-        ValueError: a result without rollouts, or with more right ones than rollouts.
-    """
+    """The beliefs after a step with `results` (task, right, rollouts): all counts decay, those of
+    the step's tasks once more, and the results are added. A task may come more than once."""
     fresh: dict[str, SuccessCounts] = {}
     for task, right, rollouts in sorted(results):
         right_of(right, rollouts)
@@ -238,7 +194,7 @@ class TriesReport:
 
 
 class SharedMap:
-    """Reports by bucket. A producer's voice is the same in all of its reports."""
+    """Other nodes' reports by bucket. A producer's voice is the same in all of its reports."""
 
     def __init__(
         self,
@@ -259,7 +215,6 @@ class SharedMap:
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def receive(self, reports: Iterable[TriesReport]) -> None:
-        """Take reports in; those without tries say nothing."""
         voices: dict[str, str] = {}
         for report in reports:
             known = self._producers.get(report.producer, {}).get(report.bucket)
@@ -298,7 +253,6 @@ class SharedMap:
                 self._forget(report)
 
     def voice_of(self, producer: str) -> str:
-        """In whose name a producer's reports count; empty: there is none."""
         return _voice(self._producers.get(producer, {}))
 
     def expire(self, now_s: float) -> None:
@@ -309,15 +263,12 @@ class SharedMap:
                 self._forget(report)
 
     def of(self, bucket: int, others_max: float) -> SuccessCounts:
-        """All other nodes' reports on a bucket as counts: `others_max` rollouts at most, of which
-        the median voice's share are right.
+        """Success counts of a bucket from all reports: `others_max` rollouts at most, at the rate
+        of the median voice.
 
-        A voice's rate is the median of those of its producers, and it weighs as many rollouts as
-        they had, as each of them does within its voice: at most `VOICE_MAX`, and no more than the
-        median voice has, for rollouts are cheap to state. So who is fewer than half of the voices
-        moves the rate no further than to what another voice said, unless most of these have little
-        to tell, and all liars together bring no more than `others_max` rollouts.
-        """
+        A voice has the median rate of its producers and weighs as many rollouts as they had, at
+        most `VOICE_MAX` and at most what the median voice has: rollouts are cheap to state. So a
+        minority of voices moves the rate at most to one that some other voice gave."""
         voices: dict[str, list[tuple[float, float]]] = {}
         for report in self._buckets.get(bucket, {}).values():
             said = (report.successes / report.tries, min(VOICE_MAX, float(report.tries)))
@@ -341,13 +292,12 @@ class SharedMap:
 
 
 def _voice(reports: Mapping[int, TriesReport]) -> str:
-    """In whose name a producer's reports count."""
     return next((each.voice for each in reports.values()), "")
 
 
 def _median(said: list[tuple[float, float]]) -> tuple[float, float]:
-    """The weighted median of (rate, weight) in the order of rates, and the weight of all. Where
-    exactly half lies on each side, the middle between the two."""
+    """Weighted median of (rate, weight), sorted by rate, and the summed weight. Where half lies on
+    each side it is the middle of the two."""
     upto = list(accumulate(weight for _, weight in said))
     half = upto[-1] / 2.0
     low = next(rate for (rate, _), sum_ in zip(said, upto, strict=True) if sum_ >= half)
@@ -363,7 +313,6 @@ def reports_of(
     expires_at_s: int,
     voice: str,
 ) -> list[TriesReport]:
-    """The reports in a group's counters."""
     return [
         TriesReport(created_at_s, round_, producer, bucket, tries, successes, expires_at_s, voice)
         for bucket, tries, successes in counters
@@ -375,27 +324,21 @@ def reports_of(
 TRIALS_MIN: Final = 1e-9  # an arm with fewer is forgotten, and as good as new
 
 
-@dataclass(frozen=True, slots=True)
-class AdaptiveExternal(MethodSettings):
-    """A bandit whose arms are shares of J, the foreign groups that a node wants: none, all, and
-    what lies between. An arm is held from one evaluation on validation tasks to the next."""
+class AdaptiveExternal(MethodSettings, kind="adaptive_external"):
+    """A bandit whose arms are shares of J, the foreign groups that a node wants. An arm is held
+    from one evaluation on validation tasks to the next."""
 
-    kind: Literal["adaptive_external"] = "adaptive_external"
+    # arms are 0 to this; J arm / levels groups are drawn, rounded up
     levels: Annotated[int, Ge(1), Le(256)] = 2
-    """Arms are 0 to this, and of each arm J * arm / levels groups are drawn, rounded up."""
     rule: Literal["ucb", "thompson"] = "ucb"
-    exploration: Annotated[float, Ge(0)] = 0.5
-    """How much of `gain_max` an arm is given for what is not known of it."""
-    gain_max: Annotated[float, Gt(0)] = 0.1
-    """A gain counts for at most so much, either way: no outlier decides for long."""
-    decay: Annotated[float, Gt(0), Le(1)] = 0.95
-    """What is left of all gains when a new one comes: what helped early may not help late."""
+    exploration: NonNegative = 0.5  # in units of `gain_max`
+    gain_max: Positive = 0.1  # bound on a gain, either way
+    decay: PositiveShare = 0.95  # of all gains, at a new one: early help may not help late
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalGains:
-    """Tries and summed gains of each arm, from 0 on, both of which decay; and the arm that is being
-    tried, None before the first."""
+    """Decayed tries and summed gains of each arm, and the arm that is being tried."""
 
     trials: tuple[float, ...] = ()
     sums: tuple[float, ...] = ()
@@ -412,12 +355,11 @@ class ExternalGains:
 
 
 def no_gains(set_to: AdaptiveExternal) -> ExternalGains:
-    """The estimate before any evaluation."""
     return ExternalGains((0.0,) * (set_to.levels + 1), (0.0,) * (set_to.levels + 1))
 
 
 def groups_of(state: ExternalGains, wanted: int, set_to: AdaptiveExternal) -> int:
-    """Foreign groups for a batch under the present arm, of J wanted; all J before the first arm,
+    """Foreign groups for a batch under the present arm, of `wanted`; all of them without an arm,
     and where the arms have changed."""
     if state.arm is None or len(state.trials) != set_to.levels + 1:
         return wanted
@@ -427,12 +369,8 @@ def groups_of(state: ExternalGains, wanted: int, set_to: AdaptiveExternal) -> in
 def evaluated(
     state: ExternalGains, gain: float | None, rng: Random, set_to: AdaptiveExternal
 ) -> ExternalGains:
-    """The state with the next arm, after an evaluation on validation tasks. `gain`: of the pass
-    rate, in [-1, 1], since the arm that is tried now was begun; None: not known.
-
-    Raises:
-        ValueError: see `gained`.
-    """
+    """The state with the next arm, after an evaluation. `gain`: of the pass rate since the present
+    arm began, in [-1, 1]; None: not known."""
     if len(state.trials) != set_to.levels + 1:
         state = no_gains(set_to)  # it is set to something else than it was
     if gain is not None and state.arm is not None:
@@ -441,14 +379,9 @@ def evaluated(
 
 
 def adaptive_external(state: ExternalGains, rng: Random, set_to: AdaptiveExternal) -> int:
-    """The next arm. Arms without a trial come first, and which of them is drawn. After that it is
-    the best by mean gain and, of it, what is not known: sqrt(2 log(trials) / its trials)
-    (`ucb`), or by a draw from a normal distribution that is as wide as 1 / sqrt(its trials)
-    (`thompson`), both times exploration gain_max. Of equal ones it is the smallest.
-
-    Raises:
-        ValueError: the state is of another number of arms.
-    """
+    """The next arm: a draw among arms without a trial, then the largest mean gain + exploration
+    gain_max d, of equal ones the smallest. d = sqrt(2 log(trials) / its trials) (`ucb`), or a
+    normal draw / sqrt(its trials) (`thompson`)."""
     _fits(state, set_to)
     new = [arm for arm, trials in enumerate(state.trials) if trials < TRIALS_MIN]
     if new:
@@ -467,12 +400,7 @@ def adaptive_external(state: ExternalGains, rng: Random, set_to: AdaptiveExterna
 
 
 def gained(state: ExternalGains, arm: int, gain: float, set_to: AdaptiveExternal) -> ExternalGains:
-    """The state after this arm brought `gain` on validation tasks.
-
-    Raises:
-        ValueError: there is no such arm, the gain is no finite number, or the state is of another
-            number of arms.
-    """
+    """The state after this arm brought `gain`, cut to +-`gain_max`."""
     _fits(state, set_to)
     if not 0 <= arm <= set_to.levels:
         raise ValueError(f"arm {arm}: not within 0 and {set_to.levels}")

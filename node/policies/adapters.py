@@ -1,10 +1,8 @@
-"""LoRA: a policy of which a few small matrices are trained, kept and shipped, and nothing else.
+"""LoRA: only two small factors B (out, rank) and A (rank, in) of each layer of attention and MLP
+are trained, kept and shipped. The layer multiplies with its weight plus alpha / rank times B A.
 
-Each layer of attention and MLP gets two factors B (out, rank) and A (rank, in); what it multiplies
-with is its own weight plus alpha / rank times B A. The base is frozen, and may be held in fewer
-bits than the factors, which are in fp32, as their gradients and moments are. The only file that
-imports PEFT, which puts the factors in and whose format the versions have.
-"""
+The base is frozen and may be held in fewer bits than the factors, which are in fp32. Only this file
+imports PEFT, whose format the versions have."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -31,6 +29,7 @@ from node.interfaces.adapter_files import (
 from node.policies import frozen
 from node.policies.policy import Adapter, Policy, move
 from swarm.errors import ConfigError
+from swarm.texts import first_line
 
 NAME: Final = "default"  # of the one adapter, within PEFT
 _PREFIX: Final = "base_model.model."  # that PEFT's files put before each name
@@ -48,12 +47,10 @@ def attach(
 ) -> None:
     """Freeze the policy and give it an adapter that changes nothing yet. `shape` without targets:
     all linear layers of attention and MLP. The same seed makes the same first factors. `base`: the
-    policy's hash, where it is known. `held`: what the frozen weights are in from now on; `device`,
-    where the policy will be, if that is not where it is: the whole of it need not fit there.
+    policy's hash, if known. `device`: where the policy goes; the whole of it need not fit there.
 
     Raises:
-        ConfigError: the model has no such layers, or keeps a state where keys and values would be;
-            or its weights cannot be held so.
+        ConfigError: no such layers, recurrent state, or weights that cannot be `held` so.
     """
     device = device or policy.device
     frozen.check(held, device)
@@ -78,8 +75,8 @@ def attach(
 
 @contextmanager
 def _in_fp32(model: PreTrainedModel) -> Iterator[None]:
-    """Within the block layers look as if they were in fp32, for PEFT makes factors of the layer's
-    own type: they are to be the same, whatever that is."""
+    """Let layers look as if they were in fp32 within the block: PEFT makes factors of the layer's
+    type."""
     kept = [(layer.weight, layer.weight.data) for _, layer in _linear_layers(model)]
     try:
         for weight, data in kept:
@@ -92,18 +89,14 @@ def _in_fp32(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _quantise(model: PreTrainedModel, device: torch.device) -> None:
-    """Put what has factors into four bits, a layer at a time."""
+    """Put the layers with factors into four bits, one at a time."""
     for _, _, layer in _adapted(model):
         if type(layer.base_layer) is nn.Linear:
             layer.base_layer = frozen.quantised(layer.base_layer, device)
 
 
 def targets_of(model: PreTrainedModel, shape: AdapterShape, name: str) -> tuple[str, ...]:
-    """Names of the layers that get factors.
-
-    Raises:
-        ConfigError: the model has no such layers.
-    """
+    """Names of the layers that get factors; ConfigError: the model has no such layers."""
     known = {name.rpartition(".")[2] for name, _ in _linear_layers(model)}
     wanted = shape.targets or tuple(sorted(known - _ROUTERS))
     missing = [each for each in wanted if each not in known]
@@ -116,11 +109,7 @@ def targets_of(model: PreTrainedModel, shape: AdapterShape, name: str) -> tuple[
 
 
 def parameters(model: PreTrainedModel, shape: AdapterShape, name: str) -> int:
-    """The number of parameters in an adapter of the model.
-
-    Raises:
-        ConfigError: as `targets_of`.
-    """
+    """The number of parameters in an adapter of the model."""
     wanted = targets_of(model, shape, name)
     layers = [layer for path, layer in _linear_layers(model) if path.rpartition(".")[2] in wanted]
     return sum(shape.rank * sum(layer.weight.shape) for layer in layers)
@@ -137,7 +126,7 @@ def covered(model: PreTrainedModel, shape: AdapterShape, name: str) -> int:
 
 
 def factors(policy: Policy) -> dict[str, torch.Tensor]:
-    """The adapter's matrices by the names that PEFT's files give them; in place, not copies."""
+    """The adapter's matrices by the names in PEFT's files; in place, not copies."""
     return {
         _PREFIX + name.replace(f".{NAME}.", "."): parameter
         for name, parameter in policy.model.named_parameters()
@@ -158,8 +147,8 @@ def export(directory: Path, policy: Policy) -> None:
 
 
 def load(policy: Policy, directory: Path, held: Held | None = None) -> None:
-    """Take over an adapter, or change nothing. A policy without one gets one, and its weights are
-    `held` so; None: as they were where the adapter was trained, or in bf16 where they cannot be.
+    """Load an adapter, or change nothing. A policy without one gets one, and its weights are `held`
+    so; None: as where the adapter was trained, or in bf16 where that cannot be.
 
     Raises:
         ConfigError: it is damaged, for another base, or of another shape than the one before.
@@ -183,7 +172,7 @@ def load(policy: Policy, directory: Path, held: Held | None = None) -> None:
 
 
 def _like(held: Held, device: torch.device) -> Held:
-    """In what to hold a base that was held so elsewhere."""
+    """The precision for a base that was held so elsewhere."""
     try:
         frozen.check(held, device)
     except ConfigError:
@@ -192,8 +181,7 @@ def _like(held: Held, device: torch.device) -> Held:
 
 
 def described(policy: Policy) -> str:
-    """A description of the adapter: its layers, what the base is held in, and whether there are
-    experts that it leaves alone: in a mixture's 3-D weights nothing is adapted."""
+    """The adapter in words: layers, the base's precision, and whether experts are left alone."""
     assert policy.adapter is not None
     named = policy.model.named_parameters()
     stacked = any(value.dim() == EXPERTS_DIM and "expert" in name for name, value in named)
@@ -203,7 +191,7 @@ def described(policy: Policy) -> str:
 
 
 def put(policy: Policy, weights: Mapping[str, torch.Tensor], what: str) -> None:
-    """Replace the adapter's matrices, all or none; names as `factors` has them.
+    """Replace the adapter's matrices, all or none; names as in `factors`.
 
     Raises:
         ConfigError: others than the policy's, of other shapes, or not finite.
@@ -217,8 +205,8 @@ def put(policy: Policy, weights: Mapping[str, torch.Tensor], what: str) -> None:
 
 @contextmanager
 def merged(policy: Policy) -> Iterator[None]:
-    """Within the block the model is a plain one, whose weights are base and adapter together;
-    afterwards it is, bit for bit, what it was. Nothing else may use it meanwhile."""
+    """Within the block the model is a plain one, with base and adapter in its weights; afterwards
+    it is bit for bit as before. Nothing else may use it meanwhile."""
     kept: list[tuple[nn.Module, str, nn.Module, torch.Tensor, torch.Tensor]] = []
     try:
         with torch.no_grad():
@@ -243,9 +231,8 @@ def effective_weight(layer: Any) -> torch.Tensor:
 
 
 def base_hash(model: PreTrainedModel) -> str:
-    """SHA-256 over names, shapes and fp32 values of a model's weights, without an adapter. Formats
-    and files on disk do not matter, nor 16-bit weights, which fp32 holds exactly. Of weights as
-    they were loaded: taken before they are held in fewer bits, so that it is the same for all."""
+    """SHA-256 over names, shapes and fp32 values of a model's weights without an adapter, taken
+    before they are held in fewer bits. Files and 16-bit formats do not matter."""
     digest = hashlib.sha256(b"swarm/base-model/1\0")
     for name, value in sorted(model.state_dict().items()):
         digest.update(f"{name}\0{','.join(map(str, value.shape))}\0".encode())
@@ -274,11 +261,7 @@ def _linear_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
 
 
 def _shapes(policy: Policy, shape: AdapterShape) -> dict[str, tuple[int, ...]]:
-    """The shapes of `factors` once such an adapter is attached.
-
-    Raises:
-        ConfigError: as `targets_of`.
-    """
+    """The shapes of `factors` once such an adapter is attached."""
     wanted = targets_of(policy.model, shape, policy.name)
     found: dict[str, tuple[int, ...]] = {}
     for path, layer in _linear_layers(policy.model):
@@ -293,10 +276,7 @@ def _shapes(policy: Policy, shape: AdapterShape) -> dict[str, tuple[int, ...]]:
 def _check(
     weights: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], what: str
 ) -> None:
-    """
-    Raises:
-        ConfigError: see `put`.
-    """
+    """Raises ConfigError as `put`."""
     for name in sorted(shapes.keys() ^ weights.keys()):
         raise ConfigError(f"{what}: {name} is {'missing' if name in shapes else 'none of ours'}")
     for name, value in weights.items():
@@ -327,7 +307,4 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        first = str(error).strip().splitlines()
-        raise ConfigError(
-            f"adapter {path.parent}: {path.name}: {first[0][:160] if first else 'damaged'}"
-        ) from error
+        raise ConfigError(f"adapter {path.parent}: {path.name}: {first_line(error)}") from error

@@ -1,6 +1,5 @@
-"""A conversation with a model directory, in the terminal. Runs as a child process of the command,
-because torch and transformers stay out of the node's own. It takes a node's share of the cores:
-torch's threads wait for each other at every operator, so one without a core holds up all of them.
+"""A conversation with a model directory, in the terminal. A child process of the command, because
+torch stays out of the node's own. It takes a node's share of the cores.
 
     python -m node.policies.chat DIRECTORY [--system TEXT] [--max-new-tokens N] [--temperature T]
         [--once]
@@ -21,7 +20,7 @@ from swarm.texts import printable
 
 
 class _Printer(TextStreamer):
-    """Shows a reply as it comes, without what would steer the terminal, and remembers it."""
+    """Prints a reply as it comes, without control characters, and keeps it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -35,12 +34,8 @@ class _Printer(TextStreamer):
 
 
 def chat(directory: str, system: str, max_new_tokens: int, temperature: float) -> None:
-    """Answer each line of standard input, in one conversation, until it ends. Prompts are made as
-    those of a run are: `system` and what was said so far come before the question.
-
-    Raises:
-        ConfigError: the model does not load.
-    """
+    """Answer each line of standard input, in one conversation, until it ends. Prompts are those of
+    a run: `system` and earlier messages come before the question."""
     policy = load_policy(directory)
     said: list[tuple[str, str]] = []  # questions and replies
     interactive = sys.stdin.isatty()
@@ -62,11 +57,7 @@ def chat(directory: str, system: str, max_new_tokens: int, temperature: float) -
 
 
 def answer_once(directory: str, max_new_tokens: int, temperature: float) -> None:
-    """Answer all of standard input, as it is.
-
-    Raises:
-        ConfigError: the model does not load, or the prompt leaves no room for an answer.
-    """
+    """Answer all of standard input, as it is; ConfigError: there is no room for an answer."""
     policy = load_policy(directory)
     prompt = sys.stdin.read()
     if _reply(policy, prompt, max_new_tokens, temperature) is None:

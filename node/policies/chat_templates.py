@@ -1,11 +1,6 @@
-"""Chat templates, which are programs that come with a model, rendered in a process of their own.
-
-That process has little memory, and for each rendering little CPU time and little room. It compiles
-a template as transformers does, with the same names and filters, and imports neither that nor
-torch.
-
-    python -m node.policies.chat_templates
-"""
+"""Chat templates, which are programs that come with a model, rendered in a process of their own
+with little memory and CPU time. It compiles them as transformers does, and imports neither that nor
+torch: `python -m node.policies.chat_templates`."""
 
 import json
 import os
@@ -45,7 +40,7 @@ class Renderer:
     """One template and its process, which starts with the first rendering."""
 
     def __init__(self, model: str, template: str, constants: Mapping[str, Any]) -> None:
-        """`constants`: what the template may name beside messages, as texts and lists of them."""
+        """`constants`: names that the template may use beside messages."""
         self.template = template
         self._model = model
         self._opening = {"template": template, "constants": dict(constants)}
@@ -53,11 +48,8 @@ class Renderer:
         self._two_turns = ""  # `TWO_TURNS` rendered, which each turn of a transcript needs
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
-        """Messages, up to where the next reply begins.
-
-        Raises:
-            ConfigError: the template fails, or comes to a limit.
-        """
+        """Messages, up to where the next reply begins. ConfigError: the template fails, or comes to
+        a limit."""
         if messages is not TWO_TURNS:
             return self._rendered(messages)
         self._two_turns = self._two_turns or self._rendered(messages)
@@ -155,10 +147,7 @@ def compiled(template: str) -> jinja2.Template:
 def rendered(
     template: jinja2.Template, messages: Sequence[ChatMessage], constants: Mapping[str, Any]
 ) -> str:
-    """
-    Raises:
-        OverflowError: it is longer than anything of what was said could be.
-    """
+    """The rendering; OverflowError: it is longer than the messages explain."""
     room = CHARS_MAX + GROWTH_MAX * sum(len(each["content"]) for each in messages)
     parts: list[str] = []
     for part in template.generate(

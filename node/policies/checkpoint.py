@@ -1,9 +1,5 @@
-"""Model, optimizer and generator state on disk: what a resumed trainer needs to go on bit for bit,
-on as many threads.
-
-Files are written and fsynced into a directory that the caller made; moving it into place in one
-step, and remembering which one is current, is the caller's part.
-"""
+"""Model, optimizer and generator state on disk, from which a trainer resumes bit for bit on as many
+threads. Files are fsynced into a directory that the caller made and moves into place."""
 
 import json
 import os
@@ -23,6 +19,7 @@ from node.interfaces.trainer_spec import Precision
 from node.policies.policy import Policy
 from node.policies.tensor_files import not_finite
 from swarm.errors import ConfigError, LocalProtocolError
+from swarm.texts import first_line
 
 FORMAT = 1
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.pt", "trainer.json"
@@ -36,11 +33,7 @@ def save(
     step_guard: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint into an existing empty directory; every file is on disk on return.
-    `step_guard`: what else a trainer remembers, as plain values (`step_guard_of`).
-
-    Raises:
-        LocalProtocolError: weights that are not finite, which nothing could be resumed from.
-    """
+    LocalProtocolError: weights that are not finite."""
     _check_finite(policy)
     save_file(_untied(_trained(policy)), directory / _MODEL)
     torch.save(
@@ -59,9 +52,8 @@ def save(
 
 
 def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
-    """Restore what `save` wrote into a policy of the same model; returns its policy version.
-
-    The learning rate stays the optimizer's own: it may have been changed since.
+    """Restore what `save` wrote into a policy of the same model; returns its policy version. The
+    learning rate stays the optimizer's own.
 
     Raises:
         DamagedCheckpoint: missing or damaged files; policy and optimizer may be half restored.
@@ -74,7 +66,7 @@ def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> i
         saved = torch.load(directory / _OPTIMIZER, weights_only=True)
     except Exception as error:
         # boundary: damaged bytes raise anything from OSError to SafetensorError and RuntimeError
-        raise _damaged(directory, _first_line(error)) from error
+        raise _damaged(directory, f"{type(error).__name__}: {first_line(error)}") from error
     bad = not_finite(weights)
     if bad is not None:
         raise _damaged(directory, f"{bad} is not finite")
@@ -89,25 +81,21 @@ def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> i
         torch.set_rng_state(saved["rng"])
         version = int(state["policy_version"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise _damaged(directory, _first_line(error)) from error
+        raise _damaged(directory, f"{type(error).__name__}: {first_line(error)}") from error
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     return version
 
 
 def step_guard_of(directory: Path) -> Mapping[str, Any]:
-    """The step guard's record in a checkpoint that `load` has taken; empty: none."""
+    """The step guard's record in a checkpoint that `load` has taken."""
     found: Mapping[str, Any] = json.loads((directory / _STATE).read_text()).get("step_guard", {})
     return found
 
 
 def export(directory: Path, policy: Policy, precision: Precision = "float32") -> None:
-    """Write the policy as a Hugging Face model directory, tokenizer included, or its adapter alone
-    where it has one, always in fp32; fsynced.
-
-    Raises:
-        LocalProtocolError: weights that are not finite.
-    """
+    """Write the policy as a Hugging Face model directory with tokenizer, or its adapter alone,
+    always in fp32; fsynced. LocalProtocolError: weights that are not finite."""
     if policy.adapter is None:
         export_whole(directory, policy, precision)
         return
@@ -119,12 +107,7 @@ def export(directory: Path, policy: Policy, precision: Precision = "float32") ->
 
 
 def export_whole(directory: Path, policy: Policy, precision: Precision = "float32") -> None:
-    """Write the policy as a Hugging Face model directory, an adapter merged into it, its numbers
-    rounded to that precision; fsynced.
-
-    Raises:
-        LocalProtocolError: weights that are not finite.
-    """
+    """As `export`, an adapter merged into the model, in that precision."""
     _check_finite(policy)
     with ExitStack() as stack:
         if policy.adapter is not None:
@@ -141,7 +124,7 @@ def export_whole(directory: Path, policy: Policy, precision: Precision = "float3
 
 
 def _save_as(directory: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Write a model with its floating-point numbers in one type, and say so in its file."""
+    """Write a model with its floating-point numbers in one type, and name the type in its file."""
     rounded: dict[int, torch.Tensor] = {}  # by where it lies, so that tied weights stay tied
     state = {}
     for name, value in model.state_dict().items():
@@ -175,7 +158,6 @@ def _trained(policy: Policy) -> Mapping[str, torch.Tensor]:
 
 
 def _adapter_record(policy: Policy) -> dict[str, Any] | None:
-    """A checkpoint's record of its adapter and of the adapter's base."""
     if policy.adapter is None:
         return None
     shape = asdict(policy.adapter.shape)
@@ -183,11 +165,8 @@ def _adapter_record(policy: Policy) -> dict[str, Any] | None:
 
 
 def _check_adapter(directory: Path, saved: Mapping[str, Any] | None, policy: Policy) -> None:
-    """
-    Raises:
-        ConfigError: the checkpoint is of a whole model and the policy has an adapter, or the other
-            way round; or of another adapter or base.
-    """
+    """Raise ConfigError if the checkpoint and the policy differ in having an adapter, or in its
+    shape or base."""
     ours = _adapter_record(policy)
     if saved == ours:
         return
@@ -206,7 +185,7 @@ def _check_adapter(directory: Path, saved: Mapping[str, Any] | None, policy: Pol
 
 
 def _untied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Each storage once: tied weights share theirs, and the file format refuses that."""
+    """Each storage once: tied weights share theirs, which the file format refuses."""
     seen: set[int] = set()
     result = {}
     for name, value in state.items():
@@ -237,8 +216,3 @@ def _check_finite(policy: Policy) -> None:
 
 def _damaged(directory: Path, what: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(f"checkpoint damaged: {directory} does not load: {what}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"

@@ -1,14 +1,11 @@
 """The frozen weights under an adapter, held in fewer bits than they are computed with.
 
-In bf16 a weight takes two bytes. Where the forward pass is in fp32, as on CPUs, a layer makes fp32
-of its weight while it runs, and again in the backward pass, in room that all layers share. Its
-result is that of fp32 numbers which bf16 holds. Under autocast bf16 is what is multiplied anyway.
-What is summed up, normed or looked at in any other way stays in fp32: norms, biases, experts in one
-tensor, and layers of a kind that is not known here.
+In bf16 a weight takes two bytes. An fp32 forward pass, as on CPUs, makes fp32 of a layer's weight
+while it runs, in room that all layers share. Norms, biases, experts in one tensor, and layers of
+unknown kinds stay in fp32.
 
-In four bits (NF4 in blocks of 64, each with a scale in fp32) are the adapted layers alone, by
-bitsandbytes, which this file alone imports.
-"""
+Adapted layers alone may be in four bits (NF4 in blocks of 64 with an fp32 scale), by bitsandbytes,
+which only this file imports."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -33,10 +30,7 @@ NOT_INSTALLED: Final = (
 
 
 def check(held: Held, device: torch.device) -> None:
-    """
-    Raises:
-        ConfigError: weights cannot be held so for this device, or not with what is installed.
-    """
+    """Raise ConfigError if weights cannot be held so on this device, or with what is installed."""
     if held != "4bit":
         return
     if device.type != "cuda":
@@ -49,7 +43,7 @@ def check(held: Held, device: torch.device) -> None:
 
 def hold(model: nn.Module) -> None:
     """Put the frozen weights of linear layers and embeddings into bf16, in place, and all others
-    into fp32. Their layers compute in what comes in."""
+    into fp32. Their layers compute in the type of their input."""
     narrow = {id(weight): owners for weight, owners in _weights(model) if not weight.requires_grad}
     for parameter in model.parameters():
         owners = narrow.get(id(parameter), [])
@@ -62,12 +56,12 @@ def hold(model: nn.Module) -> None:
 
 
 def numbers(model: nn.Module) -> int:
-    """The number of weights that `hold` would put into bf16 if all of the model is frozen."""
+    """The number of weights that `hold` puts into bf16 if all of the model is frozen."""
     return sum(weight.numel() for weight, _ in _weights(model))
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`functional.linear` in the precision of what comes in, for a weight in another one."""
+    """`functional.linear` in the precision of `x`, for a weight in another one."""
     if weight.dtype == x.dtype or torch.is_autocast_enabled(x.device.type):
         return functional.linear(x, weight, bias)
     if not (torch.is_grad_enabled() and x.requires_grad):
@@ -132,7 +126,7 @@ def _transposed(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _embedding(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
-    """In fp32: what is added up over layers begins with it."""
+    """In fp32: sums over layers begin with it."""
     return nn.Embedding.forward(layer, ids).float()
 
 
@@ -144,8 +138,7 @@ _FORWARDS: Final[dict[type, Callable[..., torch.Tensor]]] = {
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[nn.Parameter, list[nn.Module]]]:
-    """Weights that nothing but layers of known kinds uses, with these: tied ones have several. A
-    subclass may do anything with its weight."""
+    """Weights that only layers of known kinds use, with these layers; tied weights have several."""
     found: dict[int, tuple[nn.Parameter, list[nn.Module]]] = {}
     others: set[int] = set()
     for module in model.modules():
@@ -161,7 +154,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[nn.Parameter, list[nn.Module]]]
 
 
 def quantised(layer: nn.Linear, device: torch.device) -> nn.Module:
-    """The same layer in four bits, on a GPU. Only there have its weights ever been whole."""
+    """The layer in four bits, on a GPU."""
     bitsandbytes = _bitsandbytes()
     made: nn.Module = bitsandbytes.nn.Linear4bit(
         layer.in_features,
@@ -190,7 +183,6 @@ def replaced(layer: Any, weight: torch.Tensor) -> nn.Linear:
 
 
 def is_quantised(layer: nn.Module) -> bool:
-    """True if a layer's weight is in four bits."""
     return getattr(layer.weight, "quant_state", None) is not None
 
 
@@ -209,10 +201,6 @@ def numel(parameter: torch.Tensor) -> int:
 
 
 def _bitsandbytes() -> Any:
-    """
-    Raises:
-        ConfigError: it is not installed.
-    """
     try:
         import bitsandbytes
     except ImportError as error:

@@ -1,13 +1,10 @@
 """Model directories made of GGUF files: weights in bf16, configuration, tokenizer, chat template.
 
-Weights that were quantised lie on a grid, and many of its points are halfway between two numbers of
-bf16. Whoever rounds such weights after a first small step of training moves all of them by half a
-number, each the way its gradient went: log-probs then change by 0.5 in the mean. So they are
-rounded here, before anybody trains them.
+Quantised weights often lie halfway between two bf16 numbers. Rounded after a first small step of
+training, all would move by half a number, and log-probs by 0.5 in the mean. So they are rounded
+here.
 
-`python -m node.policies.gguf_models FILE DIRECTORY` makes one; it runs as a child process,
-because torch and transformers shall stay out of the node's own.
-"""
+`python -m node.policies.gguf_models FILE DIRECTORY` runs as a child, without torch in the node."""
 
 import shutil
 import sys
@@ -26,10 +23,10 @@ _READ_ERRORS: Final = (OSError, ValueError, KeyError, ImportError, RuntimeError)
 
 
 def convert(file: Path, directory: Path) -> None:
-    """Make `directory`, which must not be there, from a GGUF file.
+    """Make `directory`, which must not exist, from a GGUF file.
 
     Raises:
-        ConfigError: the file is no GGUF that transformers can read as a causal LM.
+        ConfigError: transformers cannot read the file as a causal LM.
     """
     transformers_logging.disable_progress_bar()
     partial = directory.with_name(f"{directory.name}.partial")
@@ -49,8 +46,8 @@ def convert(file: Path, directory: Path) -> None:
 
 
 def _unquantised(model: Any) -> Any:
-    """The same weights in a model of which nothing says that it was quantised: what came from GGUF
-    refuses to be saved."""
+    """The same weights in a model without a trace of quantisation: a model from GGUF refuses to be
+    saved."""
     fields = model.config.to_dict()
     for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         fields.pop(name, None)

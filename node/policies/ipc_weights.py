@@ -1,13 +1,11 @@
-"""Weights that a trainer lends to an engine on its own device: nothing is copied on the way.
+"""Weights that a trainer lends to an engine on its own device, without a copy.
 
-What passes is where they lie: CUDA's handles of the trainer's own memory, or, where it computes on
-the CPU, names of shared memory into which its weights are moved. The engine copies from there into
-its own layout, and lets go. They are the trainer's present weights: it must not step until then,
-and what was lent is of use for one load.
+Passed are CUDA's handles of the trainer's memory or, on the CPU, names of shared memory into which
+its weights are moved. The engine copies from there and lets go. The trainer must not step until
+then, and a loan serves one load.
 
-The handles go through the version's directory, which this user alone writes, in the form in which
-`multiprocessing` passes tensors: a pickle, of which nothing is made but tensors.
-"""
+The handles go through the version's directory, which this user alone writes, as a pickle of which
+nothing is made but tensors."""
 
 import pickle  # noqa: TID251 - see `_Tensors`
 from contextlib import suppress
@@ -20,6 +18,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from node.policies.weight_diff import kinds_of
+from swarm.texts import first_line
 
 if TYPE_CHECKING:  # an engine borrows without what a policy needs
     from node.policies.policy import Policy
@@ -68,11 +67,8 @@ class Lender:
         self._told: dict[str, int] = {}  # where they were then
 
     def lend(self, directory: Path) -> str | None:
-        """Lend the weights that an export has just written into a directory.
-
-        Why not, where the policy does not hold them as the files do, or the device does not share
-        its memory: the files have to be read.
-        """
+        """Lend the weights that an export has just written into a directory. Returns why not, where
+        the policy does not hold them as the files do or the device does not share its memory."""
         policy = self._policy
         if policy.adapter is not None:
             return "in the files the adapter is merged"
@@ -86,8 +82,7 @@ class Lender:
             line = f"{_place(policy.device)}\n".encode()
             (directory / LENT).write_bytes(line + self._handles)
         except (RuntimeError, OSError) as error:  # of drivers and allocators, or a full disk
-            lines = str(error).splitlines() or [""]
-            return f"this device does not share its memory ({lines[0]})"
+            return f"this device does not share its memory ({first_line(error)})"
         if policy.device.type == "cuda":
             torch.cuda.synchronize(policy.device)  # the last step, which wrote them
         return None
@@ -122,8 +117,7 @@ def borrow(directory: Path, device: torch.device) -> dict[str, torch.Tensor]:
     except FileNotFoundError as error:
         raise NotLent(f"there is no {error.filename}") from error
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        lines = str(error).splitlines() or [""]
-        raise NotLent(f"{type(error).__name__}: {lines[0]}") from error
+        raise NotLent(f"{type(error).__name__}: {first_line(error)}") from error
     return tensors
 
 
@@ -138,8 +132,7 @@ def let_go(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
 
 
 def _place(device: torch.device) -> str:
-    """A device's name for all processes of this machine, and its number in this one, which handles
-    hold."""
+    """A device's name on this machine, and its number in this process, which handles hold."""
     if device.type != "cuda":
         return device.type
     number = torch.cuda.current_device() if device.index is None else device.index

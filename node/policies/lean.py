@@ -1,14 +1,12 @@
 """A lean forward pass for small models of the Llama family (Llama, Qwen2, Qwen3), with gradients.
 
-It computes what the Hugging Face module computes, from the same parameters. What it saves is work
-on text that many rows have in common: rows lie in a grid of P prompts with g rows each, and what
-stands before a row is kept once for each prompt (or once for all) and never copied to its rows.
-Scores of attention are held in full, so it is for short texts (`SCORES_MAX`) and for models of
-which a CPU computes them fast; all else takes the Hugging Face path.
+It computes what the Hugging Face module computes, from the same parameters, but text that rows have
+in common only once: rows lie in a grid of P prompts with g rows each, and text before a row is kept
+once for each prompt or once for all. Attention scores are held in full, so it is for short texts
+(`SCORES_MAX`) and models that a CPU computes fast.
 
-Letters in shapes: P prompts, g rows of each, C tokens of a row in this pass, d hidden size,
-K key-value heads, r query heads for each of them, S tokens before, D head size.
-"""
+Letters in shapes: P prompts, g rows of each, C tokens of a row in this pass, d hidden size, K
+key-value heads, r query heads for each of them, S tokens before, D head size."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ KeyValues = list[tuple[torch.Tensor, torch.Tensor]]  # of each layer
 
 @dataclass(slots=True)
 class Segment:
-    """Text that stands before the rows: keys and values (P or 1, K, S, D) of each layer."""
+    """Text before the rows: keys and values (P or 1, K, S, D) of each layer."""
 
     layers: KeyValues
     bias: torch.Tensor | None = None  # (P, 1, 1, S): 0, or -inf on padding; None: no padding
@@ -51,7 +49,7 @@ class RowCache:
 
 @dataclass(slots=True)
 class _Layer:
-    """One layer: its norms' weights, and what it projects with, by input."""
+    """One layer: its norms' weights, and its projections by input."""
 
     norm: torch.Tensor
     qkv: "_Project"
@@ -117,7 +115,7 @@ class _Causal(Protocol):
 
 
 def supports(model: PreTrainedModel) -> bool:
-    """True if the lean pass computes this model where it is."""
+    """True if the lean pass computes this model on the device where it is."""
     return knows(model) and next(model.parameters()).device.type == "cpu"
 
 
@@ -142,20 +140,19 @@ def looks_at_all(config: PreTrainedConfig) -> bool:
 
 
 def trains(parameters: int, adapted: int) -> bool:
-    """True if a model that it computes is trained so as well. Each pass makes base + BA anew, and
-    gradients of both, which for a larger model is what an adapter is to save."""
+    """True if a model that it computes is also trained so. With an adapter each pass makes base +
+    BA and both gradients, which for a larger model is what an adapter is to save."""
     return not adapted or parameters <= ADAPTED_PARAMETERS_MAX
 
 
 def scores_of_prompts(model: PreTrainedModel, prompts: int, longest: int) -> int:
-    """The number of attention scores that a pass over so many prompts holds at a time, without
-    gradients."""
+    """Attention scores held at a time by a pass over prompts, without gradients."""
     return int(model.config.num_attention_heads) * prompts * longest**2
 
 
 def scores_of_rows(model: PreTrainedModel, prompts: int, each: int, row: int, prompt: int) -> int:
-    """The number of attention scores kept for gradients by a pass over a grid of rows and the pass
-    over their prompts before it (longest lengths)."""
+    """Attention scores kept for gradients by a pass over a grid of rows and one over their prompts
+    (longest lengths)."""
     config = model.config
     per_prompt = each * row * (row + prompt) + prompt**2
     return int(config.num_hidden_layers * config.num_attention_heads * prompts * per_prompt)
@@ -171,8 +168,8 @@ def common_length(rows: Sequence[list[int]]) -> int:
 
 
 def alike(prompts: Sequence[list[int]]) -> list[list[int]]:
-    """Indices of prompts by common beginning: a set for each that is worth a pass of its own, and
-    one for all the others. Each set is ordered by length."""
+    """Indices of prompts by common beginning, each set ordered by length: one for each beginning
+    that is worth a pass of its own, and one for all others."""
     kinds: dict[tuple[int, ...], list[int]] = {}
     for index in sorted(range(len(prompts)), key=lambda index: len(prompts[index])):
         kinds.setdefault(tuple(prompts[index][:COMMON_TOKENS_MIN]), []).append(index)
@@ -192,8 +189,8 @@ class LeanModel:
     """The weights of one model at one moment; build it anew after they change."""
 
     def __init__(self, model: PreTrainedModel, *, joined: bool = True) -> None:
-        """`joined`: adapters are merged into fp32 weights, and those with the same input are one.
-        That is quick, and a copy of the model; else its own layers are called."""
+        """`joined`: adapters are merged into fp32 weights, and weights with the same input are one,
+        which is quick and copies the model; else its own layers are called."""
         config = model.config
         parts = cast("_Causal", model)
         self._body = parts.model
@@ -224,12 +221,10 @@ class LeanModel:
         above: Sequence[Segment] = (),
         cache: RowCache | None = None,
     ) -> tuple[torch.Tensor, KeyValues]:
-        """Hidden states (P, g, C, d) of tokens (P, g, C) whose first position is `start`, (P,) or
-        (P, g), and the rows' keys and values (P, K, g, C, D).
-
-        Rows see `above`, then themselves causally; with `cache` also what it holds, and they are
-        added to it: the keys and values are then those of all that it holds (S for C).
-        """
+        """Hidden states (P, g, C, d) of tokens (P, g, C) from position `start`, (P,) or (P, g), and
+        the rows' keys and values (P, K, g, C, D). Rows see `above`, then themselves causally. They
+        are added to `cache`, if given, and see what it holds: keys and values are then of all that
+        it holds (S for C)."""
         prompts, each, count = ids.shape
         x = functional.embedding(ids, self._body.embed_tokens.weight).float()
         positions = start.view(prompts, -1, 1) + torch.arange(count)  # (P, 1 or g, C)
@@ -402,7 +397,7 @@ def prompt_segments(
     model: LeanModel, prompts: Sequence[list[int]], fill: int
 ) -> tuple[list[Segment], torch.Tensor]:
     """The segments before the rows of each prompt: their common beginning once, then the rest of
-    each; and the last hidden state of each prompt (P, d). Every prompt has at least one token."""
+    each; and the last hidden state of each prompt (P, d). Prompts are not empty."""
     shared = common_length(prompts) if len(prompts) > 1 else 0
     shared = min(shared, min(len(prompt) for prompt in prompts) - 1)
     above: list[Segment] = []
@@ -421,8 +416,8 @@ def prompt_segments(
 def mixed_segments(
     model: LeanModel, prompts: Sequence[list[int]], fill: int
 ) -> tuple[list[Segment], torch.Tensor]:
-    """As `prompt_segments`, for prompts of several kinds: those that begin alike are run together
-    and their keys and values laid side by side. Without gradients."""
+    """As `prompt_segments`, for prompts of several kinds: those that begin alike are run together.
+    Without gradients."""
     kinds = alike(prompts)
     if len(kinds) == 1:
         return prompt_segments(model, prompts, fill)

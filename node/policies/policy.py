@@ -1,8 +1,7 @@
-"""The policy: a Hugging Face causal LM with its tokenizer, loaded or told off in one line.
+"""The policy: a Hugging Face causal LM with its tokenizer, loaded or refused in one line.
 
-What is trained is in fp32. On CUDA the forward passes run under bf16 autocast over it. The frozen
-weights under an adapter may be held in fewer bits: see `node.policies.frozen`.
-"""
+Trained weights are in fp32; CUDA computes under bf16 autocast. Frozen weights under an adapter may
+be held in fewer bits: see `node.policies.frozen`."""
 
 import hashlib
 import inspect
@@ -41,6 +40,7 @@ from node.policies.presets import missing_directory
 from node.policies.weight_diff import kinds_of
 from swarm.errors import ChildFailed, ConfigError
 from swarm.storage import shared_files
+from swarm.texts import first_line
 from swarm.weights.delta import AUTO_MAP
 
 transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
@@ -100,13 +100,13 @@ class Policy(PromptEncoder):
 
     @property
     def stateful(self) -> bool:
-        """Something else than (only) keys and values of tokens: padding must not enter it."""
+        """True if it keeps more than keys and values of tokens: padding must not enter it."""
         kinds = getattr(self.model.config.get_text_config(), "layer_types", None) or ()
         return bool(getattr(self.model, "_is_stateful", False)) or not _ATTENTION.issuperset(kinds)
 
     def logits_kept(self, last: int) -> dict[str, int]:
-        """Arguments of a forward pass that compute logits for the last positions alone; none
-        where the model cannot: its logits are then of all positions."""
+        """Arguments of a forward pass for logits of the last positions alone; none where the model
+        cannot."""
         known = inspect.signature(self.model.forward).parameters
         return {"logits_to_keep": last} if "logits_to_keep" in known else {}
 
@@ -155,8 +155,7 @@ class Policy(PromptEncoder):
         return nullcontext()
 
     def load_weights(self, directory: Path) -> None:
-        """Take over the weights of a model directory with the same names and shapes, or change
-        nothing: all is read and compared before the first tensor is replaced.
+        """Load the weights of a model directory with the same names and shapes, or change nothing.
 
         Raises:
             ConfigError: missing or unreadable files, other names or other shapes.
@@ -188,8 +187,8 @@ def load_policy(
     narrow: bool = False,
 ) -> Policy:
     """Load a model directory or hub id in fp32. `context_tokens_max` None: the model's own limit,
-    `CONTEXT_TOKENS_MAX` at most. `narrow`: in bf16 where its files hold nothing else, which only
-    computes once `frozen.hold` had it.
+    `CONTEXT_TOKENS_MAX` at most. `narrow`: in bf16 where its files hold nothing else; it computes
+    only after `frozen.hold`.
 
     Raises:
         ConfigError: no such model, offline without a copy of it, or files that do not load.
@@ -226,12 +225,8 @@ def load_policy(
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """A model's tokenizer, which has been tried where it is a file of steps.
-
-    Raises:
-        ConfigError: it comes to a limit.
-        OSError, ValueError, KeyError, ImportError: as transformers raises them.
-    """
+    """A model's tokenizer, tried first if it has a `tokenizer.json`. Errors beside ConfigError are
+    those of transformers."""
     found = cached_file(
         model,
         FULL_TOKENIZER_FILE,
@@ -255,15 +250,14 @@ def _load(model: str, *, narrow: bool) -> PreTrainedModel:
 
 
 def _forget_code(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Removes references to the model's own code, which was not run, from what is saved."""
+    """Remove references to the model's own code, which was not run, from what is saved."""
     if hasattr(network.config, AUTO_MAP):
         delattr(network.config, AUTO_MAP)
     tokenizer.init_kwargs.pop(AUTO_MAP, None)
 
 
 def _kinds(model: str) -> set[str]:
-    """Types of the numbers in a model's files, as these name them; none where its weights are still
-    to be downloaded."""
+    """Number types in a model's files; none where its weights are still to be downloaded."""
     config = cached_file(model, CONFIG_NAME)
     directory = Path(config).parent if config else Path(model)
     try:
@@ -278,11 +272,7 @@ def move(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def refuse_quantised(config: PreTrainedConfig, model: str) -> None:
-    """
-    Raises:
-        ConfigError: the weights are quantised: no step of an optimizer fits into them, and an
-            engine that holds them takes no update.
-    """
+    """Raise ConfigError if the weights are quantised: they take no update."""
     told = getattr(config, "quantization_config", None)
     if told:
         method = told.get("quant_method", "") if isinstance(told, dict) else ""
@@ -293,11 +283,7 @@ def refuse_quantised(config: PreTrainedConfig, model: str) -> None:
 
 
 def pick_device(device: Device) -> torch.device:
-    """The device to compute on.
-
-    Raises:
-        ConfigError: CUDA was asked for by name and is not there.
-    """
+    """The device to compute on; ConfigError: CUDA was asked for by name and is not there."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device = 'cuda': torch sees no CUDA device; take 'cpu' or 'auto'")
     if device == "auto":
@@ -314,22 +300,21 @@ def load_error_line(model: str, error: BaseException) -> str:
             f"({AUTO_MAP}) is never run; take another model"
         )
     if path.is_dir():
-        what = "not a model directory" if not (path / "config.json").exists() else _first(error)
+        what = "not a model directory" if not (path / "config.json").exists() else first_line(error)
         return f"model {model}: {what}; it needs config.json, tokenizer files and safetensors"
     if missing := missing_directory(model):
         return missing
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
-        f"model {model}: not loaded from the hub or its cache {home} ({_first(error)}); connect to "
-        "the internet, set HF_HOME to a cache that holds it, or name a local model directory"
+        f"model {model}: not loaded from the hub or its cache {home} ({first_line(error)}); "
+        "connect to the internet, set HF_HOME to a cache that holds it, or name a local model "
+        "directory"
     )
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """64 hex digits over vocabulary, merges, added tokens and chat template.
-
-    Token ids and log-probs may be exchanged only between equal fingerprints.
-    """
+    """64 hex digits over vocabulary, merges, added tokens and chat template. Token ids and
+    log-probs may be exchanged only between equal fingerprints."""
     merges: object = []
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
@@ -346,11 +331,6 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     }
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -373,5 +353,5 @@ def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
         for file in files:
             weights.update(load_file(file))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{directory}: {_first(error)}") from error
+        raise ConfigError(f"{directory}: {first_line(error)}") from error
     return weights

@@ -1,10 +1,8 @@
-"""Keys and values of prompts, which rows go on from: run once, and lent to each row of a prompt.
+"""Keys and values of prompts, run once and lent to each row of a prompt.
 
-Prompts of unlike lengths are padded. Causality keeps real tokens off pads on their right, so they
-are run like that; but what follows a prompt must follow it at once. A sliding window, and biases by
-distance (ALiBi), count the places in a cache, pads among them. So each prompt is then moved to the
-right edge, with its pads on the left of it, hidden by a mask.
-"""
+Padded prompts are run with pads on their right. A completion must follow its prompt at once, and
+sliding windows and ALiBi count places in the cache. So each prompt is then moved to the right edge,
+and its pads are masked."""
 
 from collections.abc import Sequence
 
@@ -30,13 +28,12 @@ def run(policy: Policy, prompts: Sequence[Sequence[int]]) -> tuple[DynamicCache,
 
 
 def seen(lengths: torch.Tensor, width: int) -> torch.Tensor:
-    """The mask of places that are no pads, in rows that end at the right edge: (rows, width)."""
+    """Mask of places that are no pads, in rows that end at the right edge: (rows, width)."""
     return torch.arange(width, device=lengths.device) >= width - lengths[:, None]
 
 
 def move_right(cache: DynamicCache, gaps: torch.Tensor) -> None:
-    """Move the text of each row by its gap (rows,), which are the places behind it. Those come to
-    stand before it."""
+    """Move the text of each row right by its gap (rows,), the number of places behind it."""
     if not bool(gaps.any()):
         return
     width = cache.get_seq_length()
@@ -52,7 +49,7 @@ def _moved(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 
 def windowed(policy: Policy, cache: DynamicCache) -> DynamicCache:
-    """The same, without what no later token of this model looks at."""
+    """The same, without tokens that no later token of this model looks at."""
     kept = DynamicCache(config=policy.model.config)
     if not any(isinstance(layer, DynamicSlidingWindowLayer) for layer in kept.layers):
         return cache

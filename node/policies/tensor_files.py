@@ -1,5 +1,5 @@
-"""Checks that a model's files hold exactly the tensors that its configuration describes.
-transformers fills up what is missing with random numbers, and leaves out what is over."""
+"""Checks that a model's files hold exactly the tensors of its configuration. transformers fills up
+missing tensors with random numbers, and leaves out surplus ones."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,11 +18,8 @@ _NAMES_SHOWN: Final = 3
 
 
 def load(model: str | Path, dtype: torch.dtype, **more: Any) -> PreTrainedModel:
-    """A causal LM from a directory, a hub id or a GGUF file, with what `from_pretrained` takes.
-
-    Raises:
-        ConfigError: its tensors are not those of its configuration, or not finite.
-        OSError, ValueError, KeyError, ImportError: as transformers raises them.
+    """A causal LM from a directory, a hub id or a GGUF file, with the arguments of
+    `from_pretrained`. ConfigError: its tensors are not those of its configuration, or not finite.
     """
     _refuse_two_sets(Path(model))
     try:
@@ -63,7 +60,7 @@ def _not_finite(network: PreTrainedModel) -> str | None:
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """The name of a tensor that holds such a number."""
+    """The name of a tensor with a number that is not finite."""
     for name, value in tensors.items():
         if not value.is_floating_point() or bool(torch.isfinite(value.sum())):
             continue
@@ -73,7 +70,7 @@ def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def _refuse_two_sets(directory: Path) -> None:
-    """An index of other files beside a whole model, which would win: one of them is old."""
+    """Refuse an index of other files beside a whole model: it would win, and one of them is old."""
     index, whole = directory / SAFE_WEIGHTS_INDEX_NAME, directory / SAFE_WEIGHTS_NAME
     if whole.is_file() and index.is_file() and SAFE_WEIGHTS_NAME not in index.read_text():
         raise ConfigError(

@@ -1,9 +1,7 @@
 """The embedded preset `tiny`: a byte-level Qwen3 made and warmed up on the machine itself.
 
-It needs no download. A short supervised phase on the run's own tasks takes it to partial
-competence, from which reinforcement learning can start. On one machine the same arguments give
-the same bits: one thread, one seeded generator, no timing in any decision.
-"""
+A short supervised phase on the run's tasks takes it to partial competence. On one machine the same
+arguments give the same bits: one thread, one seeded generator, no timing in any decision."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +14,8 @@ from transformers.utils import logging as transformers_logging
 
 from node.methods import losses
 from node.policies import lean
-from node.policies.presets import TinyRecipe, recipe_key
+from node.policies.presets import TinyRecipe
 from swarm.errors import ConfigError
-
-__all__ = ["TinyRecipe", "byte_tokenizer", "make_tiny", "recipe_key"]
 
 BOS, EOS, PAD, ANSWER = "<bos>", "<eos>", "<pad>", "<answer>"
 
@@ -77,14 +73,9 @@ def make_tiny(
     progress: Progress,
     recipe: TinyRecipe = TinyRecipe(),  # noqa: B008 - frozen
 ) -> float:
-    """Warm a fresh tiny model on `pairs` and save it, tokenizer included, into `directory`.
-
-    Returns the share of answers that sampling at temperature 1 would get right, estimated on the
-    last batches before they were trained on (a lower bound where a task has several answers).
-
-    Raises:
-        ConfigError: the pairs ended early, or one does not fit the context.
-    """
+    """Warm a fresh tiny model on `pairs` and save it, tokenizer included, into `directory`. Returns
+    the share of answers that sampling would get right, estimated on the last batches (a lower bound
+    where a task has several answers). ConfigError: pairs ended early, or one is too long."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

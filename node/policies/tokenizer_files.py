@@ -1,12 +1,8 @@
-"""A model's `tokenizer.json`, tried before anybody relies on it, in a process with limits.
+"""A model's `tokenizer.json`, tried in a process with limits: `python -m
+node.policies.tokenizer_files FILE`.
 
-A tokenizer is a program as well: what replaces text by longer text multiplies, and several such
-steps after one another multiply what the ones before made. Each character by itself, each text that
-a step looks for, and long runs have to stay within bounds of length; the whole trial within bounds
-of CPU time and memory.
-
-    python -m node.policies.tokenizer_files FILE
-"""
+A tokenizer is a program too: steps that replace text by longer text multiply. Single characters,
+patterns of its steps, and long runs have to stay within bounds of length, CPU time and memory."""
 
 import json
 import os
@@ -38,10 +34,7 @@ _REFUSED: Final = 3
 
 
 def check(model: str, file: Path) -> None:
-    """
-    Raises:
-        ConfigError: this tokenizer of a model comes to a limit, or is none.
-    """
+    """Raise ConfigError if this tokenizer of a model comes to a limit, or is none."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "node.policies.tokenizer_files", str(file)],
@@ -86,7 +79,7 @@ def _looked_for(found: Any) -> Iterator[str]:
 
 
 def tried(file: Path) -> str | None:
-    """The fault of a tokenizer; None: none was found."""
+    """The fault of a tokenizer, or None."""
     steps = json.loads(file.read_bytes())
     for part in ("model", "added_tokens"):
         steps.pop(part, None)

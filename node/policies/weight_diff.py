@@ -1,7 +1,5 @@
-"""The differences between two directories of weights. Blocks; for threads.
-
-Read by offset and not mapped: a mapped file that is cut short kills the process.
-"""
+"""The differences between two directories of weights. Blocks; for threads. Files are read by
+offset: a mapped file that is cut short kills the process."""
 
 import re
 from collections.abc import Iterable
@@ -29,11 +27,8 @@ Tensors = dict[str, tuple[Path, Entry]]  # by name
 
 
 def check_alike(old: Path, new: Path) -> None:
-    """
-    Raises:
-        ChildFailed: the weights of the two directories differ in names, shapes or types, or the
-            new ones cannot be read. Checked before a load, which cannot be taken back.
-    """
+    """Raise ChildFailed if the weights differ in names, shapes or types, or the new ones cannot be
+    read. Checked before a load, which cannot be taken back."""
     expected, found = kinds_of(old), kinds_of(new)
     wrong = sorted(
         name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
@@ -54,12 +49,8 @@ class Changes:
 
 
 def changed_tensors(old: Path, new: Path) -> Changes:
-    """Names of the tensors of `new` whose content is not that of `old`, each with all others of its
-    layer: an engine may keep several of them in one.
-
-    Raises:
-        ChildFailed: a file cannot be read.
-    """
+    """Names of the tensors of `new` whose content is not that of `old`, with all others of their
+    layers: an engine may keep several of them in one. ChildFailed: a file cannot be read."""
     before, after = tensors_of(old), tensors_of(new)
     try:
         changed = {
@@ -73,11 +64,7 @@ def changed_tensors(old: Path, new: Path) -> Changes:
 
 
 def all_tensors(directory: Path) -> Changes:
-    """All tensors of a directory, as changes.
-
-    Raises:
-        ChildFailed: a file cannot be read.
-    """
+    """All tensors of a directory, as changes."""
     names = tuple(sorted(tensors_of(directory)))
     return Changes(names, len(names))
 
@@ -90,18 +77,13 @@ def with_layers(changed: Iterable[str], names: Iterable[str]) -> frozenset[str]:
 
 
 def layer_of(name: str) -> str | None:
-    """The part of its name that the tensors of one layer share; None for those outside of the
-    layers."""
+    """The part of its name that the tensors of one layer share; None outside of the layers."""
     found = _LAYER.search(name)
     return name[: found.end()] if found else None
 
 
 def tensors_of(directory: Path) -> Tensors:
-    """The tensors of a model directory's safetensors files.
-
-    Raises:
-        ChildFailed: there are none, or a file is damaged.
-    """
+    """The tensors of a model directory; ChildFailed: there are none, or a file is damaged."""
     files = sorted(directory.glob(SUFFIX))
     if not files:
         raise ChildFailed(f"weights {directory}: no safetensors file in it")
@@ -116,12 +98,7 @@ def tensors_of(directory: Path) -> Tensors:
 
 
 def check_whole(model: str) -> None:
-    """Check that each file of a model on this machine is as long as its header says: what broke off
-    while it was copied is a file all the same.
-
-    Raises:
-        ConfigError: one has not.
-    """
+    """Raise ConfigError if a file of a model on this machine is not as long as its header says."""
     for path in sorted(Path(model).glob(SUFFIX)):
         try:
             _entries(path)
@@ -132,11 +109,7 @@ def check_whole(model: str) -> None:
 
 
 def kinds_of(directory: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Types and shapes of a directory's tensors, by name.
-
-    Raises:
-        ChildFailed: as `tensors_of`.
-    """
+    """Types and shapes of a directory's tensors, by name."""
     return {name: (each.dtype, each.shape) for name, (_, each) in tensors_of(directory).items()}
 
 

@@ -1,8 +1,6 @@
-"""Settings that suit a policy, for those who named none. Pure, and free of torch.
+"""Learning rate and warm-up for users who set none. Free of torch.
 
-Adam moves each weight by about the rate whatever the gradient's length, so that the rate that a
-small model learns fastest with ruins a large one within a few updates.
-"""
+Adam moves each weight by about the rate, so the rate that suits a small model ruins a large one."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -25,7 +23,6 @@ class DefaultRate:
     why: str  # what decided the rate, in words
 
     def __str__(self) -> str:
-        """One line for whoever starts the node."""
         return (
             f"learning rate {self.learning_rate:g} ({self.why}), "
             f"warm-up {self.warm_up_updates} updates"
@@ -44,8 +41,8 @@ def suited(
     learning_rate: float | None,
     warm_up_updates: int | None,
 ) -> DefaultRate:
-    """The settings given; for those that are None, values that suit a model of so many parameters,
-    adapter aside; `adapter_parameters` 0: the model itself is trained."""
+    """The settings given; for those that are None, values that suit a model of so many parameters.
+    `adapter_parameters` 0: the model itself is trained."""
     rate, what, warm_up = _of(parameters, adapter_parameters)
     return DefaultRate(
         rate if learning_rate is None else learning_rate,

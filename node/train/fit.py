@@ -1,9 +1,6 @@
-"""The memory that training a model would take, for `swarm-node doctor`: `python -m
-node.train.fit TOKENS`.
-
-A trainer's specification comes as JSON on standard input; out goes one JSON object: the plan of
-`memory.plan` with `usual_bytes`, for updates of so many tokens, or `error`, one line.
-"""
+"""The memory that training a model would take, for `swarm-node doctor`: `python -m node.train.fit
+TOKENS`. Reads a trainer's specification as JSON and writes the memory plan with `usual_bytes`, or
+`error`."""
 
 import json
 import sys

@@ -1,8 +1,5 @@
-"""Values between the node and its trainer's processes, as MessagePack.
-
-A dataclass is a map with its name; sequences come back as tuples. No weights pass here: they go
-through files.
-"""
+"""Values between the node and its trainer's processes, as MessagePack. A dataclass is a map with
+its name; sequences come back as tuples. Weights go through files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -37,11 +34,8 @@ _ENUMS: Final[Mapping[str, type[Any]]] = {"finish_reason": FinishReason, "author
 
 
 def pack(value: Any) -> bytes:
-    """Plain values, paths, and the dataclasses above, in any nesting.
-
-    Raises:
-        LocalProtocolError: something else is in it.
-    """
+    """Plain values, paths, and the dataclasses above, in any nesting; LocalProtocolError for
+    others."""
     try:
         packed: bytes = msgpack.packb(value, default=_record, unicode_errors="surrogatepass")
     except (OverflowError, TypeError, ValueError) as error:

@@ -1,12 +1,9 @@
 """An estimate of the memory that training will take, made before it starts.
 
-Fixed part: weights, gradients and Adam's two moments, all fp32, next to the runtime itself; where
-an adapter is trained, these are its own, and of the model there are the weights alone, in whatever
-they are held. Varying part: what one micro-batch keeps for its backward pass, which is linear in
-its padded tokens, but for the scores of the lean pass, whose number is bounded; the gradients are
-not there yet when that is most.
-`scripts/bench/engines/bench_training_memory.py` measures a real model against it.
-"""
+Fixed part: weights, gradients and Adam's two moments in fp32 beside the runtime; with an adapter
+these are its own, and the model's weights are as they are held. Varying part: what one micro-batch
+keeps for its backward pass, linear in its padded tokens but for the lean pass's bounded scores.
+`scripts/bench/engines/bench_training_memory.py` measures a real model against it."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
@@ -46,8 +43,6 @@ _USABLE = 0.9  # of what is free: the rest is for everybody else
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a model that the estimate needs."""
-
     parameters: int
     layers: int
     hidden: int
@@ -74,7 +69,7 @@ class MemoryPlan:
 
 def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
     """The largest micro-batch up to the wanted one that fits, from the configuration alone. With
-    `ranks` the states are cut over them, and on the CPU its ranks share a machine's memory.
+    `ranks` the states are cut over them, and on the CPU they share a machine's memory.
 
     Raises:
         ConfigError: the model cannot be read, or does not fit at the smallest micro-batch.
@@ -103,7 +98,7 @@ def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
 
 
 def usual_bytes(spec: TrainerSpec, found: MemoryPlan, tokens: int) -> int:
-    """Peak bytes of a trainer alone whose updates have so many tokens in all, by its plan."""
+    """Peak bytes of a trainer alone whose updates have so many tokens, by its plan."""
     shape = _shape(spec, None, pick_device(spec.device))
     micro_batch = min(tokens, found.micro_batch_tokens)
     return estimate_bytes(shape, micro_batch, copies_of(spec), recomputes=found.recomputes)
@@ -121,7 +116,6 @@ def _shape(spec: TrainerSpec, ranks: Ranks | None, device: torch.device) -> Mode
 
 
 def _held(spec: TrainerSpec, ranks: Ranks | None) -> Held:
-    """The precision of the weights under an adapter."""
     if ranks is None:
         return spec.held
     if spec.lora_base == "4bit":
@@ -132,7 +126,7 @@ def _held(spec: TrainerSpec, ranks: Ranks | None) -> Held:
 
 
 def copies_of(spec: TrainerSpec) -> float:
-    """The copies of each of the model's parameters."""
+    """Fp32 numbers held for each of the model's parameters."""
     return _COPIES if spec.adapter is None else _FROZEN + _MERGED * spec.writes_merged
 
 
@@ -144,8 +138,8 @@ def fit(
     copies: float = _COPIES,
     recomputing: Recomputing = "off",
 ) -> MemoryPlan:
-    """Halve the micro-batch until the estimate fits. With `recomputing` "auto" layers are computed
-    twice where less than `ROW_TOKENS_WANTED` would fit otherwise.
+    """Halve the micro-batch until the estimate fits. With "auto" layers are computed twice where
+    less than `ROW_TOKENS_WANTED` would fit otherwise.
 
     Raises:
         ConfigError: it does not fit at `MICRO_BATCH_TOKENS_MIN`.
@@ -184,10 +178,9 @@ def estimate_bytes(
     recomputes: bool = False,
     is_one_row: bool = False,
 ) -> int:
-    """Peak bytes of a training process that holds so many numbers for each of the model's
-    parameters; without tokens, what it holds between updates. With `recomputes` layers keep their
-    input alone, and one at a time has all of its own. `is_one_row`: not whatever rows there may be
-    in so many tokens."""
+    """Peak bytes of a training process with `copies` numbers for each parameter; without tokens,
+    the bytes between updates. `recomputes`: layers keep their input alone, and one at a time has
+    all of its own. `is_one_row`: the tokens are a single row."""
     states = _state_bytes(shape, copies)
     if not micro_batch_tokens:
         return RUNTIME_BYTES + states
@@ -199,16 +192,13 @@ def estimate_bytes(
 
 
 def _at_the_end(shape: ModelShape, copies: float, tokens: int, recomputes: bool) -> int:
-    """The memory in use when the backward pass ends or the step is made, with all gradients."""
+    """Bytes when the backward pass ends or the step is made, with all gradients."""
     held = _state_bytes(shape, copies)
     if not shape.adapter_parameters:
         held += _FLOAT * _END_GRADIENTS * shape.vocabulary * shape.hidden
-    return held + _again_bytes(shape, recomputes) * tokens
-
-
-def _again_bytes(shape: ModelShape, recomputes: bool) -> int:
-    """Of a token, while a layer runs again and its gradients are computed."""
-    return _RECOMPUTED * _layer_bytes(shape) if recomputes else 0
+    if recomputes:  # a layer runs again, and its gradients are computed
+        held += _RECOMPUTED * _layer_bytes(shape) * tokens
+    return held
 
 
 def _state_bytes(shape: ModelShape, copies: float) -> int:
@@ -217,8 +207,8 @@ def _state_bytes(shape: ModelShape, copies: float) -> int:
 
 
 def _before_tokens(shape: ModelShape, copies: float, tokens: int) -> int:
-    """The memory in use beside a micro-batch when it takes most, which is where its backward pass
-    begins: of a whole model there are no gradients yet, but for the head's."""
+    """Bytes beside a micro-batch at the peak, where its backward pass begins: of a whole model only
+    the head's gradients exist."""
     gradients = _FLOAT * shape.parameters if copies == _COPIES else 0
     return _state_bytes(shape, copies) - gradients + _head_bytes(shape, tokens)
 
@@ -232,8 +222,8 @@ def _score_bytes(shape: ModelShape, tokens: int, is_one_row: bool) -> int:
 
 
 def _head_bytes(shape: ModelShape, tokens: int) -> int:
-    """So many times a chunk's logits, and gradients of the head's weights on their way to each
-    other; of a frozen head in bf16, a part in fp32 while it multiplies."""
+    """A chunk's logits and the gradients of the head's weights; under a frozen head in bf16, a part
+    of it in fp32."""
     chunk = min(max(LOGITS_MAX, shape.vocabulary), tokens * shape.vocabulary)
     head = shape.vocabulary * shape.hidden
     if not shape.adapter_parameters:
@@ -248,14 +238,14 @@ def _token_bytes(shape: ModelShape, recomputes: bool) -> int:
 
 
 def _layer_bytes(shape: ModelShape) -> int:
-    """The numbers that a layer keeps of a token for its gradient."""
+    """Bytes that a layer keeps of a token for its gradient."""
     in_fp32 = _NORMED * shape.hidden
     numbers = _PER_HIDDEN * shape.hidden + _PER_INTERMEDIATE * shape.intermediate + 8 * shape.heads
     return _FLOAT * in_fp32 + shape.number_bytes * (numbers - in_fp32)
 
 
 def shape_of(model: str, adapter: AdapterShape | None = None, held: Held = "float32") -> ModelShape:
-    """Read a model's shape without its weights. `held`: what those under the adapter are in.
+    """Read a model's shape without its weights, which are `held` so under an adapter.
 
     Raises:
         ConfigError: the configuration cannot be read, or the model takes no such adapter.
@@ -307,7 +297,6 @@ def total_bytes(device: torch.device) -> int:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process."""
     return int(psutil.Process().memory_info().rss)
 
 

@@ -1,12 +1,11 @@
 """The trainer from the node's side, which is its rollout engine too.
 
 `TrainerProcess` keeps torch out of the node's process, so that its event loop answers peers while
-training runs. `InProcessTrainer` computes in the calling thread, for experiments that hold many
-nodes in one process. Both call the operations of `node.train.trainer_worker.TrainerCore` by name.
+training runs. `InProcessTrainer` computes in the calling thread, for experiments with many nodes in
+one process. Both call operations of `trainer_worker.TrainerCore` by name.
 
-A generation is made of segments, each a request of its own; other requests come between them. So
-weights can be loaded in the middle of one, and its completions say which version made which tokens.
-"""
+A generation is made of segments, each a request of its own, so weights can be loaded in the middle
+of one."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -66,7 +65,7 @@ class TrainerClient(Engine):
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `Engine.generate`; generations wait for each other."""
+        """Generations wait for each other."""
         return await self._generated("begin", prompts, completions_each, sampling, seed)
 
     async def go_on(
@@ -95,8 +94,7 @@ class TrainerClient(Engine):
         return list(groups)
 
     async def load(self, weights: Path, policy_version: int) -> None:
-        """See `Engine.load`. Needed only for weights from elsewhere: what this trainer
-        learns, it samples with at once."""
+        """For weights from elsewhere: what this trainer learns, it samples with at once."""
         try:
             await self._call("load", weights, policy_version)
         except ConfigError as error:  # weights are no configuration
@@ -107,23 +105,14 @@ class TrainerClient(Engine):
         return report
 
     async def score(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
-        """A column for each completion of each group, under the loaded weights: log-probs, means,
-        variances; see `node.train.rescoring`.
-
-        Raises:
-            ChildFailed: out of memory or a crash.
-            LocalProtocolError: a group without `own_tokens`.
-        """
+        """Columns under the loaded weights, see `node.train.rescoring`. LocalProtocolError: a group
+        without `own_tokens`."""
         check_scorable(groups)
         return [list(map(tuple, group)) for group in await self._call("score", groups)]
 
     async def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """The log-probs of rows of tokens, all of one length, under the loaded weights: of each
-        token but the first, given those before it.
-
-        Raises:
-            ChildFailed: out of memory or a crash.
-        """
+        token but the first, given those before it."""
         return list(map(list, await self._call("logprobs", rows)))
 
     async def save(self, directory: Path) -> None:
@@ -142,21 +131,13 @@ class TrainerClient(Engine):
         await self._call("export_whole", directory, precision)
 
     async def lend(self, directory: Path) -> str | None:
-        """Lend what an export has just written to an engine on the same device; or why its files
-        have to be read. See `node.policies.ipc_weights`.
-
-        Raises:
-            ChildFailed: out of memory or a crash.
-        """
+        """Lend a fresh export to an engine on the same device, see `node.policies.ipc_weights`.
+        Returns why its files have to be read instead, or None."""
         why_not: str | None = await self._call("lend", directory)
         return why_not
 
     async def release(self) -> None:
-        """Give a GPU back what training took of it and needs no more.
-
-        Raises:
-            ChildFailed: a crash.
-        """
+        """Give a GPU back the memory that training needs no more."""
         await self._call("release")
 
     async def memory_bytes(self) -> int:
@@ -164,11 +145,8 @@ class TrainerClient(Engine):
 
 
 class TrainerProcess(TrainerClient):
-    """A trainer in a child process, one request at a time.
-
-    A cancelled call returns at once; what it asked for may still happen in the child. After
-    `ChildFailed` look at `alive`: a dead child stays dead until `start` is called again.
-    """
+    """A trainer in a child process, one request at a time. A cancelled call returns at once, and
+    may still take effect in the child. A dead child stays dead until `start` is called again."""
 
     def __init__(self, spec: TrainerSpec, data_directory: Path, ranks: Ranks | None = None) -> None:
         """With `ranks` the child trains together with those that torchrun started beside this
@@ -183,7 +161,6 @@ class TrainerProcess(TrainerClient):
 
     @property
     def alive(self) -> bool:
-        """True if the child runs."""
         return self._channel is not None and self._channel.process.returncode is None
 
     @property
@@ -210,7 +187,7 @@ class TrainerProcess(TrainerClient):
             self.maker = EngineInfo("torch", precision)
 
     async def close(self) -> None:
-        """End the child; also in the middle of a request. Does nothing if none runs."""
+        """End the child, also in the middle of a request."""
         channel = self._channel
         if channel is not None and channel.process.returncode is None:
             await channel.close(STOP_TIMEOUT_S)
@@ -227,8 +204,7 @@ class TrainerProcess(TrainerClient):
                 await self._end_session()
 
     async def _leave(self, session: int) -> None:
-        """Have the child end a session without waiting for it: now, or after the call that is being
-        made."""
+        """Have the child end a session at once or after the present call, without waiting."""
         self._left = session
         with suppress(trio.WouldBlock):
             self._lock.acquire_nowait()
@@ -238,7 +214,7 @@ class TrainerProcess(TrainerClient):
                 self._lock.release()
 
     async def _end_session(self) -> None:
-        """With the lock held: ask for the end of what was left behind."""
+        """With the lock held: end the sessions that were left."""
         session, self._left = self._left, None
         if session is not None and self._channel is not None and self.alive:
             frame = _request(self._channel.next_number, "end", (session,))
@@ -255,12 +231,7 @@ def _request(number: int, op: str, arguments: Sequence[Any]) -> bytes:
 
 
 async def _called(channel: ChildChannel, op: str, arguments: Sequence[Any]) -> Any:
-    """The result of one request. Cancelling does not stop it from being written.
-
-    Raises:
-        ChildFailed: the child ended, or answered with an error.
-        ConfigError: it answered that something configured is wrong.
-    """
+    """The result of one request. Cancelling does not stop it from being written."""
     frame = await trio.to_thread.run_sync(_request, channel.next_number, op, arguments)
     await channel.settle()
     with trio.move_on_after(_WRITE_TIMEOUT_S, shield=True) as patience:
@@ -312,7 +283,7 @@ class InProcessTrainer(TrainerClient):
             raise ChildFailed(f"trainer: {type(error).__name__}: {error}") from error
 
     def compute(self, op: str, *arguments: Any) -> Any:
-        """The result of one operation. Synchronous."""
+        """The result of one operation, synchronously."""
         return getattr(self._core, op)(*arguments)
 
     async def _leave(self, session: int) -> None:
@@ -325,7 +296,7 @@ async def _spawn(module: str, log: Path) -> ChildChannel:
 
 
 def _open_log(log: Path) -> BinaryIO:
-    """For appending; begun anew once it is over its limit."""
+    """For appending; begun anew beyond `LOG_BYTES_MAX`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     fresh = not log.exists() or log.stat().st_size > LOG_BYTES_MAX
     return log.open("wb" if fresh else "ab")

@@ -1,8 +1,4 @@
-"""The place of this process among those that torchrun started. Free of torch.
-
-Under torchrun rank 0 is the node, and its trainer is rank 0 of those that train; what the other
-ranks do, `follower` says.
-"""
+"""This process's place among those that torchrun started. Free of torch. Rank 0 is the node."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

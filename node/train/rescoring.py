@@ -1,8 +1,7 @@
 """Log-probs under the loaded weights of tokens that others sampled, to compare with their claims.
 
-Token ids are taken as they are: they must be of this policy's tokenizer. The text was rewarded, and
-the ids are trained on, so a text that is not that of its ids is as impossible as its ids.
-"""
+Token ids are taken as they are: they must be of this policy's tokenizer, and their text that of the
+completion, which was rewarded."""
 
 import math
 from collections.abc import Sequence
@@ -20,18 +19,12 @@ IMPOSSIBLE = -math.inf  # the log-prob of each token of a completion that no pol
 
 
 def score(trainer: GroupTrainer, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
-    """A column for each completion of each group, under the present policy; advantages do not
-    matter: the log-prob of each of its n tokens, then n times the mean and n times the variance
-    that the log-prob of a sample has there. They are of the whole distribution, at the
-    temperature of the run.
+    """A column for each completion of each group: the log-prob of each of its n tokens, then n
+    means and n variances of a sample's log-prob there, at the run's temperature.
 
-    A completion without tokens, or too long for the context or the memory, gets an empty column;
-    one with a token outside the vocabulary, or with a text that is not that of its tokens, is
-    `IMPOSSIBLE` throughout, with mean and variance 0.
-
-    Raises:
-        LocalProtocolError: a group's token ids are not of our tokenizer.
-    """
+    A completion without tokens, or too long for context or memory, gets an empty column. One with a
+    token outside the vocabulary, or with another text than its tokens', is `IMPOSSIBLE` throughout.
+    LocalProtocolError: a group's token ids are not of our tokenizer."""
     check_scorable(groups)
     result = []
     for group in groups:
@@ -50,8 +43,8 @@ def score(trainer: GroupTrainer, groups: Sequence[TrainingGroup]) -> list[list[l
 
 
 def of_rows(policy: Policy, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-    """The policy's log-probs of rows of tokens, all of one length: of each token but the first,
-    given those before it."""
+    """Log-probs of rows of tokens of one length: of each token but the first, given those before
+    it."""
     ids = torch.tensor(rows, device=policy.device)
     with torch.inference_mode(), policy.autocast():
         logits = policy.model(input_ids=ids, use_cache=False).logits[:, :-1].float()

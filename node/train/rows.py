@@ -1,7 +1,5 @@
-"""From rollout groups to the token rows of a batch: whose tokens, at which weight, which not.
-
-The rules for other nodes' tokens are in `node.train.foreign`.
-"""
+"""Rollout groups as the token rows of a batch, and its micro-batches. The rules for other nodes'
+tokens are in `node.train.foreign`."""
 
 import math
 from bisect import bisect_left
@@ -34,12 +32,10 @@ class Row:
     own: bool
     weight: float = 0.0  # of each of its token losses
     old_logprobs: torch.Tensor | None = None  # under the policy before the update
-    behaviour_logprobs: torch.Tensor | None = (
-        None  # log-probs that came with its tokens, if these are ours
-    )
+    behaviour_logprobs: torch.Tensor | None = None  # that came with its tokens, if these are ours
     behaviour: torch.Tensor | None = None  # the same, where the loss takes them
     expected: float | None = None  # log-prob of a token of its group's, where the loss asks that
-    shaping: float = 0.0  # over 0: guidance, see `ratios.guided`
+    shaping: float = 0.0  # over 0: guidance, see `losses.guided`
     source: int = 0  # number of who generated it, within the batch
     kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
     before: torch.Tensor | None = None  # log-probs right before the last step
@@ -49,12 +45,12 @@ class Row:
 
     @property
     def count(self) -> int:
-        """Tokens that are trained on: what an environment said is none of them."""
+        """Tokens that are trained on, without those of an environment."""
         return len(self.tokens) if self.said is None else len(self.said)
 
     @property
     def weighing(self) -> torch.Tensor | None:
-        """The log-probs by which it counts, where it is of another node and they came along."""
+        """Behaviour log-probs of a foreign row, where they came along."""
         return None if self.own else self.behaviour_logprobs
 
 
@@ -72,7 +68,7 @@ class Unit:
 
     @property
     def is_informative(self) -> bool:
-        """True if any row has an advantage: the others have no gradient."""
+        """True if any row has an advantage."""
         return any(row.advantage != 0.0 for row in self.rows)
 
 
@@ -137,7 +133,7 @@ class Encoder:
         return made
 
     def rows(self, group: TrainingGroup) -> tuple[list[int], list[Row | None]]:
-        """The prompt's tokens, and of each completion its row; None: it cannot be trained on."""
+        """The prompt's tokens, and each completion's row; None: it cannot be trained on."""
         prompt = self._policy.encode_prompt(group.prompt)
         found: list[Row | None] = []
         own = len(group.completions) - group.guided
@@ -169,7 +165,7 @@ class Encoder:
     def _guidance(
         self, group: TrainingGroup, completion: Completion, advantage: float
     ) -> Row | None:
-        """Somebody else's right completion, by its text alone."""
+        """Another node's right completion, by its text alone."""
         most = self._spec.completion_chars_max
         if most is not None and len(completion.text) > most:
             return None
@@ -178,8 +174,8 @@ class Encoder:
         return row
 
     def _carried(self, group: TrainingGroup, completion: Completion, advantage: float) -> Row:
-        """A foreign completion by its own tokens, where these can be trusted to be its text's and
-        their log-probs came along; else by its text."""
+        """A foreign completion by its own tokens, where they are its text's and have log-probs;
+        else by its text."""
         ids = list(completion.token_ids)
         behaviour_logprobs = self._claimed(ids, completion.logprobs)
         if (
@@ -194,9 +190,8 @@ class Encoder:
     def _transcript(
         self, group: TrainingGroup, completion: Completion, advantage: float
     ) -> Row | None:
-        """A completion of several turns, with what was said to the policy between them: in our own
-        words of a chat, and not trained on. Its own turns are taken by their ids where a completion
-        of one turn would be."""
+        """A completion of several turns, with the environment's between them, in our chat's words
+        and not trained on. Turns are taken by their ids where a completion of one turn would be."""
         turns = turns_of(completion)
         behaviour_logprobs = self._claimed(list(completion.token_ids), completion.logprobs)
         own = group.own_tokens and (
@@ -230,8 +225,8 @@ class Encoder:
         return tokens
 
     def _counted(self, row: Row) -> int:
-        """An answer that is long in our tokens alone, because ours are bytes, counts as one of the
-        run's length."""
+        """Tokens of the row, but an answer that is long only in our tokens, because ours are bytes,
+        counts as one of the run's length."""
         return row.count if row.own else min(row.count, self._tokens_max())
 
     def _tokens_max(self) -> int:
@@ -240,15 +235,14 @@ class Encoder:
         return self._policy.context_tokens if most is None else most + 1
 
     def _has_that_text(self, group: TrainingGroup, completion: Completion) -> bool:
-        """True if tokens that another machine made are those of the text. The text was rewarded;
-        where the tokens are others, it is what is trained on."""
+        """True if tokens that another machine made are those of the text, which was rewarded."""
         if not group.source or not self._knows(completion):
             return True  # made here; or no tokens of ours, which `_fits` leaves out
         return self._is_that_text(completion)
 
     def _is_that_text(self, completion: Completion) -> bool:
-        """Also that no special token is among them but an end at the end: a text that spells one
-        out may as well be typed, and is judged as that."""
+        """True if the ids decode to the text, with no special token among them but an end at the
+        end: a text that spells one out may as well be typed."""
         ids = list(completion.token_ids)
         if not self._knows(completion):
             return False
@@ -265,7 +259,7 @@ class Encoder:
         return max(completion.token_ids, default=0) < self._policy.vocabulary
 
     def _claimed(self, tokens: list[int], logprobs: Sequence[float]) -> torch.Tensor | None:
-        """A completion's own log-probs, where they can be ones; some engines fill in zeros."""
+        """A completion's own log-probs, if they are possible; some engines fill in zeros."""
         whole = len(logprobs) == len(tokens) and any(logprobs)
         if not whole or not all(math.isfinite(v) and v <= LOGPROB_ERROR_MAX for v in logprobs):
             return None
@@ -282,7 +276,7 @@ class Encoder:
 
 
 def weigh(rows: Sequence[Row], aggregation: Aggregation, tokens_max: int | None = None) -> None:
-    """Give each row the weight of its tokens in the batch. `tokens_max`: see `token_weights`."""
+    """Give each row the weight of its tokens in the batch, by `token_weights`."""
     counted = [row.tokens_counted or row.count for row in rows]
     for row, count, weight in zip(
         rows, counted, losses.token_weights(counted, aggregation, tokens_max), strict=True
@@ -291,7 +285,7 @@ def weigh(rows: Sequence[Row], aggregation: Aggregation, tokens_max: int | None 
 
 
 def expect(units: Sequence[Unit]) -> None:
-    """Give each row what a loss by groups compares it with; none where nobody knows it."""
+    """Give each row the `expected` log-prob of its group; None where nobody knows it."""
     for unit in units:
         found = [row.behaviour for row in unit.rows if row.behaviour is not None]
         known = [each for each in found if len(each)]
@@ -328,9 +322,8 @@ def pack(
 ) -> Iterator[list[Unit]]:
     """Cut units into micro-batches of at most `tokens_max` padded tokens, where one row allows.
 
-    A unit whose completions are of unlike lengths, or that is too large for one micro-batch, is
-    split by rows. With `kinds`, sets of indices, only units of one set meet, in a grid in which
-    each prompt has room for as many rows as the one that has most.
+    Units with completions of unlike lengths are split by rows. With `kinds`, sets of indices, only
+    units of one set meet, in a grid in which each prompt has room for as many rows as the longest.
     """
     is_grid = kinds is not None
     for kind in kinds if kinds is not None else [range(len(units))]:
@@ -339,7 +332,8 @@ def pack(
 
 
 def pieces(unit: Unit, tokens_max: int) -> Iterator[Unit]:
-    """A unit in parts of so many padded tokens, where one row allows, the shortest rows first."""
+    """A unit in parts of at most `tokens_max` padded tokens, where one row allows, the shortest
+    rows first."""
     piece: list[Row] = []
     for row in sorted(unit.rows, key=lambda row: len(row.tokens)):
         if piece and padded_tokens([Unit(unit.prompt, [*piece, row])]) > tokens_max:
@@ -377,7 +371,6 @@ def levels(units: Sequence[Unit], *, is_grid: bool) -> list[list[Unit]]:
 
 
 def _between(units: Sequence[Unit], above: int, most: int) -> list[Unit]:
-    """Those of the rows that have so many tokens, and their units."""
     parts = [
         Unit(unit.prompt, [row for row in unit.rows if above < len(row.tokens) <= most])
         for unit in units
@@ -400,8 +393,8 @@ def _level_tokens(units: Sequence[Unit], rows: Sequence[int], tail: int, is_grid
 
 
 def _filled(units: Sequence[Unit], tokens_max: int, *, is_grid: bool) -> Iterator[list[Unit]]:
-    """Micro-batches of units in an order in which neighbours are alike. One more prompt is left to
-    the next where it would pad the others by more than a pass costs."""
+    """Micro-batches of units, ordered so that neighbours are alike. A prompt that would pad the
+    others by more than a pass costs begins the next one."""
     batch: list[Unit] = []
     for unit in sorted(units, key=lambda u: (len(u.rows) if is_grid else 0, len(u.prompt))):
         for piece in pieces(unit, tokens_max):
@@ -426,8 +419,8 @@ def _padded(units: Sequence[Unit], is_grid: bool) -> int:
 
 
 def probe(batches: Sequence[Sequence[Unit]]) -> list[list[Unit]]:
-    """Of each micro-batch those rows on which a step is measured: own ones where there are any,
-    from all over the batch, at most `PROBE_ROWS_MAX` and about `PROBE_TOKENS_MAX`."""
+    """The rows of each micro-batch on which a step is measured: own ones if any, from all over the
+    batch, at most `PROBE_ROWS_MAX` and about `PROBE_TOKENS_MAX`."""
     rows = [row for batch in batches for unit in batch for row in unit.rows]
     rows = [row for row in rows if row.own] or rows
     chosen: set[int] = set()

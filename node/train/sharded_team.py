@@ -1,10 +1,8 @@
-"""The ranks of one trainer keep together: rank 0 says what comes next, the others do it.
+"""The ranks of one trainer keep together: rank 0 gives orders, the others follow.
 
-What is to be done stands in the store that torchrun keeps, and not in a collective operation: a
-learner may wait for groups for hours, and collectives that wait so long time out. Large bodies go
-by broadcast. Rank 0 leaves a sign of life beside it, so that nobody waits for a trainer that is
-gone.
-"""
+Orders stand in torchrun's store, because a learner may wait for groups for hours and collective
+operations would time out. Large bodies go by broadcast. Rank 0 leaves a sign of life beside them,
+so that nobody waits for a trainer that is gone."""
 
 import re
 import threading
@@ -21,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from node.system.child_process import HEADER, decode, encode
 from node.train.ranks import Ranks
 from swarm.errors import ChildFailed
+from swarm.texts import first_line
 
 OPEN_TIMEOUT_S: Final = 120.0  # for the store to answer, and for all ranks to have come
 OPERATION_TIMEOUT_S: Final = 600.0  # in which a rank has to take part in what the others do
@@ -42,13 +41,13 @@ if TYPE_CHECKING:
 
 
 class Team:
-    """This rank's end. Calls of `tell` and those that `orders` gives are made by one thread."""
+    """This rank's end. `tell` and the iterator of `orders` are used by one thread."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Meets nobody yet, but reaches the store.
+        """Reach the store.
 
         Raises:
-            ChildFailed: nothing answers where torchrun says that the store is.
+            ChildFailed: nothing answers there.
         """
         self.ranks = ranks
         timeout = timedelta(seconds=OPEN_TIMEOUT_S)
@@ -161,7 +160,5 @@ class Team:
 
 
 def line_of(error: BaseException) -> str:
-    """The first sentence of what torch says, without the place in its source."""
-    lines = str(error).strip().splitlines()
-    sentence = re.sub(r"^\[\S+:\d+\] ", "", lines[0]).split(". ")[0] if lines else ""
-    return sentence[:200] or type(error).__name__
+    """The first sentence of a message of torch, without the place in its source."""
+    return re.sub(r"^\[\S+:\d+\] ", "", first_line(error, 1_000)).split(". ")[0][:200]

@@ -1,13 +1,11 @@
 """A trainer whose model is cut over several processes (FSDP2), one on each GPU.
 
-Each rank holds its share of weights, gradients and Adam's moments, and gathers one layer at a time
-while it computes. Every rank is given the whole batch and cuts it in the same way: rows are dealt
-out by length, each rank runs its own, and the weight of a token is the one that it has in the whole
-batch. So loss and gradient are those of one process, but for rounding.
+Each rank holds its share of weights, gradients and Adam's moments, and gathers one layer at a time.
+Every rank gets the whole batch and runs its own rows with their weights in the whole batch, so loss
+and gradient are those of one process, but for rounding.
 
-Rows run whole, prompt included: gradients that reach a layer by the way of shared keys and values
-(`trainer`) would come when its weights are already given back.
-"""
+Rows run whole, prompt included: gradients through shared keys and values would reach a layer after
+its weights were given back."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,8 +34,8 @@ class ShardedTrainer(GroupTrainer):
     def __init__(
         self, policy: Policy, spec: TrainerSpec, ranks: Ranks, tokens_max: int, row_max: int | None
     ) -> None:
-        """Cuts the policy's model, in place; all have met. `tokens_max` and `row_max`, see
-        `GroupTrainer`, are the same everywhere."""
+        """Cuts the policy's model, in place; all have met. `tokens_max` and `row_max` are the same
+        everywhere."""
         self._ranks = ranks
         self._mesh = init_device_mesh(policy.device.type, (ranks.size,))
         cut(policy, self._mesh)
@@ -183,8 +181,8 @@ class ShardedTrainer(GroupTrainer):
 
 
 def cut(policy: Policy, mesh: DeviceMesh) -> None:
-    """Cut a model over the mesh: each layer by itself, and the rest. It may be on the CPU before:
-    one layer at a time goes to the mesh's device. On CUDA it computes in bf16."""
+    """Cut a model over the mesh, each layer by itself. It may be on the CPU before. On CUDA it
+    computes in bf16."""
     model, computes_in = policy.model, MixedPrecisionPolicy()
     if mesh.device_type == "cuda":
         computes_in = MixedPrecisionPolicy(torch.bfloat16, torch.float32)

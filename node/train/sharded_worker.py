@@ -1,12 +1,10 @@
-"""A trainer of several ranks: what rank 0 does besides what every trainer does, and the others.
+"""A trainer of several ranks: rank 0's part beyond that of every trainer, and the others'.
 
-Rank 0 is the process that the node speaks with. It has the whole model only while it samples,
-scores or writes, and gives it back before it trains. So what it writes is what one process would
-write, and what one process wrote can be resumed by any number.
+Rank 0 has the whole model only while it samples, scores or writes, and gives it back before it
+trains. So it writes what one process would write, and any number of ranks can resume it.
 
-A rank that dies ends the trainer: the others find out at their next common step, say so in one line
-and end. Starting again is torchrun's part, and the learner then resumes from its last checkpoint.
-"""
+A rank that dies ends the trainer: the others end at their next common step, with one line. torchrun
+starts again, and the learner resumes from its last checkpoint."""
 
 import os
 import signal
@@ -40,7 +38,7 @@ class ShardedCore(TrainerCore):
     """Rank 0's trainer."""
 
     def __init__(self, spec: TrainerSpec, saved: Path | None, team: Team) -> None:
-        """See `TrainerCore`.
+        """As `TrainerCore`.
 
         Raises:
             CannotGoOn: not all ranks came.
@@ -169,11 +167,8 @@ class ShardedCore(TrainerCore):
 
 
 def plan_of(spec: TrainerSpec, ranks: Ranks) -> memory.MemoryPlan:
-    """The memory plan of this rank. Sets its threads and its device.
-
-    Raises:
-        ConfigError: the model cannot be read, or does not fit.
-    """
+    """The memory plan of this rank. Sets its threads and its device. ConfigError as in
+    `memory.plan`."""
     torch.set_num_threads(threads(spec.threads, ranks.local_size))
     _device(spec, ranks)
     return memory.plan(spec, ranks)

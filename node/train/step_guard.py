@@ -1,10 +1,8 @@
-"""The step guard: bounds from a trainer's updates so far on a gradient's length and on how far one
-step may move the policy. And the way back from a step that went too far.
+"""The step guard: bounds on a gradient's norm and on how far one step may move the policy, from the
+updates so far, and the undoing of a step that went too far.
 
-One bad batch can cost a policy what hundreds of updates taught it: an update whose gradient is
-longer than others', or that makes unlikely tokens less likely still, moves it ten or more times as
-far as a usual one, and Adam's momentum carries that on. It shows right after the step, in the
-divergence (k3) of the new policy from the one before on the batch that it was trained on.
+One bad batch can cost what hundreds of updates taught: a step ten times as long as usual, which
+Adam's momentum carries on. It shows in the divergence (k3) of the new policy from the one before.
 """
 
 import math
@@ -32,7 +30,7 @@ def _window() -> "deque[float]":
 
 @dataclass(slots=True)
 class StepGuard:
-    """The record of past updates. All processes that train one policy have the same."""
+    """The record of past updates, the same on all ranks."""
 
     norms: "deque[float]" = field(default_factory=_window)  # of gradients, before they were clipped
     moves: "deque[float]" = field(default_factory=_window)  # k3 of the steps that stand
@@ -53,13 +51,12 @@ class StepGuard:
         return max(MOVE_TIMES_MAX * median(self.moves), MOVE_MIN)
 
     def note_norm(self, norm: float) -> None:
-        """Note one gradient's norm; one that is not finite teaches nothing."""
         if math.isfinite(norm):
             self.norms.append(norm)
 
     def takes(self, move: float) -> bool:
-        """True if a step that moved the policy so far stands. If it does not, the rate is halved
-        for some updates; twice in a row, halved again, and then it rises step by step."""
+        """True if a step that moved the policy so far stands. If not, the rate is halved for some
+        updates, again if it repeats, and then rises step by step."""
         if not move <= self.move_bound():  # nan does not stand either
             self.caution = max(self.caution / 2, CAUTION_MIN)
             self.cautious_updates = CAUTION_UPDATES
@@ -99,12 +96,9 @@ class StepGuard:
 
 
 def take_back(optimizer: torch.optim.Adam) -> None:
-    """Undo the step that `optimizer` has just made, and zero its momentum. The gradients and the
-    rates must be those of the step.
-
-    Nothing was copied for it, which for large models there would be no memory for: weights follow
-    from Adam's moments, and the second moment from the gradient, but for rounding.
-    """
+    """Undo the step that `optimizer` has just made, and zero its momentum. Gradients and rates must
+    be those of the step. Without a copy, which large models have no memory for: weights follow from
+    Adam's moments, and the second moment from the gradient, but for rounding."""
     with torch.no_grad():
         for group in optimizer.param_groups:
             first, second = group["betas"]

@@ -1,13 +1,10 @@
-"""One GRPO update from rollout groups, independent of padding, order and micro-batch split.
+"""One update from rollout groups, independent of padding, order and micro-batch split.
 
-A group's prompt is run once: its keys and values are then shared, with gradients, by all its
-completions: `_lean` for small models of known families, which also run what several prompts have
-in common once, `_shared` for others. Models with recurrent state take the plain way, one full row
-for each completion (`_plain`). All give the same log-probs but for rounding.
+A group's prompt is run once, and its completions share its keys and values with gradients: by
+`_lean` for small models of known families, by `_shared` for others. Models with recurrent state
+take a full row for each completion (`_plain`). Log-probs are equal but for rounding.
 
-Groups whose advantages are all zero have no gradient. They are not computed and do not enter the
-denominator of the loss: means are over the tokens that are trained.
-"""
+Groups without advantage are not computed and do not enter the denominator of the loss."""
 
 import math
 import time
@@ -23,8 +20,6 @@ import torch
 from node.interfaces.trainer import DamagedCheckpoint, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
-from node.methods import losses as corrections
-from node.methods import losses as ratios
 from node.methods.choices import chosen_correction, chosen_loss
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
 from node.methods.importance_weights import importance_weights
@@ -56,11 +51,11 @@ class Sums:
     known: list[torch.Tensor] = field(default_factory=list)  # (2, T): old, behaviour
 
     def known_columns(self) -> torch.Tensor:
-        """Log-probs before the update, and of the behaviour policy where it is known: (2, T)."""
+        """Log-probs before the update and of the behaviour policy, where it is known: (2, T)."""
         return torch.cat(self.known, dim=1) if self.known else torch.zeros(2, 0)
 
     def foreign_share(self) -> float:
-        """Of all that pulls at log-probs, what others' tokens do; nan: nothing does."""
+        """Share of the total |dL/dlogp| that comes from foreign tokens; nan without any."""
         whole = self.own_pull + self.foreign_pull
         return self.foreign_pull / whole if whole else math.nan
 
@@ -95,7 +90,7 @@ class GroupTrainer:
         row_tokens_max: int | None = None,
         recomputes: bool = False,
     ) -> None:
-        """A row of more than `row_tokens_max` padded tokens is skipped; None: every row fits.
+        """Rows of more than `row_tokens_max` padded tokens are skipped; None: every row fits.
         `recomputes`: layers keep their input alone and run again in the backward pass."""
         self.policy = policy
         self.spec = spec
@@ -135,7 +130,7 @@ class GroupTrainer:
         first, whole = done.first, done.whole
         own = sum(row.count for row in rows if row.own)
         foreign = first.tokens - own
-        far = corrections.mismatch(*first.known_columns())
+        far = losses.mismatch(*first.known_columns())
         return TrainReport(
             policy_version=self.policy_version,
             loss=first.loss,
@@ -171,10 +166,8 @@ class GroupTrainer:
         return sum(row.count for row in rows if row.behaviour is None)
 
     def logprobs(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
-        """Log-probs of every completion's tokens under the present policy, group by group.
-
-        A completion that would be skipped in training gets an empty list.
-        """
+        """Log-probs of every completion's tokens under the present policy, group by group. A
+        completion that training would skip gets an empty list."""
         return self._measured(groups, losses.token_logprobs)
 
     def moments(self, groups: Sequence[TrainingGroup]) -> list[list[list[list[float]]]]:
@@ -199,12 +192,11 @@ class GroupTrainer:
         return result
 
     def save(self, directory: Path) -> None:
-        """Write a checkpoint; see `checkpoint.save`."""
         step_guard = self.step_guard.to_record()
         checkpoint.save(directory, self.policy, self.optimizer, self.policy_version, step_guard)
 
     def resume(self, directory: Path) -> None:
-        """Restore what `save` wrote; see `checkpoint.load`."""
+        """Restore what `save` wrote; errors as in `checkpoint.load`."""
         self.policy_version = checkpoint.load(directory, self.policy, self.optimizer)
         try:
             self.step_guard = StepGuard.from_record(checkpoint.step_guard_of(directory))
@@ -214,12 +206,8 @@ class GroupTrainer:
             ) from error
 
     def roll_back(self, directory: Path) -> None:
-        """Take weights, second moments and step_guard of what `save` wrote, with no momentum. The
-        version rises, and random numbers go on: nothing is done a second time.
-
-        Raises:
-            DamagedCheckpoint, ConfigError: see `checkpoint.load`.
-        """
+        """Take weights, second moments and step guard from a checkpoint, with no momentum. The
+        version rises and random numbers go on. Errors as in `checkpoint.load`."""
         version, numbers = self.policy_version + 1, torch.get_rng_state()
         self.resume(directory)
         torch.set_rng_state(numbers)
@@ -251,7 +239,7 @@ class GroupTrainer:
         return done
 
     def _clipped_gradient(self) -> float:
-        """The norm that the gradient had before it was clipped."""
+        """The norm of the gradient before it was clipped."""
         limit = self.spec.grad_norm_max
         if self.spec.clips_to_median:
             limit = self.step_guard.norm_bound(limit)
@@ -260,7 +248,7 @@ class GroupTrainer:
         return norm
 
     def _step(self, batches: Sequence[Sequence[Unit]], done: "_Done") -> bool:
-        """Descend at the rate of this update. False: that went too far and was taken back."""
+        """Take one step. False: it moved the policy too far and was taken back."""
         factor = self.suited.warmth(self.policy_version) * self.step_guard.caution * self.rate_share
         with _rate_times(self.optimizer, factor):
             self.optimizer.step()
@@ -275,7 +263,7 @@ class GroupTrainer:
         return False
 
     def _moved(self, batches: Sequence[Sequence[Unit]]) -> float:
-        """The move of the policy by the last step on some of the rows: k3 of a token, in nats."""
+        """Divergence (k3, nats a token) of the last step on some of the rows."""
         found = [torch.zeros(2, 0, device=self.policy.device)]
         with torch.no_grad():
             for batch in probe(batches):
@@ -286,7 +274,7 @@ class GroupTrainer:
                     if row.before is not None
                 ]
         columns, _ = self._of_all(torch.cat(found, dim=1))
-        return corrections.mismatch(*columns).k3
+        return losses.mismatch(*columns).k3
 
     def _remember_old(self, batches: Sequence[Sequence[Unit]]) -> None:
         with torch.no_grad():
@@ -378,14 +366,13 @@ class GroupTrainer:
         sums.loss += float(loss.detach())
 
     def _losses(self, row: Row, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token losses, and which of the tokens are clipped and masked."""
         if row.shaping:
-            return ratios.guided(tokens.logprobs, tokens.advantages, row.shaping)
+            return losses.guided(tokens.logprobs, tokens.advantages, row.shaping)
         return self._objective.losses(tokens, self._set_to)
 
     def _weights(self, row: Row, tokens: Tokens) -> torch.Tensor | None:
-        """By how much a row's tokens count; None: each as one. A loss that uses what generated them
-        weighs by itself."""
+        """Weights of a row's tokens; None: 1 each. A loss that uses behaviour log-probs weighs by
+        itself."""
         if self._objective.uses_behaviour or row.shaping:
             return None
         if self._correction is not None and row.behaviour_logprobs is not None:
@@ -399,11 +386,10 @@ class GroupTrainer:
 
     def _prepare(self, groups: Sequence[TrainingGroup]) -> tuple[list[Unit], Prepared, int]:
         """The rows to train on, the counts of the groups, and the number of informative groups that
-        are left out for the share of rows without behaviour log-probs.
+        are left out for their share of rows without behaviour log-probs.
 
-        That share is of the whole batch as it was drawn, own groups without any advantage included:
-        where a policy fails at all of its own tasks it needs the others' groups most.
-        """
+        The share is of the whole batch, own groups without advantage included: a policy that fails
+        at all of its own tasks needs the others' groups most."""
         made = self._encoder.prepare(groups)
         if self._objective.by_group:
             expect(made.units)
@@ -422,16 +408,15 @@ class GroupTrainer:
     def _forward(
         self, units: Sequence[Unit], of_logits: OfLogits | None = None
     ) -> list[torch.Tensor]:
-        """Log-probs of the tokens of each row that its policy sampled, or what else is wanted of
-        them, in the order of rows. Of the distribution that the run samples from: at its
-        temperature."""
+        """For each row, `of_logits` of the tokens that its policy sampled; by default their
+        log-probs at the run's temperature."""
         rows = [row for unit in units for row in unit.rows]
         found = self._forward_all(units, of_logits or self._tempered)
         pairs = zip(rows, found, strict=True)
         return [values if row.said is None else values[row.said] for row, values in pairs]
 
     def _forward_all(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
-        """The same of all tokens, also of those that were said to the policy."""
+        """As `_forward`, of all tokens, also of an environment's."""
         units = [unit for unit in units if unit.rows]
         if not units:
             return []
@@ -477,7 +462,7 @@ class GroupTrainer:
     def _plain_of_all(
         self, pairs: Sequence[tuple[list[int], list[int]]], ids: torch.Tensor, of_logits: OfLogits
     ) -> list[torch.Tensor]:
-        """By the model's own way from hidden states to logits, which is more than its head."""
+        """By the model's own way from hidden states to logits."""
         result = []
         kept = ids.shape[1] - min(len(prompt) for prompt, _ in pairs)
         logits = self.policy.model(
@@ -491,8 +476,7 @@ class GroupTrainer:
         return result
 
     def _plain_head(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """The layer that makes logits of hidden states; None: the model does more with them (a cap,
-        a scale). Tried once, on a token."""
+        """The layer from hidden states to logits; None: the model does more (a cap, a scale)."""
         if self._head is None:
             self._head = (_head_of(self.policy),)
         return self._head[0]
@@ -505,8 +489,8 @@ class GroupTrainer:
         rows: Sequence[Sequence[int]],
         of_logits: OfLogits,
     ) -> list[torch.Tensor]:
-        """From hidden states (rows, positions, d): of each row those from `begins` on, as many as
-        it has tokens, which are what they foretell."""
+        """From hidden states (rows, positions, d): for each row, values of its tokens, which the
+        states from `begins` on predict."""
         lengths = [len(tokens) for tokens in rows]
         spans = zip(begins, lengths, strict=True)
         flat = torch.cat(
@@ -517,7 +501,7 @@ class GroupTrainer:
         return list(in_chunks(head, flat, targets, of_logits, chunk).split(lengths))
 
     def _lean(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
-        """As `_shared`, in a grid of prompts by rows; a missing row is filled by a short one."""
+        """As `_shared`, in a grid of prompts by rows; missing rows are filled by short ones."""
         # copies in fp32 would cost what fewer bits save
         model = lean.LeanModel(self.policy.model, joined=not self.policy.is_narrow)
         above, _ = lean.prompt_segments(
@@ -544,8 +528,8 @@ class GroupTrainer:
         ]
 
     def _shared(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
-        """Prompts without their last token fill the cache; completions, that token put first,
-        are run on it. Pads stand before prompts and behind completions, and in between none."""
+        """Prompts without their last token fill the cache; completions, that token put first, run
+        on it. Pads stand before prompts and behind completions."""
         cache, lengths = prefixes.run(self.policy, [unit.prompt[:-1] for unit in units])
         owner = [index for index, unit in enumerate(units) for _ in unit.rows]
         rows = [row for unit in units for row in unit.rows]
@@ -600,9 +584,9 @@ def _head_of(policy: Policy) -> Callable[[torch.Tensor], torch.Tensor] | None:
 
 
 def _attention_mask(policy: Policy, seen: torch.Tensor, count: int) -> torch.Tensor:
-    """The attention mask of the last `count` of the tokens (rows, tokens), for all layers: (rows,
-    1, count, tokens), added to their scores. Of a mask of 0 and 1 each layer would make one of its
-    own for its kernel, and keep that for its gradient. As given where layers do not look at all."""
+    """The attention mask of the last `count` of the tokens (rows, tokens) for all layers, (rows, 1,
+    count, tokens), added to their scores. From a mask of 0 and 1 each layer would make one of its
+    own and keep it for its gradient. As given where layers do not see all tokens."""
     config = policy.model.config.get_text_config()
     takes = getattr(config, "_attn_implementation", "") in ("sdpa", "eager")
     by_distance = getattr(config, "alibi", config.model_type in ("bloom", "mpt"))  # ALiBi
@@ -617,7 +601,7 @@ def _attention_mask(policy: Policy, seen: torch.Tensor, count: int) -> torch.Ten
 
 @contextmanager
 def _rate_times(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
-    """Within it the optimizer's rates are so many times what they are."""
+    """Multiply the optimizer's rates within the block."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] *= factor
@@ -629,11 +613,10 @@ def _rate_times(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[Non
 
 
 def _add_size(sizes: torch.Tensor, place: int, gradient: torch.Tensor) -> None:
-    """Add up how large a gradient is, as it passes."""
     sizes[place] += gradient.detach().abs().sum()
 
 
 def _columns(tokens: Tokens, source: int) -> torch.Tensor:
-    """(5, T): what a loss decides on, and the source's number."""
+    """(5, T): the columns that a loss decides on, and the source's number."""
     each = (tokens.logprobs, tokens.proximal, tokens.behaviour, tokens.advantages)
     return torch.stack([*each, torch.full_like(tokens.logprobs, source)])

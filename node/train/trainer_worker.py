@@ -1,10 +1,8 @@
 """The trainer process: `python -m node.train.trainer_worker`, one request at a time over its pipes.
 
-Requests come on standard input and answers leave on what was standard output at the start; from
-then on prints of any library go to standard error. The process ends when its input does: a thread
-watches for that, so that it also ends in the middle of a computation. (The kernel's parent-death
-signal is no help: it follows the thread that started the child, which in trio comes and goes.)
-"""
+Answers leave on the standard output of the start; prints of libraries go to standard error. A
+thread ends the process when its input ends, also during a computation. (The kernel's parent-death
+signal follows the thread that started the child, which in trio comes and goes.)"""
 
 import os
 import queue
@@ -36,6 +34,7 @@ from node.train import frames, memory, rescoring
 from node.train.trainer import GroupTrainer
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import Completion
+from swarm.texts import first_line
 
 NICENESS: Final = 10  # the node's event loop comes first
 SESSIONS_MAX: Final = 1  # generations begun and not ended; each may hold `CACHE_BYTES_MAX`
@@ -55,16 +54,15 @@ OPERATIONS: Final = frozenset(
 
 
 class CannotGoOn(ChildFailed):
-    """The state of this process is of no use any more: it reports that and ends."""
+    """The state of this process is of no more use: it reports that and ends."""
 
 
 class TrainerCore:
-    """Everything a trainer does, synchronously: what the process and the in-process variant run."""
+    """All operations of a trainer, synchronous: for the process and for the in-process variant."""
 
     def __init__(self, spec: TrainerSpec, saved: Path | None = None) -> None:
-        """Load the model, then the checkpoint `saved` if there is one. Sets the process's number
-        of torch threads: results are the same bits only under the same number. The optimizer has
-        no state before the first update, so who only samples and scores holds the weights alone.
+        """Load the model, then the checkpoint `saved` if there is one. Sets the process's number of
+        torch threads: results are bit-equal only under the same number.
 
         Raises:
             ConfigError: the model does not load or fit, or the checkpoint is not of it.
@@ -75,7 +73,6 @@ class TrainerCore:
         self._lender = ipc_weights.Lender(self.policy)
 
     def _open(self, saved: Path | None) -> tuple[Policy, GroupTrainer]:
-        """The policy and what trains it."""
         spec = self.spec
         torch.set_num_threads(threads(spec.threads))
         check_whole(spec.model)
@@ -119,24 +116,15 @@ class TrainerCore:
         sampling: Sampling,
         seed: int,
     ) -> None:
-        """Begin a generation, under a number that the caller chooses.
-
-        Raises:
-            ConfigError: see `Generation`.
-            LocalProtocolError: `SESSIONS_MAX` others have not ended.
-        """
+        """Begin a generation, under a number that the caller chooses. LocalProtocolError:
+        `SESSIONS_MAX` others have not ended."""
         self._prepare_for(session)
         self._sessions[session] = Generation(self.policy, prompts, completions_each, sampling, seed)
 
     def begin_turns(
         self, session: int, contexts: Sequence[Context], sampling: Sampling, seed: int
     ) -> None:
-        """As `begin`, for the next turns of transcripts.
-
-        Raises:
-            ConfigError: see `TurnGeneration`.
-            LocalProtocolError: as `begin`.
-        """
+        """As `begin`, for the next turns of transcripts."""
         self._prepare_for(session)
         self._sessions[session] = TurnGeneration(self.policy, contexts, sampling, seed)
 
@@ -148,23 +136,17 @@ class TrainerCore:
         sampling: Sampling,
         seed: int,
     ) -> None:
-        """As `begin`, from drafts.
-
-        Raises:
-            ConfigError: see `DraftGeneration`.
-            LocalProtocolError: as `begin`.
-        """
+        """As `begin`, from drafts."""
         self._prepare_for(session)
         self._sessions[session] = DraftGeneration(self.policy, drafts, set_to, sampling, seed)
 
     def _prepare_for(self, session: int) -> None:
-        """The steps before any generation."""
         if len(self._sessions) >= SESSIONS_MAX:
             raise LocalProtocolError(f"generation {session}: {SESSIONS_MAX} others have not ended")
 
     def advance(self, session: int, steps: int) -> list[tuple[Completion, ...]] | None:
-        """Sample on for one segment; see `Generation.advance`. The completions, and the generation
-        is over; None: it is not. One that fails is over as well."""
+        """Sample on for one segment. Returns the completions once the generation is over, else
+        None. A generation that fails is over as well."""
         generation = self._sessions.pop(session, None)
         if generation is None:
             raise LocalProtocolError(f"generation {session} has not begun here, or is over")
@@ -176,13 +158,13 @@ class TrainerCore:
         return None
 
     def end(self, session: int) -> None:
-        """Give up the generations up to this number, where they are not over."""
+        """End the generations up to this number."""
         for number in [number for number in self._sessions if number <= session]:
             del self._sessions[number]
 
     def load(self, weights: Path, policy_version: int) -> None:
-        """See `Engine.load`. Generations that have begun go on with these weights. An
-        adapter goes onto the model that was loaded at the start."""
+        """Load a version. Generations that have begun go on with its weights; an adapter goes onto
+        the model that was loaded at the start."""
         load_version(self.policy, weights, self.spec.lora_base)
         self.trainer.policy_version = policy_version
         self._weights_changed()
@@ -222,17 +204,16 @@ class TrainerCore:
         return self._lender.lend(directory)
 
     def memory_bytes(self) -> int:
-        """Resident memory of this process."""
         return memory.resident_bytes()
 
     def release(self) -> None:
-        """Give a GPU back what the last step took of it and needs no more."""
+        """Give a GPU back the memory that the last step needs no more."""
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def load_version(policy: Policy, weights: Path, held: Held | None = None) -> None:
-    """Take over a version's directory, a whole model or an adapter, or change nothing. `held`: see
+    """Load a version's directory, a whole model or an adapter, or change nothing. `held` as in
     `adapters.load`.
 
     Raises:
@@ -249,7 +230,7 @@ def load_version(policy: Policy, weights: Path, held: Held | None = None) -> Non
 
 
 def opened(spec: TrainerSpec, device: Device) -> Policy:
-    """The policy that a trainer begins with, with an adapter where one is trained.
+    """The policy that a trainer begins with, with its adapter if one is trained.
 
     Raises:
         ConfigError: the model does not load, or takes no such adapter.
@@ -279,7 +260,7 @@ class _Server:
         self._core: TrainerCore | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request; an error is told in it, with its traceback."""
+        """The answer to a request; an error is in it with its traceback."""
         try:
             result = self._result(request["op"], frames.unpack(request["arguments"]))
             return {NUMBER: request[NUMBER], "ok": frames.pack(result)}
@@ -300,8 +281,8 @@ class _Server:
 
 
 def main(open_core: OpenCore = TrainerCore, on_end: Callable[[], None] = lambda: None) -> None:
-    """Serve until standard input ends or a `stop` arrives. `on_end` is called before it ends, by
-    another thread perhaps."""
+    """Serve until standard input ends or a `stop` arrives. `on_end` is called before the end,
+    perhaps by another thread."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     os.nice(NICENESS)
@@ -367,15 +348,10 @@ def _described(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is not installed here: {install_line(error.name or '')}"
     if isinstance(error, torch.OutOfMemoryError):
-        return f"out of GPU memory: {_line(error)}"
+        return f"out of GPU memory: {first_line(error, 300)}"
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return f"out of memory: {_line(error)}"
-    return f"{type(error).__name__}: {_line(error)}"
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else ""
+        return f"out of memory: {first_line(error, 300)}"
+    return f"{type(error).__name__}: {first_line(error, 300)}"
 
 
 def threads(wanted: int, processes: int = 1) -> int:

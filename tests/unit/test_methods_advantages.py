@@ -11,11 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.methods import advantages as contexts
-from node.methods import advantages as group
-from node.methods import advantages as robust
-from node.methods import advantages as turns
-from node.methods import advantages as unlikely
+from node.methods import advantages as formulas
 from node.methods import rewards
 from node.methods.choices import ADVANTAGES, advantages, chosen_advantage
 from node.methods.groups import by_source, lengths, mean_logprobs
@@ -154,26 +150,26 @@ def test_uniqueness_halves_what_two_say() -> None:
 
 
 def test_turns_are_measured_by_others_at_their_place() -> None:
-    assert turns.discounted([1, 1, 0, 1], [True, True, False, True], 0.5) == (1.5, 1.0, 0.0, 1.0)
-    found = turns.two_levels(
-        [[1.0, 1.0], [0.0]], [[True, True], [False]], turns.TwoLevels(discount=0.5)
+    assert formulas.discounted([1, 1, 0, 1], [True, True, False, True], 0.5) == (1.5, 1.0, 0.0, 1.0)
+    found = formulas.two_levels(
+        [[1.0, 1.0], [0.0]], [[True, True], [False]], formulas.TwoLevels(discount=0.5)
     )
     # transcripts: 1 - 2/3 and 0 - 2/3; first turns 1.5 and 0 about 0.75; the second turn is alone
     assert close(found[0], (1 / 3 + 0.75, 1 / 3))
     assert close(found[1], (-2 / 3 - 0.75,))
-    assert turns.two_levels([], [], turns.TwoLevels()) == []
+    assert formulas.two_levels([], [], formulas.TwoLevels()) == []
 
 
 def test_a_part_counts_while_all_before_it_are_right() -> None:
-    found = turns.sub_problems(
+    found = formulas.sub_problems(
         [[True, False, True], [True, True, False], [False, True, True]],
-        turns.SubProblems(over_std=False),
+        formulas.SubProblems(over_std=False),
     )
     assert close(found[0], (1 / 3, -1 / 3, 0.0))
     assert close(found[1], (1 / 3, 2 / 3, 0.0))
     assert close(found[2], (-2 / 3, -1 / 3, 0.0))
     with pytest.raises(ValueError, match="unlike numbers of parts"):
-        turns.sub_problems([[True], [True, False]], turns.SubProblems())
+        formulas.sub_problems([[True], [True, False]], formulas.SubProblems())
 
 
 def test_a_vote_is_a_peers_and_not_a_completions() -> None:
@@ -279,7 +275,7 @@ def test_against_fractions(values: list[Fraction]) -> None:
         assert close(of(name, group_view)[0], tuple(map(float, slow(values))))
     base = slow_gapo_base(values)
     squares = sum((value - base) ** 2 for value in values) / (len(values) - 1)
-    spread = math.sqrt(squares) + group.STD_EPSILON
+    spread = math.sqrt(squares) + formulas.STD_EPSILON
     wanted = tuple(float(value - base) / spread for value in values)
     assert close(of("gapo", group_view)[0], wanted)
 
@@ -292,7 +288,9 @@ def test_a_method_is_chosen_by_text_or_table_and_says_itself_again() -> None:
         made = chosen_advantage(text)
         assert isinstance(made, MethodSettings)
         assert (str(made), chosen_advantage(str(made))) == (text, made)
-    assert chosen_advantage({"kind": "gapo", "window_share": 0.4}) == robust.Gapo(window_share=0.4)
+    assert chosen_advantage({"kind": "gapo", "window_share": 0.4}) == formulas.Gapo(
+        window_share=0.4
+    )
     assert {name: made.name for name, made in of_names().items()} == {n: n for n in ADVANTAGES}
 
 
@@ -324,5 +322,5 @@ def test_lengths_and_mean_log_probs_of_groups_with_and_without_tokens() -> None:
     assert (lengths(whole), mean_logprobs(whole), whole.source) == ((2, 2), (-2.0, -2.0), "")
     mixed = of_completions([made, bare], [1, 0], "p", "peer")
     assert (lengths(mixed), mean_logprobs(mixed), mixed.source) == ((3, 4), (), "peer")
-    assert contexts.BARE == ""
-    assert unlikely.PASSED == 1.0
+    assert formulas.BARE == ""
+    assert formulas.PASSED == 1.0

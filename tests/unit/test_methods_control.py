@@ -1,9 +1,7 @@
 """Tasks, budgets and admission against worked examples, limiting cases and slow definitions."""
 
-import importlib
 import itertools
 import math
-import pkgutil
 from collections.abc import Callable
 from dataclasses import fields
 from random import Random
@@ -16,17 +14,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from node.methods import admission_control as admitting
-from node.methods import control, filters, generate
 from node.methods import rollout_budgets as budgets
-from node.methods import rollout_budgets as schedules
-from node.methods import rollout_budgets as widths
-from node.methods import task_control as cdas
-from node.methods import task_control as external
-from node.methods import task_control as vade
+from node.methods import task_control as control
 from node.methods.admission_control import Admission, Credits, Reclamation
 from node.methods.checked import finite, probability, right_of, whole
 from node.methods.filters import informative_probability
-from node.methods.method import MethodSettings
 from node.methods.registry import METHODS
 from node.methods.rollout_budgets import Brorl, Dars, Duet, RolloutStatistics, XrpoAllocation
 from node.methods.task_control import (
@@ -71,27 +63,9 @@ def test_what_is_no_number_is_named(check: Callable[[], Any], why: str) -> None:
     )
 
 
-def settings_of_rooms() -> list[type[MethodSettings]]:
-    """Those of control, filters and generate."""
-    found = []
-    for room in (control, filters, generate):
-        for each in pkgutil.iter_modules(room.__path__):
-            module = importlib.import_module(f"{room.__name__}.{each.name}")
-            found += [
-                value
-                for value in vars(module).values()
-                if isinstance(value, type)
-                and issubclass(value, MethodSettings)
-                and value.__module__ == module.__name__
-            ]
-    return found
-
-
 def test_every_setting_has_a_default_within_its_bounds() -> None:
-    every = settings_of_rooms()
-    kinds = [fields(each)[0].default for each in every]
-    assert len(kinds) == len(set(kinds)) == 28
-    assert not set(kinds) & {method.name for method in METHODS if method.parameters not in every}
+    every = [method.parameters for method in METHODS]
+    assert len(every) == len(set(every))
     for each in every:
         adapter = TypeAdapter(each)
         defaults = {field.name: field.default for field in fields(each)}
@@ -107,10 +81,10 @@ def test_every_setting_has_a_default_within_its_bounds() -> None:
 
 
 def test_a_task_that_went_worse_than_expected_is_harder() -> None:
-    state = cdas.rated(Competence(), {"a": 0.25}, 4, Cdas())
+    state = control.rated(Competence(), {"a": 0.25}, 4, Cdas())
     assert state.difficulty("a") == 0.125
     assert state.value == -0.125 / 4
-    again = cdas.rated(state, {"a": 1.0}, 4, Cdas())
+    again = control.rated(state, {"a": 1.0}, 4, Cdas())
     surprise = 1 / (1 + math.exp(0.125 + 0.03125)) - 1.0
     assert near(again.difficulty("a"), 0.125 * 2 / 3 + surprise / 3, 1e-12)
     assert state.difficulty("a") == 0.125  # nothing was changed in place
@@ -124,18 +98,18 @@ def test_competence_is_less_the_mean_difficulty(steps: list[dict[str, float]]) -
     counts = dict.fromkeys("abcd", 1)
     for rates in steps:
         for task, rate in rates.items():  # a mean of all surprises, and of the 0 at first
-            sums[task] += cdas.expected_rate(state.difficulty(task), state.value) - rate
+            sums[task] += control.expected_rate(state.difficulty(task), state.value) - rate
             counts[task] += 1
         turned = dict(reversed(rates.items()))
-        following = cdas.rated(state, rates, 4, Cdas())
-        assert following == cdas.rated(state, turned, 4, Cdas())
+        following = control.rated(state, rates, 4, Cdas())
+        assert following == control.rated(state, turned, 4, Cdas())
         state = following
     assert all(near(state.difficulty(t), sums[t] / counts[t], 1e-12) for t in "abcd")
     assert near(state.value, -fmean([state.difficulty(t) for t in "abcd"]), 1e-12)
 
 
 def state_of(**difficulties: float) -> Competence:
-    known = {task: cdas.TaskDifficulty(value, 2) for task, value in difficulties.items()}
+    known = {task: control.TaskDifficulty(value, 2) for task, value in difficulties.items()}
     return Competence(0.0, 5, known)
 
 
@@ -143,7 +117,7 @@ def test_half_of_the_tasks_are_easier_and_half_harder() -> None:
     state = state_of(a=-0.5, b=-0.1, c=0.0, d=0.1, e=0.3, f=0.9)
 
     def drawn(count: int, tasks: str = "abcdef") -> str:
-        return "".join(sorted(cdas.cdas(state, tasks, count, Random(1), Cdas())))
+        return "".join(sorted(control.cdas(state, tasks, count, Random(1), Cdas())))
 
     assert drawn(4) == "bcde"
     assert drawn(3) == "cde"  # the odd one is harder
@@ -152,7 +126,7 @@ def test_half_of_the_tasks_are_easier_and_half_harder() -> None:
     assert drawn(9) == "abcdef"
     assert drawn(0) == ""
     for order in itertools.permutations("bcd"):
-        assert cdas.cdas(state, order, 2, Random(1), Cdas()) == ("c", "d")
+        assert control.cdas(state, order, 2, Random(1), Cdas()) == ("c", "d")
 
 
 def test_tasks_of_which_nothing_is_known_are_drawn_evenly() -> None:
@@ -161,7 +135,7 @@ def test_tasks_of_which_nothing_is_known_are_drawn_evenly() -> None:
         counts = dict.fromkeys(names, 0)
         rng = Random(3)
         for _ in range(2_000):
-            for task in cdas.cdas(state, names, 2, rng, Cdas()):
+            for task in control.cdas(state, names, 2, rng, Cdas()):
                 counts[task] += 1
         assert all(abs(each - 1_000) < 5 * math.sqrt(500) for each in counts.values())
 
@@ -169,41 +143,41 @@ def test_tasks_of_which_nothing_is_known_are_drawn_evenly() -> None:
 def test_the_state_is_bounded_and_rates_are_checked() -> None:
     state = Competence()
     for task in "abcab":
-        state = cdas.rated(state, {task: 0.5}, 3, Cdas(tasks_max=2))
+        state = control.rated(state, {task: 0.5}, 3, Cdas(tasks_max=2))
     assert list(state.difficulties) == ["a", "b"]
-    assert cdas.rated(Competence(), {}, 3, Cdas()) == Competence(0.0, 1)
+    assert control.rated(Competence(), {}, 3, Cdas()) == Competence(0.0, 1)
     with pytest.raises(ValueError, match="pass rate nan"):
-        cdas.rated(state, {"a": math.nan}, 3, Cdas())
+        control.rated(state, {"a": math.nan}, 3, Cdas())
     with pytest.raises(ValueError, match="tasks 1: below 2"):
-        cdas.rated(state, {"a": 0.1, "b": 0.1}, 1, Cdas())
-    assert cdas.expected_rate(0.0, 0.0) == 0.5
-    assert (cdas.expected_rate(1e4, 0.0), cdas.expected_rate(-1e4, 0.0)) == (0.0, 1.0)
+        control.rated(state, {"a": 0.1, "b": 0.1}, 1, Cdas())
+    assert control.expected_rate(0.0, 0.0) == 0.5
+    assert (control.expected_rate(1e4, 0.0), control.expected_rate(-1e4, 0.0)) == (0.0, 1.0)
 
 
 # --- vade -----------------------------------------------------------------------------------------
 
 
 def test_information_is_largest_at_a_third() -> None:
-    assert near(vade.information(1 / 3), 0.1481)
-    assert max(range(1001), key=lambda each: vade.information(each / 1000)) == 333
-    assert vade.information(0.0) == vade.information(1.0) == 0.0
+    assert near(control.information(1 / 3), 0.1481)
+    assert max(range(1001), key=lambda each: control.information(each / 1000)) == 333
+    assert control.information(0.0) == control.information(1.0) == 0.0
     with pytest.raises(ValueError, match="success nan"):
-        vade.information(math.nan)
+        control.information(math.nan)
 
 
 def test_counts_decay_and_add_up() -> None:
     set_to = Vade(decay_global=0.5, decay_local=0.25, evidence_max=8)
-    first = vade.learned(SuccessBeliefs(), [("a", 2, 8), ("b", 1, 1)], set_to)
+    first = control.learned(SuccessBeliefs(), [("a", 2, 8), ("b", 1, 1)], set_to)
     assert (first.of("a"), first.of("b")) == (SuccessCounts(2, 6), SuccessCounts(1, 0))
     results = [("a", 4, 16), ("a", 1, 1)]  # of the first, which is large, half
-    then = vade.learned(first, results, set_to)
+    then = control.learned(first, results, set_to)
     assert then.of("a") == SuccessCounts(2 * 0.125 + 2 + 1, 6 * 0.125 + 6)
     assert then.of("b") == SuccessCounts(0.5, 0)
-    assert then == vade.learned(first, results[::-1], set_to)
+    assert then == control.learned(first, results[::-1], set_to)
     assert first.of("a") == SuccessCounts(2, 6)
     with pytest.raises(ValueError, match="2 right ones of 1 rollouts"):
-        vade.learned(first, [("a", 2, 1)], set_to)
-    bounded = vade.learned(first, [("c", 1, 2)], Vade(tasks_max=2))
+        control.learned(first, [("a", 2, 1)], set_to)
+    bounded = control.learned(first, [("c", 1, 2)], Vade(tasks_max=2))
     assert list(bounded.counts) == ["b", "c"]
 
 
@@ -224,43 +198,39 @@ def test_tasks_are_drawn_as_often_as_their_beliefs_say() -> None:
     )
     wanted = lead / sum(first) / sum(second)
     rng, draws = Random(5), 6_000
-    found = sum(vade.vade(beliefs, "ab", 1, rng) == ("a",) for _ in range(draws)) / draws
+    found = sum(control.vade(beliefs, "ab", 1, rng) == ("a",) for _ in range(draws)) / draws
     assert 0.6 < wanted < 0.95
     assert abs(found - wanted) < 4 * math.sqrt(wanted * (1 - wanted) / draws) + 0.003
 
 
 def test_what_is_sure_decides_and_order_does_not() -> None:
     sure = SuccessBeliefs({"a": SuccessCounts(1e6, 2e6), "b": SuccessCounts(1e6, 0)})
-    assert vade.vade(sure, "ab", 1, Random(0)) == ("a",)
-    assert vade.vade(sure, "abc", 3, Random(7)) == vade.vade(sure, "cabb", 9, Random(7))
+    assert control.vade(sure, "ab", 1, Random(0)) == ("a",)
+    assert control.vade(sure, "abc", 3, Random(7)) == control.vade(sure, "cabb", 9, Random(7))
     for seed in range(20):
-        found = vade.vade(SuccessBeliefs(), "abcd", 2, Random(seed))
-        assert found == vade.vade(SuccessBeliefs(), "dcbaa", 2, Random(seed))
-    assert vade.vade(sure, "", 3, Random(0)) == vade.vade(sure, "a", 0, Random(0)) == ()
+        found = control.vade(SuccessBeliefs(), "abcd", 2, Random(seed))
+        assert found == control.vade(SuccessBeliefs(), "dcbaa", 2, Random(seed))
+    assert control.vade(sure, "", 3, Random(0)) == control.vade(sure, "a", 0, Random(0)) == ()
 
 
 # --- schedules ------------------------------------------------------------------------------------
 
 
 def test_groups_must_vary_more_after_some_steps() -> None:
-    set_to = schedules.VarianceCurriculum()
-    found = [schedules.variance_curriculum(step, set_to) for step in (0, 19, 20, 999)]
+    set_to = budgets.VarianceCurriculum()
+    found = [budgets.variance_curriculum(step, set_to) for step in (0, 19, 20, 999)]
     assert found == [0.3, 0.3, 0.8, 0.8]
     with pytest.raises(ValueError, match="step -1"):
-        schedules.variance_curriculum(-1, set_to)
+        budgets.variance_curriculum(-1, set_to)
 
 
 def test_the_length_swings_by_a_cosine() -> None:
-    set_to = schedules.LengthSchedule(
-        tokens_min=8_000, tokens_max=16_000, period_steps=100, cycles=2
-    )
-    found = [
-        schedules.length_schedule(step, set_to) for step in (0, 25, 50, 75, 100, 150, 200, 250)
-    ]
+    set_to = budgets.LengthSchedule(tokens_min=8_000, tokens_max=16_000, period_steps=100, cycles=2)
+    found = [budgets.length_schedule(step, set_to) for step in (0, 25, 50, 75, 100, 150, 200, 250)]
     assert found == [16_000, 12_000, 8_000, 12_000, 16_000, 8_000, 16_000, 16_000]
-    assert schedules.length_schedule(10, set_to) == round(12_000 + 4_000 * math.cos(math.pi / 5))
+    assert budgets.length_schedule(10, set_to) == round(12_000 + 4_000 * math.cos(math.pi / 5))
     with pytest.raises(ValueError, match="over tokens_max"):
-        schedules.length_schedule(0, schedules.LengthSchedule(tokens_min=9, tokens_max=8))
+        budgets.length_schedule(0, budgets.LengthSchedule(tokens_min=9, tokens_max=8))
 
 
 # --- widths ---------------------------------------------------------------------------------------
@@ -282,13 +252,13 @@ def test_the_length_swings_by_a_cosine() -> None:
     ],
 )
 def test_hard_tasks_get_more_rollouts(right: int, parameters: dict[str, Any], wanted: int) -> None:
-    assert widths.dars(right, 8, Dars(**parameters)) == wanted
+    assert budgets.dars(right, 8, Dars(**parameters)) == wanted
 
 
 def test_rounding_does_not_cost_a_rollout() -> None:
     hardness = Dars(treatment="hardness")
-    assert widths.dars(6, 18, hardness) == 9  # which doubles put a little above 9
-    assert widths.dars(8, 20, hardness) == 5
+    assert budgets.dars(6, 18, hardness) == 9  # which doubles put a little above 9
+    assert budgets.dars(8, 20, hardness) == 5
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.booleans(), st.booleans())
@@ -297,8 +267,8 @@ def test_the_least_number_that_reaches_the_aim(
 ) -> None:
     if right > rollouts:
         return
-    set_to = Dars("dars", "hardness" if by_hardness else "equal", over_std, 100_000)
-    more = widths.dars(right, rollouts, set_to)
+    set_to = Dars("hardness" if by_hardness else "equal", over_std, 100_000)
+    more = budgets.dars(right, rollouts, set_to)
     share = max(right, 0.5) / rollouts
     if share >= 0.5:
         assert more == 0
@@ -312,20 +282,20 @@ def test_the_least_number_that_reaches_the_aim(
 def test_widths_are_the_least_that_teach_with_some_chance() -> None:
     for p in (0.004, 0.05, 0.3, 0.5, 0.97):
         for by in ("informative", "mass"):
-            set_to = Brorl("brorl", by, 0.9, 1, 512)
+            set_to = Brorl(by, 0.9, 1, 512)
             told = [
                 n
                 for n in range(1, 513)
                 if (1 - p**n - (1 - p) ** n if by == "informative" else 1 - (1 - p) ** n) >= 0.9
             ]
-            assert widths.brorl(p, set_to) == (told[0] if told else 512)
-    assert [widths.brorl(p, Brorl()) for p in (0.0, 1.0, 0.5, 1e-9)] == [16, 16, 16, 512]
-    assert near(widths.unseen_mass(0.05, 16), 0.4401)
-    assert informative_probability(0.05, widths.brorl(0.05, Brorl())) >= 0.9
+            assert budgets.brorl(p, set_to) == (told[0] if told else 512)
+    assert [budgets.brorl(p, Brorl()) for p in (0.0, 1.0, 0.5, 1e-9)] == [16, 16, 16, 512]
+    assert near(budgets.unseen_mass(0.05, 16), 0.4401)
+    assert informative_probability(0.05, budgets.brorl(0.05, Brorl())) >= 0.9
     with pytest.raises(ValueError, match="success nan"):
-        widths.brorl(math.nan, Brorl())
+        budgets.brorl(math.nan, Brorl())
     with pytest.raises(ValueError, match="rollouts_min 9"):
-        widths.brorl(0.5, Brorl(rollouts_min=9, rollouts_max=8))
+        budgets.brorl(0.5, Brorl(rollouts_min=9, rollouts_max=8))
 
 
 # --- xrpo -----------------------------------------------------------------------------------------
@@ -559,13 +529,13 @@ def test_a_step_takes_the_oldest_and_a_share_of_the_very_oldest() -> None:
 @pytest.mark.parametrize("rule", ["ucb", "thompson"])
 def test_the_best_number_of_foreign_groups_is_found(rule: Any) -> None:
     set_to = AdaptiveExternal(levels=4, rule=rule, decay=1.0)
-    state, rng = external.no_gains(set_to), Random(11)
+    state, rng = control.no_gains(set_to), Random(11)
     tried: list[int] = []
     for _ in range(600):
-        groups = external.adaptive_external(state, rng, set_to)
+        groups = control.adaptive_external(state, rng, set_to)
         tried.append(groups)
         gain = 0.06 - 0.03 * abs(groups - 3) + rng.gauss(0, 0.02)
-        state = external.gained(state, groups, gain, set_to)
+        state = control.gained(state, groups, gain, set_to)
     assert sorted(tried[:5]) == [0, 1, 2, 3, 4]
     assert tried[300:].count(3) > 220
     assert near(sum(state.trials), 600.0)
@@ -573,27 +543,27 @@ def test_the_best_number_of_foreign_groups_is_found(rule: Any) -> None:
 
 def test_gains_are_cut_and_forgotten() -> None:
     set_to = AdaptiveExternal(levels=1, gain_max=0.1, decay=0.5, exploration=0.0)
-    first = external.gained(external.no_gains(set_to), 0, 7.0, set_to)
-    then = external.gained(first, 1, -7.0, set_to)
+    first = control.gained(control.no_gains(set_to), 0, 7.0, set_to)
+    then = control.gained(first, 1, -7.0, set_to)
     assert then == ExternalGains((0.5, 1.0), (0.05, -0.1))
-    assert external.adaptive_external(then, Random(0), set_to) == 0
-    assert external.adaptive_external(first, Random(0), set_to) == 1  # which was never tried
+    assert control.adaptive_external(then, Random(0), set_to) == 0
+    assert control.adaptive_external(first, Random(0), set_to) == 1  # which was never tried
     late = ExternalGains((5e-324, 1.0), (0.0, 0.1))
-    assert external.adaptive_external(late, Random(0), set_to) == 0  # as good as never tried
+    assert control.adaptive_external(late, Random(0), set_to) == 0  # as good as never tried
     equal = ExternalGains((2.0, 2.0), (0.1, 0.1))
-    assert external.adaptive_external(equal, Random(0), set_to) == 0
+    assert control.adaptive_external(equal, Random(0), set_to) == 0
     # ucb by hand: means 0.1 and 0.05, and 0.1 * sqrt(2 ln 5 / n) of 4 and of 1 trial
     ucb = AdaptiveExternal(levels=1, exploration=1.0)
-    assert external.adaptive_external(ExternalGains((4.0, 1.0), (0.4, 0.05)), Random(0), ucb) == 1
-    assert external.adaptive_external(ExternalGains((4.0, 1.0), (0.4, 0.0)), Random(0), ucb) == 0
+    assert control.adaptive_external(ExternalGains((4.0, 1.0), (0.4, 0.05)), Random(0), ucb) == 1
+    assert control.adaptive_external(ExternalGains((4.0, 1.0), (0.4, 0.0)), Random(0), ucb) == 0
 
 
 def test_gains_that_are_none_are_named() -> None:
     set_to = AdaptiveExternal(levels=1)
-    state = external.no_gains(set_to)
+    state = control.no_gains(set_to)
     with pytest.raises(ValueError, match="gain: not all are finite"):
-        external.gained(state, 0, math.nan, set_to)
+        control.gained(state, 0, math.nan, set_to)
     with pytest.raises(ValueError, match="arm 2: not within 0 and 1"):
-        external.gained(state, 2, 0.0, set_to)
+        control.gained(state, 2, 0.0, set_to)
     with pytest.raises(ValueError, match="0 arms where there are 2"):
-        external.adaptive_external(ExternalGains(), Random(0), set_to)
+        control.adaptive_external(ExternalGains(), Random(0), set_to)

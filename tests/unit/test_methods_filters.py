@@ -13,12 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.methods import filters as extremes
-from node.methods import filters as informative
-from node.methods import filters as overlong
-from node.methods import filters as variance
-from node.methods import replay as salvage
-from node.methods import replay as successes
+from node.methods import filters, replay
 from node.methods.filters import (
     DynamicSampling,
     Extremes,
@@ -51,10 +46,10 @@ def view(*rewards: float, prompt: str = "") -> ScoredGroup:
 
 def test_groups_with_equal_rewards_are_left_out() -> None:
     groups = [view(1, 1), view(1, 0), view(0.3, 0.3 + 1e-12), view(0), view(), view(0, 0.5)]
-    assert informative.zero_advantage(groups, ZeroAdvantage()) == (1, 5)
-    assert informative.zero_advantage([], ZeroAdvantage()) == ()
+    assert filters.zero_advantage(groups, ZeroAdvantage()) == (1, 5)
+    assert filters.zero_advantage([], ZeroAdvantage()) == ()
     with pytest.raises(ValueError, match="not all are finite"):
-        informative.zero_advantage([view(1, math.nan)], ZeroAdvantage())
+        filters.zero_advantage([view(1, math.nan)], ZeroAdvantage())
 
 
 @pytest.mark.parametrize(
@@ -69,25 +64,25 @@ def test_groups_with_equal_rewards_are_left_out() -> None:
     ],
 )
 def test_how_likely_rewards_differ(success: float, rollouts: int, wanted: float) -> None:
-    assert near(informative.informative_probability(success, rollouts), wanted, 6e-4)
+    assert near(filters.informative_probability(success, rollouts), wanted, 6e-4)
 
 
 @given(st.fractions(0, 1, max_denominator=1000), st.integers(1, 40))
 def test_how_likely_rewards_differ_by_fractions(success: Fraction, rollouts: int) -> None:
-    found = informative.informative_probability(float(success), rollouts)
+    found = filters.informative_probability(float(success), rollouts)
     assert near(found, float(1 - success**rollouts - (1 - success) ** rollouts), 1e-12)
-    assert near(found, informative.informative_probability(float(1 - success), rollouts), 1e-12)
+    assert near(found, filters.informative_probability(float(1 - success), rollouts), 1e-12)
 
 
 def test_limits_of_that_probability() -> None:
-    tiny = informative.informative_probability(1e-20, 8)
+    tiny = filters.informative_probability(1e-20, 8)
     assert math.isclose(tiny, 8e-20, rel_tol=1e-9)
-    assert [informative.informative_probability(p, 8) for p in (0.0, 1.0)] == [0.0, 0.0]
-    assert informative.informative_probability(0.3, 1) == 0.0
+    assert [filters.informative_probability(p, 8) for p in (0.0, 1.0)] == [0.0, 0.0]
+    assert filters.informative_probability(0.3, 1) == 0.0
     with pytest.raises(ValueError, match="rollouts 0: below 1"):
-        informative.informative_probability(0.3, 0)
+        filters.informative_probability(0.3, 0)
     with pytest.raises(ValueError, match="success nan"):
-        informative.informative_probability(math.nan, 8)
+        filters.informative_probability(math.nan, 8)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +103,13 @@ def test_limits_of_that_probability() -> None:
 def test_a_batch_is_filled_up_within_bounds(
     wanted: int, kept: int, generated: int, rounds: int, prompts: int
 ) -> None:
-    found = informative.dynamic_sampling(wanted, kept, generated, rounds, DynamicSampling())
+    found = filters.dynamic_sampling(wanted, kept, generated, rounds, DynamicSampling())
     assert found == prompts
 
 
 def test_more_is_not_kept_than_was_generated() -> None:
     with pytest.raises(ValueError, match="generated 1: below 2"):
-        informative.dynamic_sampling(4, 2, 1, 1, DynamicSampling())
+        filters.dynamic_sampling(4, 2, 1, 1, DynamicSampling())
 
 
 # --- overlong -------------------------------------------------------------------------------------
@@ -122,15 +117,15 @@ def test_more_is_not_kept_than_was_generated() -> None:
 
 def test_long_completions_lose_linearly() -> None:
     lengths = (16_384, 18_432, 20_480, 0, 30_000, 16_385)
-    found = overlong.overlong(lengths, Overlong())
+    found = filters.overlong(lengths, Overlong())
     assert found == (0.0, -0.5, -1.0, 0.0, -1.0, -1 / 4_096)
     assert all(math.copysign(1.0, found[at]) == 1.0 for at in (0, 3))  # no negative zero
-    assert overlong.overlong([20_480], Overlong(factor=0.5)) == (-0.5,)
-    assert overlong.overlong([], Overlong()) == ()
+    assert filters.overlong([20_480], Overlong(factor=0.5)) == (-0.5,)
+    assert filters.overlong([], Overlong()) == ()
     with pytest.raises(ValueError, match="buffer 9"):
-        overlong.overlong([1], Overlong(tokens_max=8, buffer=9))
+        filters.overlong([1], Overlong(tokens_max=8, buffer=9))
     with pytest.raises(ValueError, match="length -1"):
-        overlong.overlong([-1], Overlong())
+        filters.overlong([-1], Overlong())
 
 
 # --- variance -------------------------------------------------------------------------------------
@@ -147,57 +142,57 @@ def test_scores_are_shares_of_the_largest_variance(rollouts: int) -> None:
     elif rollouts > 1:
         assert near(max(every), (rollouts + 1) / (4 * rollouts), 1e-12)
     for right, each in enumerate(every):
-        found = variance.variance_score(right, rollouts)
+        found = filters.variance_score(right, rollouts)
         assert near(found, each / (max(every) or 1.0), 1e-12)
         rewards = [1.0] * right + [0.0] * (rollouts - right)
-        assert near(variance.reward_score(rewards), found, 1e-12)
-        assert near(variance.reward_score([3 * r - 1 for r in rewards], 3.0), found, 1e-12)
+        assert near(filters.reward_score(rewards), found, 1e-12)
+        assert near(filters.reward_score([3 * r - 1 for r in rewards], 3.0), found, 1e-12)
 
 
 def test_limits_of_scores() -> None:
-    assert variance.variance_score(4, 8) == variance.variance_score(2, 5) == 1.0
-    assert variance.variance_score(2, 8) == 0.75
-    assert variance.reward_score([]) == variance.reward_score([0.4]) == 0.0
-    assert variance.reward_score([5.0, -5.0]) == 1.0  # beyond the range that was named
+    assert filters.variance_score(4, 8) == filters.variance_score(2, 5) == 1.0
+    assert filters.variance_score(2, 8) == 0.75
+    assert filters.reward_score([]) == filters.reward_score([0.4]) == 0.0
+    assert filters.reward_score([5.0, -5.0]) == 1.0  # beyond the range that was named
     with pytest.raises(ValueError, match="9 right ones of 8"):
-        variance.variance_score(9, 8)
+        filters.variance_score(9, 8)
     with pytest.raises(ValueError, match="reward_range nan"):
-        variance.reward_score([1, 0], math.nan)
+        filters.reward_score([1, 0], math.nan)
     with pytest.raises(ValueError, match="not all are finite"):
-        variance.reward_score([1, math.inf])
+        filters.reward_score([1, math.inf])
 
 
 def test_dropped_groups_give_their_places_to_the_banks_best() -> None:
     bank = VarianceBank({"old": 0.5, "best": 0.9, "also": 0.5, "mixed": 0.4})
     groups = [view(1, 0, prompt="mixed"), view(1, 1, prompt="best"), view(0, 0, prompt="dull")]
-    found = variance.variance(groups, 0.3, bank, Variance())
+    found = filters.variance(groups, 0.3, bank, Variance())
     assert found.kept == (0,)
     # "best" is in this batch already; of the equal ones the first by name comes first
     assert found.recalled == ("also", "old")
     assert dict(found.bank.scores) == {"best": 0.9, "mixed": pytest.approx(0.9 * 0.4 + 0.1)}
     assert dict(bank.scores)["old"] == 0.5  # nothing was changed in place
-    mirrored = variance.variance(groups[::-1], 0.3, bank, Variance())
+    mirrored = filters.variance(groups[::-1], 0.3, bank, Variance())
     assert (mirrored.kept, mirrored.recalled) == ((2,), found.recalled)
     assert mirrored.bank == found.bank
 
 
 def test_the_bank_is_bounded_and_the_least_score_counts() -> None:
     groups = [view(1, 0, 0, 0, prompt="a"), view(1, 1, 0, 0, prompt="b"), view(1, 0)]
-    found = variance.variance(groups, 0.75, VarianceBank({"z": 0.1}), Variance(bank_max=2))
+    found = filters.variance(groups, 0.75, VarianceBank({"z": 0.1}), Variance(bank_max=2))
     assert found.kept == (0, 1, 2)  # 0.75 is enough
     assert found.recalled == ()
     assert dict(found.bank.scores) == {"a": 0.75, "b": 1.0}  # what has no name is not stored
-    assert variance.variance(groups, 0.76, VarianceBank(), Variance()).kept == (1, 2)
-    assert variance.variance([view(1, 1)], 0.0, VarianceBank(), Variance()).kept == ()
-    assert variance.variance([], 0.5, VarianceBank(), Variance()).kept == ()
+    assert filters.variance(groups, 0.76, VarianceBank(), Variance()).kept == (1, 2)
+    assert filters.variance([view(1, 1)], 0.0, VarianceBank(), Variance()).kept == ()
+    assert filters.variance([], 0.5, VarianceBank(), Variance()).kept == ()
     twice = [view(1, 0, prompt="a"), view(1, 0, 0, 0, prompt="a")]
     ways = {
-        tuple(variance.variance(each, 0.1, VarianceBank(), Variance()).bank.scores.items())
+        tuple(filters.variance(each, 0.1, VarianceBank(), Variance()).bank.scores.items())
         for each in (twice, twice[::-1])
     }
     assert len(ways) == 1
     with pytest.raises(ValueError, match="score_min nan"):
-        variance.variance([], math.nan, VarianceBank(), Variance())
+        filters.variance([], math.nan, VarianceBank(), Variance())
 
 
 # --- extremes -------------------------------------------------------------------------------------
@@ -209,7 +204,7 @@ VALUES = st.sampled_from([-2.0, -1.0, -0.5, 0.0, 0.25, 0.5, 1.0, 3.0])
 @given(st.lists(st.lists(VALUES | st.none(), max_size=4), max_size=3), st.integers(0, 12))
 def test_no_other_choice_varies_more(rows: list[list[float | None]], count: int) -> None:
     groups = [tuple(each) for each in rows]
-    found = extremes.most_varied(groups, count)
+    found = filters.most_varied(groups, count)
     places = [
         (at, place) for at, row in enumerate(groups) for place, v in enumerate(row) if v is not None
     ]
@@ -227,27 +222,27 @@ def test_no_other_choice_varies_more(rows: list[list[float | None]], count: int)
 
 def test_the_largest_and_the_most_negative_stay() -> None:
     groups: list[tuple[float | None, ...]] = [(0.1, -0.5, None), (1.6, -0.2), (-0.6, 0.0)]
-    assert extremes.most_varied(groups, 3) == ((0, 1), (1, 0), (2, 0))
-    assert extremes.most_varied(groups, 1) == ((1, 0),)  # the farthest from the mean
-    assert extremes.most_varied([(0.1, -0.5, 0.0)], 1) == ((0, 1),)
-    assert extremes.most_varied([(0.0,) * 4], 2) == ((0, 0), (0, 3))
+    assert filters.most_varied(groups, 3) == ((0, 1), (1, 0), (2, 0))
+    assert filters.most_varied(groups, 1) == ((1, 0),)  # the farthest from the mean
+    assert filters.most_varied([(0.1, -0.5, 0.0)], 1) == ((0, 1),)
+    assert filters.most_varied([(0.0,) * 4], 2) == ((0, 0), (0, 3))
     lopsided = [(-3.0, -3.0, *(1.0,) * 6)]  # both far ones would not differ
-    assert extremes.most_varied(lopsided, 2) == ((0, 0), (0, 7))
+    assert filters.most_varied(lopsided, 2) == ((0, 0), (0, 7))
     offset = [tuple(1e9 + v for v in (0.0, 1.0, 2.0, 5.0))]
-    assert extremes.most_varied(offset, 2) == ((0, 0), (0, 3))  # and squares do not drown it
-    early = extremes.extremes(groups, 0.0, Extremes())
-    late = extremes.extremes(groups, 1.0, Extremes())
+    assert filters.most_varied(offset, 2) == ((0, 0), (0, 3))  # and squares do not drown it
+    early = filters.extremes(groups, 0.0, Extremes())
+    late = filters.extremes(groups, 1.0, Extremes())
     assert (len(early), len(late)) == (6, 3)
-    assert len(extremes.extremes(groups, 0.5, Extremes())) == 5  # 0.75 of 6, and up
-    assert extremes.extremes([], 0.5, Extremes()) == ()
+    assert len(filters.extremes(groups, 0.5, Extremes())) == 5  # 0.75 of 6, and up
+    assert filters.extremes([], 0.5, Extremes()) == ()
     with pytest.raises(ValueError, match="advantages: not all are finite"):
-        extremes.most_varied([(math.nan,)], 1)
+        filters.most_varied([(math.nan,)], 1)
     with pytest.raises(ValueError, match="progress: no number"):
-        extremes.extremes(groups, math.nan, Extremes())
+        filters.extremes(groups, math.nan, Extremes())
 
 
 def test_shares_move_linearly_between_their_ends() -> None:
-    found = [extremes.relaxed(1.0, 0.5, at) for at in (-1.0, 0.0, 0.25, 1.0, 7.0)]
+    found = [filters.relaxed(1.0, 0.5, at) for at in (-1.0, 0.0, 0.25, 1.0, 7.0)]
     assert found == [1.0, 1.0, 0.875, 0.5, 0.5]
 
 
@@ -255,18 +250,18 @@ def test_tokens_are_kept_by_advantage_and_entropy() -> None:
     advantages, entropies = (1.0, -2.0, 0.0), ((0.5, 0.1), (0.3, 0.2, 0.01), (9.0,))
     # worth: 0.5 0.1 | 0.6 0.4 0.02 | 0
     half = Extremes(tokens_first=0.5, tokens_last=0.5)
-    found = extremes.deciding_tokens(advantages, entropies, 0.0, half)
+    found = filters.deciding_tokens(advantages, entropies, 0.0, half)
     assert found == ((True, False), (True, True, False), (False,))
-    last = extremes.deciding_tokens(advantages, entropies, 1.0, Extremes())
+    last = filters.deciding_tokens(advantages, entropies, 1.0, Extremes())
     assert sum(map(sum, last)) == 2  # 0.2 of 6, and up
     assert last == ((True, False), (True, False, False), (False,))
-    assert extremes.deciding_tokens((), (), 0.5, half) == ()
-    everything = extremes.deciding_tokens(advantages, entropies, 0.0, Extremes())
+    assert filters.deciding_tokens((), (), 0.5, half) == ()
+    everything = filters.deciding_tokens(advantages, entropies, 0.0, Extremes())
     assert all(map(all, everything))
     with pytest.raises(ValueError, match="entropies: not all are finite"):
-        extremes.deciding_tokens((1.0,), ((math.nan,),), 0.0, half)
+        filters.deciding_tokens((1.0,), ((math.nan,),), 0.0, half)
     with pytest.raises(ValueError, match="shorter"):
-        extremes.deciding_tokens((1.0,), (), 0.0, half)
+        filters.deciding_tokens((1.0,), (), 0.0, half)
 
 
 # --- successes ------------------------------------------------------------------------------------
@@ -276,29 +271,29 @@ def pool_of(**stored: str) -> SuccessPool:
     pool = SuccessPool()
     for task, names in stored.items():
         for name in names:
-            pool = successes.with_success(pool, task, name, PoolOfSuccesses())
+            pool = replay.with_success(pool, task, name, PoolOfSuccesses())
     return pool
 
 
 def test_a_group_without_a_success_gets_a_stored_one() -> None:
     pool, set_to = pool_of(t="abc"), PoolOfSuccesses(injected=2)
     drawn = [
-        successes.pool_of_successes(pool, "t", (0, 0.5), Random(seed), set_to) for seed in range(60)
+        replay.pool_of_successes(pool, "t", (0, 0.5), Random(seed), set_to) for seed in range(60)
     ]
     assert {frozenset(each) for each in drawn} == {frozenset(p) for p in ("ab", "bc", "ac")}
     many = PoolOfSuccesses(injected=9)
-    assert sorted(successes.pool_of_successes(pool, "t", (), Random(0), many)) == ["a", "b", "c"]
-    assert successes.pool_of_successes(pool, "t", (0, 1), Random(0), set_to) == ()
-    assert successes.pool_of_successes(pool, "other", (0, 0), Random(0), set_to) == ()
+    assert sorted(replay.pool_of_successes(pool, "t", (), Random(0), many)) == ["a", "b", "c"]
+    assert replay.pool_of_successes(pool, "t", (0, 1), Random(0), set_to) == ()
+    assert replay.pool_of_successes(pool, "other", (0, 0), Random(0), set_to) == ()
     with pytest.raises(ValueError, match="rewards: not all are finite"):
-        successes.pool_of_successes(pool, "t", (math.nan,), Random(0), set_to)
+        replay.pool_of_successes(pool, "t", (math.nan,), Random(0), set_to)
 
 
 def test_rare_successes_come_again() -> None:
     pool, set_to = pool_of(t="ab"), ReplayedSuccesses()
 
     def count(*rewards: float) -> int:
-        return len(successes.replayed_successes(pool, "t", rewards, Random(0), set_to))
+        return len(replay.replayed_successes(pool, "t", rewards, Random(0), set_to))
 
     assert count(1, 0, 0, 0) == count(0, 0, 0, 0) == 2
     assert count(1, 1, 0, 0) == count(1, 0, 0) == count(1, 1) == count() == 0
@@ -309,7 +304,7 @@ def test_the_pool_holds_the_newest() -> None:
     pool = SuccessPool()
     before = [pool]
     for task, name in ("xa", "xb", "xa", "yc", "xd", "ze"):
-        pool = successes.with_success(pool, task, name, set_to)
+        pool = replay.with_success(pool, task, name, set_to)
         before.append(pool)
     assert dict(pool.stored) == {"x": ("a", "d"), "z": ("e",)}
     assert before[0].stored == {}
@@ -321,7 +316,7 @@ def test_the_pool_holds_the_newest() -> None:
 
 @given(st.text(alphabet="ab \n\r", max_size=30))
 def test_steps_put_together_are_the_text(text: str) -> None:
-    steps = salvage.steps_of(text)
+    steps = replay.steps_of(text)
     assert "".join(steps) == text
     assert all(steps)
     if text.strip():
@@ -330,9 +325,9 @@ def test_steps_put_together_are_the_text(text: str) -> None:
 
 
 def test_steps_end_with_blank_lines() -> None:
-    assert salvage.steps_of("\none\ntwo\n\n \nthree\n\n") == ("\none\ntwo\n\n \n", "three\n\n")
-    assert salvage.steps_of("") == ()
-    assert len(salvage.steps_of("\n" * 200_000)) == 1  # which is not slow either
+    assert replay.steps_of("\none\ntwo\n\n \nthree\n\n") == ("\none\ntwo\n\n \n", "three\n\n")
+    assert replay.steps_of("") == ()
+    assert len(replay.steps_of("\n" * 200_000)) == 1  # which is not slow either
 
 
 def test_what_is_right_before_the_first_wrong_step_is_kept() -> None:
@@ -341,15 +336,15 @@ def test_what_is_right_before_the_first_wrong_step_is_kept() -> None:
     def judge(steps: Sequence[str]) -> int | None:
         return next((at for at, step in enumerate(steps) if "5" in step), None)
 
-    found = salvage.salvage(text, judge, Salvage())
+    found = replay.salvage(text, judge, Salvage())
     assert found == SalvagedAnswer("1 + 1 = 2\n\n", 1, "2 + 2 = 5\n\nso 7")
-    assert salvage.salvage(text, judge, Salvage(steps_min=2)) is None
-    assert salvage.salvage("5\n\n6", judge, Salvage()) is None
-    assert salvage.salvage("6\n\n6", judge, Salvage()) is None
-    assert salvage.salvage("", lambda _: 0, Salvage()) is None
+    assert replay.salvage(text, judge, Salvage(steps_min=2)) is None
+    assert replay.salvage("5\n\n6", judge, Salvage()) is None
+    assert replay.salvage("6\n\n6", judge, Salvage()) is None
+    assert replay.salvage("", lambda _: 0, Salvage()) is None
     asked: list[Any] = []
-    assert salvage.salvage(text, lambda steps: asked.append(steps), Salvage(steps_max=2)) is None  # type: ignore[func-returns-value]
+    assert replay.salvage(text, lambda steps: asked.append(steps), Salvage(steps_max=2)) is None  # type: ignore[func-returns-value]
     assert asked == []
     for wrong in (3, -1):
         with pytest.raises(ValueError, match=f"finds step {wrong} wrong of 3"):
-            salvage.salvage(text, lambda _, wrong=wrong: wrong, Salvage())  # type: ignore[misc]
+            replay.salvage(text, lambda _, wrong=wrong: wrong, Salvage())  # type: ignore[misc]

@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.methods import generation as branching
-from node.methods import generation as noise
-from node.methods import generation as pruning
-from node.methods import generation as purify
-from node.methods import generation as speculative
-from node.methods import hints
+from node.methods import generation, hints
 from node.methods.generation import Branching, Pruning, Purify, Speculative, WeightNoise
 from node.methods.hints import Hints, Nudges
 
@@ -34,21 +29,21 @@ def test_tokens_may_become_less_likely_by_the_lenience() -> None:
     gaps = (0.1, -0.3, -0.5, -1.0, -2.0)
     old = (-1.0,) * 5
     new = tuple(-1.0 + gap for gap in gaps)
-    found = speculative.keeping_probabilities(old, new, Speculative())
+    found = generation.keeping_probabilities(old, new, Speculative())
     wanted = (1.0, 1.0, 1.0, 0.6065, 0.2231)
     assert all(near(a, b) for a, b in zip(found, wanted, strict=True))
     draws = (0.99, 0.99, 0.99, 0.6, 0.3)
-    assert speculative.speculative(old, new, draws, Speculative()) == 4
-    assert speculative.speculative(old, new, (0.99,) * 3 + (0.61, 0.0), Speculative()) == 3
-    assert speculative.speculative(old, new, (0.0,) * 5, Speculative()) == 5
-    assert speculative.speculative(old, new, (0.99,) * 9, STRICT) == 1
-    assert speculative.speculative((), (), (), STRICT) == 0
+    assert generation.speculative(old, new, draws, Speculative()) == 4
+    assert generation.speculative(old, new, (0.99,) * 3 + (0.61, 0.0), Speculative()) == 3
+    assert generation.speculative(old, new, (0.0,) * 5, Speculative()) == 5
+    assert generation.speculative(old, new, (0.99,) * 9, STRICT) == 1
+    assert generation.speculative((), (), (), STRICT) == 0
 
 
 def test_what_is_impossible_by_now_is_never_kept() -> None:
-    assert speculative.speculative((-1.0,), (-math.inf,), (0.0,), Speculative(lenience=20)) == 0
+    assert generation.speculative((-1.0,), (-math.inf,), (0.0,), Speculative(lenience=20)) == 0
     rare = Speculative(probability_min=0.1)
-    assert speculative.keeping_probabilities((-1.0, -3.0), (-2.4, -2.2), rare) == (0.0, 1.0)
+    assert generation.keeping_probabilities((-1.0, -3.0), (-2.4, -2.2), rare) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +61,7 @@ def test_what_is_impossible_by_now_is_never_kept() -> None:
 )
 def test_what_no_token_has_is_named(old: Any, new: Any, uniforms: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        speculative.speculative(old, new, uniforms, STRICT)
+        generation.speculative(old, new, uniforms, STRICT)
 
 
 def test_as_much_is_kept_as_two_distributions_share() -> None:
@@ -77,9 +72,7 @@ def test_as_much_is_kept_as_two_distributions_share() -> None:
         tokens = rng.choices(range(3), before, k=length)
         old = [math.log(before[token]) for token in tokens]
         new = [math.log(now[token]) for token in tokens]
-        kept.append(
-            speculative.speculative(old, new, [rng.random() for _ in range(length)], STRICT)
-        )
+        kept.append(generation.speculative(old, new, [rng.random() for _ in range(length)], STRICT))
     shared = sum(map(min, before, now))  # 0.7: of tokens of before, those that are kept
     wanted = sum(shared**at for at in range(1, length + 1))
     assert abs(fmean(kept) - wanted) < 4 * 1.7 / math.sqrt(draws)
@@ -91,7 +84,7 @@ def test_as_much_is_kept_as_two_distributions_share() -> None:
 def test_more_lenience_never_keeps_less(drawn: list[tuple[float, float, float]]) -> None:
     old, new, uniforms = ([each[at] for each in drawn] for at in range(3))
     found = [
-        speculative.speculative(old, new, uniforms, Speculative(lenience=lenience))
+        generation.speculative(old, new, uniforms, Speculative(lenience=lenience))
         for lenience in (-1.0, 0.0, 0.5, 20.0)
     ]
     assert found == sorted(found)
@@ -99,31 +92,31 @@ def test_more_lenience_never_keeps_less(drawn: list[tuple[float, float, float]])
 
 
 def test_the_share_that_is_kept() -> None:
-    assert speculative.kept_share([4, 0], [8, 2]) == 0.4
-    assert speculative.kept_share([], []) == speculative.kept_share([0], [0]) == 0.0
+    assert generation.kept_share([4, 0], [8, 2]) == 0.4
+    assert generation.kept_share([], []) == generation.kept_share([0], [0]) == 0.0
     with pytest.raises(ValueError, match="more is kept"):
-        speculative.kept_share([3], [2])
+        generation.kept_share([3], [2])
     with pytest.raises(ValueError, match="1 kept of 0"):
-        speculative.kept_share([3], [])
+        generation.kept_share([3], [])
 
 
 # --- noise ----------------------------------------------------------------------------------------
 
 
 def test_noise_shrinks_by_stages() -> None:
-    found = [noise.stage_noise(stage, WeightNoise()) for stage in range(10)]
+    found = [generation.stage_noise(stage, WeightNoise()) for stage in range(10)]
     wanted = [0, 1e-2, 5.62e-3, 3.16e-3, 1.78e-3, 1e-3, 5.62e-4, 3.16e-4, 1.78e-4, 1e-4]
     assert found[0] == 0.0
     assert all(math.isclose(a, b, rel_tol=2e-3) for a, b in zip(found[1:], wanted[1:], strict=True))
-    by_step = [noise.noise(step, 20, WeightNoise()) for step in (0, 1, 2, 3, 19, 20, 999)]
+    by_step = [generation.noise(step, 20, WeightNoise()) for step in (0, 1, 2, 3, 19, 20, 999)]
     assert by_step == [0.0, 0.0, found[1], found[1], found[9], found[9], found[9]]
-    few = [noise.stage_noise(stage, WeightNoise(stages=2)) for stage in range(2)]
+    few = [generation.stage_noise(stage, WeightNoise(stages=2)) for stage in range(2)]
     assert few == [0.0, 1e-2]
-    assert noise.noise(7, 9, WeightNoise(stages=1)) == 0.0
+    assert generation.noise(7, 9, WeightNoise(stages=1)) == 0.0
     with pytest.raises(ValueError, match="stage 10 of 10"):
-        noise.stage_noise(10, WeightNoise())
+        generation.stage_noise(10, WeightNoise())
     with pytest.raises(ValueError, match="steps 0: below 1"):
-        noise.noise(0, 0, WeightNoise())
+        generation.noise(0, 0, WeightNoise())
 
 
 # --- pruning --------------------------------------------------------------------------------------
@@ -141,7 +134,7 @@ def shares_of(found: tuple[float, ...], chances: list[float]) -> tuple[float, fl
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.1, 1.0))
 def test_both_expectations_hold_as_far_as_they_can(chances: list[float], kept: float) -> None:
     set_to = Pruning(kept_share=kept, uniform_steps=0)
-    found = pruning.pruning(chances, 0, set_to)
+    found = generation.pruning(chances, 0, set_to)
     share, positive = shares_of(found, chances)
     assert near(share, kept, 1e-6)
     assert all(0.05 - 1e-9 <= each <= 1.0 for each in found)
@@ -162,46 +155,46 @@ def test_both_expectations_hold_as_far_as_they_can(chances: list[float], kept: f
 
 def test_right_ones_are_given_up_where_most_are_right() -> None:
     chances = [0.9, 0.9, 0.9, 0.2, 0.8, 0.1]
-    found = pruning.pruning(chances, 20, Pruning())
+    found = generation.pruning(chances, 20, Pruning())
     share, positive = shares_of(found, chances)
     assert near(share, 0.5, 1e-9)
     assert near(positive, 0.5, 1e-6)
     assert found[5] > found[3] > found[4] > found[0]
-    turned = pruning.pruning(chances[::-1], 20, Pruning())
+    turned = generation.pruning(chances[::-1], 20, Pruning())
     assert all(near(a, b, 1e-9) for a, b in zip(turned[::-1], found, strict=True))
 
 
 def test_limits_of_pruning() -> None:
-    assert pruning.pruning([0.1, 0.9], 19, Pruning()) == (1.0, 1.0)
-    assert pruning.pruning([], 20, Pruning()) == ()
-    assert pruning.pruning([0.3], 20, Pruning()) == (0.5,)
-    assert pruning.pruning([0.0] * 3, 20, Pruning()) == (0.5,) * 3
-    assert pruning.pruning([0.0, 1.0], 20, Pruning(kept_share=1.0)) == (1.0, 1.0)
-    found = pruning.pruning([0.0, 1.0, 0.0, 1.0], 20, Pruning())
+    assert generation.pruning([0.1, 0.9], 19, Pruning()) == (1.0, 1.0)
+    assert generation.pruning([], 20, Pruning()) == ()
+    assert generation.pruning([0.3], 20, Pruning()) == (0.5,)
+    assert generation.pruning([0.0] * 3, 20, Pruning()) == (0.5,) * 3
+    assert generation.pruning([0.0, 1.0], 20, Pruning(kept_share=1.0)) == (1.0, 1.0)
+    found = generation.pruning([0.0, 1.0, 0.0, 1.0], 20, Pruning())
     assert all(near(each, 0.5, 1e-6) for each in found)
     for wrong, why in ((math.nan, "chance nan"), (1.1, "chance 1.1")):
         with pytest.raises(ValueError, match=why):
-            pruning.pruning([wrong], 20, Pruning())
+            generation.pruning([wrong], 20, Pruning())
     with pytest.raises(ValueError, match="over 1024"):
-        pruning.pruning([0.5] * 1_025, 20, Pruning())
+        generation.pruning([0.5] * 1_025, 20, Pruning())
     with pytest.raises(ValueError, match=r"spared 0\.6"):
-        pruning.pruning([0.5], 20, Pruning(spared=0.6))
+        generation.pruning([0.5], 20, Pruning(spared=0.6))
 
 
 def test_a_weighted_mean_of_survivors_is_that_of_all() -> None:
     chances = [0.9, 0.7, 0.9, 0.2, 0.8, 0.1]
-    found, rng, draws = pruning.pruning(chances, 0, EAGER), Random(4), 20_000
+    found, rng, draws = generation.pruning(chances, 0, EAGER), Random(4), 20_000
     weighted, counts = 0.0, 0
     for _ in range(draws):
-        alive = pruning.survivors(found, rng)
+        alive = generation.survivors(found, rng)
         counts += len(alive)
         weighted += sum(chances[place] / found[place] for place in alive)
     variance = sum(p * p * (1 - q) / q for p, q in zip(chances, found, strict=True)) / draws
     assert abs(weighted / draws - sum(chances)) < 4 * math.sqrt(variance)
     assert abs(counts / draws - 3.0) < 0.05
-    assert pruning.survivors([1.0, 0.0, 1.0], rng) == (0, 2)
+    assert generation.survivors([1.0, 0.0, 1.0], rng) == (0, 2)
     with pytest.raises(ValueError, match="propensity nan"):
-        pruning.survivors([math.nan], rng)
+        generation.survivors([math.nan], rng)
 
 
 # --- branching ------------------------------------------------------------------------------------
@@ -209,7 +202,7 @@ def test_a_weighted_mean_of_survivors_is_that_of_all() -> None:
 
 def test_a_rollout_branches_where_two_tokens_are_as_likely() -> None:
     def does(first: float, second: float, token: int = 0, leaves: int = 1) -> bool:
-        return branching.branching(first, second, token, leaves, Branching())
+        return generation.branching(first, second, token, leaves, Branching())
 
     assert does(0.4, 0.2)
     assert does(0.5, 0.5)
@@ -241,32 +234,32 @@ def test_edit_distance_against_its_definition(first: str, second: str) -> None:
             slow(left - 1, right - 1) + (first[left - 1] != second[right - 1]),
         )
 
-    assert branching.edit_distance(first, second) == slow(len(first), len(second))
+    assert generation.edit_distance(first, second) == slow(len(first), len(second))
 
 
 def test_a_branch_that_says_the_same_is_cut() -> None:
     parent = list(range(20))
     differing = [*range(12), *range(100, 108)]  # 8 of 20: the bound itself
-    assert branching.edit_distance("kitten", "sitting") == 3
-    assert branching.is_cut(parent, parent, Branching())
-    assert branching.is_cut(parent, [*range(13), *range(100, 107)], Branching())
-    assert not branching.is_cut(parent, differing, Branching())
-    assert not branching.is_cut(parent[:19], parent[:19], Branching())  # not looked at yet
-    assert branching.is_cut([*parent, *range(30)], parent, Branching())  # went further
-    assert not branching.is_cut([], parent, Branching())
-    assert not branching.is_cut(parent, parent, Branching(look_ahead=()))
+    assert generation.edit_distance("kitten", "sitting") == 3
+    assert generation.is_cut(parent, parent, Branching())
+    assert generation.is_cut(parent, [*range(13), *range(100, 107)], Branching())
+    assert not generation.is_cut(parent, differing, Branching())
+    assert not generation.is_cut(parent[:19], parent[:19], Branching())  # not looked at yet
+    assert generation.is_cut([*parent, *range(30)], parent, Branching())  # went further
+    assert not generation.is_cut([], parent, Branching())
+    assert not generation.is_cut(parent, parent, Branching(look_ahead=()))
     for wrong in (0, 513):
         with pytest.raises(ValueError, match="not within 1 and 512"):
-            branching.is_cut(parent, parent, Branching(look_ahead=(wrong,)))
+            generation.is_cut(parent, parent, Branching(look_ahead=(wrong,)))
 
 
 def test_fewer_rollouts_are_trees_later() -> None:
-    found = [branching.tree_share(step, Branching()) for step in (0, 99, 100, 250, 300, 9_999)]
+    found = [generation.tree_share(step, Branching()) for step in (0, 99, 100, 250, 300, 9_999)]
     assert found == [1.0, 1.0, 0.75, 0.5, 0.25, 0.25]
     turned = Branching(tree_shares=((50, 0.5), (10, 1.0)))
-    assert [branching.tree_share(step, turned) for step in (0, 10, 50)] == [0.0, 1.0, 0.5]
+    assert [generation.tree_share(step, turned) for step in (0, 10, 50)] == [0.0, 1.0, 0.5]
     with pytest.raises(ValueError, match="tree share 2"):
-        branching.tree_share(0, Branching(tree_shares=((0, 2.0),)))
+        generation.tree_share(0, Branching(tree_shares=((0, 2.0),)))
 
 
 # --- purify ---------------------------------------------------------------------------------------
@@ -275,26 +268,39 @@ def test_fewer_rollouts_are_trees_later() -> None:
 def test_tokens_that_two_policies_see_most_unlike_leave() -> None:
     policy, reference = [-1.0] * 10, [-1.0] * 10
     reference[3], reference[7] = -4.0, 3.0 - 1.5
-    found = purify.purify(policy, reference, Purify(share=0.15))  # 2 of 10: ceil(1.5)
+    found = generation.purify(policy, reference, Purify(share=0.15))  # 2 of 10: ceil(1.5)
     assert found == (0, 1, 2, 4, 5, 6, 8, 9)
-    assert purify.purify(policy, reference, Purify(share=0.1)) == (0, 1, 2, 4, 5, 6, 7, 8, 9)
-    assert purify.purify(policy, reference, Purify(share=0.1), fixed={3}) == (
+    assert generation.purify(policy, reference, Purify(share=0.1)) == (
+        0,
+        1,
+        2,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+    )
+    assert generation.purify(policy, reference, Purify(share=0.1), fixed={3}) == (
         0, 1, 2, 3, 4, 5, 6, 8, 9,
     )  # fmt: skip
-    assert purify.purify(policy[:3], policy[:3], Purify()) == (1, 2)  # of equal ones the first
-    assert purify.purify([-1.0], [-9.0], Purify()) == (0,)  # never all
-    assert purify.purify([], [], Purify()) == ()
-    assert purify.purify(policy, reference, Purify(), fixed=range(10)) == tuple(range(10))
+    assert generation.purify(policy[:3], policy[:3], Purify()) == (
+        1,
+        2,
+    )  # of equal ones the first
+    assert generation.purify([-1.0], [-9.0], Purify()) == (0,)  # never all
+    assert generation.purify([], [], Purify()) == ()
+    assert generation.purify(policy, reference, Purify(), fixed=range(10)) == tuple(range(10))
     for wrong in (math.nan, -math.inf):
         with pytest.raises(ValueError, match="policy: not all are finite"):
-            purify.purify([wrong], [-1.0], Purify())
+            generation.purify([wrong], [-1.0], Purify())
     with pytest.raises(ValueError, match="1 log-probs of the policy, 0"):
-        purify.purify([-1.0], [], Purify())
+        generation.purify([-1.0], [], Purify())
 
 
 @given(st.lists(st.floats(-20, 0), min_size=2, max_size=40), st.sampled_from([0.01, 0.05, 0.3]))
 def test_no_token_that_stays_differs_more(policy: list[float], share: float) -> None:
-    kept = purify.purify(policy, [-3.0] * len(policy), Purify(share=share))
+    kept = generation.purify(policy, [-3.0] * len(policy), Purify(share=share))
     gone = set(range(len(policy))) - set(kept)
     assert len(gone) == min(math.ceil(share * len(policy) - 1e-9), len(policy) - 1)
     gaps = [abs(each + 3.0) for each in policy]
@@ -303,17 +309,20 @@ def test_no_token_that_stays_differs_more(policy: list[float], share: float) -> 
 
 def test_failures_give_their_places_to_successes() -> None:
     original = [False, True, False, False]
-    out, of = purify.replaced(original, [True, False, True], Random(0))
+    out, of = generation.replaced(original, [True, False, True], Random(0))
     assert (len(out), of) == (2, (0, 2))
-    drawn = {purify.replaced(original, [True], Random(seed))[0] for seed in range(40)}
+    drawn = {generation.replaced(original, [True], Random(seed))[0] for seed in range(40)}
     assert drawn == {(0,), (2,), (3,)}
-    assert purify.replaced([True, True], [True], Random(0)) == ((), ())
-    assert purify.replaced([], [], Random(0)) == ((), ())
-    assert [purify.is_purified(each, Purify()) for each in ([True, False], [False], [])] == [
+    assert generation.replaced([True, True], [True], Random(0)) == ((), ())
+    assert generation.replaced([], [], Random(0)) == ((), ())
+    assert [generation.is_purified(each, Purify()) for each in ([True, False], [False], [])] == [
         False, True, False,
     ]  # fmt: skip
     set_to = Purify(original_weight=0.75)
-    assert [purify.success_weight(each, set_to) for each in (True, False)] == [0.75, 0.25]
+    assert [generation.success_weight(each, set_to) for each in (True, False)] == [
+        0.75,
+        0.25,
+    ]
 
 
 # --- hints ----------------------------------------------------------------------------------------

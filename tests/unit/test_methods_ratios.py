@@ -154,14 +154,16 @@ def test_an_unlikely_completion_weighs_little_in_what_is_expected(group: list[li
 # --- BAPO -----------------------------------------------------------------------------------------
 
 
-def kept(ratio: Sequence[float], adv: Sequence[float], **more: object) -> list[bool]:
+def kept(
+    ratio: Sequence[float], adv: Sequence[float], sources: torch.Tensor | None = None
+) -> list[bool]:
     logs, advantages = columns([math.log(each) for each in ratio], adv)
-    settings: dict[str, object] = {
-        "positive_share": 0.5, "low": (0.6, 0.9), "high": (1.2, 3.0), "step": 0.05,
-        "sources": torch.zeros(len(ratio), dtype=torch.long), **more,
-    }  # fmt: skip
     zeros = torch.zeros_like(logs)
-    return ratios.balanced_kept(logs, zeros, advantages, **settings).tolist()  # type: ignore[arg-type]
+    keep = OBJECTIVES["bapo"].keep
+    assert keep is not None
+    tokens = Tokens(logs, zeros, zeros, advantages)
+    numbers = torch.zeros(len(ratio), dtype=torch.long) if sources is None else sources
+    return keep(tokens, numbers, LOSSES["bapo"]()).tolist()
 
 
 def test_bounds_stay_where_positive_tokens_have_their_share() -> None:

@@ -16,7 +16,6 @@ from node.methods.losses import (
     decoupled,
     dual_clipped_surrogate,
     dual_clipped_tokens,
-    filled,
     mismatch,
     second_moment,
     second_moment_kept,
@@ -158,17 +157,11 @@ def test_the_gradient_is_that_of_finite_differences(method):
 @pytest.mark.parametrize("method", [decoupled, truncated_importance])
 def test_fresh_data_has_the_plain_clipped_loss_to_the_bit(method):
     current, proximal, behaviour, advantages = tensors(*columns(8))
-    unknown = filled(proximal, behaviour, known=False)
     plain = clipped_surrogate(current, proximal, advantages, 0.2, 0.28)
-    assert torch.equal(method(current, proximal, unknown, advantages, 0.2, 0.28, 2.0).each, plain)
-    known = filled(proximal, behaviour, known=True)
-    assert not torch.equal(method(current, proximal, known, advantages, 0.2, 0.28, 2.0).each, plain)
-
-
-def test_unknown_tokens_weigh_one_among_known_ones():
-    proximal, behaviour = torch.tensor([-1.0, -1.0]), torch.tensor([-2.0, -2.0])
-    mixed = filled(proximal, behaviour, torch.tensor([True, False]))
-    assert behaviour_weights(proximal, mixed).tolist() == pytest.approx([math.e, 1.0])
+    assert torch.equal(method(current, proximal, proximal, advantages, 0.2, 0.28, 2.0).each, plain)
+    assert not torch.equal(
+        method(current, proximal, behaviour, advantages, 0.2, 0.28, 2.0).each, plain
+    )
 
 
 # --- M2PO ------------------------------------------------------------------------------------
