@@ -354,7 +354,7 @@ def test_a_record_that_contradicts_itself_is_refused() -> None:
     book = open_book()
     granted(book)
     book.account.reserved = 3
-    with pytest.raises(LocalProtocolError, match="leases hold 4 credits and the account says 3"):
+    with pytest.raises(LocalProtocolError, match="hold 4 credits.*account says 3 and 4"):
         restored(book, 0.0, 0.0)
 
 
