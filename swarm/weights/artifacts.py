@@ -249,9 +249,9 @@ class Patcher:
     """Makes the directory `output` of the version `specs`, from chunks and a base, which may be
     None.
 
-    `base_state`, and with `check_base` the base's content, are compared before anything is written;
-    a difference raises `WeightsMismatch`. Entries that the base has, or that no chunk holds, are
-    copied. `output` must not exist, or be empty; the caller deletes it after an error.
+    `base_state` is compared with the base before anything is written; a difference raises
+    `WeightsMismatch`. Entries that the base has, or that no chunk holds, are copied. `output` must
+    not exist, or be empty; the caller deletes it after an error.
     """
 
     def __init__(
@@ -261,12 +261,12 @@ class Patcher:
         output: Path,
         *,
         base_state: bytes | None = None,
-        check_base: bool = True,
     ) -> None:
         self._specs = specs
         self._base = base
         self._old = {} if base is None else {spec.name: spec for spec in base.specs}
-        _check_base(base, base_state, check_base)
+        if base_state is not None:
+            _check_base(base, base_state)
         self._writer = WeightsWriter(output, specs)
         self._lock = threading.Lock()
         self._told: list[list[tuple[int, int]]] = [[] for _ in specs]  # begins and ends, sorted
@@ -359,19 +359,14 @@ class Patcher:
             at = end
 
 
-def _check_base(base: WeightsDirectory | None, state: bytes | None, check: bool) -> None:
+def _check_base(base: WeightsDirectory | None, state: bytes) -> None:
     if base is None:
-        if state is not None:
-            raise WeightsMismatch("a delta needs a base, there is none")
-        return
+        raise WeightsMismatch("a delta needs a base, there is none")
     has = state_of(base.specs)
-    if state is not None and has != state:
+    if has != state:
         raise WeightsMismatch(
             f"the delta is against state {state.hex()[:16]}, {base.path} has {has.hex()[:16]}"
         )
-    wrong = base.first_difference() if check else None
-    if wrong is not None:
-        raise WeightsMismatch(f"{base.path}: {wrong.name!r} is not what it was", wrong.name)
 
 
 def read_chunk(chunk: bytes, specs: tuple[TensorSpec, ...]) -> list[_Told]:

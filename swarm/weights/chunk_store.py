@@ -36,16 +36,6 @@ SPARE_BYTES_MIN: Final = 268_435_456  # kept unpinned, even where the pinned tak
 AT_ONCE_BYTES_MAX: Final = 2_097_152  # of a chunk that is read on the event loop
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFigures:
-    chunks: int
-    held_bytes: int
-    unverified: int  # found at the start and not used since
-    stored: int  # since the start, as are those below
-    evicted: int
-    damaged: int  # found cut short or changed, and dropped
-
-
 @dataclass(slots=True)
 class _Held:
     size_bytes: int
@@ -172,18 +162,6 @@ class ChunkStore:
         finally:
             self._lock.release()
         return _read_cached(self._path(sha256), held.size_bytes)
-
-    def figures(self) -> StoreFigures:
-        with self._lock:
-            unverified = sum(not held.verified for held in self._held.values())
-            return StoreFigures(
-                chunks=len(self._held),
-                held_bytes=self._held_bytes,
-                unverified=unverified,
-                stored=self._stored,
-                evicted=self._evicted,
-                damaged=self._damaged,
-            )
 
     # --- what comes and goes -------------------------------------------------------------------
 

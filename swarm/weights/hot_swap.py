@@ -6,7 +6,7 @@ load it. Whatever fails leaves the version before in place and serving.
 
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -161,22 +161,14 @@ class HeadRules:
     clock_skew_s: float = 120.0
 
 
-@dataclass(slots=True)
-class _Line:
-    """The versions of one policy."""
-
-    newest: HeadBody
-    heads: dict[int, HeadBody] = field(default_factory=dict)
-    records: dict[int, bytes] = field(default_factory=dict)
-
-
 class HeadTable:
     """The heads of one run."""
 
     def __init__(self, rules: HeadRules, now_s: Callable[[], float]) -> None:
         self._rules = rules
         self._now_s = now_s
-        self._lines: dict[str, _Line] = {}
+        self._heads: dict[str, dict[int, HeadBody]] = {}  # by policy and version
+        self._records: dict[str, dict[int, bytes]] = {}  # the same, as their publishers signed them
 
     def hear(self, record: bytes) -> tuple[HeadBody, bool]:
         """Check and keep a signed head. The flag is true if it is the newest.
@@ -185,60 +177,51 @@ class HeadTable:
         for other weights under the number of a known older version.
         """
         head = codec.decode_head(record)
-        line = self._lines.get(head.policy)
         is_newer = is_newer_head(
             head,
-            line.newest if line else None,
+            self.newest(head.policy),
             run_id=self._rules.run_id,
             publishers=self._rules.publishers,
             now_s=self._now_s(),
             skew_s=self._rules.clock_skew_s,
         )
-        if line is None:
-            if len(self._lines) >= POLICIES_MAX:
-                return head, False
-            line = self._lines[head.policy] = _Line(head)
-        known = line.heads.get(head.version)
+        if head.policy not in self._heads and len(self._heads) >= POLICIES_MAX:
+            return head, False
+        heads = self._heads.setdefault(head.policy, {})
+        records = self._records.setdefault(head.policy, {})
+        known = heads.get(head.version)
         if known is not None and known.root != head.root:
             raise RemoteProtocolError(
                 Reject.REPUBLISHED, f"other weights as version {head.version}", head.publisher
             )
-        if is_newer:
-            line.newest = head
         if known is None:
-            line.heads[head.version], line.records[head.version] = head, record
-            for version in sorted(line.heads)[:-HEADS_KEPT_MAX]:
-                del line.heads[version], line.records[version]
+            heads[head.version], records[head.version] = head, record
+            for version in sorted(heads)[:-HEADS_KEPT_MAX]:
+                del heads[version], records[version]
         return head, is_newer
 
     def newest(self, policy: str) -> HeadBody | None:
-        line = self._lines.get(policy)
-        return line.newest if line else None
+        heads = self._heads.get(policy)
+        return heads[max(heads)] if heads else None
 
     def of(self, policy: str, version: int) -> HeadBody | None:
-        line = self._lines.get(policy)
-        return line.heads.get(version) if line else None
+        return self._heads.get(policy, {}).get(version)
 
     def older(self, policy: str) -> tuple[HeadBody, ...]:
         """The heads of a policy but the newest, newest first."""
-        line = self._lines.get(policy)
-        return tuple(line.heads[version] for version in sorted(line.heads)[-2::-1]) if line else ()
+        heads = self._heads.get(policy, {})
+        return tuple(heads[version] for version in sorted(heads)[-2::-1])
 
     def record(self, policy: str, version: int) -> bytes | None:
         """A head as its publisher signed it."""
-        line = self._lines.get(policy)
-        return line.records.get(version) if line else None
+        return self._records.get(policy, {}).get(version)
 
     def records(self, policy: str, versions: Collection[int]) -> tuple[bytes, ...]:
         """The heads for a reply: the newest of each policy, then these versions of one policy."""
-        told = [line.records[line.newest.version] for line in self._lines.values()]
-        line = self._lines.get(policy)
-        if line is not None:
-            told += [
-                line.records[version]
-                for version in sorted(line.records, reverse=True)
-                if version in versions and version != line.newest.version
-            ]
+        told = [records[max(records)] for records in self._records.values()]
+        records = self._records.get(policy, {})
+        older = sorted(records, reverse=True)[1:]
+        told += [records[version] for version in older if version in versions]
         return tuple(told[:HEADS_PER_REPLY_MAX])
 
 

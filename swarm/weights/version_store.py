@@ -167,10 +167,10 @@ class Versions:
             temporary.replace(self.directory / CURRENT)
             sync(self.directory)
 
-    def prune(self, in_use: Collection[int] = ()) -> tuple[int, ...]:
-        """Remove all but the newest `keep`, the current one and those in use; return which."""
+    def prune(self) -> tuple[int, ...]:
+        """Remove all but the newest `keep`, and the current one; return which."""
         current = self.current()
-        stay = {*sorted(self._known)[-self._keep :], *in_use}
+        stay = set(sorted(self._known)[-self._keep :])
         if current is not None:
             stay.add(current.version)
         leaving = tuple(version for version in sorted(self._known) if version not in stay)
@@ -280,23 +280,13 @@ class Step:
     artifact: Artifact
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Steps to a version, in order; none where it is held already."""
-
-    steps: tuple[Step, ...]
-    missing_bytes: int  # to be fetched
-    full_bytes: int  # of the version as a full snapshot, whether one is offered or not
-    refused: tuple[str, ...]  # artifacts whose base is missing or another here, one line each
-
-
 def cheapest_route(
     wanted: int,
     held: Mapping[int, bytes],
     manifests: Mapping[int, Manifest],
     has: Callable[[ChunkRef], bool],
-) -> Route:
-    """The route to version `wanted` that has the least to fetch.
+) -> tuple[Step, ...]:
+    """The steps to version `wanted` that have the least to fetch; () if it is held.
 
     `held` are state hashes of complete versions, `manifests` those known, with that of `wanted`;
     `has` says if a chunk is in the store. Raises `NoRoute`, which names each unusable base.
@@ -320,8 +310,7 @@ def cheapest_route(
     if found is None:
         why = "; ".join(refused) or "nothing that is offered leads there"
         raise NoRoute(f"no way to version {wanted}: {why}")
-    missing_bytes, steps = found
-    return Route(steps, missing_bytes, full_bytes(manifests[wanted]), tuple(refused))
+    return found
 
 
 def full_bytes(manifest: Manifest) -> int:
@@ -350,7 +339,7 @@ def _search(
     held: Collection[int],
     steps_from: Mapping[int, Sequence[Step]],
     has: Callable[[ChunkRef], bool],
-) -> tuple[int, tuple[Step, ...]] | None:
+) -> tuple[Step, ...] | None:
     """Dijkstra's algorithm over versions, by bytes and then by number of steps."""
     ways: dict[int, tuple[Step, ...]] = {}
     queue: list[tuple[int, int, int]] = [(0, 0, version) for version in (_NOTHING, *sorted(held))]
@@ -362,7 +351,7 @@ def _search(
             continue
         ways[version] = steps = reached[at]
         if version == wanted:
-            return missing_bytes, steps
+            return steps
         for step in steps_from.get(version, ()):
             more_bytes = sum(ref.size_bytes for ref in step.artifact.chunks if not has(ref))
             following = (missing_bytes + more_bytes, len(steps) + 1, step.version)
@@ -423,7 +412,7 @@ def adopt(source: WeightsDirectory, body: bytes, versions: Versions, version: in
     """
     staged = versions.staging(version)
     try:
-        Patcher(source.specs, source, staged, check_base=False).finish()
+        Patcher(source.specs, source, staged).finish()
         return versions.commit(body)
     finally:
         versions.discard(version)
@@ -450,13 +439,7 @@ def make(
     base = None if step.artifact.base_version is None else _base(step, versions)
     staged = versions.staging(step.version)
     try:
-        patcher = Patcher(
-            manifest.tensors,
-            base,
-            staged,
-            base_state=step.artifact.base_state,
-            check_base=False,  # that has been done
-        )
+        patcher = Patcher(manifest.tensors, base, staged, base_state=step.artifact.base_state)
 
         def apply(ref: ChunkRef) -> None:
             chunk = store.get(ref.sha256)

@@ -50,7 +50,6 @@ from swarm.weights.hot_swap import (
 from swarm.weights.manifest import Manifest
 from swarm.weights.version_store import (
     LocalVersion,
-    Route,
     Step,
     Versions,
     cheapest_route,
@@ -490,11 +489,11 @@ class WeightsService:
             known = await self._learn(head)
             manifests = {version: manifest for version, (_, manifest) in known.items()}
             before = self.versions.states()
-            route: Route = await self.run_sync(
+            route: tuple[Step, ...] = await self.run_sync(
                 cheapest_route, head.version, before, manifests, self._store.has
             )
             try:
-                for step in route.steps:
+                for step in route:
                     await self._take_step(step, known, head, current)
             except WeightsMismatch as error:
                 current.doubts.append(str(error))

@@ -354,7 +354,7 @@ def test_a_record_that_contradicts_itself_is_refused() -> None:
     book = open_book()
     granted(book)
     book.account.reserved = 3
-    with pytest.raises(LocalProtocolError, match="hold 4 credits.*account says 3 and 4"):
+    with pytest.raises(LocalProtocolError, match=r"hold 4 credits.*account says 3 and 4"):
         restored(book, 0.0, 0.0)
 
 
