@@ -67,13 +67,18 @@ class KnownWorker:
     admitted: int = 0
     refused: int = 0
     version: int = 0  # by its own word
-    heard_at: Moment | None = None
+    heard_at: Moment | None = None  # None: not since the restart
     limit: CreditLimit = field(default_factory=CreditLimit)
 
     @property
     def rate(self) -> float | None:
         """Admitted groups/s of work; None before a lease ended."""
         return self.done / self.busy_s if self.busy_s > 0.0 else None
+
+    @property
+    def failed_share(self) -> float:
+        """The share of failed groups, of those that were granted."""
+        return self.failed / max(self.failed + self.done, 1e-9)
 
     def asks(self, version: int, now: float) -> None:
         """Record a request; its wait from here on is not a break."""
@@ -129,31 +134,11 @@ class KnownWorker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAccount:
-    """A worker's figures, measured but for the version."""
+    """A worker's name and figures."""
 
     worker: str
-    version: int
-    heard_at: float | None  # None: not since the restart
-    rate: float | None  # admitted groups a second; None: not measured
-    failed_share: float  # of the groups that it was granted
-    turnaround_s: float  # from grant to admission; 0: not measured
-    admitted: int
-    refused: int
+    known: KnownWorker
     leased: int  # groups in its open leases
-
-    @classmethod
-    def of(cls, worker: str, known: KnownWorker, leased: int) -> "WorkerAccount":
-        return cls(
-            worker=worker,
-            version=known.version,
-            heard_at=known.heard_at,
-            rate=known.rate,
-            failed_share=known.failed / max(known.failed + known.done, 1e-9),
-            turnaround_s=known.turnaround_s,
-            admitted=known.admitted,
-            refused=known.refused,
-            leased=leased,
-        )
 
 
 # The queue of workers on trial, and the credits that they share. Pure.

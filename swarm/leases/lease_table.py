@@ -145,8 +145,7 @@ class _Held:
 
     @property
     def delivered(self) -> int:
-        """Groups that passed verification, late ones too: lateness is not all the worker's
-        doing."""
+        """Groups that passed verification; late ones are not all the worker's doing."""
         good = (None, Discard.STALE)
         return sum(answer.reason in good for _, answer in self.answers.values())
 
@@ -224,11 +223,11 @@ class LeaseBook:
         """Record a request of a worker that is to get no lease."""
         self.expire(now)
         self._queue.leave(worker)
-        if self._is_version(version) and self._know(worker):
+        if 0 <= version <= self.account.version and self._know(worker):
             self._workers[worker].asks(version, now)
 
     def _grant(self, worker: str, version: int, now: float, place: WorkerOrigin) -> Lease | Denial:
-        if not self._is_version(version):
+        if not 0 <= version <= self.account.version:
             return Denial.UNKNOWN_VERSION
         if not self._know(worker):
             return Denial.WORKERS_FULL
@@ -285,18 +284,11 @@ class LeaseBook:
         return TrialsOut.of((each.trial, each.unanswered) for each in open_ if each.trial)
 
     @property
-    def _credits_max(self) -> int:
-        return self.rules.open_max * self.rules.groups_max
-
-    @property
     def allowance(self) -> Allowance:
         """The credits for workers on trial."""
         rules, credits_ = self.rules, self.account.rules.groups_max
         short = max(rules.trial_groups_min, int(rules.trial_share * credits_))
         return Allowance(max(short, rules.first_groups), rules.first_groups)
-
-    def _is_version(self, version: int) -> bool:
-        return 0 <= version <= self.account.version
 
     def _lease(self, worker: str, version: int, groups: int, now: float) -> Lease:
         parts = (self._run_id, worker, str(self._start), str(self._number))
@@ -438,10 +430,8 @@ class LeaseBook:
             self.account.release(1, Discard.FAULTY)
             answer = Answer(Discard.FAULTY, fault)
         else:
-            versions = submission.versions
-            group = BufferedGroup(
-                submission.group_id, submission.worker, min(versions), max(versions)
-            )
+            oldest, newest = min(submission.versions), max(submission.versions)
+            group = BufferedGroup(submission.group_id, submission.worker, oldest, newest)
             answer = Answer(self.account.admit(group))
         self._note(held, submission, answer, now, blames=blames)
         return answer
@@ -460,7 +450,8 @@ class LeaseBook:
         if answer.admitted:
             self._places[submission.group_id] = (submission.lease_id, submission.seed)
             took_s = max(0.0, now - held.lease.granted_at)
-            self._workers[submission.worker].delivers(took_s, self._credits_max, now)
+            credits_max = self.rules.open_max * self.rules.groups_max
+            self._workers[submission.worker].delivers(took_s, credits_max, now)
         elif blames:
             self._refused(submission.worker)
         if held.unanswered == 0:
@@ -546,7 +537,7 @@ class LeaseBook:
         leased: Counter[str] = Counter()
         for held in self._open.values():
             leased[held.lease.worker] += held.unanswered
-        return [WorkerAccount.of(name, each, leased[name]) for name, each in self._workers.items()]
+        return [WorkerAccount(name, each, leased[name]) for name, each in self._workers.items()]
 
     def trial_state(self, now: float) -> TrialState:
         held = [each for each in self._open.values() if each.trial is not None]

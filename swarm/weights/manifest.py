@@ -55,13 +55,9 @@ HEADER_DTYPE = "header"  # of a safetensors file up to its first tensor: bytes, 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The place of a tensor, of the header of a file of tensors, or of one other file.
+    """The place of a tensor, of the header of a file of tensors, or of one other file."""
 
-    A header or other file is named by its path; a tensor's name has the folder of its file in
-    front.
-    """
-
-    name: str
+    name: str  # of a tensor with the folder of its file in front, else the file's path
     dtype: str  # as in safetensors (`BF16`, `F32`, `I64`, ...), or `header` or `file`
     shape: tuple[int, ...]
     file: str  # path relative to the version's directory, with `/` between folders
@@ -69,7 +65,6 @@ class Entry:
     size_bytes: int
 
     def hashed(self, sha256: bytes) -> "TensorSpec":
-        """This entry with the SHA-256 of its bytes."""
         return TensorSpec(
             self.name, self.dtype, self.shape, self.file, self.offset_bytes, self.size_bytes, sha256
         )
@@ -126,8 +121,7 @@ class Manifest:
 
 
 def state_of(tensors: tuple[TensorSpec, ...]) -> bytes:
-    """The state hash (32 bytes). It covers in which file a tensor is, and not the order of
-    `tensors`."""
+    """The state hash (32 bytes). It covers the file of each tensor, but not their order."""
     digest = hashlib.sha256(STATE_DOMAIN)
     for tensor in sorted(tensors, key=lambda each: each.name):
         shape = ",".join(map(str, tensor.shape))
@@ -204,8 +198,7 @@ def check_path(path: str) -> None:
 
 
 def tensor_name(file: str, inside: str) -> str:
-    """The name in a version: with the folder of its file, so that pipeline parts may share
-    names."""
+    """The name in a version. The folder of its file lets pipeline parts share names."""
     folder = PurePosixPath(file).parent
     return inside if folder == PurePosixPath() else f"{folder}/{inside}"
 
@@ -390,18 +383,16 @@ def is_newer_head(
         raise RemoteProtocolError(Reject.WRONG_RUN, "a head of another run")
     publisher = PeerId(head.publisher)
     if publisher not in publishers:
-        raise RemoteProtocolError(
-            Reject.NOT_A_PUBLISHER, f"{publisher} is no publisher of this run", publisher
-        )
+        why = f"{publisher} is no publisher of this run"
+        raise RemoteProtocolError(Reject.NOT_A_PUBLISHER, why, publisher)
     if head.created_at_s > now_s + skew_s:
         ahead_s = head.created_at_s - now_s
         raise RemoteProtocolError(Reject.FUTURE, f"created {ahead_s:.0f} s ahead", publisher)
     if newest is None or head.version > newest.version:
         return True
     if head.version == newest.version and head.root != newest.root:
-        raise RemoteProtocolError(
-            Reject.REPUBLISHED, f"other weights as version {head.version}", publisher
-        )
+        why = f"other weights as version {head.version}"
+        raise RemoteProtocolError(Reject.REPUBLISHED, why, publisher)
     return False
 
 
@@ -418,9 +409,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
     fault = manifest_fault(manifest)
     if fault is not None:
         raise LocalProtocolError(f"version {manifest.version}: {fault}")
-    files = sorted({tensor.file for tensor in manifest.tensors})
-    position = {file: at for at, file in enumerate(files)}
     tensors = manifest.tensors
+    files = sorted({tensor.file for tensor in tensors})
+    position = {file: at for at, file in enumerate(files)}
     axes = [size for tensor in tensors for size in tensor.shape]
     try:
         body = codec.encode(
@@ -542,8 +533,7 @@ def _base_fault(artifact: Artifact, version: int) -> str | None:
 def _chunks_fault(
     chunks: Sequence[ChunkRef], sizes: dict[bytes, int], state_bytes: int
 ) -> str | None:
-    """The fault of an artifact's chunks; they are added to `sizes`, by hash, of all artifacts so
-    far."""
+    """The fault of an artifact's chunks, which are added to `sizes`, by hash."""
     if len(chunks) > CHUNKS_MAX:
         return f"{len(chunks)} chunks, at most {CHUNKS_MAX}"
     if len({chunk.sha256 for chunk in chunks}) != len(chunks):
@@ -654,8 +644,7 @@ class WeightsDirectory:
     left_out: tuple[str, ...] = ()  # hidden files, links to folders, what a loader may execute
 
     def read(self, spec: TensorSpec, start_bytes: int, size_bytes: int) -> Bytes:
-        """Some of an entry's bytes, as a new writable array; `StorageFailed` if the file became
-        shorter."""
+        """Some of an entry's bytes, as a new array; `StorageFailed` if the file became shorter."""
         if not 0 <= start_bytes <= start_bytes + size_bytes <= spec.size_bytes:
             raise ValueError(f"{spec.name!r} has no bytes {start_bytes}+{size_bytes}")
         return read_at(self.path / spec.file, spec.offset_bytes + start_bytes, size_bytes)
@@ -800,7 +789,10 @@ class WeightsWriter:
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
             with open(os.open(self.path / name, flags, 0o644), "wb") as file:
-                _reserve(file.fileno(), size_bytes)
+                if size_bytes and hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size_bytes)
+                else:
+                    file.truncate(size_bytes)
 
     def write(self, spec: TensorSpec, start_bytes: int, content: NDArray[Any]) -> None:
         """Write `content` into an entry, `start_bytes` after its start."""
@@ -855,14 +847,6 @@ def read_at(path: Path, offset: int, size_bytes: int) -> Bytes:
 def _failed(path: Path, error: OSError) -> StoreFull | StorageFailed:
     kind = StoreFull if error.errno in NO_ROOM else StorageFailed
     return kind(f"weights: {path}: {error.strerror or error}")
-
-
-def _reserve(file: int, size_bytes: int) -> None:
-    """Give a file its size, and its blocks where the system can."""
-    if size_bytes and hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size_bytes)
-    else:
-        os.ftruncate(file, size_bytes)
 
 
 def sync(path: Path) -> None:
