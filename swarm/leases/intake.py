@@ -178,8 +178,6 @@ class Intake:
             self._book.expire(self._now_s())
             await trio.sleep(1.0)
 
-    # --- for the learner -------------------------------------------------------------------
-
     def staleness_buffered(self) -> int | None:
         """Steps since the oldest version among buffered groups; None: there are none."""
         waiting = (min(_versions(each.admitted.group)) for each in self._kept.values())
@@ -248,8 +246,6 @@ class Intake:
             rates=self._book.rates(),
         )
 
-    # --- leases ----------------------------------------------------------------------------
-
     async def _serve_lease(self, peer: PeerId, payload: bytes) -> bytes:
         asked = self._gater.read(Kind.LEASE, peer, payload, WantLease, WANT_LEASE_BYTES_MAX)
         self._gater.check_run(peer, asked.run_id, self._rules.run_id)
@@ -275,8 +271,7 @@ class Intake:
         )
 
     def _place_of(self, peer: PeerId) -> WorkerOrigin:
-        """The origin of a worker's requests. A private address has no limit of its own, as many
-        honest workers may be behind it."""
+        """The origin of a worker's requests. Many honest workers may share a private address."""
         share = self._gater.share_of(peer)
         if share == RELAYED:
             return WorkerOrigin(share, RELAYED_PART)
@@ -297,8 +292,6 @@ class Intake:
                 reason=reason,
             )
         )
-
-    # --- submissions -----------------------------------------------------------------------
 
     async def _serve_submission(self, peer: PeerId, payload: bytes) -> bytes:
         self._gater.check_quota(Kind.SUBMISSION, peer)
@@ -413,8 +406,6 @@ class Intake:
                 learner_version=self.version,
             )
         )
-
-    # --- across a restart ------------------------------------------------------------------
 
     def to_record(self) -> dict[str, Any]:
         """Leases, counters and buffered groups as plain values."""

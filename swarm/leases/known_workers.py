@@ -53,8 +53,8 @@ class CreditLimit:
 
 @dataclass(slots=True)
 class KnownWorker:
-    """The account of a worker. `done` and `busy_s` forget alike, so that the order in which two
-    leases end does not matter."""
+    """The account of a worker. `done` and `busy_s` forget alike, whichever of two leases ends
+    first."""
 
     done: float = 0.0  # admitted groups
     failed: float = 0.0  # granted groups that were not admitted

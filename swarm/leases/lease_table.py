@@ -207,8 +207,6 @@ class LeaseBook:
         self.denied: Counter[Denial] = Counter()
         self.repeated = 0  # submissions that had been answered
 
-    # --- granting ----------------------------------------------------------------------------
-
     def request(
         self, worker: str, version: int, now: float, place: WorkerOrigin | None = None
     ) -> Lease | Denial:
@@ -316,8 +314,7 @@ class LeaseBook:
         return min(rules.groups_max, 1 + int(known.rate * target_s), most)
 
     def _expected_s(self, worker: str, groups: int) -> float:
-        """The expected duration of so many groups; for a newcomer the least that is known, as it
-        would never be measured where steps are short."""
+        """The expected duration of so many groups; a newcomer's is assumed to be short."""
         known = self._workers[worker]
         return groups / known.rate if known.rate else known.busy_s
 
@@ -344,8 +341,6 @@ class LeaseBook:
         self._workers.setdefault(worker, KnownWorker())
         self._workers.move_to_end(worker)
         return True
-
-    # --- answering ---------------------------------------------------------------------------
 
     def judge(self, submission: SubmittedGroup, now: float) -> Answer | None:
         """The answer that needs no verification; None: verify. Counts nothing: `submit` follows."""
@@ -462,8 +457,6 @@ class LeaseBook:
         if known is not None:
             known.refused += 1
 
-    # --- ending ------------------------------------------------------------------------------
-
     def expire(self, now: float) -> list[Lease]:
         """End the leases that are over; their unused credits are free again."""
         over = [held for held in self._open.values() if now >= held.lease.deadline]
@@ -515,8 +508,6 @@ class LeaseBook:
             now=now,
         )
 
-    # --- looking -----------------------------------------------------------------------------
-
     def open_leases(self, worker: str) -> list[Lease]:
         """A worker's leases, oldest first."""
         return [held.lease for held in self._open.values() if held.lease.worker == worker]
@@ -548,8 +539,6 @@ class LeaseBook:
             places=len(self._trials_out().by_place),
             waiting=self._queue.count(now),
         )
-
-    # --- across a restart --------------------------------------------------------------------
 
     def to_record(self, now: float) -> dict[str, Any]:
         """Everything but the secret, with the account, as plain values."""

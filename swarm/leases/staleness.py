@@ -164,16 +164,13 @@ class Account:
         return self.rules.bound if self._pacing is None else min(self._pacing, self.rules.bound)
 
     def set_pacing(self, depth: int | None) -> None:
-        """Grant only groups for a staleness of at most `depth`; None: of the bound. It does not
-        limit consumption."""
+        """Grant only groups for a staleness of at most `depth`; None: of the bound."""
         self._pacing = None if depth is None else max(0, depth)
 
     def set_groups_max(self, groups: int) -> None:
         """Set the limit on granted and buffered groups, within what the rules allow."""
         least, most = self.rules.groups_per_step, GROUPS_MAX_MAX
         self.rules = replace(self.rules, groups_max=max(least, min(groups, most)))
-
-    # --- granting ----------------------------------------------------------------------------
 
     def room(self, worker_version: int, wanted: int, duration_s: float, now: float) -> Room:
         """The groups, of `wanted` >= 1, for a worker that takes `duration_s` with that version."""
@@ -208,8 +205,7 @@ class Account:
         return Denial.NO_CREDIT if is_full else Denial.TRIAL_FULL
 
     def _in_time(self, worker_version: int, duration_s: float, now: float) -> int:
-        """The number of further groups of a version that will be consumed within the pacing depth,
-        one batch a version, after those ahead of them."""
+        """The number of further groups of a version that will be consumed within the pacing."""
         versions_left = worker_version + self.pacing - self.next_version
         step_s = self.step_s(now)
         if step_s and duration_s >= (versions_left + 1) * step_s:
@@ -239,8 +235,6 @@ class Account:
         self.reserved -= groups
         if groups:
             self.discarded[why] += groups
-
-    # --- in and out --------------------------------------------------------------------------
 
     def admit(self, group: BufferedGroup) -> Discard | None:
         """Buffer a granted group, or give its credit back and return the reason.
@@ -306,8 +300,6 @@ class Account:
         if gone:
             self.discarded[Discard.OVERTAKEN] += len(gone)
         return gone
-
-    # --- across a restart --------------------------------------------------------------------
 
     def to_record(self, now: float) -> dict[str, Any]:
         """Everything but the rules as plain values."""

@@ -59,8 +59,7 @@ PIECE_ALIGNMENT = 64  # elements: pieces of an entry begin at multiples of it
 
 
 def suggested_chunk_bytes(size_bytes: int) -> int:
-    """The chunk size for an artifact of this size: small chunks let peers swap sooner, large ones
-    cost fewer requests and a shorter manifest."""
+    """The chunk size for an artifact: small for early swaps, large for few requests."""
     for limit, chunk_bytes in SUGGESTED_BYTES:
         if size_bytes <= limit:
             return chunk_bytes

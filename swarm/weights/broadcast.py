@@ -171,8 +171,6 @@ class Broadcast:
         if self.picker.complete:
             self.complete.set()
 
-    # --- for the service -------------------------------------------------------------------
-
     def hear(self, peer: PeerId, request: ChunkRequest) -> None:
         now_s = trio.current_time()
         have, relaying = from_bytes(request.have), from_bytes(request.relaying)
@@ -206,8 +204,6 @@ class Broadcast:
 
     def not_sent(self, peer: PeerId, chunk: int) -> None:
         self.picker.failed(peer, chunk)
-
-    # --- life ------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve what is here and fetch what is not, until cancelled."""
@@ -268,8 +264,6 @@ class Broadcast:
         neighbour = self.picker.neighbours.get(peer)
         return neighbour is not None and neighbour.distrusted
 
-    # --- asking ----------------------------------------------------------------------------
-
     async def _ask(self, peer: PeerId, scope: trio.CancelScope) -> None:
         """Keep requests waiting at one neighbour for the chunks that it relays."""
         self.picker.meet(peer)
@@ -284,8 +278,8 @@ class Broadcast:
         self._relayed.pop(peer, None)
 
     def _to_park(self, peer: PeerId) -> int:
-        """The number of requests to keep waiting at a neighbour: within bounds, one for each chunk
-        that it relays and that is not here."""
+        """The number of requests to keep waiting at a neighbour: about one for each chunk to
+        come."""
         picker = self.picker
         least = RELAYED_AT_ONCE
         if peer == self.publisher:
@@ -522,8 +516,7 @@ class StoredChunks:
         self._run_sync = run_sync
 
     async def read(self, chunk: int) -> bytes:
-        """Raises `RequestRefused` where the chunk is gone, damaged or unreadable: peers get it
-        elsewhere."""
+        """Raises `RequestRefused` where the chunk is gone, damaged or unreadable."""
         sha256 = self._refs[chunk].sha256
         if (cached := self._store.get_at_once(sha256)) is not None:
             return cached
@@ -593,8 +586,6 @@ class Sharing:
         self._links: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
         self.down_bytes_per_s = 0.0  # the most that was seen; 0: nothing yet
 
-    # --- what there is ---------------------------------------------------------------------
-
     def versions(self) -> tuple[int, ...]:
         """Versions with a complete artifact, oldest first."""
         whole = (each for each in self._running.values() if each.broadcast.complete.is_set())
@@ -652,8 +643,7 @@ class Sharing:
         return len(done)
 
     def shares(self, version: int) -> dict[PeerId, float]:
-        """The share of chunks that each connected peer reported, 0 to 1; of several artifacts the
-        largest."""
+        """The largest share of an artifact's chunks that each peer reported, 0 to 1."""
         found: dict[PeerId, float] = {}
         for running in self._running.values():
             if running.version != version:
@@ -692,8 +682,6 @@ class Sharing:
         if (own := transport.peer_id) != without:
             found.append(PeerLink(own, self.up_bytes_per_s, self.down_bytes_per_s))
         return found
-
-    # --- fetching and giving ---------------------------------------------------------------
 
     async def fetch(
         self,
@@ -804,8 +792,6 @@ class Sharing:
 
     def _blame(self, peer: PeerId, reason: Reject, detail: str) -> None:
         self._ledger.reject(peer, reason)
-
-    # --- ends ------------------------------------------------------------------------------
 
     def drop(self, version: int) -> None:
         """End the broadcasts on behalf of a version."""

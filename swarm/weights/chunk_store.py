@@ -102,8 +102,6 @@ class ChunkStore:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- what is there -------------------------------------------------------------------------
-
     def has(self, ref: ChunkRef) -> bool:
         """True if there is a file of that name and size; it is not read."""
         with self._lock:
@@ -162,8 +160,6 @@ class ChunkStore:
         finally:
             self._lock.release()
         return _read_cached(self._path(sha256), held.size_bytes)
-
-    # --- what comes and goes -------------------------------------------------------------------
 
     def put(self, sha256: bytes, data: bytes, *, verified: bool = False) -> None:
         """Store a chunk that came from anybody. `verified`: the caller computed its hash.

@@ -140,8 +140,8 @@ def select(words: Array, ranks: Array, count: int, sparse: float = SPARSE_SELECT
 
 
 def _select_in_word(words: Array, ranks: Array) -> Array:
-    """The position in each word of its set bit of that rank. Sums over bytes find the byte, a table
-    the bit."""
+    """The position in each word of its set bit of that rank: the byte by sums, the bit by a
+    table."""
     ones, tops = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
     sums = np.bitwise_count(words.view(np.uint8)).view("<u8") * ones  # of this byte and those below
     at_most = (((ranks * ones) | tops) - sums) & tops
@@ -190,8 +190,7 @@ def choose(changed: Array, before: Array, steps: Array, dtype: str, count: int) 
 
 
 def _costs(table: NDArray[Any]) -> NDArray[np.float64]:
-    """[i, j]: bits for bins i to j - 1 as one class; 0 for no bins. `table`: bins x kinds of
-    change."""
+    """[i, j]: bits for bins i to j - 1 as one class. `table`: bins x kinds of change."""
     sums = np.concatenate([np.zeros((1, table.shape[1])), table.cumsum(axis=0)])
     inside = np.maximum(sums[None, :, :] - sums[:, None, :], 0)
     total = inside.sum(axis=2, keepdims=True)

@@ -80,8 +80,6 @@ class Picker:
         self._settled = 0  # heard of long enough to know who relays it
         self._overdue = 0
 
-    # --- what happens ---
-
     def meet(self, peer: PeerId) -> Neighbour:
         return self.neighbours.setdefault(peer, Neighbour())
 
@@ -152,8 +150,6 @@ class Picker:
 
     def give_up(self, chunk: int) -> None:
         self.pending &= ~(1 << chunk)
-
-    # --- what to send ---
 
     @property
     def complete(self) -> bool:
@@ -240,8 +236,6 @@ class Picker:
         if self._publisher is None:
             self._sent_at[chunk] = now_s
         return chunk
-
-    # --- what to ask for ---
 
     def pull(
         self, now_s: float, is_free: Callable[[PeerId], bool], *, idle: bool

@@ -80,8 +80,6 @@ class Versions:
         self._known = {local.version: local for local in read_versions(directory)}
         self._doubted: set[int] = set()
 
-    # --- what is there -------------------------------------------------------------------------
-
     def held(self) -> tuple[LocalVersion, ...]:
         """Complete versions, oldest first."""
         return tuple(self._known[version] for version in sorted(self._known))
@@ -95,8 +93,7 @@ class Versions:
         }
 
     def doubt(self, version: int) -> None:
-        """Build nothing on a version whose files changed, until it is made anew. It stays, as it
-        may serve."""
+        """Build nothing on a version whose files changed. It stays, as it may serve."""
         self._doubted.add(version)
 
     def get(self, version: int) -> LocalVersion | None:
@@ -113,8 +110,6 @@ class Versions:
         """The version that serves, or served in the process before; None: none yet."""
         version = read_current(self.directory)
         return None if version is None else self._known.get(version)
-
-    # --- what comes and goes -------------------------------------------------------------------
 
     def staging(self, version: int) -> Path:
         """A new empty directory in which to make a version."""
@@ -367,8 +362,8 @@ BASE_AGES = (1, 2, 4, 8, 16, 32, 64)  # one artifact is the full one: ARTIFACTS_
 
 
 def base_versions(version: int, held: Iterable[int]) -> tuple[int, ...]:
-    """The held versions against which a new one is offered: those 1, 2, 4, 8, ... before it, newest
-    first. A peer that missed n versions then needs about log n deltas."""
+    """The held versions 1, 2, 4, 8, ... before a new one: a peer n behind needs about log n
+    deltas."""
     there = set(held)
     return tuple(version - age for age in BASE_AGES if version - age in there)
 

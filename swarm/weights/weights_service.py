@@ -198,8 +198,6 @@ class WeightsService:
         self.refused: str | None = None  # why the last head was not believed
         self.ahead: str | None = None  # how far, where a publisher's clock is ahead of this one
 
-    # --- life ------------------------------------------------------------------------------
-
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, listen and follow until cancelled."""
         self._transport.serve(
@@ -239,8 +237,6 @@ class WeightsService:
             return None
         have, total = self.sharing.progress_of(current.version)
         return VersionProgress(current.version, current.phase, have, total)
-
-    # --- heads -----------------------------------------------------------------------------
 
     def _admits(self, peer: PeerId) -> bool:
         return not self.gater.is_banned(peer) and self.gater.allows(Kind.HEAD, peer)
@@ -322,8 +318,6 @@ class WeightsService:
             except RemoteProtocolError:
                 break
         self.heard.set()
-
-    # --- manifests -------------------------------------------------------------------------
 
     async def _serve_manifest(self, peer: PeerId, payload: bytes) -> bytes:
         asked = self.gater.read(Kind.MANIFEST, peer, payload, WantManifest, WANT_MANIFEST_BYTES_MAX)
@@ -418,8 +412,6 @@ class WeightsService:
                 self.gater.ledger.reject(peer, error.reason)
         asked.pop(peer, None)
         answered.set()
-
-    # --- getting versions ------------------------------------------------------------------
 
     async def _follow(self) -> None:
         """Get the newest version, again and again."""
@@ -575,8 +567,6 @@ class WeightsService:
             current.is_bound_known = False
             return
         current.bound_s += bound_s(size_bytes, up, peers)
-
-    # --- sharing what is here --------------------------------------------------------------
 
     async def share_held(self) -> None:
         """Serve stored chunks of the newest complete versions: of older ones only the deltas."""
