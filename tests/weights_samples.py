@@ -2,8 +2,10 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from swarm.weights.chunk_store import ChunkStore
 from swarm.weights.manifest import Artifact, ChunkRef, Manifest, TensorSpec
 from tests.wire_samples import ALICE
 
@@ -53,3 +55,25 @@ def is_whole(directory: Path, version: int) -> bool:
 
 def _sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    chunks: int
+    held_bytes: int
+    unverified: int  # found at the start and not used since
+    stored: int
+    evicted: int
+    damaged: int
+
+
+def figures_of(store: ChunkStore) -> StoreFigures:
+    held = store._held
+    return StoreFigures(
+        chunks=len(held),
+        held_bytes=store._held_bytes,
+        unverified=sum(not each.verified for each in held.values()),
+        stored=store._stored,
+        evicted=store._evicted,
+        damaged=store._damaged,
+    )

@@ -129,7 +129,11 @@ class CoordinatorClient:
         accounts = self._intake.accounts() if self._intake else []
         now_s, links = trio.current_time(), self._sharing.links if self._sharing else {}
         there = set(self._transport.peers())
-        heard = sorted((each.heard_at, each.worker, each) for each in accounts if each.heard_at)
+        heard = sorted(
+            (each.known.heard_at, each.worker, each.known, each.leased)
+            for each in accounts
+            if each.known.heard_at
+        )
         standby = self._intake.standby if self._intake else frozenset()
         return [
             ReportedWorker(
@@ -141,14 +145,14 @@ class CoordinatorClient:
                 heard_s=max(0.0, now_s - heard_at),
                 admitted=each.admitted,
                 refused=each.refused,
-                leased=each.leased,
+                leased=leased,
                 up_bytes_per_s=links.get(PeerId(name), (0, 0))[0],
                 down_bytes_per_s=links.get(PeerId(name), (0, 0))[1],
                 standing_by=name in standby,
                 relayed=name in there and self._transport.ip_of(PeerId(name)) is None,
                 connected=name in there,
             )
-            for heard_at, name, each in heard[-REPORT_WORKERS_MAX:]
+            for heard_at, name, each, leased in heard[-REPORT_WORKERS_MAX:]
         ]
 
     def extras(self) -> Extras:

@@ -1,9 +1,8 @@
-"""Between a learner and its coordinator: reports of what was measured, and plans.
+"""Between a learner and its coordinator: reports of measurements, and plans.
 
-The learner's owner says who may coordinate it, by peer id; nobody else is answered. A plan stays in
-force until one with a higher number comes. So a learner whose coordinator is gone follows its last
-plan, and a plan that was delayed changes nothing. Workers that the plan
-does not mention still get leases: one that comes while the coordinator is away does not wait.
+The learner's owner names the coordinator's peer id; nobody else is answered. A plan stays in force
+until one with a higher number comes, also while the coordinator is away. Workers that the plan does
+not mention still get leases.
 """
 
 import struct
@@ -51,7 +50,7 @@ M = TypeVar("M", bound=WireModel)
 
 @dataclass(frozen=True, slots=True)
 class ReportedWorker:
-    """One worker as its learner measured it. 0 where something is not known yet."""
+    """One worker as its learner measured it. 0: not known."""
 
     peer: PeerId
     version: int  # that it has, by its own word
@@ -70,7 +69,7 @@ class ReportedWorker:
 
 
 def pack(workers: Iterable[ReportedWorker]) -> bytes:
-    """The column `workers` of a report; what is over its limit is left out."""
+    """The column `workers` of a report, cut at its limit."""
     return b"".join(
         _ROW.pack(
             public_key_of(each.peer),
@@ -92,11 +91,7 @@ def pack(workers: Iterable[ReportedWorker]) -> bytes:
 
 
 def unpack(column: bytes) -> tuple[ReportedWorker, ...]:
-    """The workers of a report.
-
-    Raises:
-        RemoteProtocolError: no whole rows, a worker twice, or numbers that are none.
-    """
+    """The workers of a report; raises `RemoteProtocolError`."""
     if len(column) % REPORT_ROW_BYTES:
         raise RemoteProtocolError(Reject.MALFORMED, "no whole rows of workers")
     found = tuple(_worker(row) for row in _ROW.iter_unpack(column))
@@ -132,17 +127,13 @@ def _worker(row: tuple[Any, ...]) -> ReportedWorker:
 
 
 def pack_peers(peers: Iterable[PeerId]) -> bytes:
-    """The column `standby` of a plan; what is over its limit is left out."""
+    """The column `standby` of a plan, cut at its limit."""
     keys = [public_key_of(peer) for peer in peers]
     return b"".join(keys[:REPORT_WORKERS_MAX])
 
 
 def unpack_peers(column: bytes) -> frozenset[PeerId]:
-    """The peers of a plan.
-
-    Raises:
-        RemoteProtocolError: no whole keys.
-    """
+    """The peers of a plan; raises `RemoteProtocolError`."""
     if len(column) % KEY_BYTES:
         raise RemoteProtocolError(Reject.MALFORMED, "no whole keys")
     return frozenset(
@@ -158,9 +149,7 @@ class CoordinatedLearner(Protocol):
         """The number of the plan in force; 0: none."""
         ...
 
-    def report(self) -> LearnerReport:
-        """The learner's measurements."""
-        ...
+    def report(self) -> LearnerReport: ...
 
     async def follow(self, plan: SetPlan) -> None:
         """Put a plan in force, and keep it for the next start."""
@@ -185,7 +174,6 @@ class ControlService:
         self.heard_s: float | None = None  # when the coordinator asked last, on trio's clock
 
     def serve(self) -> None:
-        """Answer from now on."""
         limits = ServeLimits(WANT_REPORT_BYTES_MAX, REPORT_BYTES_MAX, concurrent_max=4)
         self._transport.serve(REPORTS_PROTOCOL, self._serve_report, limits)
         limits = ServeLimits(PLAN_BYTES_MAX, PLAN_REPLY_BYTES_MAX, concurrent_max=4)
@@ -228,9 +216,8 @@ class ControlClient:
     async def report(self) -> tuple[LearnerReport, tuple[ReportedWorker, ...]]:
         """The learner's measurements, of itself and of its workers.
 
-        Raises:
-            TransportError: no answer; `RequestRefused`: it has another coordinator, or none.
-            RemoteProtocolError: no report.
+        Raises `TransportError` without an answer, `RequestRefused` if it has another coordinator,
+        `RemoteProtocolError` for no report.
         """
         report = await self._ask(
             REPORTS_PROTOCOL, WantReport(type="want_report"), LearnerReport, REPORT_BYTES_MAX
@@ -238,11 +225,7 @@ class ControlClient:
         return report, self._ledger.judge(self.learner, unpack, report.workers)
 
     async def set_plan(self, plan: SetPlan) -> PlanReply:
-        """Put a plan in force.
-
-        Raises:
-            TransportError, RemoteProtocolError: as `report`.
-        """
+        """Put a plan in force. Raises as `report`."""
         return await self._ask(PLANS_PROTOCOL, plan, PlanReply, PLAN_REPLY_BYTES_MAX)
 
     async def _ask(self, protocol: str, message: WireModel, kind: type[M], bytes_max: int) -> M:

@@ -1,10 +1,9 @@
-"""A learner's side of being fed: it grants leases, judges what comes in, and keeps it until a step
-consumes it.
+"""A learner's intake: it grants leases, checks submissions, and buffers groups until a step.
 
-What may be granted and consumed, `leases` and `staleness` decide; what a group is worth, the
-`Checks` of the node. The checks of a submission go from cheap to dear: quota, size, signature,
-schema, lease, task, versions, then the rewards, and of some groups whether the log-probs are those
-of the policy that they claim. Fewer groups of a worker are re-scored the more of its groups passed.
+`lease_table` and `staleness` decide on grants and consumption, the node's `Checks` on a group's
+worth. Checks go from cheap to dear: quota, size, signature, schema, lease, task, versions, rewards,
+and for some groups the log-probs. Fewer groups of a worker are re-scored the more of its groups
+passed.
 """
 
 from collections import Counter, OrderedDict
@@ -50,47 +49,39 @@ RETRY_S: Final[dict[Denial, float]] = {
 }
 STANDBY_RETRY_S: Final = 5.0
 BLOCK_PART: Final = 0.25  # of the credits on trial, for the workers of one address block
-RELAYED_PART: Final = 0.5  # for all relayed ones
-STANDBY: Final = "standby"  # why a worker that is not wanted gets no lease
+RELAYED_PART: Final = 0.5  # of the same, for all relayed workers
+STANDBY: Final = "standby"  # the reason for no lease to a worker that is not needed
 NO_LEASE: Final = bytes(16)
 ANSWER_TIMEOUT_S: Final = 50.0  # for all checks of one submission
 CHECKED_AT_ONCE_MAX: Final = 64
 CHECKED_AT_ONCE_PER_PEER_MAX: Final = 16
-CHECKS_MAX: Final = 3  # of one group that fail through our own fault, as it seems
-TRIED_MAX: Final = 1024  # groups of which that is remembered
-FIRST_RESCORED: Final = 4.0  # about so many groups of a new worker before its share falls by half
+CHECKS_MAX: Final = 3  # of one group that fail on our side
+TRIED_MAX: Final = 1024  # groups whose failed checks are counted
+FIRST_RESCORED: Final = 4.0  # passed groups of a worker until half of its groups are re-scored
 HISTORIES_MAX: Final = 4096  # workers whose re-scoring results are kept
 GROUP_BYTES_EWMA_SHARE: Final = 0.05  # of the newest group, in the mean size
 
 
 class Checks(Protocol):
-    """Checks of a group that need the learner's own node: rewards and log-probs."""
+    """Checks that need the learner's own node: rewards and log-probs."""
 
     async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
         """The prompt of a group's task and the reward of each completion.
 
         Raises:
-            RemoteProtocolError: it is not the task at its place in the lease, or no group that can
-                be scored.
-            ChildFailed, ConfigError: it could not be looked at, through our own fault; it may be
-                handed in again.
+            RemoteProtocolError: another task than that of its place, or no group to score.
+            ChildFailed, ConfigError: the check failed on our side; the group may come again.
         """
         ...
 
     async def rescore(self, group: RolloutGroup, prompt: str) -> str | None:
-        """Why the group's tokens and log-probs cannot be those of the versions that it claims;
-        None: they can. An empty text: it could not be found out.
-
-        Raises:
-            ChildFailed, ConfigError: as `reward`.
-        """
+        """The reason why tokens or log-probs are not those of the versions that the group claims;
+        None: they may be; "": unknown. Raises `ChildFailed` and `ConfigError` as `reward`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class IntakeRules:
-    """The rules that a submitted group is held to."""
-
     run_id: str
     group_size: int
     tokenizer: str  # fingerprint; groups of another one are refused
@@ -101,10 +92,10 @@ class IntakeRules:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A group that waits to be consumed, and what it is kept as across a restart."""
+    """A group that waits to be consumed, and its signed record."""
 
     admitted: ScoredGroup
-    record: bytes  # signed
+    record: bytes
 
 
 @dataclass(slots=True)
@@ -118,8 +109,6 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class IntakeCounts:
-    """The account at one moment."""
-
     buffered: int
     leased: int  # granted and not in
     on_trial: int  # of these, in the hands of workers that have nothing to show yet
@@ -130,17 +119,6 @@ class IntakeCounts:
     denied: dict[str, int]  # leases that were asked for and not granted, by reason
     rescored: dict[str, int]  # passed, failed, unknown
     rates: dict[str, float]  # admitted groups a second, by worker
-
-
-@dataclass(slots=True)
-class _RescoringHistory:
-    """The results of re-scoring a worker's groups."""
-
-    passed: int = 0
-
-    def share(self, least: float) -> float:
-        """The share of its groups to look at closely: all at first, less the more have passed."""
-        return max(least, 1.0 / (1.0 + self.passed / FIRST_RESCORED))
 
 
 # Long: a submission's way through checks, leases and credit.
@@ -157,7 +135,7 @@ class Intake:
         rng: Random,
         now_s: Callable[[], float] = trio.current_time,
     ) -> None:
-        """`now_s`: of the clock that `book` is told."""
+        """`now_s`: the clock of `book`."""
         self._rules = rules
         self._book = book
         self._transport = transport
@@ -167,19 +145,18 @@ class Intake:
         self._now_s = now_s
         self._kept: dict[bytes, _Kept] = {}  # those buffered in the account, by id
         self._checking: set[tuple[bytes, int]] = set()  # leases and places
-        self.check_failures = 0  # groups that could not be looked at, through our own fault
+        self.check_failures = 0  # checks that failed on our side
         self.last_check_failure = ""
-        self._tried: OrderedDict[GroupId, int] = OrderedDict()  # of those that failed so, how often
-        self.faulty = 0  # groups that did not stand up to verification
+        self._tried: OrderedDict[GroupId, int] = OrderedDict()  # number of such checks
+        self.faulty = 0  # groups that failed verification
         self.last_fault = ""
-        self._histories: dict[str, _RescoringHistory] = {}
+        self._passed: dict[str, int] = {}  # re-scored groups that passed in a row, by worker
         self._rescored: Counter[str] = Counter()
         self._arrived = trio.Event()
-        self.group_bytes = 0  # of an admitted group as it travelled, in the mean
-        self.standby: frozenset[str] = frozenset()  # who gets no leases
+        self.group_bytes = 0  # mean size of admitted groups on the wire
+        self.standby: frozenset[str] = frozenset()  # workers that get no leases
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Answer workers until cancelled."""
         self._transport.serve(
             LEASES_PROTOCOL,
             self._serve_lease,
@@ -201,22 +178,18 @@ class Intake:
             self._book.expire(self._now_s())
             await trio.sleep(1.0)
 
-    # --- for the learner -------------------------------------------------------------------
-
     def staleness_buffered(self) -> int | None:
-        """Steps since the oldest version in what waits to be consumed; None: nothing waits."""
+        """Steps since the oldest version among buffered groups; None: there are none."""
         waiting = (min(_versions(each.admitted.group)) for each in self._kept.values())
         oldest = min(waiting, default=None)
         return None if oldest is None else max(0, self.version - oldest)
 
     @property
     def version(self) -> int:
-        """The version of the learner's policy."""
         return self._book.account.version
 
     async def take(self) -> list[ScoredGroup]:
-        """A step's worth of groups, each within the bound at this moment; waits until there are
-        enough. The step is over with `advance`."""
+        """Wait for a step's worth of groups within the bound. `advance` ends the step."""
         while True:
             batch = self._book.account.consume()
             taken = [self._kept.pop(each.group_id).admitted for each in batch]
@@ -232,7 +205,6 @@ class Intake:
         return self._book.account.pacing
 
     def set_pacing(self, depth: int) -> None:
-        """Aim at that from now on, or at the bound if that is less."""
         self._book.account.set_pacing(depth)
 
     @property
@@ -241,29 +213,25 @@ class Intake:
         return self._book.account.rules.groups_max
 
     def set_credits(self, groups: int) -> None:
-        """So many from now on."""
         self._book.account.set_groups_max(groups)
 
     def accounts(self) -> list[WorkerAccount]:
-        """One account for each worker."""
         return self._book.accounts()
 
     def trial_state(self) -> TrialState:
-        """Counts of workers on trial."""
         return self._book.trial_state(self._now_s())
 
     def advance(self, version: int) -> None:
-        """The learner's policy is of this version now; the same as before where a step failed."""
+        """Set the version of the learner's policy; the same as before if a step failed."""
         self._book.account.finish_step(version, self._now_s())
         self._forget_gone()
 
     def _forget_gone(self) -> None:
-        """Drop what the account no longer holds."""
+        """Drop groups that the account no longer holds."""
         for group_id in self._kept.keys() - self._book.account.buffered_ids():
             del self._kept[group_id]
 
     def counts(self) -> IntakeCounts:
-        """Counts of groups, leases and refusals."""
         account = self._book.account
         return IntakeCounts(
             buffered=account.buffered,
@@ -277,8 +245,6 @@ class Intake:
             rescored=dict(sorted(self._rescored.items())),
             rates=self._book.rates(),
         )
-
-    # --- leases ----------------------------------------------------------------------------
 
     async def _serve_lease(self, peer: PeerId, payload: bytes) -> bytes:
         asked = self._gater.read(Kind.LEASE, peer, payload, WantLease, WANT_LEASE_BYTES_MAX)
@@ -305,8 +271,7 @@ class Intake:
         )
 
     def _place_of(self, peer: PeerId) -> WorkerOrigin:
-        """The origin of a worker's requests. A private address has no limit of its own, for many
-        honest new workers may be behind it; its workers come after those of other places."""
+        """The origin of a worker's requests. Many honest workers may share a private address."""
         share = self._gater.share_of(peer)
         if share == RELAYED:
             return WorkerOrigin(share, RELAYED_PART)
@@ -327,8 +292,6 @@ class Intake:
                 reason=reason,
             )
         )
-
-    # --- submissions -----------------------------------------------------------------------
 
     async def _serve_submission(self, peer: PeerId, payload: bytes) -> bytes:
         self._gater.check_quota(Kind.SUBMISSION, peer)
@@ -355,7 +318,7 @@ class Intake:
         return self._reply("refused", str(answer.reason), answer.detail)
 
     def _check_form(self, peer: PeerId, group: RolloutGroup) -> None:
-        """Faults that no honest worker of this run makes."""
+        """Refuse faults that no honest worker of this run makes."""
         rules, fault = self._rules, None
         if group.producer != peer:
             fault = (Reject.WRONG_PRODUCER, f"{peer} handed in a group of {group.producer}")
@@ -379,7 +342,7 @@ class Intake:
     async def _judge(
         self, peer: PeerId, lease_id: bytes, group_id: GroupId, group: RolloutGroup
     ) -> tuple[Answer, ScoredGroup | None]:
-        """The answer to a submission, and the group where it is new to the account."""
+        """The answer to a submission, and the group if it was admitted."""
         worker = str(peer)
         lease = self._book.lease(lease_id)
         seed = -1 if lease is None else lease.seed(group.task.index)
@@ -398,7 +361,12 @@ class Intake:
                 self.faulty, self.last_fault = self.faulty + 1, f"{peer}: {fault}"
             return self._book.submit(submission, self._now_s(), fault, blames=blames), None
         except (ChildFailed, ConfigError) as error:
-            self._note_failure(group_id, error)
+            # Perhaps the group causes the failure, so its submissions are counted.
+            self.check_failures += 1
+            self.last_check_failure = str(error)
+            self._tried[group_id] = self._tried.pop(group_id, 0) + 1
+            if len(self._tried) > TRIED_MAX:
+                self._tried.popitem(last=False)
             if self._tried[group_id] < CHECKS_MAX:
                 raise
             fault = "it could not be looked at, and was handed in often enough"
@@ -409,34 +377,22 @@ class Intake:
         self._gater.ledger.accept(peer)
         return answer, ScoredGroup(group_id, group, prompt, rewards)
 
-    def _note_failure(self, group_id: GroupId, error: Exception) -> None:
-        """Count a look at a group that failed through our own fault, as it seems. Perhaps the group
-        brings it about, so nobody may hand it in for ever."""
-        self.check_failures += 1
-        self.last_check_failure = str(error)
-        self._tried[group_id] = self._tried.pop(group_id, 0) + 1
-        while len(self._tried) > TRIED_MAX:
-            self._tried.popitem(last=False)
-
     async def _look_closer(self, peer: PeerId, group: RolloutGroup, prompt: str) -> None:
-        """Re-score a share of what a worker hands in.
-
-        Raises:
-            RemoteProtocolError: FALSE_LOGPROBS.
-        """
-        history = self._histories.setdefault(str(peer), _RescoringHistory())
-        while len(self._histories) > HISTORIES_MAX:
-            del self._histories[next(iter(self._histories))]
-        if self._rng.random() >= history.share(self._rules.rescored_share):
+        """Re-score a share of a worker's groups; raises `RemoteProtocolError` (FALSE_LOGPROBS)."""
+        passed = self._passed.setdefault(str(peer), 0)
+        while len(self._passed) > HISTORIES_MAX:
+            del self._passed[next(iter(self._passed))]
+        share = max(self._rules.rescored_share, 1.0 / (1.0 + passed / FIRST_RESCORED))
+        if self._rng.random() >= share:
             return
         fault = await self._checks.rescore(group, prompt)
         if fault is None:
-            history.passed += 1
+            self._passed[str(peer)] = self._passed.get(str(peer), 0) + 1
             self._rescored["passed"] += 1
         elif not fault:
             self._rescored["unknown"] += 1
         else:
-            history.passed = 0
+            self._passed[str(peer)] = 0
             self._rescored["failed"] += 1
             raise RemoteProtocolError(Reject.FALSE_LOGPROBS, fault)
 
@@ -451,23 +407,17 @@ class Intake:
             )
         )
 
-    # --- across a restart ------------------------------------------------------------------
-
     def to_record(self) -> dict[str, Any]:
-        """Leases, counters and what is buffered, as plain values."""
+        """Leases, counters and buffered groups as plain values."""
         kept = _Record(
             [(g, k.record, k.admitted.prompt, k.admitted.rewards) for g, k in self._kept.items()],
-            {name: each.passed for name, each in self._histories.items()},
+            self._passed,
             self._rescored,
         )
         return {"book": self._book.to_record(self._now_s()), **record_of(kept)}
 
     def restore(self, book: LeaseBook, record: dict[str, Any] | None) -> None:
-        """Go on with another book and what the record that it is of holds; None: with nothing.
-
-        Raises:
-            LocalProtocolError: no record of an intake.
-        """
+        """Go on with another book and its record, if any; raises `LocalProtocolError`."""
         self._book = book
         self._kept = {}
         if record is None:
@@ -480,16 +430,13 @@ class Intake:
                 raise LocalProtocolError(f"no record of an intake: {error}") from None
             admitted = ScoredGroup(GroupId(group_id), group, prompt, rewards)
             self._kept[group_id] = _Kept(admitted, signed)
-        self._histories = {
-            name: _RescoringHistory(passed) for name, passed in kept.rescored_of.items()
-        }
-        self._rescored = kept.rescored
+        self._passed, self._rescored = kept.rescored_of, kept.rescored
         self._forget_gone()
         if self._kept.keys() != self._book.account.buffered_ids():
             raise LocalProtocolError("groups and account of an intake do not go together")
 
 
 def _versions(group: RolloutGroup) -> tuple[int, ...]:
-    """Those of all tokens, each once; of a group without a token, those that it names."""
+    """The versions of all tokens, each once; of a group without tokens, those that it names."""
     found = {run[0] for each in group.completions for run in version_spans(each)}
     return tuple(sorted(found)) or tuple(sorted({c.policy_version for c in group.completions}))

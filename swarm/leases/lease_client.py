@@ -1,7 +1,6 @@
-"""A worker's side of feeding a learner: leases are asked for, groups handed in.
+"""A worker's side of leases: it asks for them and hands in groups.
 
-The learner's side is `intake`. A submission is sent again until it is answered or its lease has
-ended; the learner counts it once, however often it comes.
+A submission is sent again until it is answered or its lease ends; the learner counts it once.
 """
 
 from collections import Counter
@@ -36,8 +35,9 @@ M = TypeVar("M", bound=WireModel)
 LEASE_TIMEOUT_S: Final = 15.0
 SUBMIT_TIMEOUT_S: Final = 60.0  # a learner answers once it has scored the group
 AGAIN: Final = Backoff(1.0, 30.0)  # seconds between two tries
-TURNED_AWAY_MAX: Final = 2  # of one group: a learner that is busy may take it the second time, and
-# one that finds it malformed would ban who goes on
+TURNED_AWAY_MAX: Final = (
+    2  # refusals of one group: a busy learner may take the second; more may ban
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,6 @@ class Declined:
 
 
 class LeaseClient:
-    """The learner of a run, as its workers see it."""
-
     def __init__(
         self,
         run_id: str,
@@ -88,11 +86,7 @@ class LeaseClient:
         asked_s = trio.current_time()
         try:
             reply = await self._ask(
-                LEASES_PROTOCOL,
-                request,
-                LeaseReply,
-                LEASE_REPLY_BYTES_MAX,
-                LEASE_TIMEOUT_S,
+                LEASES_PROTOCOL, request, LeaseReply, LEASE_REPLY_BYTES_MAX, LEASE_TIMEOUT_S
             )
         except RequestRefused as error:
             why = str(error).strip("'")
@@ -114,8 +108,7 @@ class LeaseClient:
         )
 
     async def submit(self, lease: HeldLease, group: RolloutGroup) -> Verdict | None:
-        """Hand a group in. None: it could not be delivered before the lease ended, or was turned
-        away unread or as malformed."""
+        """Hand a group in. None: not delivered before the lease ended, or turned away."""
         submission = codec.submission(lease.id, group, self._identity)
         tries = turned_away = 0
         while True:

@@ -1,32 +1,13 @@
 """Leases of tasks to rollout workers, each with a deadline. Pure: time and the number of the start
 are passed in.
 
-A lease is some groups' worth of credits (`staleness.Account`) in one worker's hands until a
-deadline, and the tasks to use them on. The tasks follow from a secret of the learner, the run, the
-worker, the start and the lease's number: a worker can neither choose them nor work out those of
-its next lease, and a group of any other task is refused by name. What a worker leaves out stays its
-choice, and lowers its rate.
+A lease gives credits for some groups (`staleness.Account`) to one worker until a deadline. Its
+tasks follow from a secret of the learner, so a worker can neither choose nor foresee them; groups
+of other tasks are refused. Its size follows from the worker's measured rate and the groups that it
+delivered lately; a worker that delivered nothing is on trial.
 
-How much a worker gets follows from its measured rate: admitted groups a second, over its last
-leases and the breaks that it took before them. It says nothing about itself that would count, so a
-lie about speed gains nothing. And no more than it has delivered lately: a worker that has delivered
-nothing is on trial, with the little that all such workers together may hold (`trial`).
-
-    book = LeaseBook(rules, account, run_id, secret, start)
-    lease = book.request(worker, version, now, place)   a Lease, or a Denial that says why not
-    answer = book.judge(submission, now)            what to answer without looking at the group;
-                                                    None: verify it, then
-    answer = book.submit(submission, now, fault)    `fault`: what verification found, "" if nothing
-    book.give_back(worker, now)                     a worker leaves
-    book.stand_by(worker, version, now)             a worker asked, and is not wanted
-    book.expire(now)                                deadlines; each lease that ended
-    book.account                                    `consume`, `finish_step`, counters
-    book.to_record(now); LeaseBook.from_record(…)   across a restart, under another `start`
-
-A submission that comes twice gets the same answer twice and counts once, as long as its lease is
-remembered; then it is of an unknown lease, and refused. After a restart from a record, leases of
-the record go on with the time that they had left; those granted since are unknown, which is no
-fault of their workers.
+A submission that comes twice gets the same answer and counts once while its lease is remembered.
+After a restart, leases of the record go on with the time that they had left.
 """
 
 import hashlib
@@ -49,9 +30,9 @@ from swarm.leases.known_workers import (
 from swarm.leases.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
 from swarm.plain_records import Moment, record_of, restored
 
-LEASE_GROUPS_MAX: Final = 256  # what `groups_max` may be
-WORKERS_MAX: Final = 4096  # kept account of; the one unheard of for longest makes room
-LEASES_REMEMBERED_MAX: Final = 1024  # that ended, with their answers
+LEASE_GROUPS_MAX: Final = 256  # bound on `groups_max`
+WORKERS_MAX: Final = 4096  # known; the idle one unheard of for longest makes room
+LEASES_REMEMBERED_MAX: Final = 1024  # ended leases, with their answers
 SECRET_BYTES_MIN: Final = 16
 LEASE_ID_BYTES: Final = 16
 SEED_BITS: Final = 62
@@ -65,16 +46,16 @@ _SEED_DOMAIN: Final = b"swarm/lease-seed/1"
 class LeaseRules:
     """The sizes and durations of leases."""
 
-    target_s: float = 60.0  # what a lease should take its worker; several groups' generation
-    first_s: float = 30.0  # assumed duration of a new worker's first lease, s
-    first_groups: int = 1  # in it, and in all others on trial
-    slack: float = 3.0  # a lease lasts so many times what it should take
-    life_s_min: float = 30.0  # and of an established worker at least as long
-    life_s_max: float = 3600.0  # and no longer
-    trial_share: float = 0.5  # of the credits, and beyond them: what workers on trial may hold
-    trial_groups_min: int = 8  # of that, at least: newcomers do not wait where credits are few
+    target_s: float = 60.0  # expected duration of a lease
+    first_s: float = 30.0  # assumed duration of a new worker's first lease
+    first_groups: int = 1  # in a lease on trial
+    slack: float = 3.0  # time until the deadline, over the expected duration
+    life_s_min: float = 30.0  # shortest time until it for an established worker
+    life_s_max: float = 3600.0
+    trial_share: float = 0.5  # of the credits, and beyond them, for workers on trial
+    trial_groups_min: int = 8  # credits for workers on trial, where `trial_share` gives fewer
     groups_max: int = 64  # in one lease
-    open_max: int = 2  # leases of one worker at a time, so that it need not wait for the next
+    open_max: int = 2  # leases of one worker at a time: it need not wait for the next
 
     def __post_init__(self) -> None:
         checks = (
@@ -92,7 +73,6 @@ class LeaseRules:
 
     @property
     def first_life_s(self) -> float:
-        """The duration of a worker's first lease, s."""
         return self.slack * self.first_s
 
 
@@ -104,36 +84,35 @@ class Lease:
     worker: str
     stream: str
     groups: int
-    version: int  # that the worker had when it asked
+    version: int  # the worker's when it asked
     granted_at: Moment
     deadline: Moment
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds of all places."""
         return task_seeds(self.stream, self.groups)
 
     def seed(self, place: int) -> int:
-        """The seed of a place; -1 where the lease has no such place."""
+        """The seed of a place; -1: the lease has no such place."""
         return _seed(self.stream, place) if 0 <= place < self.groups else -1
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedGroup:
-    """A group that a worker sent. `versions` are those of all its tokens, each at least once."""
+    """A group that a worker sent."""
 
     lease_id: bytes
-    worker: str  # who sent it, by its connection or signature
+    worker: str  # its sender, by connection or signature
     seed: int
     group_id: bytes
-    versions: tuple[int, ...]
+    versions: tuple[int, ...]  # of all its tokens, each at least once
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a submission; a reason of None: admitted. Equal answers say the same."""
+    """The answer to a submission."""
 
-    reason: Discard | None
+    reason: Discard | None  # None: admitted
     detail: str = ""
     repeated: bool = field(default=False, compare=False)  # answered before; counted only then
 
@@ -144,12 +123,12 @@ class Answer:
 
 @dataclass(slots=True)
 class _Held:
-    """A lease with the answers that were given under it, by seed."""
+    """A lease with the answers given under it, by seed."""
 
     lease: Lease
-    busy_from: Moment  # since when the worker's time went into it
-    trial: Trial | None = None  # None: granted to a worker that was not on trial
-    answered_at: Moment | None = None  # the last time
+    busy_from: Moment  # start of the worker's time for it
+    trial: Trial | None = None  # None: the worker was not on trial
+    answered_at: Moment | None = None  # last
     answers: dict[int, tuple[bytes, Answer]] = field(default_factory=dict)
     seeds: frozenset[int] = field(init=False)
 
@@ -166,7 +145,7 @@ class _Held:
 
     @property
     def delivered(self) -> int:
-        """Groups that passed verification, also late ones: that is not all the worker's doing."""
+        """Groups that passed verification; late ones are not all the worker's doing."""
         good = (None, Discard.STALE)
         return sum(answer.reason in good for _, answer in self.answers.values())
 
@@ -184,8 +163,6 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class TrialState:
-    """Counts of workers on trial and of their credits."""
-
     held: int  # credits
     most: int
     workers: int  # that hold them
@@ -194,8 +171,7 @@ class TrialState:
 
 
 def task_seeds(stream: str, count: int) -> tuple[int, ...]:
-    """The numbers that stand for a lease's places in the books, 0 <= seed < 2**`SEED_BITS`. No
-    task is made from them: what a place asks is for whoever makes tasks from the stream."""
+    """The seeds of a lease's places, 0 <= seed < 2**`SEED_BITS`. Tasks are not made from them."""
     return tuple(_seed(stream, place) for place in range(count))
 
 
@@ -204,18 +180,12 @@ def _seed(stream: str, place: int) -> int:
     return int.from_bytes(digest[:8], "big") >> (64 - SEED_BITS)
 
 
-def _framed(*parts: str) -> bytes:
-    """Parts that no other parts give the same bytes as."""
-    return b"".join(len(raw).to_bytes(8, "big") + raw for raw in (p.encode() for p in parts))
-
-
 # Long: grants, ends and credit are one set of books.
 class LeaseBook:
-    """All leases of one learner, open and remembered, and what its workers deliver.
+    """All leases of one learner, open and remembered, and the accounts of its workers.
 
-    `start` is a number that no earlier start of this learner had, random or its time. So no
-    lease that was lost in a crash comes again under the same id. `secret` stays
-    with the learner.
+    `start` differs from those of all earlier starts of this learner: no lease that a crash lost
+    gets the same id again. `secret` stays with the learner.
     """
 
     def __init__(
@@ -237,13 +207,10 @@ class LeaseBook:
         self.denied: Counter[Denial] = Counter()
         self.repeated = 0  # submissions that had been answered
 
-    # --- granting ----------------------------------------------------------------------------
-
     def request(
         self, worker: str, version: int, now: float, place: WorkerOrigin | None = None
     ) -> Lease | Denial:
-        """Grant what a worker with this version of the policy may do next. `place`: where it asks
-        from; None: it has that to itself."""
+        """Grant a lease to a worker with this version. `place`: its origin; None: its own."""
         self.expire(now)
         result = self._grant(worker, version, now, place or WorkerOrigin(worker))
         if isinstance(result, Denial):
@@ -251,14 +218,14 @@ class LeaseBook:
         return result
 
     def stand_by(self, worker: str, version: int, now: float) -> None:
-        """A worker asked, and is not wanted now."""
+        """Record a request of a worker that is to get no lease."""
         self.expire(now)
         self._queue.leave(worker)
-        if self._is_version(version) and self._know(worker):
+        if 0 <= version <= self.account.version and self._know(worker):
             self._workers[worker].asks(version, now)
 
     def _grant(self, worker: str, version: int, now: float, place: WorkerOrigin) -> Lease | Denial:
-        if not self._is_version(version):  # nothing that is said along with it counts
+        if not 0 <= version <= self.account.version:
             return Denial.UNKNOWN_VERSION
         if not self._know(worker):
             return Denial.WORKERS_FULL
@@ -274,7 +241,7 @@ class LeaseBook:
             trial = Trial(place, is_long=self._life_s(worker, groups) > self.rules.first_life_s)
         room = self._room(worker, version, groups, trial, now)
         while room.denial is Denial.WOULD_BE_STALE and groups > 1:
-            groups //= 2  # what takes less time may still be in time
+            groups //= 2  # fewer may still be in time
             room = self._room(worker, version, groups, trial, now)
         if room.denial is not None:
             return room.denial
@@ -294,7 +261,7 @@ class LeaseBook:
         most = self.allowance.total
         room = self.account.trial_room(version, groups, expected_s, now, most)
         if room.denial is Denial.WOULD_BE_STALE:
-            self._queue.leave(worker)  # it must not keep others waiting for what it cannot use
+            self._queue.leave(worker)  # others need not wait for it
             return room
         left = self._left_on_trial(worker, trial, now)
         if room.denial is not None or left >= room.groups:
@@ -302,7 +269,7 @@ class LeaseBook:
         return Room(left) if left > 0 else Room(0, self.account.trial_denial())
 
     def _left_on_trial(self, worker: str, trial: Trial, now: float) -> int:
-        """The credits left for a worker once those before it in the queue got theirs."""
+        """The credits left for a worker after those ahead of it in the queue."""
         allowance, out = self.allowance, self._trials_out()
         self._queue.ask(worker, trial, self._workers[worker].limit.wasted_s, now)
         if allowance.left(trial, out) <= 0:
@@ -315,21 +282,15 @@ class LeaseBook:
         return TrialsOut.of((each.trial, each.unanswered) for each in open_ if each.trial)
 
     @property
-    def _credits_max(self) -> int:
-        return self.rules.open_max * self.rules.groups_max
-
-    @property
     def allowance(self) -> Allowance:
-        """The credits that workers on trial may hold."""
+        """The credits for workers on trial."""
         rules, credits_ = self.rules, self.account.rules.groups_max
         short = max(rules.trial_groups_min, int(rules.trial_share * credits_))
         return Allowance(max(short, rules.first_groups), rules.first_groups)
 
-    def _is_version(self, version: int) -> bool:
-        return 0 <= version <= self.account.version
-
     def _lease(self, worker: str, version: int, groups: int, now: float) -> Lease:
-        who = _framed(self._run_id, worker, str(self._start), str(self._number))
+        parts = (self._run_id, worker, str(self._start), str(self._number))
+        who = b"".join(len(raw).to_bytes(8, "big") + raw for raw in map(str.encode, parts))
         self._number += 1
         lease_id = hmac.digest(self._secret, _ID_DOMAIN + who, "sha256")[:LEASE_ID_BYTES]
         stream = hmac.digest(self._secret, _STREAM_DOMAIN + who, "sha256").hex()
@@ -337,34 +298,29 @@ class LeaseBook:
         return Lease(lease_id, worker, stream, groups, version, now, now + life_s)
 
     def _size(self, worker: str, now: float) -> int:
-        """The number of groups in a lease: what the worker does in `target_s`, or in a step where
-        steps are shorter, and one more. A lease's groups come in together, and those that wait for
-        the last of them grow old."""
+        """The number of groups in a lease: of `target_s`, or of a shorter step, and one more.
+
+        A lease's groups come in together, so in a longer one the first grow old.
+        """
         known, rules = self._workers[worker], self.rules
         most = rules.first_groups
         if not known.limit.is_on_trial:
-            left = int(known.limit.credits) - self._held(worker)
+            mine = (held for held in self._open.values() if held.lease.worker == worker)
+            left = int(known.limit.credits) - sum(held.unanswered for held in mine)
             most = min(left, max(most, int(known.limit.credits) // rules.open_max))
         if known.rate is None:
             return min(rules.first_groups, most)
         target_s = min(rules.target_s, self.account.step_s(now) or rules.target_s)
         return min(rules.groups_max, 1 + int(known.rate * target_s), most)
 
-    def _held(self, worker: str) -> int:
-        """Credits in a worker's hands."""
-        mine = (each for each in self._open.values() if each.lease.worker == worker)
-        return sum(each.unanswered for each in mine)
-
     def _expected_s(self, worker: str, groups: int) -> float:
-        """The expected duration of so many groups, s. A newcomer's is taken to be short enough:
-        else none would ever be measured where steps are short."""
+        """The expected duration of so many groups; a newcomer's is assumed to be short."""
         known = self._workers[worker]
         return groups / known.rate if known.rate else known.busy_s
 
     def _life_s(self, worker: str, groups: int) -> float:
-        """The life of a lease on so many groups, s. A worker that delivered nothing may only be
-        slow: it gets twice as long as it had. A worker that delivered for a while is trusted with
-        time; before that, the groups that it holds are soon free again."""
+        """The life of a lease on so many groups. A worker that delivered nothing may only be slow,
+        and gets twice the time of before; only an established one is trusted with `life_s_min`."""
         known, rules = self._workers[worker], self.rules
         first_s = rules.first_life_s
         measured_s = rules.slack * groups / known.rate if known.rate else 0.0
@@ -374,7 +330,7 @@ class LeaseBook:
         return max(least_s, measured_s or first_s)
 
     def _know(self, worker: str) -> bool:
-        """Have an account of a worker; whether there was room for it."""
+        """Have an account of a worker; False: there is no room."""
         if worker not in self._workers and len(self._workers) >= WORKERS_MAX:
             busy = {held.lease.worker for held in self._open.values()}
             idle = [each for each in self._workers if each not in busy]
@@ -386,18 +342,15 @@ class LeaseBook:
         self._workers.move_to_end(worker)
         return True
 
-    # --- answering ---------------------------------------------------------------------------
-
     def judge(self, submission: SubmittedGroup, now: float) -> Answer | None:
-        """The answer that needs no look at the group; None: verification has to decide. Changes
-        nothing and counts nothing: `submit` follows in any case."""
+        """The answer that needs no verification; None: verify. Counts nothing: `submit` follows."""
         return self._judge(submission, now)[1]
 
     def submit(
         self, submission: SubmittedGroup, now: float, fault: str = "", *, blames: bool = True
     ) -> Answer:
-        """Take a group in, or say why not. `fault`: what is wrong with it, one line; it is heard
-        only where the group would have been taken. `blames`: it counts against the worker."""
+        """Admit or refuse a group. `fault`: one line, used only where the group would have been
+        admitted. `blames`: it counts against the worker."""
         held, answer = self._judge(submission, now)
         if held is not None and held.lease.worker in self._workers:
             self._workers[held.lease.worker].heard_at = now
@@ -408,22 +361,18 @@ class LeaseBook:
             self.repeated += 1
             return answer
         assert answer.reason is not None
-        if held is not None and self._is_of_the_group(answer.reason):
+        uses_credit = answer.reason in (Discard.UNKNOWN_VERSION, Discard.OLDER_THAN_LEASE)
+        if held is not None and uses_credit:
             self._end_trial(held, 1)
             self.account.release(1, answer.reason)
             self._note(held, submission, answer, now)
         else:
             self.account.discarded[answer.reason] += 1
-            self._refused(submission.worker)
+            self._refused(submission.worker)  # it may try again
         return answer
 
-    @staticmethod
-    def _is_of_the_group(reason: Discard) -> bool:
-        """True for a refusal that uses up the task's credit; else the worker may try again."""
-        return reason in (Discard.UNKNOWN_VERSION, Discard.OLDER_THAN_LEASE)
-
     def _judge(self, submission: SubmittedGroup, now: float) -> tuple[_Held | None, Answer | None]:
-        """The lease, if it is the sender's, and the answer, if it is clear."""
+        """The sender's lease, if any, and the answer, if it needs no verification."""
         held = self._open.get(submission.lease_id) or self._ended.get(submission.lease_id)
         if held is None:
             return None, Answer(Discard.UNKNOWN_LEASE)
@@ -458,7 +407,7 @@ class LeaseBook:
         return held.lease.lease_id not in self._open or now >= held.lease.deadline
 
     def _earlier(self, held: _Held, submission: SubmittedGroup) -> Answer | None:
-        """The answer that the task has had."""
+        """The answer that the task already has."""
         found = held.answers.get(submission.seed)
         if found is None:
             return None
@@ -470,16 +419,14 @@ class LeaseBook:
     def _settle(
         self, held: _Held, submission: SubmittedGroup, fault: str, now: float, blames: bool
     ) -> Answer:
-        """Answer a submission for the first time that only verification or its age decides."""
+        """Answer a verified submission for the first time."""
         self._end_trial(held, 1)
         if fault:
             self.account.release(1, Discard.FAULTY)
             answer = Answer(Discard.FAULTY, fault)
         else:
-            versions = submission.versions
-            group = BufferedGroup(
-                submission.group_id, submission.worker, min(versions), max(versions)
-            )
+            oldest, newest = min(submission.versions), max(submission.versions)
+            group = BufferedGroup(submission.group_id, submission.worker, oldest, newest)
             answer = Answer(self.account.admit(group))
         self._note(held, submission, answer, now, blames=blames)
         return answer
@@ -498,7 +445,8 @@ class LeaseBook:
         if answer.admitted:
             self._places[submission.group_id] = (submission.lease_id, submission.seed)
             took_s = max(0.0, now - held.lease.granted_at)
-            self._workers[submission.worker].delivers(took_s, self._credits_max, now)
+            credits_max = self.rules.open_max * self.rules.groups_max
+            self._workers[submission.worker].delivers(took_s, credits_max, now)
         elif blames:
             self._refused(submission.worker)
         if held.unanswered == 0:
@@ -509,10 +457,8 @@ class LeaseBook:
         if known is not None:
             known.refused += 1
 
-    # --- ending ------------------------------------------------------------------------------
-
     def expire(self, now: float) -> list[Lease]:
-        """End the leases whose deadline has come; their unused credits are free again."""
+        """End the leases that are over; their unused credits are free again."""
         over = [held for held in self._open.values() if now >= held.lease.deadline]
         for held in over:
             self._end_trial(held, held.unanswered)
@@ -521,7 +467,7 @@ class LeaseBook:
         return [held.lease for held in over]
 
     def give_back(self, worker: str, now: float) -> list[Lease]:
-        """End a worker's leases because it says that it goes."""
+        """End the leases of a worker that leaves."""
         left = [held for held in self._open.values() if held.lease.worker == worker]
         for held in left:
             self._end_trial(held, held.unanswered)
@@ -562,10 +508,8 @@ class LeaseBook:
             now=now,
         )
 
-    # --- looking -----------------------------------------------------------------------------
-
     def open_leases(self, worker: str) -> list[Lease]:
-        """A worker's leases, oldest first: what to tell it again when an answer got lost."""
+        """A worker's leases, oldest first."""
         return [held.lease for held in self._open.values() if held.lease.worker == worker]
 
     def lease(self, lease_id: bytes) -> Lease | None:
@@ -574,20 +518,19 @@ class LeaseBook:
         return None if held is None else held.lease
 
     def rates(self) -> dict[str, float]:
-        """Admitted groups a second of each worker that has been measured."""
+        """Admitted groups/s of each worker that has been measured."""
         return {
             name: worker.rate for name, worker in self._workers.items() if worker.rate is not None
         }
 
     def accounts(self) -> list[WorkerAccount]:
-        """All workers, the one heard of for longest first."""
+        """All workers, the one unheard of for longest first."""
         leased: Counter[str] = Counter()
         for held in self._open.values():
             leased[held.lease.worker] += held.unanswered
-        return [WorkerAccount.of(name, each, leased[name]) for name, each in self._workers.items()]
+        return [WorkerAccount(name, each, leased[name]) for name, each in self._workers.items()]
 
     def trial_state(self, now: float) -> TrialState:
-        """Counts of workers on trial and of their credits."""
         held = [each for each in self._open.values() if each.trial is not None]
         return TrialState(
             held=self.account.on_trial,
@@ -597,16 +540,14 @@ class LeaseBook:
             waiting=self._queue.count(now),
         )
 
-    # --- across a restart --------------------------------------------------------------------
-
     def to_record(self, now: float) -> dict[str, Any]:
-        """Everything but the secret as plain values, MessagePack's; the account is in it."""
+        """Everything but the secret, with the account, as plain values."""
         kept = _Kept(
-            [*self._open.values()],
-            [*self._ended.values()],
-            dict(self._workers),
-            self.denied,
-            self.repeated,
+            open=[*self._open.values()],
+            ended=[*self._ended.values()],
+            workers=dict(self._workers),
+            denied=self.denied,
+            repeated=self.repeated,
         )
         return {"account": self.account.to_record(now), **record_of(kept, now)}
 
@@ -622,11 +563,7 @@ class LeaseBook:
         start: int,
         now: float,
     ) -> "LeaseBook":
-        """As it was. The secret has to be the same only for new leases not to be foreseen.
-
-        Raises:
-            LocalProtocolError: no record of a lease book, or one that contradicts itself.
-        """
+        """The lease book of a record; `LocalProtocolError` if it is none or contradicts itself."""
         if not isinstance(record, dict):
             raise LocalProtocolError("no record of leases")
         account = Account.from_record(staleness_rules, record.get("account"), now)
@@ -642,18 +579,11 @@ class LeaseBook:
             for seed, (group_id, answer) in held.answers.items():
                 if answer.admitted:
                     book._places[group_id] = (held.lease.lease_id, seed)
-        book._check_credits()
+        unanswered = sum(held.unanswered for held in book._open.values())
+        on_trial = book._trials_out().by_kind.total()
+        if (unanswered, on_trial) != (account.reserved, account.on_trial):
+            raise LocalProtocolError(
+                f"leases hold {unanswered} credits, {on_trial} on trial; the account says "
+                f"{account.reserved} and {account.on_trial}"
+            )
         return book
-
-    def _check_credits(self) -> None:
-        unanswered = sum(held.unanswered for held in self._open.values())
-        if unanswered != self.account.reserved:
-            raise LocalProtocolError(
-                f"leases hold {unanswered} credits and the account says {self.account.reserved}"
-            )
-        on_trial = self._trials_out().by_kind.total()
-        if on_trial != self.account.on_trial:
-            raise LocalProtocolError(
-                f"workers on trial hold {on_trial} credits and the account says "
-                f"{self.account.on_trial}"
-            )

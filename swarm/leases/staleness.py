@@ -1,29 +1,14 @@
-"""The bound on staleness, and the account of all granted and buffered groups. Pure: no clock, no
-network; events and their times are passed in.
+"""The bound on staleness, and the account of granted and buffered groups. Pure: events and their
+times, in seconds of any clock, are passed in.
 
-A learner's steps make versions 0, 1, 2, … of its policy. The staleness of a group is the learner's
-version when it consumes the group, less the oldest version that generated any token of it. **At
-consumption it is at most the bound S, always.** To waste little, the same is asked earlier: before
-work is granted (would it be in time?), when a group comes in, and whenever there is a new version.
+A learner's steps make versions 0, 1, 2, ... of its policy. The staleness of a group is the
+learner's version when it consumes the group, less the oldest version that generated any of its
+tokens. **At consumption it is at most the bound S, always.** To waste little, it is also checked
+before a grant, when a group comes in, and at each new version.
 
-Every group that is granted takes one credit until it is consumed or thrown away, so that
-granted-and-not-in plus buffered groups are never more than `groups_max`: a learner that falls
-behind slows its workers down instead of throwing their work away. `leases.py` says who got which
-credits; both stand on the one account here.
-
-    account = Account(rules)
-    room = account.room(version, wanted, duration_s, now)   how many may be granted; or why none
-    account.reserve(n)                                      n credits are out
-    account.trial_room(…, most); account.reserve(n, most)   the same for a worker on trial
-    account.end_trial(n)                                    n of these are settled next
-    account.release(n, Discard.EXPIRED)                     n of them will not come in
-    account.admit(group)                                    one came in; or why it is thrown away
-    account.consume()                                       a whole batch, oldest first, or nothing
-    account.finish_step(version, now)                       the learner made a version of it
-    account.to_record(now); Account.from_record(rules, record, now)     across a restart
-
-A version here is a learner step, not one optimizer update of several on a batch. `now` is of any
-clock in seconds; a record holds no point in time, so another clock may go on with it.
+Each granted group takes one credit until it is consumed or discarded, so granted and buffered
+groups together never exceed `groups_max`: a slow learner slows its workers down. `lease_table`
+records which worker holds which credits.
 """
 
 from collections import Counter
@@ -35,10 +20,10 @@ from typing import Any, Final
 from swarm.errors import LocalProtocolError, require
 from swarm.plain_records import Moment, record_of, restored
 
-GROUPS_MAX_MAX: Final = 65_536  # what `groups_max` may be
+GROUPS_MAX_MAX: Final = 65_536  # bound on `groups_max`
 BOUND_MAX: Final = 1024
 OF_A_PROCESS: Final = ("rules", "training")  # fields of an account that no record has
-STEP_EWMA_SHARE: Final = 0.1  # of the last interval between versions, in their mean; at first more
+STEP_EWMA_SHARE: Final = 0.1  # least weight of the last interval between versions in their mean
 
 
 class Discard(StrEnum):
@@ -74,8 +59,7 @@ class Denial(StrEnum):
 class StalenessRules:
     """The bounds of a learner's work.
 
-    `groups_max` between 1.6 and 2 steps' worth suits: less starves the learner when a batch has to
-    be put together, and more makes groups wait and so grow old.
+    A `groups_max` of 1.6 to 2 steps suits: less starves the learner, more makes groups grow old.
     """
 
     bound: int  # S, in versions
@@ -107,23 +91,22 @@ class BufferedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The number of groups that may be granted; `denial` says why none, and is None otherwise."""
+    """The number of groups that may be granted."""
 
     groups: int
-    denial: Denial | None = None
+    denial: Denial | None = None  # the reason where there are none
 
 
 def staleness(versions: Iterable[int], learner_version: int) -> int:
-    """The staleness of a group with tokens of these versions (at least one) at the learner's."""
+    """The staleness of a group with tokens of these versions (at least one)."""
     return learner_version - min(versions)
 
 
 @dataclass(slots=True)
 class Account:
-    """Buffered and granted groups of one learner, its version, and what became of everything.
+    """Buffered and granted groups of one learner, its version and its counters.
 
-    The caller of `reserve`, `admit` and `release` keeps to what was reserved; that is our own code,
-    so going beyond is a LocalProtocolError.
+    Callers that settle more than they reserved get a `LocalProtocolError`.
     """
 
     rules: StalenessRules
@@ -146,58 +129,51 @@ class Account:
         return len(self._buffer)
 
     def buffered_ids(self) -> set[bytes]:
-        """The ids of the groups that wait to be consumed."""
         return set(self._buffer)
 
     @property
     def credits_left(self) -> int:
-        """Groups that may still be granted; none where a restart lowered the limit below what is
-        out. What is out on trial takes none of them."""
+        """Groups that may still be granted; those on trial take none of them."""
         return max(0, self.rules.groups_max - self._counted_on)
 
     def trial_credits_left(self, most: int) -> int:
-        """Groups that may still be granted to workers on trial, who hold `most` at most."""
+        """The same for workers on trial, who hold `most` at most."""
         in_all = self.rules.groups_max + most - self.reserved - self.buffered
         return max(0, min(most - self.on_trial, in_all))
 
     @property
     def _counted_on(self) -> int:
-        """Groups that will be there to consume, as far as can be known."""
+        """Groups that are expected to be consumed: trials may come to nothing."""
         return self.reserved - self.on_trial + self.buffered
 
     @property
     def next_version(self) -> int:
-        """The version that will consume the next batch: a step under way has its own already."""
+        """The version that will consume the next batch."""
         return self.version + self.training
 
     def step_s(self, now: float) -> float | None:
-        """The mean duration of a version, and at least that of the present one, s; None before
-        there was any. A learner that starves takes longer, and so grants leases that are too slow
-        for a busy one."""
+        """The mean duration of a version, or that of the present one if longer; None: no version
+        yet. A starving learner takes longer, and so grants leases to slower workers."""
         if self._stepped_at is None or self._intervals == 0:
             return None
         return max(self._step_s, now - self._stepped_at)
 
     @property
     def pacing(self) -> int:
-        """The staleness that grants aim at: the bound, or less where `set_pacing` said so."""
+        """The staleness that grants aim at: the bound, or less by `set_pacing`."""
         return self.rules.bound if self._pacing is None else min(self._pacing, self.rules.bound)
 
     def set_pacing(self, depth: int | None) -> None:
-        """Grant only what will be consumed at a staleness of at most `depth`; None: of the bound.
-        It changes nothing about what may be consumed."""
+        """Grant only groups for a staleness of at most `depth`; None: of the bound."""
         self._pacing = None if depth is None else max(0, depth)
 
     def set_groups_max(self, groups: int) -> None:
-        """Another limit on granted and buffered groups together, within what the rules allow."""
+        """Set the limit on granted and buffered groups, within what the rules allow."""
         least, most = self.rules.groups_per_step, GROUPS_MAX_MAX
         self.rules = replace(self.rules, groups_max=max(least, min(groups, most)))
 
-    # --- granting ----------------------------------------------------------------------------
-
     def room(self, worker_version: int, wanted: int, duration_s: float, now: float) -> Room:
-        """The number of groups, of `wanted` >= 1, that may be granted to a worker which begins now
-        with that version and takes `duration_s`."""
+        """The groups, of `wanted` >= 1, for a worker that takes `duration_s` with that version."""
         if not 0 <= worker_version <= self.version:
             return Room(0, Denial.UNKNOWN_VERSION)
         credits_left = self.credits_left
@@ -211,8 +187,8 @@ class Account:
     def trial_room(
         self, worker_version: int, wanted: int, duration_s: float, now: float, most: int
     ) -> Room:
-        """As `room`, for a worker on trial; those hold `most` groups at most. All that is out is
-        taken to come in before its groups."""
+        """As `room`, for a worker on trial, of which all hold `most` groups at most. All granted
+        groups are assumed to come in before."""
         if not 0 <= worker_version <= self.version:
             return Room(0, Denial.UNKNOWN_VERSION)
         in_time = self._in_time(worker_version, duration_s, now) - self.on_trial
@@ -224,16 +200,12 @@ class Account:
         return Room(min(wanted, credits_left, in_time))
 
     def trial_denial(self) -> Denial:
-        """Why a worker on trial gets nothing: another one would not either, or it would."""
+        """The reason why a worker on trial gets nothing."""
         is_full = self.reserved + self.buffered >= self.rules.groups_max
         return Denial.NO_CREDIT if is_full else Denial.TRIAL_FULL
 
     def _in_time(self, worker_version: int, duration_s: float, now: float) -> int:
-        """The number of further groups of a version that will be consumed within the pacing depth.
-
-        A group is consumed when what is ahead of it is, a batch a version, and not before it is
-        there.
-        """
+        """The number of further groups of a version that will be consumed within the pacing."""
         versions_left = worker_version + self.pacing - self.next_version
         step_s = self.step_s(now)
         if step_s and duration_s >= (versions_left + 1) * step_s:
@@ -241,7 +213,7 @@ class Account:
         return (versions_left + 1) * self.rules.groups_per_step - self._counted_on
 
     def reserve(self, groups: int, trial_most: int | None = None) -> None:
-        """Take credits that `room` found; or `trial_room`, with its `most`."""
+        """Take credits that `room` found, or `trial_room` with its `most`."""
         left = self.credits_left if trial_most is None else self.trial_credits_left(trial_most)
         if not 0 < groups <= left:
             raise LocalProtocolError(f"{groups} groups granted with {left} credits")
@@ -251,26 +223,23 @@ class Account:
             self.on_trial += groups
 
     def end_trial(self, groups: int) -> None:
-        """These groups on trial are settled next, by `admit` or `release`."""
+        """Take groups off trial; `admit` or `release` settles them next."""
         if not 0 <= groups <= self.on_trial:
             raise LocalProtocolError(f"{groups} groups on trial settled of {self.on_trial}")
         self.on_trial -= groups
 
     def release(self, groups: int, why: Discard) -> None:
-        """Give the credits of granted groups back that will not be buffered."""
+        """Give back the credits of granted groups that will not be buffered."""
         if not 0 <= groups <= self.reserved:
             raise LocalProtocolError(f"{groups} credits returned of {self.reserved}")
         self.reserved -= groups
         if groups:
             self.discarded[why] += groups
 
-    # --- in and out --------------------------------------------------------------------------
-
     def admit(self, group: BufferedGroup) -> Discard | None:
-        """Turn a granted group into a buffered one, or give its credit back and say why.
+        """Buffer a granted group, or give its credit back and return the reason.
 
-        A group that could be consumed now but not at the next version is refused while a step is
-        under way: it would only be purged.
+        During a step, the group must be fresh enough for the next version.
         """
         if group.group_id in self._buffer:
             raise LocalProtocolError("a group is buffered already")
@@ -289,11 +258,8 @@ class Account:
         return why
 
     def consume(self) -> tuple[BufferedGroup, ...]:
-        """A step's worth of groups, those of the oldest versions first and by arrival among them;
-        nothing until there are enough. Then the step is under way.
-
-        What would be over the bound is thrown away here at the latest.
-        """
+        """A step's worth of groups, oldest versions first, then by arrival; () until there are
+        enough. Groups over the bound are discarded. Then the step is under way."""
         if self.training:
             raise LocalProtocolError("a batch was consumed before the last one's step was finished")
         self._purge(self.version)
@@ -309,8 +275,8 @@ class Account:
         return batch
 
     def finish_step(self, version: int, now: float) -> tuple[BufferedGroup, ...]:
-        """The learner's version is this one now; the same as before where the step came to nothing.
-        Returns what became too old by it and was thrown away."""
+        """Set the learner's version, the same as before if the step failed. Returns the groups that
+        became too old."""
         if version < self.version:
             raise LocalProtocolError(f"version {version} after {self.version}")
         if version > self.version:
@@ -335,19 +301,15 @@ class Account:
             self.discarded[Discard.OVERTAKEN] += len(gone)
         return gone
 
-    # --- across a restart --------------------------------------------------------------------
-
     def to_record(self, now: float) -> dict[str, Any]:
-        """Everything but the rules as plain values, MessagePack's."""
+        """Everything but the rules as plain values."""
         return record_of(self, now, OF_A_PROCESS)
 
     @classmethod
     def from_record(cls, rules: StalenessRules, record: Any, now: float) -> "Account":
-        """As it was, under rules that may have changed: what a lower bound forbids goes at once. A
-        step that was under way is not any more: the learner's checkpoint is of before it.
+        """The account of a record under rules that may have changed; raises `LocalProtocolError`.
 
-        Raises:
-            LocalProtocolError: no record of an account.
+        A step that was under way is undone, as the learner's checkpoint is of before it.
         """
         account = restored(cls, record, now, rules=rules, training=False)
         account._purge(account.version)

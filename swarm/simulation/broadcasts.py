@@ -1,9 +1,7 @@
 """Broadcasts of weights over simulated links: how long until the last peer has everything.
 
-Production code decides, asks, paces and verifies; links are those of `links.py`. Only the bytes are
-not there: a chunk is a few real bytes that weigh on the links as much as it says it does
-(`Nominal`), so that a broadcast of 16 GB to 128 peers fits a laptop. What comes before chunks flow,
-hearing of the version and fetching its manifest, is taken as three times the latency of a path.
+Production code decides, asks, paces and verifies. A chunk is a few real bytes that count on the
+links with their nominal size (`Nominal`), so a broadcast of 16 GB to 128 peers fits a laptop.
 """
 
 import hashlib
@@ -14,7 +12,6 @@ from random import Random
 
 import trio
 
-from swarm.errors import Reject
 from swarm.identity import PeerId
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
@@ -25,15 +22,15 @@ from swarm.weights.chunk_server import ArtifactKey, ChunkService
 from swarm.weights.manifest import ChunkRef
 
 PUBLISHER = 0
-LATENCIES_BEFORE = 3.0
-GIVE_UP_BOUNDS = 60.0  # times the bound, after which a broadcast has failed
+LATENCIES_BEFORE = 3.0  # of a path, to hear of the version and fetch its manifest
+GIVE_UP_BOUNDS = 60.0  # times the bound, beyond `GIVE_UP_S`, after which a broadcast has failed
 GIVE_UP_S = 60.0
-WARM_S = 2.0
+WARM_S = 2.0  # in which a connection stays warm
 PIECE_BYTES = 16_384  # of an answer, before the next connection has its turn
 
 
 class Nominal(bytes):
-    """A few bytes that pass for many: its length is what it says, its content is what it is."""
+    """A few bytes with a nominal length."""
 
     size: int
 
@@ -84,12 +81,11 @@ class BroadcastResult:
 
     @property
     def over_bound(self) -> float:
-        """Time until the last live peer had everything, over the bound."""
         return self.last_s / self.bound_s
 
 
 class _Memory:
-    """Chunks of one host. A corrupt one reads as garbage of the same size."""
+    """Chunks of one host; a corrupt one reads garbage of the same size."""
 
     def __init__(self, contents: Sequence[Nominal], rng: Random | None) -> None:
         self._contents = contents
@@ -118,13 +114,12 @@ class _Host:
 
 
 def simulate(case: BroadcastCase) -> BroadcastResult:
-    """Run one broadcast; the same case gives the same result."""
+    """Run one broadcast; equal cases give equal results."""
     result: BroadcastResult = deterministic_run(_run, case, seed=case.seed)
     return result
 
 
 def peer_links(world: SimulatedWorld, links: Sequence[LinkProfile]) -> list[PeerLink]:
-    """The peers' links, without the publisher's."""
     return [
         PeerLink(world.peer_id(host), link.up_bytes_per_s, link.down_bytes_per_s)
         for host, link in enumerate(links)
@@ -144,12 +139,9 @@ async def _run(case: BroadcastCase) -> BroadcastResult:
         peers = peer_links(world, case.links)
         bound = bound_s(case.size_bytes, case.links[PUBLISHER].up_bytes_per_s, peers)
         others = hosts[1:]
-        corrupt = set(
-            rng.sample([each.number for each in others], _share(others, case.corrupt_share))
-        )
-        leaving = set(
-            rng.sample([each.number for each in others], _share(others, case.leave_share))
-        )
+        numbers = range(1, len(hosts))
+        corrupt = set(rng.sample(numbers, round(case.corrupt_share * len(others))))
+        leaving = set(rng.sample(numbers, round(case.leave_share * len(others))))
         contents = _contents(case)
         started_s = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -166,10 +158,6 @@ async def _run(case: BroadcastCase) -> BroadcastResult:
             await _finish(others, corrupt, GIVE_UP_BOUNDS * bound + GIVE_UP_S)
             nursery.cancel_scope.cancel()
         return _result(case, bound, hosts, corrupt)
-
-
-def _share(hosts: Sequence[_Host], share: float) -> int:
-    return round(share * len(hosts))
 
 
 async def _connect(hosts: Sequence[_Host]) -> None:
@@ -202,13 +190,9 @@ def _prepare(
         source,
         have=(1 << len(contents)) - 1 if host.number == PUBLISHER else 0,
         rng=Random(f"{case.seed}/picker/{host.number}"),
-        blame=_blame,
+        blame=lambda peer, reason, detail: None,  # the broadcast counts distrusted peers
         down_bytes_per_s=link.down_bytes_per_s,
     )
-
-
-def _blame(peer: PeerId, reason: Reject, detail: str) -> None:
-    """Do nothing: the broadcast itself counts peers that it distrusts."""
 
 
 async def _live(world: SimulatedWorld, host: _Host, case: BroadcastCase, started_s: float) -> None:
@@ -236,7 +220,7 @@ async def _leave(world: SimulatedWorld, host: _Host, after_s: float) -> None:
 
 
 async def _finish(others: Sequence[_Host], corrupt: set[int], limit_s: float) -> None:
-    """Wait until all honest peers that are still there have everything."""
+    """Wait until all honest peers that stay have everything."""
     with trio.move_on_after(limit_s):
         for host in others:
             if host.number not in corrupt:

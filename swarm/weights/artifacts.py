@@ -1,12 +1,9 @@
-"""Artifacts: a version cut into chunks, all of it or what changed, and chunks patched into files.
+"""Artifacts: a version, or its changes, cut into chunks; and chunks patched into files.
 
-A chunk is some magic bytes and blocks; a block says of which entry it is (its index in the
-version's entries by name), which elements, how they are told, and tells them. So a chunk stands
-alone, and chunks are applied in any order, by several threads, twice if need be. Where the cuts are
-in a full artifact depends on names and sizes alone: tensors that are the same in two versions are
-in chunks that are the same, and are fetched once.
-
-Memory on either side is that of a few blocks for each thread, whatever the size of the model.
+A chunk is magic bytes and blocks. A block names its entry by index, its elements and its encoding,
+so chunks are applied in any order, by several threads, twice if need be. Cuts of a full artifact
+depend on names and sizes alone: equal tensors of two versions are in equal chunks. Memory is that
+of a few blocks for each thread.
 """
 
 import threading
@@ -44,11 +41,10 @@ from swarm.weights.manifest import (
 )
 from swarm.wire.messages import CHUNK_BYTES_MAX
 
-MAGIC = b"SWC\x01"
-"""A chunk as it is sent."""
+MAGIC = b"SWC\x01"  # first bytes of a chunk
 CHUNK_TARGET_MAX = CHUNK_BYTES_MAX // 2
 CHUNK_TARGET_MIN = 1 << 12
-SUGGESTED_BYTES = (
+SUGGESTED_BYTES = (  # largest artifact, and the size of its chunks
     (32 << 20, 64 << 10),
     (96 << 20, 128 << 10),
     (320 << 20, 256 << 10),
@@ -57,19 +53,13 @@ SUGGESTED_BYTES = (
     (12 << 30, 2 << 20),
     (48 << 30, 4 << 20),
 )
-"""For artifacts of up to so many bytes, chunks of so many."""
-BLOCKS_MAX = 4096
-"""Blocks of one chunk: what is remembered of a chunk does not grow with how small its blocks
-are."""
-RANGES_MAX = 1 << 19
-"""Blocks of one version. One of a trillion weights has half as many."""
-PIECE_ALIGNMENT = 64
-"""Pieces of an entry begin at multiples of this many elements."""
+BLOCKS_MAX = 4096  # of one chunk: bounds the memory for a chunk of tiny blocks
+RANGES_MAX = 1 << 19  # blocks of one version; one of a trillion weights has half as many
+PIECE_ALIGNMENT = 64  # elements: pieces of an entry begin at multiples of it
 
 
 def suggested_chunk_bytes(size_bytes: int) -> int:
-    """The chunk size for an artifact of this size, in bytes: small ones let peers swap sooner,
-    large ones cost fewer requests and a shorter manifest."""
+    """The chunk size for an artifact: small for early swaps, large for few requests."""
     for limit, chunk_bytes in SUGGESTED_BYTES:
         if size_bytes <= limit:
             return chunk_bytes
@@ -77,8 +67,7 @@ def suggested_chunk_bytes(size_bytes: int) -> int:
 
 
 def estimated_bytes(new: WeightsDirectory, base: WeightsDirectory | None) -> int:
-    """About what an artifact will take, from a look into each tensor: for
-    `suggested_chunk_bytes`."""
+    """The approximate size of an artifact, from a sample of each tensor."""
     before = {} if base is None else {spec.name: spec for spec in base.specs}
     total = 0.0
     for spec in new.specs:
@@ -97,18 +86,17 @@ def estimated_bytes(new: WeightsDirectory, base: WeightsDirectory | None) -> int
 
 
 def comparable(spec: TensorSpec, base: TensorSpec) -> bool:
-    """True if one can be written as its difference from the other."""
     return spec.dtype == base.dtype and spec.size_bytes == base.size_bytes
 
 
 def encode_artifact(
     new: WeightsDirectory, base: WeightsDirectory | None, chunk_bytes: int
 ) -> Iterator[bytes]:
-    """The chunks that take `base` to `new`; `base` None: those that make `new` of nothing.
+    """The chunks that take `base`, or nothing, to `new`.
 
-    Chunks have about `chunk_bytes` bytes, at most half as many again and some; the last, and those
-    before a large tensor of a full artifact, fewer. The same states give the same chunks (under one
-    release of zstd). Raises `StorageFailed`; `ValueError` for sizes out of bounds.
+    Chunks have about `chunk_bytes`, at most half as many again and some; the last, and those before
+    a large tensor of a full artifact, fewer. Equal states give equal chunks under one release of
+    zstd. Raises `StorageFailed`; `ValueError` for sizes out of bounds.
     """
     if not CHUNK_TARGET_MIN <= chunk_bytes <= CHUNK_TARGET_MAX:
         raise ValueError(f"chunks of {chunk_bytes} bytes")
@@ -136,14 +124,12 @@ class _Cutter:
         self.raw_bytes += raw_bytes
 
     def cut(self) -> Iterator[bytes]:
-        """The blocks gathered so far; None: there are none."""
         if len(self):
             yield bytes(self._writer.content)
             self._writer, self._blocks, self.raw_bytes = PayloadWriter(), 0, 0
 
     @property
     def is_full(self) -> bool:
-        """True if no further block may be added."""
         return self._blocks >= BLOCKS_MAX
 
 
@@ -209,7 +195,7 @@ def _delta_blocks(
     old: TensorSpec,
     chunk_bytes: int,
 ) -> Iterator[_Block]:
-    """The changes of one tensor, in blocks that take up to about `chunk_bytes`."""
+    """The changes of one tensor, in blocks of up to about `chunk_bytes`."""
     unit = unit_bytes(spec.dtype)
     span_bytes = min(BLOCK_ELEMENTS_MAX * unit, BLOCK_BYTES_MAX)
     for begin in range(0, spec.size_bytes, span_bytes):
@@ -231,7 +217,7 @@ def _delta_blocks(
 def _split_block(
     after: Array, before: Array, dtype: str, classes: Classes, most_bytes: int
 ) -> Iterator[_Block]:
-    """One block, or halves of halves where it comes out larger than was expected."""
+    """One block, or halves of halves where it is larger than expected."""
     payload = encode_delta(after, before, dtype, classes)
     if payload is None:
         return
@@ -249,7 +235,7 @@ def _split_block(
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """A block of a chunk as its head says, in bounds; the payload is not looked into."""
+    """A block's header, within bounds, and its payload unread."""
 
     index: int
     start: int
@@ -259,15 +245,12 @@ class _Told:
 
 
 class Patcher:
-    """Makes the directory `output` of the version `specs`, from chunks and a base.
+    """Makes the directory `output` of the version `specs`, from chunks and a base, which may be
+    None.
 
-    `base` None: from chunks alone. `base_state` is what an artifact says its base is; it, and with
-    `check_base` the content of the base itself, is compared before anything is written: a wrong one
-    raises `WeightsMismatch` with a name in it. The base is only read. Entries that the base already
-    has are not patched but copied, and so is whatever no chunk tells of.
-
-    `output` must not exist, or be empty; on any error it is left as it is, for the caller to
-    delete.
+    `base_state` is compared with the base before anything is written; a difference raises
+    `WeightsMismatch`. Entries that the base has, or that no chunk holds, are copied. `output` must
+    not exist, or be empty; the caller deletes it after an error.
     """
 
     def __init__(
@@ -277,19 +260,19 @@ class Patcher:
         output: Path,
         *,
         base_state: bytes | None = None,
-        check_base: bool = True,
     ) -> None:
         self._specs = specs
         self._base = base
         self._old = {} if base is None else {spec.name: spec for spec in base.specs}
-        _check_base(base, base_state, check_base)
+        if base_state is not None:
+            _check_base(base, base_state)
         self._writer = WeightsWriter(output, specs)
         self._lock = threading.Lock()
         self._told: list[list[tuple[int, int]]] = [[] for _ in specs]  # begins and ends, sorted
         self._ranges = 0
 
     def apply(self, chunk: bytes) -> None:
-        """Patch one chunk in. Any order, any thread; a chunk that was applied changes nothing.
+        """Patch one chunk in: any order, any thread, twice if need be.
 
         Raises `RemoteProtocolError` for a chunk that is wrong, `StorageFailed` for a disk that is.
         """
@@ -330,17 +313,21 @@ class Patcher:
         unit = unit_bytes(spec.dtype)
         before = None
         old = self._old.get(spec.name)
-        needs_base = told.method in (Method.SPARSE, Method.XOR)
-        if needs_base and self._base is not None and old is not None and comparable(spec, old):
+        if (
+            Method(told.method).needs_base
+            and self._base is not None
+            and old is not None
+            and comparable(spec, old)
+        ):
             before = self._base.read(old, told.start * unit, told.count * unit)
         units = decode_block(told.method, told.payload, spec.dtype, told.count, before)
         self._writer.write(spec, told.start * unit, units)
 
     def finish(self) -> WeightsDirectory:
-        """Copy what no chunk told of, verify every entry, have it all on disk.
+        """Copy what no chunk held, verify every entry, flush all to disk.
 
-        Raises `WeightsMismatch`, which names the first entry that is incomplete or not what its
-        hash says, `RemoteProtocolError` where headers tell of other tensors, `StorageFailed`.
+        Raises `WeightsMismatch` with the first incomplete or different entry, `RemoteProtocolError`
+        for headers that list other tensors, `StorageFailed`.
         """
         made = WeightsDirectory(self._writer.path, self._specs)
         for index, spec in enumerate(self._specs):
@@ -371,26 +358,21 @@ class Patcher:
             at = end
 
 
-def _check_base(base: WeightsDirectory | None, state: bytes | None, check: bool) -> None:
+def _check_base(base: WeightsDirectory | None, state: bytes) -> None:
     if base is None:
-        if state is not None:
-            raise WeightsMismatch("a delta needs a base, there is none")
-        return
+        raise WeightsMismatch("a delta needs a base, there is none")
     has = state_of(base.specs)
-    if state is not None and has != state:
+    if has != state:
         raise WeightsMismatch(
             f"the delta is against state {state.hex()[:16]}, {base.path} has {has.hex()[:16]}"
         )
-    wrong = base.first_difference() if check else None
-    if wrong is not None:
-        raise WeightsMismatch(f"{base.path}: {wrong.name!r} is not what it was", wrong.name)
 
 
 def read_chunk(chunk: bytes, specs: tuple[TensorSpec, ...]) -> list[_Told]:
-    """The blocks of a chunk of the version `specs`, judged but for their payloads.
+    """The blocks of a chunk of the version `specs`, checked but for their payloads.
 
-    Raises `RemoteProtocolError`. Blocks of one chunk do not overlap, so that however small a chunk
-    is, applying it takes no more than the version's own size.
+    Raises `RemoteProtocolError`. Blocks of one chunk do not overlap: applying one takes no more
+    than the version's own size.
     """
     if len(chunk) > CHUNK_BYTES_MAX:
         raise RemoteProtocolError(Reject.OVERSIZE, f"a chunk of {len(chunk)} bytes")

@@ -1,11 +1,8 @@
-"""An artifact on its way through the swarm: what one node sends, asks for and believes.
+"""The exchange of an artifact's chunks, and all broadcasts of one policy (`Sharing`).
 
-A `Broadcast` asks, verifies each chunk before it is stored, served or counted, and is complete when
-all are there. Others get chunks through `chunk_server`; what goes to whom is decided in
-`piece_selection`.
-
-A peer that sends a chunk that is none of the artifact's costs one chunk of traffic: it is blamed
-and not asked again in this broadcast.
+A `Broadcast` asks for chunks and verifies each before it is stored, served or counted.
+`chunk_server` answers others, `piece_selection` decides. A peer that sends a chunk which the
+artifact does not have is blamed and asked no more: it costs one chunk of traffic.
 """
 
 import hashlib
@@ -13,6 +10,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Final, Protocol
 
@@ -54,10 +52,10 @@ from swarm.wire.messages import (
 )
 
 NEIGHBOURS_MAX = 128  # that are asked; the publisher always is
-RELAYED_AT_ONCE = 2  # requests that wait at a neighbour for chunks that it relays, at least
-PUBLISHER_AT_ONCE = 4  # such requests at the publisher, at least
-PUBLISHER_AHEAD_BYTES = 4_194_304  # bytes in such requests while our own rate is unknown
-RELAYED_AT_ONCE_MAX = 16  # such requests at one neighbour, at most
+RELAYED_AT_ONCE = 2  # fewest requests that wait at a neighbour for chunks that it relays
+PUBLISHER_AT_ONCE = 4  # fewest such requests at the publisher
+PUBLISHER_AHEAD_BYTES = 4_194_304  # in such requests while our own rate is unknown
+RELAYED_AT_ONCE_MAX = 16  # such requests at one neighbour
 RELAYED_AHEAD_S = 0.5  # seconds of downlink asked for ahead, at all neighbours together
 RELAYED_BYTES_MIN = 8_388_608  # bytes asked for ahead where the downlink is slow or unknown
 FRESH_AT_ONCE = 8  # requests that wait at the publisher for fresh chunks, at most
@@ -72,9 +70,8 @@ RELAY_AHEAD_COPIES = 2  # chunks to all neighbours taken on ahead, if that is mo
 SLOW_UP_SHARE = 0.25  # of the others' mean uplink; a node with less does not relay
 SLOW_UP_SHARE_LONG = 0.5  # the same where one chunk to all takes longer than `SLOW_UP_S`
 SLOW_UP_S = 1.5  # seconds
-UNSURE_CYCLE_SHARE = 0.25  # of the transfer's time for one chunk to all, others' uplinks unknown;
-# a node that needs more does not relay
 SLOW_CYCLE_SHARE = 0.05  # of the transfer's time for one chunk to all; below it a node relays
+UNSURE_CYCLE_SHARE = 0.25  # of the same; above it no relaying while others' uplinks are unknown
 NEWS_S = 0.5  # between two progress reports to one neighbour, at least
 NEWS_TIMEOUT_S = 10.0  # of such a report
 WRITING_BYTES_MAX = 8_388_608  # of chunks that wait to be stored; one chunk may be larger
@@ -89,20 +86,16 @@ Blame = Callable[[PeerId, Reject, str], None]
 
 
 class ChunkSource(Protocol):
-    """The store of an artifact's chunks, by number. Both calls do their work off the event loop."""
+    """The store of an artifact's verified chunks, by number. It does not block the event loop."""
 
-    async def read(self, chunk: int) -> bytes:
-        """The bytes of a chunk that is here."""
-        ...
+    async def read(self, chunk: int) -> bytes: ...
 
-    async def write(self, chunk: int, data: bytes) -> None:
-        """Keep a chunk. It has been verified."""
-        ...
+    async def write(self, chunk: int, data: bytes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedArtifact:
-    """An artifact, its chunks in order, and who published it."""
+    """A published artifact and its chunks in order."""
 
     key: ArtifactKey
     refs: Sequence[ChunkRef]
@@ -111,8 +104,6 @@ class OfferedArtifact:
 
 @dataclass(slots=True)
 class BroadcastCounters:
-    """The costs of one broadcast. Chunks that came twice are in `duplicate`."""
-
     chunks_in: Counter[str] = field(default_factory=Counter)  # by kind of request
     bytes_in: int = 0
     bytes_out: int = 0
@@ -121,9 +112,9 @@ class BroadcastCounters:
     distrusted: int = 0
 
 
-# Long: sending and receiving share what is known of each chunk.
+# Long: sending and receiving share the state of each chunk.
 class Broadcast:
-    """One artifact, from this node's side. `run` it, and it is `complete` some time."""
+    """One node's part in one artifact's broadcast. `run` it until it is `complete`."""
 
     # Long: one line for each argument, counter and table.
     def __init__(
@@ -137,13 +128,13 @@ class Broadcast:
         down_bytes_per_s: float = 0.0,
     ) -> None:
         """`have`: the chunks that are here, bit i for chunk i."""
-        refs, publisher = offered.refs, offered.publisher
+        refs = offered.refs
         if not 0 < len(refs) <= CHUNKS_MAX:
             raise LocalProtocolError(f"{len(refs)} chunks: must be 1 to {CHUNKS_MAX}")
         self.key = offered.key
         self.refs = tuple(refs)
         self._source = source
-        self.publisher = publisher
+        self.publisher = offered.publisher
         self._size_bytes = sum(ref.size_bytes for ref in refs)
         self.chunk_bytes = max(ref.size_bytes for ref in refs)
         self.counters = BroadcastCounters()
@@ -156,7 +147,7 @@ class Broadcast:
         self._down = down_bytes_per_s
         self.down_measured = 0.0  # told to others in place of what was known before
         self._numbers = {ref.sha256: at for at, ref in enumerate(refs)}
-        giver = None if publisher == self._own else publisher
+        giver = None if self.publisher == self._own else self.publisher
         self.picker = Picker(len(refs), have, rng, giver)
         self._asked: dict[PeerId, trio.CancelScope] = {}
         self._avoid_until_s: dict[PeerId, float] = {}
@@ -180,10 +171,7 @@ class Broadcast:
         if self.picker.complete:
             self.complete.set()
 
-    # --- for the service -------------------------------------------------------------------
-
     def hear(self, peer: PeerId, request: ChunkRequest) -> None:
-        """Learn how far a peer is from what it asks."""
         now_s = trio.current_time()
         have, relaying = from_bytes(request.have), from_bytes(request.relaying)
         self.picker.learn(peer, have, relaying, request.pending, now_s)
@@ -193,18 +181,14 @@ class Broadcast:
             self.links[peer] = (request.up_bytes_per_s, request.down_bytes_per_s)
 
     def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool:
-        """True if the request is answered with nothing, for the chunk will come from elsewhere."""
+        """True if the request gets no chunk, because that will come from elsewhere."""
         if request.kind not in ("named", "lost"):
             return False
         accused = PeerId(request.accused) if request.accused else None
         return self.picker.holds_back(peer, request.chunk, trio.current_time(), accused)
 
-    async def tell(self, peer: PeerId) -> None:
-        """Tell a peer how far we are."""
-        await self._request(peer, "news", 0, 0.0)
-
     def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
-        """The chunk that answers a request now; None: there is none yet."""
+        """The chunk that answers a request; None: none yet."""
         if kind in ("named", "lost"):
             known = chunk < len(self.refs)
             return self.picker.wanted_by(peer, chunk, now_s) if known else None
@@ -214,16 +198,12 @@ class Broadcast:
         return self.picker.relayed_for(peer, now_s, spare=spare)
 
     async def read(self, chunk: int) -> bytes:
-        """The bytes of a chunk that is here, to be sent."""
         data = await self._source.read(chunk)
         self.counters.bytes_out += len(data)
         return data
 
     def not_sent(self, peer: PeerId, chunk: int) -> None:
-        """A chunk that `find` gave for a peer did not leave."""
         self.picker.failed(peer, chunk)
-
-    # --- life ------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve what is here and fetch what is not, until cancelled."""
@@ -266,10 +246,7 @@ class Broadcast:
     def _tick(self, nursery: trio.Nursery) -> None:
         now_s = trio.current_time()
         rate = self._service.pacer.rate()
-        complete = sum(
-            1 for each in self.picker.neighbours.values() if each.have == self.picker.all
-        )
-        others = len(self._asked) - complete
+        others = len(self._asked) - len(self.picker.finished())
         self._is_last_lacking = others <= 1
         self.picker.cycle_s = others * self.chunk_bytes / rate if rate else 0.0
         if self.publisher == self._own:
@@ -277,7 +254,9 @@ class Broadcast:
         self._service.release_stalled(now_s)
         self._service.pump()
         if not self.picker.complete:
-            self._ask_fresh(nursery)
+            for _ in range(self._fresh_wanted()):
+                self._fresh_asked += 1
+                nursery.start_soon(self._take_fresh)
             self._pull(nursery, now_s)
         self._tell(nursery, now_s)
 
@@ -285,10 +264,8 @@ class Broadcast:
         neighbour = self.picker.neighbours.get(peer)
         return neighbour is not None and neighbour.distrusted
 
-    # --- asking ----------------------------------------------------------------------------
-
     async def _ask(self, peer: PeerId, scope: trio.CancelScope) -> None:
-        """All that is asked of one neighbour without being asked by number."""
+        """Keep requests waiting at one neighbour for the chunks that it relays."""
         self.picker.meet(peer)
         self._relayed[peer] = 0
         with scope:
@@ -301,8 +278,8 @@ class Broadcast:
         self._relayed.pop(peer, None)
 
     def _to_park(self, peer: PeerId) -> int:
-        """The number of requests to keep waiting at a neighbour: one for each chunk that it relays
-        and that is not here, within bounds, so that it never waits for us."""
+        """The number of requests to keep waiting at a neighbour: about one for each chunk to
+        come."""
         picker = self.picker
         least = RELAYED_AT_ONCE
         if peer == self.publisher:
@@ -316,7 +293,7 @@ class Broadcast:
         return max(least, min(known, RELAYED_AT_ONCE_MAX, self._relayed[peer] + room))
 
     async def _take_relayed(self, peer: PeerId) -> None:
-        """Have a request wait at a neighbour for what it relays, again and again."""
+        """Keep one such request waiting."""
         try:
             while not self.picker.complete and not self._is_distrusted(peer):
                 if not await self._request(peer, "relayed", 0, PARK_S):
@@ -327,14 +304,8 @@ class Broadcast:
         finally:
             self._relayed[peer] -= 1
 
-    def _ask_fresh(self, nursery: trio.Nursery) -> None:
-        """Take on more to relay, where the uplink will soon have sent what is owed."""
-        for _ in range(self._fresh_wanted()):
-            self._fresh_asked += 1
-            nursery.start_soon(self._take_fresh, self.publisher)
-
     def _fresh_wanted(self) -> int:
-        """The number of further fresh chunks to ask for now; negative: fewer than are asked for."""
+        """The number of further fresh chunks to ask for; negative: too many are asked for."""
         publisher, picker = self.publisher, self.picker
         if publisher not in self._asked or self._is_distrusted(publisher):
             return NO_MORE_FRESH
@@ -360,12 +331,12 @@ class Broadcast:
         share = SLOW_UP_SHARE if cycle_s <= SLOW_UP_S else SLOW_UP_SHARE_LONG
         return rate < share * sum(ups) / len(ups)
 
-    async def _take_fresh(self, publisher: PeerId) -> None:
+    async def _take_fresh(self) -> None:
         scope = trio.CancelScope()
         self._fresh_scopes.add(scope)
         try:
             with scope:
-                while await self._request(publisher, "fresh", 0, PARK_S):
+                while await self._request(self.publisher, "fresh", 0, PARK_S):
                     if self.picker.complete or self._fresh_wanted() < -1:
                         return  # else the next is on its way while this one is passed on
                 await trio.sleep(RETRY.first * self._rng.random())
@@ -392,23 +363,23 @@ class Broadcast:
         )
 
     async def _take_named(self, peer: PeerId, chunk: int) -> None:
-        """Ask for a chunk by its number."""
         try:
-            accused = self.picker.accused(chunk) if peer == self.publisher else None
+            accused = None
+            if peer == self.publisher:
+                accused = self.picker.relay_of(chunk, distrusted=True)
             kind: Kind = "named" if accused is None else "lost"
             await self._request(peer, kind, chunk, NAMED_PARK_S, accused)
             if self.picker.here >> chunk & 1:
                 self._gave_nothing.pop(peer, None)
                 return
-            pause_s = AVOID.after(self._gave_nothing[peer])
-            self._avoid_until_s[peer] = trio.current_time() + pause_s
+            self._avoid_until_s[peer] = trio.current_time() + AVOID.after(self._gave_nothing[peer])
             self._gave_nothing[peer] += 1
         finally:
             self._named[peer] -= 1
             self.picker.give_up(chunk)
 
     def _tell(self, nursery: trio.Nursery, now_s: float) -> None:
-        """Tell neighbours that have not heard for a while how far we are."""
+        """Report our progress to neighbours that got none for a while."""
         for peer in self._asked:
             neighbour = self.picker.neighbours.get(peer)
             if neighbour is None or (neighbour.have == self.picker.all and peer != self.publisher):
@@ -423,14 +394,18 @@ class Broadcast:
     async def _tell_one(self, peer: PeerId) -> None:
         try:
             with trio.move_on_after(NEWS_TIMEOUT_S):
-                await self._request(peer, "news", 0, 0.0)
+                await self.tell(peer)
         finally:
             self._telling.discard(peer)
+
+    async def tell(self, peer: PeerId) -> None:
+        """Report our progress to a peer."""
+        await self._request(peer, "news", 0, 0.0)
 
     async def _request(
         self, peer: PeerId, kind: Kind, chunk: int, wait_s: float, accused: PeerId | None = None
     ) -> bool:
-        """Ask a neighbour for a chunk, and take what comes. Returns whether it takes part."""
+        """Ask a neighbour for a chunk and take what comes. False: it does not take part."""
         picker, count = self.picker, len(self.refs)
         self._told_s[peer] = trio.current_time()
         request = ChunkRequest(
@@ -465,7 +440,7 @@ class Broadcast:
         return True
 
     async def _take(self, peer: PeerId, kind: Kind, data: bytes) -> None:
-        """Keep a chunk that is one of the artifact's."""
+        """Take a chunk that is one of the artifact's."""
         counters, picker = self.counters, self.picker
         chunk = self._numbers.get(hashlib.sha256(data).digest())
         if chunk is None:
@@ -490,8 +465,7 @@ class Broadcast:
         self._nursery.start_soon(self._keep, peer, kind, chunk, data)
 
     async def _keep(self, peer: PeerId, kind: Kind, chunk: int, data: bytes) -> None:
-        """Store a chunk, and count it in. Meanwhile the next is asked for: on a busy machine what
-        writes waits for its turn, several times for each chunk."""
+        """Store and count a chunk, while the next is asked for."""
         counters, picker = self.counters, self.picker
         try:
             await self._source.write(chunk, data)
@@ -504,21 +478,16 @@ class Broadcast:
         now_s = trio.current_time()
         self._gap_s += GAP_WEIGHT * (now_s - self._progress_s - self._gap_s)
         self._progress_s = now_s
-        # whoever gets a chunk of the publisher's that nobody else relays passes it on
-        named = kind in ("named", "lost") and peer == self.publisher and not self._is_relayed(chunk)
-        picker.got(chunk, relay=kind == "fresh" or named, now_s=self._progress_s)
+        # A chunk that the publisher sent by number and that nobody else relays is passed on.
+        named = kind in ("named", "lost") and peer == self.publisher
+        orphan = named and picker.relay_of(chunk, distrusted=False) is None
+        picker.got(chunk, relay=kind == "fresh" or orphan, now_s=now_s)
         if picker.complete:
             self.complete.set()
             for scope in (*self._asked.values(), *self._fresh_scopes):
                 scope.cancel()  # what waits at others would take places from what comes next
         self._unread.set()
         self._service.pump()
-
-    def _is_relayed(self, chunk: int) -> bool:
-        return any(
-            neighbour.relaying >> chunk & 1 and not neighbour.distrusted
-            for neighbour in self.picker.neighbours.values()
-        )
 
     def _distrust(self, peer: PeerId, reason: Reject, detail: str) -> None:
         neighbour = self.picker.meet(peer)
@@ -528,30 +497,26 @@ class Broadcast:
         self._blame(peer, reason, detail)
 
 
-# The broadcasts that one node takes part in: those that bring chunks, and those that give them
-# on.
+# All broadcasts of one policy.
 
-LINKS_KEPT_MAX: Final = 512
+LINKS_KEPT_MAX: Final = 512  # peers whose reported links are kept
 MEASURE_S: Final = 0.5  # over which the downlink is measured
 VERSIONS_SHARED_MAX: Final = 12  # at a time, the ones on their way included: pins are bounded
 
 
 def pin_name(version: int) -> str:
-    """Under which the chunks of a version are pinned."""
+    """The name of the pins of a version's chunks."""
     return f"version {version}"
 
 
 class StoredChunks:
-    """The chunks of one artifact, in the store."""
-
     def __init__(self, store: ChunkStore, refs: Sequence[ChunkRef], run_sync: RunSync) -> None:
         self._store = store
         self._refs = refs
         self._run_sync = run_sync
 
     async def read(self, chunk: int) -> bytes:
-        """Raises `RequestRefused` where the file is gone, was found damaged or cannot be read: then
-        peers have to get it elsewhere, and nothing else depends on it."""
+        """Raises `RequestRefused` where the chunk is gone, damaged or unreadable."""
         sha256 = self._refs[chunk].sha256
         if (cached := self._store.get_at_once(sha256)) is not None:
             return cached
@@ -565,27 +530,25 @@ class StoredChunks:
 
     async def write(self, chunk: int, data: bytes) -> None:
         """Raises `StoreFull` and `StorageFailed`."""
-        await self._run_sync(self._put, self._refs[chunk].sha256, data)
-
-    def _put(self, sha256: bytes, data: bytes) -> None:
-        self._store.put(sha256, data, verified=True)  # by the broadcast, which found it by its hash
+        put = partial(self._store.put, verified=True)  # by the broadcast
+        await self._run_sync(put, self._refs[chunk].sha256, data)
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The cost of having all chunks of an artifact; `missing_bytes` of it were not here."""
+    """The cost of getting all chunks of an artifact."""
 
-    missing_bytes: int
-    fetched_bytes: int  # what came, that twice included
+    missing_bytes: int  # not here before
+    fetched_bytes: int  # received, duplicates included
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The part of an artifact that is here; of `have`, bit i is chunk i."""
+    """The part of an artifact that is here."""
 
     version: int  # that it leads to
     chunks: int
-    have: int
+    have: int  # bit i for chunk i
     size_bytes: int
     complete: bool
 
@@ -601,9 +564,8 @@ class _Running:
     failure: StoreFull | StorageFailed | None = None
 
 
-# Long: sessions of one node share its uplink.
 class Sharing:
-    """All broadcasts of one policy. `nursery` is set before any is opened."""
+    """All broadcasts of one policy. Set `nursery` before any is opened."""
 
     nursery: trio.Nursery
 
@@ -624,20 +586,17 @@ class Sharing:
         self._links: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
         self.down_bytes_per_s = 0.0  # the most that was seen; 0: nothing yet
 
-    # --- what there is ---------------------------------------------------------------------
-
     def versions(self) -> tuple[int, ...]:
-        """Versions of which something is given on whole, oldest first."""
+        """Versions with a complete artifact, oldest first."""
         whole = (each for each in self._running.values() if each.broadcast.complete.is_set())
         return tuple(sorted({each.version for each in whole}))
 
     def version_of(self, root: bytes) -> int | None:
-        """The version with this root, if it is shared."""
         found = (each.version for key, each in self._running.items() if key.root == root)
         return next(found, None)
 
     def progress_of(self, version: int) -> tuple[int, int]:
-        """Bytes that are here, and all bytes, of what is on its way for a version."""
+        """Bytes here and bytes in all of the artifacts on their way for a version."""
         have = total = 0
         for running in self._running.values():
             broadcast = running.broadcast
@@ -651,7 +610,7 @@ class Sharing:
         return have, total
 
     def holding(self) -> Holding | None:
-        """The newest version that something is here of; of several artifacts the last begun."""
+        """The artifact begun last on behalf of the newest version."""
         if not self._running:
             return None
         newest = max(each.on_behalf for each in self._running.values())
@@ -661,8 +620,7 @@ class Sharing:
         return Holding(newest, len(refs), picker.have, size_bytes, picker.have == picker.all)
 
     def unfinished(self, version: int) -> tuple[PeerId, ...]:
-        """Connected peers that were heard to lack chunks of an artifact that is given on here, and
-        have not said since that they have all of one."""
+        """Connected peers that lack chunks of each artifact of a version that they reported on."""
         lacking: set[PeerId] = set()
         done: set[PeerId] = set()
         there = set(self._chunks.transport.peers())
@@ -677,19 +635,15 @@ class Sharing:
         return tuple(sorted(lacking - done))
 
     def finished(self, version: int) -> int:
-        """The number of connected peers that reported all chunks of an artifact of a version."""
+        """The number of peers that reported all chunks of an artifact of a version."""
         done: set[PeerId] = set()
         for running in self._running.values():
-            picker = running.broadcast.picker
             if running.version == version:
-                done |= {
-                    peer for peer, each in picker.neighbours.items() if each.have == picker.all
-                }
+                done |= running.broadcast.picker.finished()
         return len(done)
 
     def shares(self, version: int) -> dict[PeerId, float]:
-        """The share of an artifact's chunks that each connected peer reported, 0 to 1; of
-        several artifacts of a version the one that a peer has most of."""
+        """The largest share of an artifact's chunks that each peer reported, 0 to 1."""
         found: dict[PeerId, float] = {}
         for running in self._running.values():
             if running.version != version:
@@ -702,7 +656,7 @@ class Sharing:
 
     @property
     def links(self) -> dict[PeerId, tuple[int, int]]:
-        """The links that peers report, up and down, in bytes a second; 0: unknown to them."""
+        """The up- and downlinks that peers report, in bytes/s; 0: unknown to them."""
         for running in self._running.values():
             for peer, (up, down) in running.broadcast.links.items():
                 before = self._links.pop(peer, (0, 0))
@@ -713,11 +667,11 @@ class Sharing:
 
     @property
     def up_bytes_per_s(self) -> float:
-        """The measured rate of our uplink; 0: not measured yet."""
+        """The measured rate of our uplink; 0: unknown."""
         return self._chunks.pacer.rate()
 
     def peer_links(self, without: PeerId) -> list[PeerLink]:
-        """The links of all connected peers that took part, and our own, but for the publisher's."""
+        """The links of connected peers that took part, and our own, without the publisher's."""
         transport = self._chunks.transport
         links = self.links
         found = [
@@ -725,12 +679,9 @@ class Sharing:
             for peer in transport.peers()
             if peer in links and peer != without
         ]
-        if transport.peer_id != without:
-            own = PeerLink(transport.peer_id, self.up_bytes_per_s, self.down_bytes_per_s)
-            found.append(own)
+        if (own := transport.peer_id) != without:
+            found.append(PeerLink(own, self.up_bytes_per_s, self.down_bytes_per_s))
         return found
-
-    # --- fetching and giving ---------------------------------------------------------------
 
     async def fetch(
         self,
@@ -742,11 +693,9 @@ class Sharing:
         *,
         on_behalf: int,
     ) -> Fetched:
-        """Have all chunks of an artifact in the store; they are given on from then on, and while
-        they come.
+        """Get all chunks of an artifact into the store, and serve them as they come.
 
-        Raises:
-            StoreFull, StorageFailed: the store. What came stays in it.
+        Raises `StoreFull` and `StorageFailed`; what came stays in the store.
         """
         if not refs:
             return Fetched(0, 0)
@@ -767,7 +716,7 @@ class Sharing:
             await running.ended.wait()
             if running.failure is not None:
                 raise running.failure
-            # else it was ended for want of room: what is missing is asked for again
+            # It ended for want of room: fetch again what is missing.
 
     async def _measure_until_done(self, running: _Running) -> None:
         counters = running.broadcast.counters
@@ -789,7 +738,7 @@ class Sharing:
         refs: Sequence[ChunkRef],
         publisher: PeerId,
     ) -> None:
-        """Give on an artifact of which all chunks are in the store."""
+        """Serve an artifact of which all chunks are in the store."""
         key = ArtifactKey(root, artifact)
         if key in self._running or not refs:
             return
@@ -829,37 +778,34 @@ class Sharing:
                     nursery.start_soon(running.broadcast.run)
                     await running.broadcast.complete.wait()
                     running.done.set()
-                    await self._tell_publisher(running.broadcast)
+                    publisher = running.broadcast.publisher
+                    if publisher != self._chunks.transport.peer_id:
+                        await running.broadcast.tell(publisher)
         except* (StoreFull, StorageFailed) as group:
-            running.failure = _first(group)
+            error = first_of(group)
+            assert isinstance(error, StoreFull | StorageFailed)
+            running.failure = error
         finally:
             del self._running[key]
             running.done.set()
             running.ended.set()
 
-    async def _tell_publisher(self, broadcast: Broadcast) -> None:
-        """Tell the publisher that all is here, so that it knows who has it. It is told no more."""
-        if broadcast.publisher != self._chunks.transport.peer_id:
-            await broadcast.tell(broadcast.publisher)
-
     def _blame(self, peer: PeerId, reason: Reject, detail: str) -> None:
         self._ledger.reject(peer, reason)
 
-    # --- ends ------------------------------------------------------------------------------
-
     def drop(self, version: int) -> None:
-        """End what was begun on behalf of a version."""
+        """End the broadcasts on behalf of a version."""
         self._end(each for each in self._running.values() if each.on_behalf == version)
-        self._unpin_all_but({each.version for each in self._kept()})
+        self._unpin_ended()
 
     def keep_newest(self, versions: int) -> None:
-        """Go on giving the newest so many versions, and end the rest."""
+        """Serve the newest so many versions, and end the rest."""
         newest = set(self.versions()[-versions:])
         self._end(each for each in self._running.values() if each.version not in newest)
-        self._unpin_all_but({each.version for each in self._kept()})
+        self._unpin_ended()
 
     def end(self, root: bytes, artifact: int) -> None:
-        """Stop giving one artifact, and let its chunks go where room is needed."""
+        """Stop serving one artifact and unpin its chunks."""
         running = self._running.get(ArtifactKey(root, artifact))
         if running is None:
             return
@@ -868,42 +814,32 @@ class Sharing:
         refs.pop(running.broadcast.key, None)
         self.store.pin(pin_name(running.version), [ref for each in refs.values() for ref in each])
 
-    def _kept(self) -> list[_Running]:
-        return [each for each in self._running.values() if not each.scope.cancel_called]
-
     def _end(self, leaving: Iterable[_Running]) -> None:
         for running in list(leaving):
             running.scope.cancel()
 
     async def _pin(self, version: int, key: ArtifactKey, refs: Sequence[ChunkRef]) -> None:
-        """Keep chunks in the store. Where there is no room, older versions are no longer given."""
+        """Pin chunks in the store. Where there is no room, older versions end."""
         self._pins.setdefault(version, {})[key] = refs
         while True:
             union = [ref for each in self._pins[version].values() for ref in each]
             older = sorted(each for each in self._pins if each < version)
             try:
-                if len(self._pins) > VERSIONS_SHARED_MAX and older:
-                    raise StoreFull("too many versions")  # noqa: TRY301  as if they were too large
-                await self._run_sync(self.store.pin, pin_name(version), union)
+                if len(self._pins) <= VERSIONS_SHARED_MAX or not older:
+                    await self._run_sync(self.store.pin, pin_name(version), union)
+                    return
             except StoreFull:
                 if not older:
                     del self._pins[version][key]
                     raise
-                self._end(each for each in self._running.values() if each.version == older[0])
-                self._unpin(older[0])
-                continue
-            return
+            self._end(each for each in self._running.values() if each.version == older[0])
+            self._unpin(older[0])
 
-    def _unpin_all_but(self, versions: set[int]) -> None:
-        for version in [each for each in self._pins if each not in versions]:
+    def _unpin_ended(self) -> None:
+        kept = {each.version for each in self._running.values() if not each.scope.cancel_called}
+        for version in self._pins.keys() - kept:
             self._unpin(version)
 
     def _unpin(self, version: int) -> None:
         self._pins.pop(version, None)
         self.store.unpin(pin_name(version))
-
-
-def _first(group: BaseExceptionGroup[StoreFull | StorageFailed]) -> StoreFull | StorageFailed:
-    error = first_of(group)
-    assert isinstance(error, StoreFull | StorageFailed)
-    return error

@@ -1,9 +1,8 @@
-"""The least time that a broadcast can take, and what one takes.
+"""The least time and the estimated time of a broadcast. Rates are bytes/s, times seconds. Pure.
 
-Pure. All rates are bytes a second, all times seconds. The bound is that of Kumar and Ross (2006)
-for a fluid in a network whose only limits are the hosts' own up- and downlinks: the publisher has
-to send everything once, the slowest downlink has to take everything, and all uplinks together have
-to carry all copies. Latency is in none of the three, so small versions cannot come near it.
+The bound is Kumar and Ross (2006): the publisher sends everything once, the slowest downlink takes
+everything, and all uplinks together carry all copies. It ignores latency, so small versions cannot
+come near it.
 """
 
 from collections.abc import Sequence
@@ -18,8 +17,6 @@ ROUND_TRIPS = 3.0  # before a broadcast is under way, and at its end
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """A peer's access to the network, as far as it is known."""
-
     peer: PeerId
     up_bytes_per_s: float
     down_bytes_per_s: float
@@ -44,10 +41,9 @@ def broadcast_s(
     peers: Sequence[PeerLink],
     latency_s: float,
 ) -> float:
-    """Seconds until the last peer has everything: the bound and what was measured to come on top.
+    """Estimated seconds until the last peer has everything.
 
-    Each chunk passes through one peer that sends it to all others, most often one with a fast
-    uplink. The last one to be handed out needs the time of that many chunks on such an uplink.
+    Each chunk passes through one peer that relays it to all others, most often on a fast uplink.
     """
     if not peers:
         return 0.0

@@ -1,7 +1,7 @@
 """Answers to requests for chunks, of as many artifacts as are in flight.
 
-A request waits until there is something for it, and until the uplink has room: answers leave no
-faster than it takes them, and who was sent least has its turn first.
+A request waits until a chunk is found for it and the uplink has room. The peer that was sent least
+is served first.
 """
 
 from collections import Counter
@@ -25,12 +25,12 @@ from swarm.wire.messages import (
     ChunkRequest,
 )
 
-PARK_S = 10.0  # how long a request waits for a chunk
-ANSWER_S = 60.0  # for the bytes of an answer, once it is on its way
-BYTES_PER_S_MIN = 16_384  # slower answers are given up
-ANSWER_STALLED_S = 3.0  # after which an answer is taken to wait for its reader, and what it takes
-ANSWER_BYTES_PER_S = 131_072.0  # at this rate
-PEER_OUT_BYTES_MAX = 8_388_608  # on their way to one peer, or one chunk if that is more
+PARK_S = 10.0  # longest wait of a request for a chunk
+ANSWER_S = 60.0  # time limit of an answer on its way, beyond its size at `BYTES_PER_S_MIN`
+BYTES_PER_S_MIN = 16_384
+ANSWER_STALLED_S = 3.0  # after which an answer waits for its reader, beyond its size at the rate
+ANSWER_BYTES_PER_S = 131_072.0  # of an answer that does not
+PEER_OUT_BYTES_MAX = 8_388_608  # on their way to one peer; one chunk may be larger
 SERVED_PEERS_MAX = 1_024  # whose bytes are counted
 
 Kind = Literal["fresh", "relayed", "named", "lost", "news"]
@@ -54,31 +54,21 @@ class ArtifactKey:
 
 
 class ChunkGiver(Protocol):
-    """An artifact whose chunks are given: a `Broadcast`."""
+    """An artifact whose chunks are served: a `Broadcast`."""
 
     key: ArtifactKey
     refs: tuple[ChunkRef, ...]
     chunk_bytes: int
 
-    def hear(self, peer: PeerId, request: ChunkRequest) -> None:
-        """Learn how far a peer is from what it asks."""
-        ...
+    def hear(self, peer: PeerId, request: ChunkRequest) -> None: ...
 
-    def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool:
-        """True if the request is answered with nothing, for the chunk will come from elsewhere."""
-        ...
+    def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool: ...
 
-    def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
-        """The chunk that answers a request now; None: there is none yet."""
-        ...
+    def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None: ...
 
-    async def read(self, chunk: int) -> bytes:
-        """The bytes of a chunk that is here, to be sent."""
-        ...
+    async def read(self, chunk: int) -> bytes: ...
 
-    def not_sent(self, peer: PeerId, chunk: int) -> None:
-        """A chunk that `find` gave for a peer did not leave."""
-        ...
+    def not_sent(self, peer: PeerId, chunk: int) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -111,8 +101,8 @@ class ChunkService:
         up_bytes_per_s: float = 0.0,
         gater: ConnectionGater | None = None,
     ) -> None:
-        """`up_bytes_per_s`: what the uplink was measured to carry before; 0 if that is unknown.
-        `gater` holds peers to their quotas, and malformed requests against them; None: nobody."""
+        """`up_bytes_per_s`: the uplink's rate as measured before; 0: unknown. `gater` enforces
+        quotas, and blames peers for malformed requests."""
         self._gater = gater
         self.transport = transport
         self.pacer = Pacer(up_bytes_per_s)
@@ -123,20 +113,26 @@ class ChunkService:
         transport.serve(CHUNKS_PROTOCOL, self._serve, CHUNK_LIMITS, self._sent)
 
     def add(self, broadcast: ChunkGiver) -> None:
-        """Answer for an artifact from now on."""
+        """Answer for an artifact."""
         if broadcast.key in self._broadcasts:
             raise LocalProtocolError("this artifact is broadcast already")
         self._broadcasts[broadcast.key] = broadcast
 
     def remove(self, broadcast: ChunkGiver) -> None:
-        """Stop to answer for it; requests that wait get nothing."""
+        """Stop answering for it; requests that wait get nothing."""
         self._broadcasts.pop(broadcast.key, None)
-        for waiting in [each for kind in self._waiting.values() for each in kind]:
-            if waiting.broadcast is broadcast:
-                waiting.done.set()
+        for kind in self._waiting.values():
+            for waiting in kind:
+                if waiting.broadcast is broadcast:
+                    waiting.done.set()
 
     async def _serve(self, peer: PeerId, payload: bytes) -> bytes:
-        request = self._read(peer, payload)
+        if self._gater is None:
+            request = codec.decode(payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
+        else:
+            request = self._gater.read(
+                Quota.CHUNK, peer, payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX
+            )
         broadcast = self._broadcasts.get(ArtifactKey(request.root, request.artifact))
         if broadcast is None:
             raise RequestRefused("that artifact is not here")
@@ -157,13 +153,8 @@ class ChunkService:
                 self._sent(peer, broadcast.refs[waiting.found].size_bytes)
         return data
 
-    def _read(self, peer: PeerId, payload: bytes) -> ChunkRequest:
-        if self._gater is None:
-            return codec.decode(payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
-        return self._gater.read(Quota.CHUNK, peer, payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
-
     async def _find(self, waiting: _Waiting, request: ChunkRequest) -> int | None:
-        """The chunk that answers a request, once there is one and the uplink has room."""
+        """The chunk for a request, once there is one and the uplink has room."""
         queue = self._waiting[waiting.kind]
         queue[waiting] = None
         try:
@@ -176,7 +167,7 @@ class ChunkService:
         return waiting.found
 
     def pump(self) -> None:
-        """Let out what may go: fresh chunks first, for others wait to pass them on."""
+        """Send what may go, fresh chunks first: others wait to pass them on."""
         for kind in ORDER:
             queue = self._waiting[kind]
             while queue and (waiting := self._next(queue)) is not None:
@@ -184,7 +175,7 @@ class ChunkService:
                 waiting.done.set()
 
     def _next(self, queue: dict[_Waiting, None]) -> _Waiting | None:
-        """The request to answer next: of who was sent least, if there is something for it."""
+        """The request to answer next: of the peer that was sent least."""
         now_s = trio.current_time()
         asked: set[tuple[PeerId, ArtifactKey]] = set()
         for waiting in sorted(queue, key=lambda each: self._served_bytes[each.peer]):
@@ -229,7 +220,7 @@ class ChunkService:
         self.pump()
 
     def release_stalled(self, now_s: float) -> None:
-        """Answers that their readers take slowly do not occupy the uplink: others may leave."""
+        """Let others leave beside answers that their readers take slowly."""
         for answer in [each for answers in self._leaving.values() for each in answers]:
             limit_s = ANSWER_STALLED_S + answer.size_bytes / ANSWER_BYTES_PER_S
             if not answer.stalled and now_s - answer.begun_s >= limit_s:

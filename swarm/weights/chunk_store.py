@@ -1,19 +1,13 @@
 """Chunks on disk: verified before they are stored, bounded, and still there after kill -9.
 
-A chunk is a file named by its SHA-256. It is written under a temporary name and renamed, so a name
-stands for whole bytes; no sync is waited for. What is found at a start may have been written before
-a power cut, or changed by anybody: it counts for nothing until its hash was checked, at its first
-use. So what was verified is not fetched again, and what nobody has verified is not served.
+A chunk is a file named by its SHA-256, written under a temporary name and renamed. Chunks found at
+the start are checked before their first use, as a power cut or anybody may have changed them.
+Chunks of the versions in use are pinned. As many bytes again are kept for peers that are behind;
+the least recently used leave first.
 
-Chunks of the version that serves and of the one in flight are pinned. Of the rest as much is kept
-again, for peers that are behind, the least recently used leaving first: a learner that publishes
-for days would else fill the disk with what nobody asks for.
-
-Everything here blocks, but for `get_at_once`: call it off the event loop. All of it may be called
-from any thread.
+Everything blocks but `get_at_once`: call it off the event loop, from any thread.
 """
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -25,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from swarm.errors import (
@@ -36,24 +29,11 @@ from swarm.errors import (
     StorageFailed,
     StoreFull,
 )
-from swarm.weights.manifest import ChunkRef
+from swarm.weights.manifest import NO_ROOM, ChunkRef
 
 PIN_SETS_MAX: Final = 16
-SPARE_BYTES_MIN: Final = 268_435_456  # of chunks that are not pinned, where the pinned take less
-AT_ONCE_BYTES_MAX: Final = 2_097_152  # of a chunk that is read where it must not take long
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
-@dataclass(frozen=True, slots=True)
-class StoreFigures:
-    """Counts of chunks that are here, and of those that left."""
-
-    chunks: int
-    held_bytes: int
-    unverified: int  # found at the start and not used since
-    stored: int  # since the start, as are those below
-    evicted: int
-    damaged: int  # found cut short or changed, and dropped
+SPARE_BYTES_MIN: Final = 268_435_456  # kept unpinned, even where the pinned take less
+AT_ONCE_BYTES_MAX: Final = 2_097_152  # of a chunk that is read on the event loop
 
 
 @dataclass(slots=True)
@@ -63,11 +43,9 @@ class _Held:
 
 
 class ChunkStore:
-    """The chunks in one directory; one process at a time.
+    """The chunks in one directory, for one process at a time.
 
-    Raises:
-        ConfigError: another process has it.
-        StorageFailed: the directory cannot be read or written.
+    Raises `ConfigError` if another process has it, `StorageFailed` if it cannot be read or written.
     """
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
@@ -87,21 +65,17 @@ class ChunkStore:
             self._own = (directory / "lock").open("w")
         except OSError as error:
             raise StorageFailed(f"{directory}: {error.strerror}") from None
-        self._take(directory)
         try:
+            fcntl.flock(self._own, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self._partial, ignore_errors=True)  # of a process that is no more
             self._partial.mkdir()
             self._find()
-        except OSError as error:
-            self._own.close()
-            raise StorageFailed(f"{directory}: {error.strerror}") from None
-
-    def _take(self, directory: Path) -> None:
-        try:
-            fcntl.flock(self._own, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._own.close()
             raise ConfigError(f"{directory}: in use by another process; stop that first") from None
+        except OSError as error:
+            self._own.close()
+            raise StorageFailed(f"{directory}: {error.strerror}") from None
 
     def _find(self) -> None:
         """Find the chunks that another process left, in the order of writing."""
@@ -119,34 +93,23 @@ class ChunkStore:
             self._held_bytes += size_bytes
 
     def close(self) -> None:
-        """Let another process have the directory. Nothing may be called after this."""
+        """Let another process have the directory."""
         self._own.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- what is there -------------------------------------------------------------------------
-
     def has(self, ref: ChunkRef) -> bool:
-        """True if there is a file of that name and size: an estimate, made without reading it."""
+        """True if there is a file of that name and size; it is not read."""
         with self._lock:
             held = self._held.get(ref.sha256)
             return held is not None and held.size_bytes == ref.size_bytes
 
     def missing(self, refs: Iterable[ChunkRef]) -> list[ChunkRef]:
-        """Those that have to be fetched, in their order. Reads what was not verified yet.
-
-        Raises:
-            StorageFailed: the disk cannot be read.
-        """
+        """The chunks to fetch, in order. Reads unverified ones; raises `StorageFailed`."""
         return [ref for ref in refs if not self._check(ref)]
 
     def _check(self, ref: ChunkRef) -> bool:
@@ -157,11 +120,7 @@ class ChunkStore:
         return self.get(ref.sha256) is not None
 
     def get(self, sha256: bytes) -> bytes | None:
-        """A chunk, verified; None if it is not there, or was not what its name says.
-
-        Raises:
-            StorageFailed: the disk cannot be read.
-        """
+        """A verified chunk; None if it is missing or damaged. Raises `StorageFailed`."""
         with self._lock:
             held = self._held.get(sha256)
             if held is None:
@@ -187,10 +146,9 @@ class ChunkStore:
         return None
 
     def get_at_once(self, sha256: bytes) -> bytes | None:
-        """A chunk that was verified and that the kernel has in memory; None: ask `get`.
+        """A verified chunk that the kernel has in memory; None: ask `get`.
 
-        Does not wait for the disk, nor for another thread: to hand a read to one and wait for its
-        turn takes many times what the read does.
+        It waits neither for the disk nor for another thread, which would take many times as long.
         """
         if not self._lock.acquire(blocking=False):
             return None
@@ -203,30 +161,11 @@ class ChunkStore:
             self._lock.release()
         return _read_cached(self._path(sha256), held.size_bytes)
 
-    def figures(self) -> StoreFigures:
-        """The counts now."""
-        with self._lock:
-            unverified = sum(not held.verified for held in self._held.values())
-            return StoreFigures(
-                chunks=len(self._held),
-                held_bytes=self._held_bytes,
-                unverified=unverified,
-                stored=self._stored,
-                evicted=self._evicted,
-                damaged=self._damaged,
-            )
-
-    # --- what comes and goes -------------------------------------------------------------------
-
     def put(self, sha256: bytes, data: bytes, *, verified: bool = False) -> None:
-        """Store a chunk that came from anybody. One that is there already costs nothing more.
+        """Store a chunk that came from anybody. `verified`: the caller computed its hash.
 
-        `verified`: the caller has just computed its hash.
-
-        Raises:
-            RemoteProtocolError: WRONG_HASH; nothing was stored.
-            StoreFull: what is pinned leaves no room, or the disk has none.
-            StorageFailed: the disk cannot be written.
+        Raises `RemoteProtocolError` (WRONG_HASH), `StoreFull` where pinned chunks or the disk leave
+        no room, and `StorageFailed`.
         """
         if not verified and hashlib.sha256(data).digest() != sha256:
             raise RemoteProtocolError(Reject.WRONG_HASH, "a chunk that is not what was asked for")
@@ -274,14 +213,19 @@ class ChunkStore:
         return False
 
     def _write(self, temporary: Path, data: bytes) -> None:
-        """Write a chunk. On a full disk, chunks that are not needed make room."""
-        while (fault := _write_whole(temporary, data)) is not None:
-            if fault.errno not in _NO_ROOM:
-                raise StorageFailed(f"{temporary}: {fault.strerror}")
-            with self._lock:
-                evicted = self._evict()
-            if not evicted:
-                raise StoreFull(f"{self._chunks}: {fault.strerror}")
+        """Write a chunk. On a full disk, unpinned chunks make room."""
+        while True:
+            try:
+                temporary.write_bytes(data)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise StorageFailed(f"{temporary}: {error.strerror}") from None
+                with self._lock:
+                    evicted = self._evict()
+                if not evicted:
+                    raise StoreFull(f"{self._chunks}: {error.strerror}") from None
+            else:
+                return
 
     def _enter(self, sha256: bytes, temporary: Path, size_bytes: int) -> None:
         path = self._path(sha256)
@@ -302,13 +246,10 @@ class ChunkStore:
             raise StorageFailed(f"{self._path(sha256)}: {error.strerror}") from None
 
     def pin(self, name: str, refs: Iterable[ChunkRef]) -> None:
-        """Keep these chunks, there already or still to come, in place of what `name` pinned.
+        """Keep these chunks, present or to come, in place of what `name` pinned.
 
-        Pins end with the process: whoever starts again pins again before it puts.
-
-        Raises:
-            StoreFull: together with all other pins they are more than the store may hold; what
-                `name` pinned before stays pinned.
+        Pins end with the process. Raises `StoreFull` where all pins exceed the store; `name` then
+        keeps its old pins.
         """
         with self._lock:
             pins = {**self._pins, name: {ref.sha256: ref.size_bytes for ref in refs}}
@@ -323,7 +264,7 @@ class ChunkStore:
             self._set_pins(pins, pinned)
 
     def unpin(self, name: str) -> None:
-        """Let the chunks that `name` pinned go when room is needed."""
+        """Unpin the chunks of `name`."""
         with self._lock:
             self._pins.pop(name, None)
             self._set_pins(self._pins, _union(self._pins))
@@ -337,16 +278,8 @@ class ChunkStore:
         return self._chunks / name[:2] / name
 
 
-def _write_whole(path: Path, data: bytes) -> OSError | None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        return error
-    return None
-
-
 def _read_cached(path: Path, size_bytes: int) -> bytes | None:
-    """All of a file of that size, if none of it has to come from the disk."""
+    """A file of that size, if the kernel has all of it in memory."""
     if not hasattr(os, "RWF_NOWAIT"):  # Linux alone has it
         return None
     data = bytearray(size_bytes + 1)
@@ -366,7 +299,7 @@ def _union(pins: Mapping[str, Mapping[bytes, int]]) -> dict[bytes, int]:
 
 
 def _hash_in(name: str) -> bytes | None:
-    """The hash that a file's name is, in its one spelling."""
+    """The hash that a file's name spells."""
     try:
         sha256 = bytes.fromhex(name)
     except ValueError:

@@ -1,4 +1,8 @@
-"""Configurations that name code of their own, which loaders would fetch and run (`auto_map`)."""
+"""The block codec of deltas, its classes of weights, and the check for configurations that name
+code.
+
+Loaders fetch and run the code that a configuration names (`auto_map`).
+"""
 
 import json
 from collections.abc import Iterable
@@ -20,8 +24,10 @@ _BYTES_MAX: Final = 16 << 20
 
 
 def names_code(directory: Path, names: Iterable[str] | None = None) -> str | None:
-    """The first of these files that names code, or that is too large to be looked through; None:
-    none does. `names`: relative ones; None: of all files right in the directory. Blocks."""
+    """The first of these files that names code or is too large to check; None: none.
+
+    `names` are relative; None: all files right in the directory. Blocks.
+    """
     if names is None:
         names = [path.name for path in directory.glob(f"*{_SUFFIX}")]
     for name in sorted(name for name in names if name.endswith(_SUFFIX)):
@@ -48,49 +54,40 @@ def _is_named(found: Any) -> bool:
     return False
 
 
-# Classes of weights by their magnitude: choosing them, and counting within one. Pure.
+# Classes of weights by magnitude. Pure.
 
-EXPONENT_SHIFT = {"F16": 10, "BF16": 7, "F32": 23, "F64": 52}
-"""How many bits of a float are its fraction: above them, magnitudes are powers of two."""
-SAMPLE_RUN = 1024
-SAMPLE_EVERY = 32
-"""Classes are chosen by runs of 1,024 elements, one of 32."""
-STEPS_TOLD_APART = 8
-OCTAVE_BITS = 2
-"""About what it takes to say between which powers of two a step farther than that is."""
-CLASS_COST_BITS = 800
-"""What a class takes by itself: counts, and tables of three streams."""
-CHANGED_MIN = 256
-"""With fewer changes in the sample than this there is one class."""
-ALONE = 0.06
-"""From this part of changed elements on there is one class, and all its members are told: nothing
-is gathered then."""
-SPARSE_SELECT = 0.012
-"""Up to this part of a block's elements, members are found one by one, not all at once."""
+EXPONENT_SHIFT = {"F16": 10, "BF16": 7, "F32": 23, "F64": 52}  # bits of a float's fraction
+SAMPLE_RUN = 1024  # elements in a row, by which classes are chosen
+SAMPLE_EVERY = 32  # of so many runs one is sampled
+STEPS_TOLD_APART = 8  # in the estimate of a class's entropy
+OCTAVE_BITS = 2  # estimated cost of the power of two of a larger step
+CLASS_COST_BITS = 800  # estimated cost of a class by itself: counts, and tables of three streams
+CHANGED_MIN = 256  # changes in the sample; with fewer there is one class
+ALONE = 0.06  # share of changed elements from which one class holds the steps of all elements
+SPARSE_SELECT = 0.012  # share of a block's elements up to which members are found one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """The borders between classes, ascending; none: all elements are one class.
-
-    `bits` is what an element is expected to take.
-    """
+    """The borders between classes, ascending; none: all elements are one class."""
 
     thresholds: tuple[int, ...]
-    bits: float
+    bits: float  # expected for each element
 
 
 def classes_most(changed: float) -> int:
-    """The number of classes that pay where this part of the elements changed. Finding members
-    takes time in proportion to all elements for each class, and to all changes. With many changes
-    that is longer than sending the tenth or fifth that it saves."""
+    """The number of classes that pays for this share of changed elements.
+
+    Finding members takes time for all elements of each class: with many changes, longer than
+    sending the tenth or fifth that it saves.
+    """
     return 4 if changed < 0.03 else 2 if changed < ALONE else 1
 
 
 def class_words(units: Array, thresholds: tuple[int, ...]) -> list[Array]:
-    """For each class which elements are members, as 64-bit words, the first element lowest.
+    """The members of each class as bits of 64-bit words, the first element lowest.
 
-    There are one more classes than `thresholds`; bits after the last element are 0.
+    There is one class more than `thresholds`; bits after the last element are 0.
     """
     count = len(units)
     above = np.zeros((len(thresholds) + 1, -(-count // 64) * 8), np.uint8)
@@ -113,7 +110,6 @@ def class_words(units: Array, thresholds: tuple[int, ...]) -> list[Array]:
 
 
 def ranks_of(words: Array, places: Array) -> Array:
-    """The ranks of the members at `places`."""
     counts = np.bitwise_count(words)
     before = np.cumsum(counts, dtype=np.int64) - counts
     word = places >> 6
@@ -123,12 +119,11 @@ def ranks_of(words: Array, places: Array) -> Array:
 
 
 def count_of(words: Array) -> int:
-    """The number of members."""
     return int(np.bitwise_count(words).sum(dtype=np.int64))
 
 
 def all_of(words: Array, count: int) -> Array:
-    """The places of all members, ascending; `count` is that of all elements."""
+    """The places of all members among `count` elements, ascending."""
     bits = np.unpackbits(words.view(np.uint8), count=count, bitorder="little")
     return np.flatnonzero(bits.view(np.bool_))
 
@@ -145,8 +140,8 @@ def select(words: Array, ranks: Array, count: int, sparse: float = SPARSE_SELECT
 
 
 def _select_in_word(words: Array, ranks: Array) -> Array:
-    """The position in each word of the set bit of that rank. Sums over bytes, compared all at
-    once, find the byte; a table finds the bit."""
+    """The position in each word of its set bit of that rank: the byte by sums, the bit by a
+    table."""
     ones, tops = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
     sums = np.bitwise_count(words.view(np.uint8)).view("<u8") * ones  # of this byte and those below
     at_most = (((ranks * ones) | tops) - sums) & tops
@@ -158,7 +153,7 @@ def _select_in_word(words: Array, ranks: Array) -> Array:
 
 
 def _in_byte() -> Array:
-    """[8 * byte + rank]: where in the byte the set bit of that rank is."""
+    """[8 * byte + rank]: the position in the byte of its set bit of that rank."""
     table = np.zeros((256, 8), np.int64)
     for byte in range(256):
         places = [place for place in range(8) if byte >> place & 1]
@@ -170,11 +165,8 @@ IN_BYTE = _in_byte()
 
 
 def choose(changed: Array, before: Array, steps: Array, dtype: str, count: int) -> Classes:
-    """Classes for `count` elements, of which a sample is known: which changed, its old elements,
-    and how far those that changed went.
-
-    Of all ways to cut the exponents into ranges the one is taken whose entropy is least.
-    """
+    """Classes for `count` elements, from a sample: which changed, its old elements, and the steps
+    of those that changed. Of all cuts of the exponents into ranges, the one of least entropy."""
     if not len(steps):
         return Classes((), 0.0)
     shift = EXPONENT_SHIFT.get(dtype)
@@ -198,8 +190,7 @@ def choose(changed: Array, before: Array, steps: Array, dtype: str, count: int) 
 
 
 def _costs(table: NDArray[Any]) -> NDArray[np.float64]:
-    """[i, j]: bits for bins i to j - 1 as one class; 0 for no bins. `table`: bins × kinds of
-    change."""
+    """[i, j]: bits for bins i to j - 1 as one class. `table`: bins x kinds of change."""
     sums = np.concatenate([np.zeros((1, table.shape[1])), table.cumsum(axis=0)])
     inside = np.maximum(sums[None, :, :] - sums[:, None, :], 0)
     total = inside.sum(axis=2, keepdims=True)
@@ -213,7 +204,7 @@ def _costs(table: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _cut(costs: NDArray[np.float64], most: int) -> tuple[list[int], float]:
-    """The cheapest cuts into at most `most` classes, and what these cost."""
+    """The cheapest cuts into at most `most` classes, and their cost."""
     best = np.full(len(costs), np.inf)
     best[0] = 0
     came_from = []
@@ -228,17 +219,14 @@ def _cut(costs: NDArray[np.float64], most: int) -> tuple[list[int], float]:
     return sorted(cuts - {0, len(costs) - 1}), float(best[-1])
 
 
-# The block codec: what of a run of elements changed, exactly, in few bytes. Pure.
+# The block codec: the exact changes of a run of elements. Pure.
 
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 BLOCK_ELEMENTS_MAX = 1 << 22
-BLOCK_BYTES_MAX = 1 << 24
-"""Of a block, raw. Both bounds hold, so that what applying one takes is bounded too."""
+BLOCK_BYTES_MAX = 1 << 24  # raw; with `BLOCK_ELEMENTS_MAX` it bounds the cost of applying a block
 CLASSES_MAX = 8
-DENSE = 0.4
-"""Where more of a class than this changed, all its members are told instead of gaps."""
-TRY_ALL = 0.45
-"""Above this part of the raw size, the other methods are tried as well."""
+DENSE = 0.4  # share of changed members above which the steps of all members replace gaps
+TRY_ALL = 0.45  # share of the raw size above which the other methods are tried
 
 
 class Method(IntEnum):
@@ -251,34 +239,30 @@ class Method(IntEnum):
 
     @property
     def needs_base(self) -> bool:
-        """True if it cannot be read without the base."""
         return self in (Method.SPARSE, Method.XOR)
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A block's method and its bytes."""
-
     method: Method
     content: bytes
 
 
 def unit_bytes(dtype: str) -> int:
-    """The size of a block's element in bytes: types of no whole power of two bytes go as bytes."""
+    """The size of a block's element in bytes; types of other sizes are coded as bytes."""
     bits = DTYPE_BITS[dtype]
     return bits // 8 if bits in (8, 16, 32, 64) else 1
 
 
 def as_units(content: Array, dtype: str) -> Array:
-    """Raw bytes as the integers that the codec works on, little-endian, one axis."""
+    """Raw bytes as the codec's integers, little-endian, one axis."""
     return content.reshape(-1).view(f"<u{unit_bytes(dtype)}")
 
 
 def ordered(units: Array, dtype: str) -> Array:
     """Integers in the order of the floats whose bits `units` are; its own inverse.
 
-    As two's complement: ..., -0 is -1, +0 is 0, the smallest positive is 1, ... Integers are
-    returned as they are.
+    In two's complement -0 is -1, +0 is 0, the smallest positive 1. Integers stay as they are.
     """
     if dtype not in FLOATS:
         return units
@@ -289,12 +273,15 @@ def ordered(units: Array, dtype: str) -> Array:
 
 
 def encode_full(new: Array, dtype: str) -> Payload:
-    """Without a base: `new` are raw bytes. RAW where planes save nothing."""
-    return _smaller(_planes(as_units(new, dtype), dtype, Method.PLANES), new)
+    """Encode raw bytes without a base; RAW where planes save nothing."""
+    payload = _planes(as_units(new, dtype), dtype, Method.PLANES)
+    if len(payload.content) < new.nbytes:
+        return payload
+    return Payload(Method.RAW, new.tobytes())
 
 
 def encode_delta(new: Array, base: Array, dtype: str, classes: Classes) -> Payload | None:
-    """The way from `base` to `new`, raw bytes of one size; None where they are the same."""
+    """The changes from `base` to `new`, raw bytes of one size; None: none."""
     after, before = as_units(new, dtype), as_units(base, dtype)
     differs = after != before
     count = int(np.count_nonzero(differs))
@@ -308,7 +295,7 @@ def encode_delta(new: Array, base: Array, dtype: str, classes: Classes) -> Paylo
 
 
 def choose_classes(new: Array, base: Array, dtype: str) -> Classes:
-    """Classes for these raw bytes and those near them, and what an element will about take."""
+    """Classes for these raw bytes and those near them."""
     before = _sampled(as_units(base, dtype))
     after = _sampled(as_units(new, dtype))
     changed = after != before
@@ -319,22 +306,16 @@ def choose_classes(new: Array, base: Array, dtype: str) -> Classes:
 
 
 def _sampled(units: Array) -> Array:
-    """Every so many runs of elements; all of them where there are few."""
+    """Every `SAMPLE_EVERY`-th run of elements; all of them where there are few."""
     runs = len(units) // SAMPLE_RUN
     if runs < SAMPLE_EVERY * 4:
         return units
     return units[: runs * SAMPLE_RUN].reshape(runs, SAMPLE_RUN)[::SAMPLE_EVERY].reshape(-1)
 
 
-def _smaller(payload: Payload, new: Array) -> Payload:
-    if len(payload.content) < new.nbytes:
-        return payload
-    return Payload(Method.RAW, new.tobytes())
-
-
 def _planes(units: Array, dtype: str, method: Method) -> Payload:
-    """Byte planes, the lowest first. Floats are turned by a bit, so that the sign is in the lowest
-    plane, with what is noise, and the exponent has the highest for itself."""
+    """Byte planes, the lowest first. Floats are rotated by a bit: the noisy sign goes to the lowest
+    plane, and the exponent has the highest for itself."""
     if dtype in FLOATS:
         units = (units << units.dtype.type(1)) | (units >> units.dtype.type(8 * units.itemsize - 1))
     planes = units.view(np.uint8).reshape(-1, units.itemsize)
@@ -363,7 +344,7 @@ def _sparse(
     dtype: str,
     thresholds: tuple[int, ...],
 ) -> Payload:
-    """`differs`: at which elements, `count` of them."""
+    """Encode the `count` elements at which `differs` is true."""
     writer = PayloadWriter()
     writer.varint(len(thresholds))
     for threshold in thresholds:
@@ -405,14 +386,13 @@ def zigzag(steps: Array) -> Array:
 
 
 def unzigzag(folded: Array) -> Array:
-    """The other way."""
     one = folded.dtype.type(1)
     steps: Array = (folded >> one) ^ np.negative(folded & one)
     return steps
 
 
 def _write_class(writer: PayloadWriter, words: Array, places: Array, steps: Array) -> None:
-    """One class of several: which of its members changed, and their steps."""
+    """Write the members of one class of several that changed, and their steps."""
     members = count_of(words)
     ranks = ranks_of(words, places)
     if len(ranks) <= DENSE * members:
@@ -425,7 +405,7 @@ def _write_class(writer: PayloadWriter, words: Array, places: Array, steps: Arra
 
 
 def _write_gaps(writer: PayloadWriter, ranks: Array, steps: Array) -> None:
-    """Elements by the gaps between them, with their steps' sizes and signs."""
+    """Write elements by the gaps between them, with their steps' sizes and signs."""
     writer.varint(len(ranks) << 1)
     if not len(ranks):
         return
@@ -444,12 +424,11 @@ def _write_gaps(writer: PayloadWriter, ranks: Array, steps: Array) -> None:
 def decode_block(
     method: int, payload: memoryview, dtype: str, count: int, base: Array | None
 ) -> Array:
-    """The new elements of a block, as integers; `count` of them.
+    """The `count` new elements of a block, as integers.
 
-    `base` are the old ones' raw bytes, None where there are none; they may be overwritten with the
-    new ones, and are in disorder after an error. Bytes are a peer's: whatever is
-    wrong with them raises `RemoteProtocolError`, and memory stays within a small multiple of the
-    block's own size, which the caller has bounded.
+    `base`: the old raw bytes, which may be overwritten and are in disorder after an error. Raises
+    `RemoteProtocolError` for whatever a peer sent; memory stays within a small multiple of the
+    block's size, which the caller has bounded.
     """
     width = unit_bytes(dtype)
     if not 0 < count <= BLOCK_ELEMENTS_MAX or count * width > BLOCK_BYTES_MAX:
@@ -490,7 +469,6 @@ def _read_thresholds(reader: PayloadReader, dtype: str, before: Array) -> tuple[
 
 
 def _read_alone(reader: PayloadReader, dtype: str, before: Array) -> Array:
-    """Elements that are one class."""
     marked = reader.varint(len(before) << 1 | 1)
     if not marked & 1:
         ranks, steps = _read_gaps(reader, marked >> 1, len(before), before.dtype)
@@ -523,7 +501,7 @@ def _stepped(units: Array, steps: Array, dtype: str) -> Array:
 
 
 def _read_all(reader: PayloadReader, count: int, members: int, dtype: np.dtype[Any]) -> Array:
-    """The steps of all members, `count` of which are not 0; zigzag."""
+    """The zigzag steps of all members, `count` of which are not 0."""
     if not count:
         raise malformed("a dense class of nothing")
     told = reader.symbols(members, (1 << 8 * dtype.itemsize) - 1)
@@ -535,7 +513,7 @@ def _read_all(reader: PayloadReader, count: int, members: int, dtype: np.dtype[A
 def _read_gaps(
     reader: PayloadReader, count: int, members: int, dtype: np.dtype[Any]
 ) -> tuple[Array, Array]:
-    """Ranks, ascending and below `members`, and the steps there."""
+    """Ranks, ascending and below `members`, and their steps."""
     if not count:
         raise malformed("changes of nothing")
     if count > members:

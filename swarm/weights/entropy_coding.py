@@ -1,14 +1,12 @@
 """Compressed streams of bytes and of small numbers, inside a block.
 
-What is written here is read on other machines, from bytes that their senders chose. So a reader
-knows beforehand how many bytes or numbers must come, and takes exactly these: no length in a stream
-decides how much memory is set aside, and a frame that would grow larger is refused unread.
+Readers run on bytes that strangers chose: they know beforehand how many bytes or numbers must come,
+so no length in a stream decides how much memory is taken.
 
-Numbers that are mostly small go as symbols of 1, 2, 4 or 8 bits, several to a byte, and the largest
-symbol announces that the rest of the number follows, in symbols again. zstd codes bytes with
-Huffman's code, of which a byte takes at least one bit: packing makes bytes that carry several, and
-what is wasted on each is spread over more numbers. Numbers too large for that give up their lowest
-bits, which are noise, to plain bit planes.
+Small numbers go as symbols of 1, 2, 4 or 8 bits, packed into bytes; the largest symbol says that
+the rest follows as further symbols. zstd's Huffman code takes at least a bit for a byte, which
+packing spreads over several numbers. Large numbers give their lowest bits, which are noise, to
+plain bit planes.
 """
 
 import threading
@@ -20,6 +18,8 @@ from numpy.typing import NDArray
 
 from swarm.errors import Reject, RemoteProtocolError
 
+# For numbers: hardly more than Huffman's code. Their repetitions are chance and cost more than they
+# save: level 1 is up to 6 % larger, and slower; level 3 is larger still.
 NUMBERS = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST,
     min_match=7,
@@ -30,27 +30,17 @@ NUMBERS = zstandard.ZstdCompressionParameters(
     window_log=17,
     write_content_size=1,
 )
-"""For numbers: little but Huffman's code. Repetitions in them are chance, and cost more than they
-save: level 1 is up to 6 % larger, and slower; level 3 is larger still."""
+# For content with repetitions.
 TEXT = zstandard.ZstdCompressionParameters.from_level(3, write_content_size=1)
-"""For all that may repeat itself."""
-WINDOW_BYTES_MAX = 8 << 20
-"""What a frame may ask the decompressor to keep."""
+WINDOW_BYTES_MAX = 8 << 20  # that a frame may have the decompressor keep
 VARINT_BYTES_MAX = 9
-TILE = 1 << 18
-"""How many elements are worked on at a time where nothing is kept: what fits into a cache."""
-SAMPLE = 1 << 15
-"""How many numbers the width of symbols is tried on."""
-WASTE = 1.02
-"""Of widths that cost less than this times the entropy the largest is taken, for its speed."""
-TABLE_BYTES = 130
-"""About what a Huffman table takes."""
-REST_MAX = 4
-"""How often numbers may go on in further symbols; what is left goes plainly."""
-PLAIN = 4
-"""Codes from here on: whole numbers of 1, 2, 4 or 8 bytes."""
-MIDDLE_MAX = 22
-"""Numbers whose median is larger lose low bits, so that symbols of 8 bits hold most of them."""
+TILE = 1 << 18  # elements worked on at a time: they fit into a cache
+SAMPLE = 1 << 15  # numbers on which symbol widths are tried
+WASTE = 1.02  # times the entropy: of the widths that cost less, the largest is fastest
+TABLE_BYTES = 130  # about the size of a Huffman table
+REST_MAX = 4  # rounds of further symbols for one number; what is left is written plainly
+PLAIN = 4  # codes from here on are whole numbers of 1, 2, 4 or 8 bytes
+MIDDLE_MAX = 22  # above this median, numbers lose low bits so that 8-bit symbols hold most of them
 
 Array = NDArray[Any]
 
@@ -58,12 +48,11 @@ _of_thread = threading.local()  # a compressor serves one thread at a time
 
 
 def malformed(detail: str) -> RemoteProtocolError:
-    """The error for whatever is wrong with a chunk's bytes."""
     return RemoteProtocolError(Reject.MALFORMED, f"a chunk of weights: {detail}")
 
 
 def compress(content: Any, text: bool = False) -> bytes:
-    """One zstd frame, which states how large its content is."""
+    """One zstd frame, which states the size of its content."""
     name = "text" if text else "numbers"
     found: zstandard.ZstdCompressor | None = getattr(_of_thread, name, None)
     if found is None:
@@ -73,8 +62,6 @@ def compress(content: Any, text: bool = False) -> bytes:
 
 
 class PayloadWriter:
-    """Gathers the payload of a block."""
-
     def __init__(self) -> None:
         self.content = bytearray()
 
@@ -95,7 +82,7 @@ class PayloadWriter:
         self.content += kept
 
     def symbols(self, numbers: Array, depth: int = 0) -> None:
-        """Unsigned numbers, mostly small. How many there are is not written."""
+        """Unsigned numbers, mostly small. Their count is not written."""
         if not len(numbers):
             return
         if depth == REST_MAX:
@@ -117,7 +104,7 @@ class PayloadWriter:
 
 
 def _best_width(sample: Array, middle: float, least: int) -> int:
-    """The code of the symbols' width, which is 1 << code bits; at least `least`."""
+    """The code of the best symbol width, which is 1 << code bits; at least `least`."""
     codes = [0, 1, 2] if middle < 1 else [1, 2] if middle < 3 else [2, 3] if middle < 12 else [3]
     codes = [code for code in codes if code >= least] or [least]
     if len(codes) == 1:
@@ -134,7 +121,7 @@ def _best_width(sample: Array, middle: float, least: int) -> int:
 
 
 def _split(numbers: Array, code: int) -> tuple[Array, Array]:
-    """Packed symbols, and what is over the largest symbol, for the numbers that reach it."""
+    """Packed symbols, and the remainders of the numbers that reach the largest symbol."""
     width = 1 << code
     last = numbers.dtype.type((1 << width) - 1)
     packed: Array = np.empty(-(-len(numbers) * width // 8), np.uint8)
@@ -170,7 +157,7 @@ def _pack(symbols: Array, width: int) -> Array:
 
 
 def _unpack(packed: Array, width: int, count: int) -> Array:
-    """The other way; new memory, or `packed` itself."""
+    """The inverse of `_pack`; new memory, or `packed` itself."""
     if width == 8:
         return packed
     if width == 1:
@@ -187,14 +174,13 @@ def _unpack(packed: Array, width: int, count: int) -> Array:
 
 
 class PayloadReader:
-    """Reads a payload from anywhere. Raises `RemoteProtocolError` for all that is wrong with it."""
+    """Reads a payload from anywhere; raises `RemoteProtocolError` for all faults in it."""
 
     def __init__(self, content: memoryview) -> None:
         self._content = content
         self._at = 0
 
     def take(self, size_bytes: int) -> memoryview:
-        """The next bytes, where they lie."""
         if size_bytes > len(self._content) - self._at:
             raise malformed("cut short")
         self._at += size_bytes
@@ -215,12 +201,11 @@ class PayloadReader:
         return number
 
     def at_end(self) -> bool:
-        """True if everything was read."""
         return self._at == len(self._content)
 
     def end(self) -> None:
-        """Nothing may be left."""
-        if self._at != len(self._content):
+        """Refuse bytes that are left over."""
+        if not self.at_end():
             raise malformed("bytes are left over")
 
     def stream(self, size_bytes: int) -> Array:
@@ -275,7 +260,7 @@ def _check_most(numbers: Array, most: int) -> None:
 
 
 def _decompress(frame: memoryview, size_bytes: int) -> bytes:
-    """A zstd frame of exactly `size_bytes`; its own claim is compared before memory is taken."""
+    """The content of a zstd frame; its stated size is checked before memory is taken."""
     found: zstandard.ZstdDecompressor | None = getattr(_of_thread, "decompressor", None)
     if found is None:
         found = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)

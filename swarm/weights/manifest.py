@@ -1,13 +1,10 @@
-"""A version of a policy, and the chunks from which it can be made.
+"""A version of a policy: its files, its manifest, and the head that announces it.
 
-A version is a directory: tensors, in safetensors files, and the other files that belong to them. It
-is offered as one or more artifacts: the full state, and deltas against earlier versions. An
-artifact is a list of chunks, each named by the SHA-256 of its bytes; a chunk stands alone, so
-chunks may come in any order, from anybody, and are patched in as they come.
-
-Two hashes name a version. The *state* covers what the weights are: names, types, shapes and content
-of all tensors and files, so equal states are bit-identical. The *root* covers the whole manifest as
-it was published.
+A version is a directory of safetensors files and the files that belong to them. It is offered as
+artifacts: the full state, and deltas against earlier versions. An artifact is a list of chunks,
+each named by its SHA-256; chunks are patched in in any order.
+The *state* hash covers names, types, shapes and content: equal states are bit-identical. The *root*
+hash covers the whole published manifest.
 """
 
 import errno
@@ -52,31 +49,31 @@ from swarm.wire.messages import (
 STATE_DOMAIN = b"swarm/weights-state/1\x00"
 MANIFEST_DOMAIN = b"swarm/weights-manifest/1\x00"
 
-FILE_DTYPE = "file"
-"""The dtype of what is no tensor but a file of its own, such as `config.json`: bytes, one axis."""
-
-HEADER_DTYPE = "header"
-"""The dtype of the start of a safetensors file, up to its first tensor: bytes, one axis."""
+FILE_DTYPE = "file"  # of a file without tensors, such as `config.json`: bytes, one axis
+HEADER_DTYPE = "header"  # of a safetensors file up to its first tensor: bytes, one axis
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor of a version, the header of a file of tensors, or one other file.
+class Entry:
+    """The place of a tensor, of the header of a file of tensors, or of one other file."""
 
-    `dtype` is spelt as in safetensors (`BF16`, `F16`, `F32`, `I64`, ...), or is `header` or `file`.
-    `file` names the file that holds it, relative to the version's directory, with `/` between
-    folders. `sha256` is of its raw bytes, little-endian and in row-major order: 32 bytes.
-    The name of a header or a file is `file`; that of a tensor has the folder of its file in front.
-    `offset_bytes` is where it begins in its file: a receiver places tensors before it has the
-    header.
-    """
-
-    name: str
-    dtype: str
+    name: str  # of a tensor with the folder of its file in front, else the file's path
+    dtype: str  # as in safetensors (`BF16`, `F32`, `I64`, ...), or `header` or `file`
     shape: tuple[int, ...]
-    file: str
-    offset_bytes: int
+    file: str  # path relative to the version's directory, with `/` between folders
+    offset_bytes: int  # in its file
     size_bytes: int
+
+    def hashed(self, sha256: bytes) -> "TensorSpec":
+        return TensorSpec(
+            self.name, self.dtype, self.shape, self.file, self.offset_bytes, self.size_bytes, sha256
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec(Entry):
+    """An entry with the SHA-256 of its raw bytes (32 bytes), little-endian and row-major."""
+
     sha256: bytes
 
 
@@ -90,7 +87,7 @@ class ChunkRef:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One way to come to a version: all of it, or what changed since another."""
+    """A way to make a version: all of it, or the changes since another."""
 
     base_version: int | None  # None: the full state
     base_state: bytes | None  # state hash of that version, 32 bytes
@@ -98,7 +95,6 @@ class Artifact:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all its chunks."""
         return sum(chunk.size_bytes for chunk in self.chunks)
 
 
@@ -116,21 +112,16 @@ class Manifest:
 
     @property
     def state(self) -> bytes:
-        """The state hash, 32 bytes."""
         return state_of(self.tensors)
 
     @property
     def size_bytes(self) -> int:
-        """The size of all its tensors and files, raw."""
+        """Raw size of all tensors and files."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
 def state_of(tensors: tuple[TensorSpec, ...]) -> bytes:
-    """The hash of what the weights are, 32 bytes, whatever the order of `tensors`.
-
-    In which file a tensor is belongs to it, and where in it follows from the headers, which count
-    as well: applying a version makes the same files everywhere.
-    """
+    """The state hash (32 bytes). It covers the file of each tensor, but not their order."""
     digest = hashlib.sha256(STATE_DOMAIN)
     for tensor in sorted(tensors, key=lambda each: each.name):
         shape = ",".join(map(str, tensor.shape))
@@ -143,34 +134,27 @@ def state_of(tensors: tuple[TensorSpec, ...]) -> bytes:
 
 # The layout of entries in files, and the files that a version may have. Pure.
 
-ENTRIES_MAX = 1 << 17
-"""Tensors, headers and files of one version. Large mixtures of experts have some 90,000."""
-FILES_MAX = 1024
-"""Files of one version, those of tensors included."""
-HEADER_BYTES_MAX = 64 << 20
-"""A safetensors header. The format itself ends at 100 MB."""
-FILE_BYTES_MAX = 256 << 20
-"""A file that holds no tensors. The largest tokenizers have some 40 MB."""
-VERSION_BYTES_MAX = 1 << 43
-"""All of one version, raw: 8 TiB."""
+ENTRIES_MAX = 1 << 17  # of one version; large mixtures of experts have some 90,000
+FILES_MAX = 1024  # of one version, those of tensors included
+HEADER_BYTES_MAX = 64 << 20  # of a safetensors file; the format's own limit is 100 MB
+FILE_BYTES_MAX = 256 << 20  # without tensors; the largest tokenizers have some 40 MB
+VERSION_BYTES_MAX = 1 << 43  # raw: 8 TiB
 NAME_BYTES_MAX = 512
 PATH_BYTES_MAX = 255
-FOLDERS_MAX = 3
-"""How deep a file may be: `unet/model.safetensors` has one folder."""
+FOLDERS_MAX = 3  # above a file: `unet/model.safetensors` has one
 DIMENSIONS_MAX = 8
 
 TENSORS_SUFFIX = ".safetensors"
+# Other files of a version: nothing that a loader would execute or unpickle.
 FILE_SUFFIXES = (".json", ".txt", ".md", ".jinja", ".model", ".tiktoken", ".bpe", ".vocab")
-"""Other files of a version. Nothing that a loader would execute or unpickle."""
 
-DTYPE_BITS = {
+DTYPE_BITS = {  # of one element
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8,
     "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
     "C64": 64, "F64": 64, "I64": 64, "U64": 64,
     FILE_DTYPE: 8, HEADER_DTYPE: 8,
 }  # fmt: skip
-"""What one element of each dtype takes."""
 
 PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@ -]*")
 RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
@@ -180,31 +164,13 @@ class BadLayout(ValueError):
     """Bytes or names that no version may have. The message is one line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A `TensorSpec` without the hash of its content."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: str
-    offset_bytes: int
-    size_bytes: int
-
-    def hashed(self, sha256: bytes) -> TensorSpec:
-        """This entry with the SHA-256 of its bytes."""
-        return TensorSpec(
-            self.name, self.dtype, self.shape, self.file, self.offset_bytes, self.size_bytes, sha256
-        )
-
-
 def entry_of(spec: TensorSpec) -> Entry:
-    """The place without the content of what a version names."""
+    """A spec without its hash."""
     return Entry(spec.name, spec.dtype, spec.shape, spec.file, spec.offset_bytes, spec.size_bytes)
 
 
 def size_of(dtype: str, shape: Sequence[int]) -> int:
-    """The bytes of a tensor; `BadLayout` where there is no such tensor."""
+    """The size of a tensor in bytes; `BadLayout` where no such tensor can exist."""
     bits = DTYPE_BITS.get(dtype)
     if bits is None:
         raise BadLayout(f"unknown dtype {dtype[:32]!r}")
@@ -219,7 +185,7 @@ def size_of(dtype: str, shape: Sequence[int]) -> int:
 
 
 def check_path(path: str) -> None:
-    """Refuse what is no plain relative file name of a kind that a version may have: `BadLayout`."""
+    """Raise `BadLayout` unless a path is plain, relative and of a kind that a version may have."""
     shown = path[:PATH_BYTES_MAX]
     parts = path.split("/")
     if len(path.encode(errors="replace")) > PATH_BYTES_MAX or len(parts) > FOLDERS_MAX + 1:
@@ -232,15 +198,13 @@ def check_path(path: str) -> None:
 
 
 def tensor_name(file: str, inside: str) -> str:
-    """A tensor's name in a version: with its file's folder, so that parts of a pipeline in
-    folders of their own may use the same names."""
+    """The name in a version. The folder of its file lets pipeline parts share names."""
     folder = PurePosixPath(file).parent
     return inside if folder == PurePosixPath() else f"{folder}/{inside}"
 
 
 def header_size(start: bytes) -> int:
-    """The size of a safetensors file's header from its first 8 bytes, with these;
-    `BadLayout`."""
+    """The size of a safetensors header, from and with its first 8 bytes; raises `BadLayout`."""
     size_bytes = 8 + int.from_bytes(start, "little")
     if len(start) != 8 or size_bytes > HEADER_BYTES_MAX:
         raise BadLayout(f"no safetensors header, or one over {HEADER_BYTES_MAX} bytes")
@@ -248,7 +212,7 @@ def header_size(start: bytes) -> int:
 
 
 def parse_header(header: bytes, file: str) -> list[Entry]:
-    """The entries of one safetensors file, first its header, then the tensors in their order in it.
+    """The entries of one safetensors file: its header, then the tensors by offset.
 
     `header` are its first 8 + N bytes. Raises `BadLayout`, and nothing else, for whatever bytes.
     """
@@ -301,7 +265,7 @@ def _tensor(name: str, fields: Any, file: str, begin: int) -> Entry:
 
 
 def _check_whole(entries: Sequence[Entry]) -> None:
-    """In one file's tensors, in their order, nothing overlaps and nothing is left between."""
+    """Refuse holes and overlaps between the entries of one file, given in their order."""
     end = 0
     for entry in entries:
         if entry.offset_bytes != end:
@@ -310,11 +274,10 @@ def _check_whole(entries: Sequence[Entry]) -> None:
 
 
 def check_entries(entries: Sequence[Entry]) -> None:
-    """Refuse what no version may consist of, with `BadLayout`.
+    """Raise `BadLayout` for entries that no version may have.
 
-    That is: names that are not sorted and unique, file names that `check_path` refuses or that
-    differ in case alone, sizes that disagree with dtype and shape, files of tensors that have
-    holes or no header, and what goes over the limits of this file.
+    Names are sorted and unique, file names differ in more than case, sizes agree with dtype and
+    shape, files of tensors begin with a header and have no holes, and this file's limits hold.
     """
     if len(entries) > ENTRIES_MAX:
         raise BadLayout(f"more than {ENTRIES_MAX} entries")
@@ -369,9 +332,9 @@ def _check_files(files: dict[str, list[Entry]]) -> None:
 
 
 def check_specs(specs: Sequence[TensorSpec]) -> None:
-    """Check the entries that a peer lists; raises `RemoteProtocolError`. Nothing is opened."""
+    """Raise `RemoteProtocolError` for entries of a peer that no version may have."""
     try:
-        check_entries([entry_of(spec) for spec in specs])
+        check_entries(specs)
     except BadLayout as error:
         raise RemoteProtocolError(Reject.MALFORMED, f"a version's entries: {error}") from None
     if any(len(spec.sha256) != 32 for spec in specs):
@@ -379,18 +342,13 @@ def check_specs(specs: Sequence[TensorSpec]) -> None:
 
 
 def check_header(header: bytes, specs: Iterable[TensorSpec], file: str) -> None:
-    """A header that came has to be the one that the version's entries tell of; else
-    `RemoteProtocolError`. `specs` are those of `file`."""
+    """Raise `RemoteProtocolError` unless a header that came lists the entries `specs` of `file`."""
     try:
         told = parse_header(header, file)
     except BadLayout as error:
         raise RemoteProtocolError(Reject.MALFORMED, f"{file}: {error}") from None
-    if sorted(told, key=_name) != sorted((entry_of(spec) for spec in specs), key=_name):
+    if {entry.name: entry for entry in told} != {spec.name: entry_of(spec) for spec in specs}:
         raise RemoteProtocolError(Reject.MALFORMED, f"{file}: its header tells of other tensors")
-
-
-def _name(entry: Entry) -> str:
-    return entry.name
 
 
 # Heads and manifests: the judgement of a version that a peer announces.
@@ -405,9 +363,6 @@ DTYPES = (
 OVERHEAD_PER_CHUNK_BYTES_MAX = 4_096  # how far an artifact may exceed twice its state's size
 
 
-# --- heads -------------------------------------------------------------------------------------
-
-
 def is_newer_head(
     head: HeadBody,
     newest: HeadBody | None,
@@ -417,57 +372,46 @@ def is_newer_head(
     now_s: float,
     skew_s: float,
 ) -> bool:
-    """True if a head that `codec.decode_head` opened is of a newer version than `newest`. Pure.
+    """True if a head that `codec.decode_head` opened is of a newer version than `newest`, the last
+    accepted one of this policy.
 
-    Args:
-        newest: the head of this policy that was accepted last; None: none yet.
-        publishers: who may publish, by the run's rules.
-        now_s, skew_s: our clock (unix seconds), and how far another may be ahead of it.
-
-    Raises:
-        RemoteProtocolError: WRONG_RUN, NOT_A_PUBLISHER, FUTURE, or REPUBLISHED for other weights
-            under the version of `newest`; with the publisher as signer, but for WRONG_RUN: what
-            was signed for elsewhere is the offence of whoever brings it here.
+    Raises `RemoteProtocolError`: WRONG_RUN without a signer, as whoever brings it here is to blame;
+    with the publisher as signer NOT_A_PUBLISHER, FUTURE, or REPUBLISHED for other weights under the
+    version of `newest`.
     """
     if head.run_id != run_id:
         raise RemoteProtocolError(Reject.WRONG_RUN, "a head of another run")
     publisher = PeerId(head.publisher)
     if publisher not in publishers:
-        raise RemoteProtocolError(
-            Reject.NOT_A_PUBLISHER, f"{publisher} is no publisher of this run", publisher
-        )
+        why = f"{publisher} is no publisher of this run"
+        raise RemoteProtocolError(Reject.NOT_A_PUBLISHER, why, publisher)
     if head.created_at_s > now_s + skew_s:
         ahead_s = head.created_at_s - now_s
         raise RemoteProtocolError(Reject.FUTURE, f"created {ahead_s:.0f} s ahead", publisher)
     if newest is None or head.version > newest.version:
         return True
     if head.version == newest.version and head.root != newest.root:
-        raise RemoteProtocolError(
-            Reject.REPUBLISHED, f"other weights as version {head.version}", publisher
-        )
+        why = f"other weights as version {head.version}"
+        raise RemoteProtocolError(Reject.REPUBLISHED, why, publisher)
     return False
 
 
-# --- manifests ---------------------------------------------------------------------------------
-
-
 def root_of(body: bytes) -> bytes:
-    """The hash by which a manifest is named and asked for, 32 bytes."""
+    """The hash (32 bytes) by which a manifest is named and asked for."""
     return hashlib.sha256(MANIFEST_DOMAIN + body).digest()
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest's bytes, as they are hashed, served and parsed.
+    """The manifest's bytes as they are hashed and served.
 
-    Raises:
-        LocalProtocolError: it is none that a peer would accept; says what is wrong.
+    Raises `LocalProtocolError` for a manifest that no peer would accept.
     """
     fault = manifest_fault(manifest)
     if fault is not None:
         raise LocalProtocolError(f"version {manifest.version}: {fault}")
-    files = sorted({tensor.file for tensor in manifest.tensors})
-    position = {file: at for at, file in enumerate(files)}
     tensors = manifest.tensors
+    files = sorted({tensor.file for tensor in tensors})
+    position = {file: at for at, file in enumerate(files)}
     axes = [size for tensor in tensors for size in tensor.shape]
     try:
         body = codec.encode(
@@ -497,12 +441,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(body: bytes) -> Manifest:
-    """The manifest in bytes that have the root that was asked for; see `open_manifest`.
+    """The manifest in bytes that have the root that was asked for.
 
-    Takes about a second for a hundred thousand tensors, so call it off the event loop.
-
-    Raises:
-        RemoteProtocolError: OVERSIZE or MALFORMED.
+    Takes about a second for a hundred thousand tensors: call it off the event loop. Raises
+    `RemoteProtocolError`: OVERSIZE or MALFORMED.
     """
     found = codec.decode(body, ManifestBody, MANIFEST_BYTES_MAX)
     public_key_of(found.publisher)  # a peer id in its one form, or it is refused
@@ -526,11 +468,10 @@ def decode_manifest(body: bytes) -> Manifest:
 
 
 def open_manifest(body: bytes, head: HeadBody) -> Manifest:
-    """The manifest that a head stands for, in bytes that any peer sent. Hashes, then parses.
+    """The manifest that a head announces, in bytes that any peer sent.
 
-    Raises:
-        RemoteProtocolError: WRONG_HASH, the sender's offence: no signer. Or OVERSIZE or MALFORMED,
-            also where it does not agree with the head, the publisher's: with the signer.
+    Raises `RemoteProtocolError`: WRONG_HASH without a signer, as the sender is to blame; OVERSIZE
+    or MALFORMED, also where it disagrees with the head, with the publisher as signer.
     """
     if len(body) != head.manifest_bytes or root_of(body) != head.root:
         raise RemoteProtocolError(Reject.WRONG_HASH, "not the manifest that was asked for")
@@ -550,11 +491,9 @@ def manifest_fault(manifest: Manifest) -> str | None:
     if not manifest.tensors:
         return "nothing in it"
     try:
-        check_entries([entry_of(spec) for spec in manifest.tensors])
-    except BadLayout as error:
-        return str(error)
-    if any(len(spec.sha256) != 32 for spec in manifest.tensors):
-        return "a hash that is no SHA-256"
+        check_specs(manifest.tensors)
+    except RemoteProtocolError as error:
+        return error.detail
     return _artifacts_fault(manifest)
 
 
@@ -594,7 +533,7 @@ def _base_fault(artifact: Artifact, version: int) -> str | None:
 def _chunks_fault(
     chunks: Sequence[ChunkRef], sizes: dict[bytes, int], state_bytes: int
 ) -> str | None:
-    """`sizes` by hash, of all artifacts seen before; these chunks are added."""
+    """The fault of an artifact's chunks, which are added to `sizes`, by hash."""
     if len(chunks) > CHUNKS_MAX:
         return f"{len(chunks)} chunks, at most {CHUNKS_MAX}"
     if len({chunk.sha256 for chunk in chunks}) != len(chunks):
@@ -610,15 +549,11 @@ def _chunks_fault(
     return None
 
 
-# --- columns -----------------------------------------------------------------------------------
-
-
 def _column(form: str, numbers: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(numbers)}{form}", *numbers)
 
 
 def _numbers(form: str, column: bytes) -> tuple[int, ...]:
-    """The numbers in a column whose length in bytes is known to be right."""
     return struct.unpack(f"<{len(column) // struct.calcsize(form)}{form}", column)
 
 
@@ -694,8 +629,7 @@ def _artifact(body: ArtifactBody) -> Artifact:
 # Directories of weights, in and out: safetensors files and the few others that belong to them.
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-READ_BYTES = 8 << 20
-"""How much is read at a time to be hashed or copied."""
+READ_BYTES = 8 << 20  # at a time, to be hashed or copied
 INDEX_SUFFIX = ".safetensors.index.json"
 
 Bytes = NDArray[np.uint8]
@@ -703,40 +637,30 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class WeightsDirectory:
-    """A directory of weights: what is in it (`specs`, ordered by name), and reading from it.
-
-    `left_out` names what is there and no part of a version: hidden files, links to folders, and
-    kinds of file that a loader might execute. Its methods are safe from several threads.
-    """
+    """A directory of weights. Its methods are safe from several threads."""
 
     path: Path
-    specs: tuple[TensorSpec, ...]
-    left_out: tuple[str, ...] = ()
+    specs: tuple[TensorSpec, ...]  # ordered by name
+    left_out: tuple[str, ...] = ()  # hidden files, links to folders, what a loader may execute
 
     def read(self, spec: TensorSpec, start_bytes: int, size_bytes: int) -> Bytes:
-        """Some of an entry's bytes, as a new writable array.
-
-        Raises `StorageFailed` where the file is no longer as long as it was.
-        """
+        """Some of an entry's bytes, as a new array; `StorageFailed` if the file became shorter."""
         if not 0 <= start_bytes <= start_bytes + size_bytes <= spec.size_bytes:
             raise ValueError(f"{spec.name!r} has no bytes {start_bytes}+{size_bytes}")
         return read_at(self.path / spec.file, spec.offset_bytes + start_bytes, size_bytes)
 
     def first_difference(self) -> TensorSpec | None:
-        """Reads everything: the first entry whose content is not what its hash says."""
-        return next((spec for spec in self.specs if self.sha256(spec) != spec.sha256), None)
-
-    def sha256(self, spec: TensorSpec) -> bytes:
-        """The hash of an entry's content as it is now, 32 bytes."""
-        return _sha256(self.path, entry_of(spec))
+        """Read everything; return the first entry whose content differs from its hash."""
+        wrong = (spec for spec in self.specs if _sha256(self.path, spec) != spec.sha256)
+        return next(wrong, None)
 
 
 def open_weights(path: Path, specs: tuple[TensorSpec, ...] | None = None) -> WeightsDirectory:
-    """A directory of ours. Headers are parsed, and content hashed, unless its `specs` are known:
-    then only layouts are compared. Files may be links, as they are in Hugging Face's cache.
+    """Open a directory of weights. Files may be links, as in Hugging Face's cache.
 
-    Raises `ConfigError`, one line that names the file, where there is none, or one is damaged, cut
-    short, of a shape that no peer would take, or not as `specs` have it.
+    Headers are parsed and content is hashed; with known `specs` only layouts are compared. Raises
+    `ConfigError`, one line that names the file, where none is there, or one is damaged, of a shape
+    that no peer would take, or not as `specs` have it.
     """
     entries, left_out = _layout(path)
     if specs is None:
@@ -751,7 +675,7 @@ def open_weights(path: Path, specs: tuple[TensorSpec, ...] | None = None) -> Wei
 
 
 def _layout(path: Path) -> tuple[list[Entry], tuple[str, ...]]:
-    """Entries by name, and what is left out; raises `ConfigError`."""
+    """Entries by name, and left-out names; raises `ConfigError`."""
     if not path.is_dir():
         raise ConfigError(f"weights: {path} is no directory")
     entries: list[Entry] = []
@@ -781,7 +705,7 @@ def _sha256(path: Path, entry: Entry) -> bytes:
 
 
 def _files(root: Path, left_out: list[str]) -> Iterator[str]:
-    """Relative names of the files of a version; other names go to `left_out`."""
+    """Relative names of a version's files; other names go to `left_out`."""
     for folder, folders, files in os.walk(root):
         inside = Path(folder).relative_to(root)
         for name in list(folders):
@@ -815,7 +739,7 @@ def _read_file(root: Path, name: str) -> list[Entry]:
 
 
 def _check_indices(root: Path, entries: Iterable[Entry]) -> None:
-    """The shards that an index names have to be all there; else `BadLayout`."""
+    """Raise `BadLayout` unless all shards that an index names are there."""
     places = {(entry.file, entry.name) for entry in entries}
     for _, index in sorted(places):
         if not index.endswith(INDEX_SUFFIX) or (index, index) not in places:
@@ -837,10 +761,9 @@ def _check_indices(root: Path, entries: Iterable[Entry]) -> None:
 class WeightsWriter:
     """A new directory of the files that `specs` describe, to be filled in any order.
 
-    Makes all files at their full size at once, so that a full disk says so here and not half-way;
-    `path` must not exist, or be empty. Raises `RemoteProtocolError` for entries that no version may
-    have, `StoreFull` for a full disk, `StorageFailed` for a broken one. `write` and `read` are safe
-    from several threads where these touch different bytes.
+    All files are made at full size at once, so that a full disk fails early; `path` must not exist,
+    or be empty. Raises `RemoteProtocolError` for entries that no version may have, `StoreFull` and
+    `StorageFailed`. `write` is safe from several threads for different bytes.
     """
 
     def __init__(self, path: Path, specs: tuple[TensorSpec, ...]) -> None:
@@ -866,10 +789,13 @@ class WeightsWriter:
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
             with open(os.open(self.path / name, flags, 0o644), "wb") as file:
-                _reserve(file.fileno(), size_bytes)
+                if size_bytes and hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size_bytes)
+                else:
+                    file.truncate(size_bytes)
 
     def write(self, spec: TensorSpec, start_bytes: int, content: NDArray[Any]) -> None:
-        """Put `content` into an entry, `start_bytes` after its begin."""
+        """Write `content` into an entry, `start_bytes` after its start."""
         data = content.reshape(-1).view(np.uint8).data
         if not 0 <= start_bytes <= start_bytes + len(data) <= spec.size_bytes:
             raise ValueError(f"{spec.name!r} has no bytes {start_bytes}+{len(data)}")
@@ -886,15 +812,15 @@ class WeightsWriter:
             raise _failed(self.path / spec.file, error) from None
 
     def sync(self) -> None:
-        """Have all files and folders on the disk when this returns."""
+        """Flush all files and folders to disk."""
         try:
             folders = {self.path, self.path.parent}
             for name in self._ends:
-                _sync(self.path / name)
+                sync(self.path / name)
                 folders.add((self.path / name).parent)
                 folders.update((self.path / up) for up in PurePosixPath(name).parents)
             for folder in sorted(folders):
-                _sync(folder)
+                sync(folder)
         except OSError as error:
             raise _failed(self.path, error) from None
 
@@ -923,15 +849,8 @@ def _failed(path: Path, error: OSError) -> StoreFull | StorageFailed:
     return kind(f"weights: {path}: {error.strerror or error}")
 
 
-def _reserve(file: int, size_bytes: int) -> None:
-    """Give a file its size, and its blocks where the system can."""
-    if size_bytes and hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size_bytes)
-    else:
-        os.ftruncate(file, size_bytes)
-
-
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flush a file or folder to disk."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)

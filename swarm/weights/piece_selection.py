@@ -1,19 +1,16 @@
 """The choice of chunks to send, to relay and to ask for. Pure: time and randomness are passed in.
 
-Two things have to happen at once for a broadcast to come near its bound: the publisher must never
-send a chunk twice while another has not left yet, and every uplink must be busy all the time with
-chunks that others lack. So:
+A broadcast comes near its bound if the publisher sends no chunk twice before all have left, and
+every uplink is busy with chunks that others lack:
 
-- A peer that has room on its uplink asks the publisher for a *fresh* chunk, one that nobody else
-  was given, and from then on *relays* it: it sends it to each neighbour that lacks it. Who asks
-  more often relays more, so chunks are handed out in proportion to uplinks without anybody
-  measuring another. A chunk comes to everybody in two hops, and no two relay the same one.
-- What the publisher's uplink has left, it relays chunks of its own choice itself.
-- Neighbours say what they relay. What nobody relays to us, or what is overdue, we *pull* from
-  whoever has it, rarest first. That heals churn, corrupt relays, slow ones and partial meshes, and
-  serves who comes late.
+- A peer with room on its uplink asks the publisher for a *fresh* chunk, given to nobody else, and
+*relays* it to each neighbour that lacks it. Chunks so go out in proportion to uplinks without
+measuring them.
+- The publisher's spare uplink relays chunks of its own choice.
+- Neighbours say what they relay. Chunks that nobody relays, or that are overdue, are *pulled* from
+any holder, rarest first. That heals churn, corrupt and slow relays and partial meshes.
 
-Chunks are numbers in an artifact's list. Sets of them are integers, bit i for chunk i.
+Chunks are numbers in an artifact's list; sets of them are integers, bit i for chunk i.
 """
 
 import math
@@ -24,14 +21,14 @@ from random import Random
 
 from swarm.identity import PeerId
 
-UNCLAIMED_S = 0.7  # in which whoever relays a chunk will have said so
-OVERDUE_S = 0.5  # after which a chunk that a neighbour relays is pulled from another, at least
-OVERDUE_LAGS = 3.0  # or so many times what relayed chunks took so far, or one takes to all
-LAG_S = 0.4  # that a relayed chunk takes, before any has come
-LAG_WEIGHT = 0.05  # of the newest chunk, in the mean of what they took
-CONFIRM_S = 4.0  # within which a peer should say that it has what was sent to it, at least
-CONFIRM_CYCLES = 4.0  # or while a relay sends what it took on before, this, and peers tell of it
-ORPHAN_S = 2.0  # how long a chunk that was just sent to one peer is not given to another again
+UNCLAIMED_S = 0.7  # after which a relay of a chunk has said so
+OVERDUE_S = 0.5  # least wait before a chunk that a neighbour relays is pulled from another
+OVERDUE_LAGS = 3.0  # the same, times the mean lag of relayed chunks or the time of one to all
+LAG_S = 0.4  # assumed lag of a relayed chunk before any has come
+LAG_WEIGHT = 0.05  # of the newest chunk, in the mean lag
+CONFIRM_S = 4.0  # least time for a peer to confirm a chunk that was sent to it
+CONFIRM_CYCLES = 4.0  # the same, times the time of one chunk to all
+ORPHAN_S = 2.0  # after a chunk was sent to one peer, in which another that asks gets none
 COMPLAINTS = 2  # of different peers, after which a relay is given no more
 EXAMINED_MAX = 64  # chunks that one choice of a pull looks at
 NEWS_MAX = 1024  # times at which chunks were first heard of
@@ -39,7 +36,7 @@ NEWS_MAX = 1024  # times at which chunks were first heard of
 
 @dataclass(slots=True)
 class Neighbour:
-    """One peer's part in the broadcast, as far as it is known."""
+    """What is known of one peer."""
 
     have: int = 0
     pending: int = 0  # it has asked others for
@@ -83,20 +80,17 @@ class Picker:
         self._settled = 0  # heard of long enough to know who relays it
         self._overdue = 0
 
-    # --- what happens ---
-
     def meet(self, peer: PeerId) -> Neighbour:
-        """The neighbour of that name, a new one if need be."""
         return self.neighbours.setdefault(peer, Neighbour())
 
     def leave(self, peer: PeerId) -> None:
-        """Forget a neighbour. What only it was given is fresh again."""
+        """Forget a neighbour. Chunks that only it was given are fresh again."""
         self.neighbours.pop(peer, None)
         self._complaints.pop(peer, None)
         self._take_back_from(peer)
 
     def reclaim(self, now_s: float) -> None:
-        """The publisher hands out again what a relay was given and nobody has got from it."""
+        """As the publisher, hand out again the chunks that nobody got from their relay."""
         limit_s = max(CONFIRM_S, CONFIRM_CYCLES * self.cycle_s)
         for chunk, (_, at_s) in list(self._given.items()):
             if now_s - at_s >= limit_s:
@@ -108,18 +102,15 @@ class Picker:
 
     def _take_back(self, chunk: int) -> None:
         relay, _ = self._given.pop(chunk)
-        others = (have for peer, have in self._haves() if peer != relay)
+        others = (each.have for peer, each in self.neighbours.items() if peer != relay)
         if not any(have >> chunk & 1 for have in others):
             self.fresh |= 1 << chunk
             self._sent_at.pop(chunk, None)
 
-    def _haves(self) -> Iterator[tuple[PeerId, int]]:
-        return ((peer, neighbour.have) for peer, neighbour in self.neighbours.items())
-
     def learn(
         self, peer: PeerId, have: int, relaying: int, pending: Iterable[int], now_s: float
     ) -> None:
-        """A neighbour says what it has, what it relays of that, and what it asked others for."""
+        """Record what a neighbour says it has, relays, and asked others for."""
         neighbour = self.meet(peer)
         neighbour.pending = sum(1 << chunk for chunk in set(pending)) & self.all
         neighbour.have = have & self.all
@@ -142,7 +133,7 @@ class Picker:
                 self._heard_s[chunk] = now_s
 
     def got(self, chunk: int, *, relay: bool, now_s: float) -> None:
-        """A chunk is here and verified. `relay`: it is ours to pass on."""
+        """Record a verified chunk. `relay`: it is ours to pass on."""
         bit = 1 << chunk
         self.have |= bit
         self.pending &= ~bit
@@ -158,10 +149,7 @@ class Picker:
             neighbour.sent.pop(chunk, None)
 
     def give_up(self, chunk: int) -> None:
-        """A pull brought nothing."""
         self.pending &= ~(1 << chunk)
-
-    # --- what to send ---
 
     @property
     def complete(self) -> bool:
@@ -173,7 +161,6 @@ class Picker:
         return self.have | self.arrived
 
     def missing(self) -> int:
-        """Chunks that are not here."""
         return self.all & ~self.here
 
     def copies_owed(self) -> int:
@@ -200,9 +187,9 @@ class Picker:
         return self._send(peer, chunk, now_s)
 
     def relayed_for(self, peer: PeerId, now_s: float, *, spare: bool) -> int | None:
-        """A chunk for a peer that takes what we relay: what it lacks for longest.
+        """A chunk that we relay and that a peer has lacked for longest.
 
-        `spare`: our uplink has nothing else to do, so that the publisher may relay one more itself.
+        `spare`: our uplink is idle, so the publisher may relay one more itself.
         """
         neighbour = self.meet(peer)
         if neighbour.distrusted:
@@ -229,8 +216,8 @@ class Picker:
     def holds_back(self, peer: PeerId, chunk: int, now_s: float, accused: PeerId | None) -> bool:
         """True if the publisher just gave a chunk to another peer, which relays it.
 
-        Some say that it sent them something else. Where several do, the relay is given no more,
-        and what it was given is handed out again.
+        Peers may accuse that relay of sending other bytes. If several do, it is given no more, and
+        its chunks are handed out again.
         """
         if self._publisher is not None:
             return False
@@ -250,22 +237,13 @@ class Picker:
             self._sent_at[chunk] = now_s
         return chunk
 
-    # --- what to ask for ---
-
     def pull(
-        self,
-        now_s: float,
-        is_free: Callable[[PeerId], bool],
-        *,
-        idle: bool,
+        self, now_s: float, is_free: Callable[[PeerId], bool], *, idle: bool
     ) -> tuple[PeerId, int] | None:
-        """A peer and the number of a chunk to ask it for: the rarest one of a holder that is free.
+        """A peer and a chunk to ask it for: the rarest one of a holder that is free.
 
-        `idle`: nothing comes in. Once every chunk is with somebody, that is reason enough not to
-        wait for who relays it.
-
-        The publisher is asked for what is overdue, and for what nobody else holds any more: so
-        long as it hands out fresh chunks, what nobody holds will come by itself.
+        `idle`: nothing comes in; once every chunk is with somebody, relays are not waited for. The
+        publisher is asked for overdue chunks, and for those that nobody else holds any more.
         """
         overdue_s = max(OVERDUE_S, OVERDUE_LAGS * max(self._lag_s, self.cycle_s))
         while self._news and now_s - self._news[0][0] >= overdue_s:
@@ -293,6 +271,10 @@ class Picker:
         late = _some(self.lost(held) or (wanted & self._overdue & -idle), 1, self._rng)
         return (publisher, late[0]) if late and publisher in self.neighbours else None
 
+    def finished(self) -> set[PeerId]:
+        """Neighbours that reported all chunks."""
+        return {peer for peer, each in self.neighbours.items() if each.have == self.all}
+
     def lost(self, held: int) -> int:
         """Chunks that only lying neighbours were to relay. `held`: those that honest ones have."""
         lost = 0
@@ -301,10 +283,10 @@ class Picker:
                 lost |= neighbour.relaying
         return lost & self.missing() & ~self.pending & ~held
 
-    def accused(self, chunk: int) -> PeerId | None:
-        """The neighbour that was to relay a chunk and lied."""
+    def relay_of(self, chunk: int, *, distrusted: bool) -> PeerId | None:
+        """A neighbour that is to relay a chunk: one that lied, or one that is trusted."""
         for peer, neighbour in self.neighbours.items():
-            if neighbour.distrusted and neighbour.relaying >> chunk & 1:
+            if neighbour.distrusted == distrusted and neighbour.relaying >> chunk & 1:
                 return peer
         return None
 
@@ -355,7 +337,6 @@ def to_bytes(chunks: int, count: int) -> bytes:
 
 
 def from_bytes(data: bytes) -> int:
-    """The set in `data`."""
     return int.from_bytes(data, "little")
 
 
@@ -367,16 +348,14 @@ ANSWERS_MIN = 4  # on their way at once, whatever is measured
 MEMORY_S = 10.0
 TIME_S = 0.15  # that an answer takes, before one has left
 BUCKET_S = 0.25  # over which a rate is measured, at least
-BUCKET_ANSWERS = (
-    3.0  # or so many times what an answer takes: those that share the link end together
-)
+BUCKET_ANSWERS = 3.0  # or so many times what an answer takes: concurrent ones end together
 SAMPLES_MAX = 4096
 UNSENT_BYTES = 65_536  # that sockets hold of answers which left, about
 UNSENT_S_MIN = 0.01  # below which a link is too fast for that to matter
 
 
 class Pacer:
-    """Lets answers out. `rate_bytes_per_s` starts as what was measured earlier, if anything was."""
+    """Limits the answers on their way. `rate_bytes_per_s`: what was measured earlier, or 0."""
 
     def __init__(self, rate_bytes_per_s: float = 0.0) -> None:
         self._given = rate_bytes_per_s
@@ -391,7 +370,7 @@ class Pacer:
         self._times: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)  # ascending
 
     def has_room(self, size_bytes: int) -> bool:
-        """True if an answer of that size may leave now."""
+        """True if an answer of that size may leave."""
         if self._out < ANSWERS_MIN:
             return True
         least_s = self._times[0][1] if self._times else TIME_S
@@ -408,11 +387,10 @@ class Pacer:
         return self._out_bytes <= IDLE_SHARE * self.rate() * least_s
 
     def rate(self) -> float:
-        """Bytes a second that the uplink was seen to carry; at first what was given."""
+        """The measured rate of the uplink, bytes/s; at first what was given."""
         return max((rate for _, rate in self._rates), default=self._given)
 
     def start(self, size_bytes: int, now_s: float) -> None:
-        """An answer is on its way."""
         if not self._out:  # the time without any says nothing of the link
             self._bucket_since_s, self._bucket_bytes, self._was_full = now_s, 0, False
         if not self._rates:
@@ -421,12 +399,11 @@ class Pacer:
         self._out_bytes += size_bytes
 
     def give_up(self, size_bytes: int) -> None:
-        """It waits for its reader, and says nothing of the link."""
+        """Stop counting an answer that waits for its reader."""
         self._out -= 1
         self._out_bytes -= size_bytes
 
     def done(self, size_bytes: int, took_s: float, now_s: float) -> None:
-        """It has left."""
         self._out -= 1
         self._out_bytes -= size_bytes
         gone_bytes = self.rate() * (now_s - self._left_s)  # infinitely many before the first

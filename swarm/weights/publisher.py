@@ -1,7 +1,5 @@
-"""The publisher's side: make a version of a directory, sign for it, report when all peers have it.
-
-A version is offered whole and as deltas against the versions 1, 2, 4 and 8 before it that are kept.
-"""
+"""The publisher's side: make a version of a directory, sign its head, report when all peers have
+it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,25 +25,24 @@ SPREAD_LOOK_S: Final = 1.0  # between two looks at who has a version
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version that is on offer. `delta_bytes`: of the smallest delta; None: none is offered."""
+    """A version that is on offer."""
 
     version: int
     size_bytes: int
     full_bytes: int
-    delta_bytes: int | None
+    delta_bytes: int | None  # of the smallest delta; None: none is offered
     made_s: float  # to hash, cut, copy and announce it
     announced_ago_s: float  # the last of these, when all was done
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """All peers that took part have a version. `bound_s` None: their links are not known, or some
-    had it before and it is of those who came since."""
+    """All peers that took part have a version."""
 
     version: int
     peers: int
-    time_s: float  # since it was announced, or since one came who lacked it where nobody did
-    bound_s: float | None
+    time_s: float  # since it was announced, or since a peer joined that lacked it
+    bound_s: float | None  # None: links are unknown, or some peers had it before
 
 
 class Publisher:
@@ -65,15 +62,12 @@ class Publisher:
         self._told = (0, 0)  # version and peers of the last spread that was told of
 
     async def publish(self, directory: Path, version: int | None = None) -> Published | None:
-        """Put what is in a directory on offer, as the next version or under a higher number.
+        """Publish a directory as the next version or under a higher number.
 
-        Returns None where the newest version has the same content, bit for bit, and no higher
-        number is asked for.
-
-        Raises:
-            ConfigError: no weights in there, or the number is not above the newest.
-            StoreFull, StorageFailed: no room, or the disk; the version before stays on offer.
-            WeightsMismatch: the directory changed meanwhile.
+        Returns None if the newest version has the same content and no higher number is asked for.
+        Raises `ConfigError` for no weights or a number that is not above the newest,
+        `WeightsMismatch` if the directory changed meanwhile, `StoreFull` and `StorageFailed`; the
+        version before then stays on offer.
         """
         service, started_s = self._service, trio.current_time()
         new: WeightsDirectory = await service.run_sync(opened, directory)
@@ -113,7 +107,7 @@ class Publisher:
         )
 
     def _make(self, new: WeightsDirectory, number: int) -> tuple[bytes, Manifest]:
-        """Blocks: cut the version into chunks, copy it in, have it serve."""
+        """Cut the version into chunks, copy it in and make it current. Blocks."""
         service = self._service
         versions, rules = service.versions, service.rules
 
@@ -136,7 +130,7 @@ class Publisher:
             opened = open_weights(local.directory, versions.manifest(base).tensors)
             if opened.first_difference() is None:
                 bases.append((base, opened))
-            else:  # somebody wrote to it: nobody else could apply a delta on that
+            else:  # somebody changed it: no peer could apply a delta on that
                 versions.doubt(base)
         manifest = snapshots.offer(new, bases, service.sharing.store, describe)
         body = manifest_wire.encode_manifest(manifest)
@@ -145,7 +139,7 @@ class Publisher:
         return body, manifest
 
     async def _offer_again(self, version: int) -> None:
-        """A version that was published before, by a process that is no more."""
+        """Announce a version that an earlier process published."""
         service = self._service
         body: bytes = await service.run_sync(service.versions.manifest_body, version)
         manifest: Manifest = await service.run_sync(manifest_wire.decode_manifest, body)
@@ -161,10 +155,9 @@ class Publisher:
         self._began_s = trio.current_time()
 
     def _let_go(self, newest: int) -> None:
-        """Older versions are given on as deltas alone, for those who come from further back."""
+        """Serve only deltas of older versions, for peers that are further behind."""
         service = self._service
-        policy = service.rules.policy
-        for head in service.heads.older(policy):
+        for head in service.heads.older(service.rules.policy):
             if head.version < newest and head.publisher == self._identity.peer_id:
                 service.sharing.end(head.root, 0)  # the full artifact comes first
         service.sharing.keep_newest(service.rules.shared_versions)
@@ -181,12 +174,8 @@ class Publisher:
             created_at_s=int(self._service.now_s()),
         )
 
-    def _usual(self, manifest: Manifest) -> Artifact:
-        """The artifact that most peers will fetch: the delta on the version before, or else all."""
-        return max(manifest.artifacts, key=lambda each: each.base_version or -1)
-
     async def run(self) -> None:
-        """Tell when all peers have a version, until cancelled."""
+        """Report when all peers have a version, until cancelled."""
         while True:
             await trio.sleep(SPREAD_LOOK_S)
             manifest = self._manifest
@@ -197,8 +186,7 @@ class Publisher:
             self._tell_of_spread(manifest, lacking)
             peers = sharing.peer_links(without=self._identity.peer_id)
             if not lacking and (self._told[0] == manifest.version or not peers):
-                # Peers that join after all others finished are timed from here. This overestimates
-                # their time by at most `SPREAD_LOOK_S`.
+                # Peers that join later are timed from here, too long by at most `SPREAD_LOOK_S`.
                 self._began_s = trio.current_time()
 
     def _tell_of_spread(self, manifest: Manifest, lacking: tuple[PeerId, ...]) -> None:
@@ -214,16 +202,14 @@ class Publisher:
         up = sharing.up_bytes_per_s
         bound = None
         if first and up and peers and all(peer.down_bytes_per_s for peer in peers):
-            bound = bound_s(self._usual(manifest).size_bytes, up, peers)
+            # Most peers fetch the delta on the version before, or else the full artifact.
+            usual = max(manifest.artifacts, key=lambda each: each.base_version or -1)
+            bound = bound_s(usual.size_bytes, up, peers)
         self._tell(Spread(manifest.version, finished, trio.current_time() - self._began_s, bound))
 
 
 def opened(directory: Path) -> WeightsDirectory:
-    """The weights to publish.
-
-    Raises:
-        ConfigError: no weights in there; or a file names code, which receivers refuse.
-    """
+    """The weights to publish; `ConfigError` if there are none, or a file names code."""
     new = open_weights(directory)
     if code := names_code(directory, {spec.file for spec in new.specs}):
         raise ConfigError(

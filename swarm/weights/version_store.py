@@ -1,14 +1,12 @@
 """The versions of one policy on this machine: each is there as a whole, or not at all.
 
     versions/v00000012/           the files of version 12, and nothing else
-    versions/v00000012.manifest   its manifest as it was published, to be served on
+    versions/v00000012.manifest   its manifest as published
     current -> versions/v00000012
 
-A version is made in `versions/v00000012.partial`, synced, and renamed, its manifest being there
-before; it leaves the other way round. So whatever has the final name is whole: kill -9 at any point
-leaves what was there before. `current` is replaced in one step.
-
-Everything here blocks: call it off the event loop.
+A version is made in `versions/v00000012.partial`, synced, and renamed after its manifest is there;
+it is removed the other way round. So kill -9 at any point leaves the versions before whole.
+Everything blocks: call it off the event loop.
 """
 
 import hashlib
@@ -42,6 +40,7 @@ from swarm.weights.manifest import (
     WeightsDirectory,
     open_weights,
     state_of,
+    sync,
 )
 
 _NAME = re.compile(r"v([0-9]{8,10})")
@@ -65,10 +64,9 @@ class LocalVersion:
 
 
 class Versions:
-    """The versions in one directory, which is made. `keep`: how many of the newest stay.
+    """The versions in one directory, which is made. The newest `keep` stay.
 
-    Raises:
-        StorageFailed: it cannot be read or written; so does everything in here.
+    This and all methods raise `StorageFailed` if it cannot be read or written.
     """
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
@@ -82,15 +80,12 @@ class Versions:
         self._known = {local.version: local for local in read_versions(directory)}
         self._doubted: set[int] = set()
 
-    # --- what is there -------------------------------------------------------------------------
-
     def held(self) -> tuple[LocalVersion, ...]:
         """Complete versions, oldest first."""
         return tuple(self._known[version] for version in sorted(self._known))
 
     def states(self) -> dict[int, bytes]:
-        """Their state hashes by version, without those in doubt: as `routes.cheapest_route` takes
-        them."""
+        """State hashes by version, without those in doubt."""
         return {
             version: local.state
             for version, local in self._known.items()
@@ -98,52 +93,43 @@ class Versions:
         }
 
     def doubt(self, version: int) -> None:
-        """Build nothing on a version until it is made anew: its files are not what they were. It
-        is not removed, for it may be the one that serves."""
+        """Build nothing on a version whose files changed. It stays, as it may serve."""
         self._doubted.add(version)
 
     def get(self, version: int) -> LocalVersion | None:
-        """A complete version; None if there is none of that number."""
         return self._known.get(version)
 
     def manifest_body(self, version: int) -> bytes:
-        """A version's manifest as it was published: what `wire.root_of` hashes."""
+        """A version's manifest as published."""
         return _manifest_body(self._path(version))
 
     def manifest(self, version: int) -> Manifest:
-        """A version's manifest, decoded."""
         return manifest_wire.decode_manifest(self.manifest_body(version))
 
     def current(self) -> LocalVersion | None:
-        """The version that serves, or served when the process before ended; None: none yet."""
+        """The version that serves, or served in the process before; None: none yet."""
         version = read_current(self.directory)
         return None if version is None else self._known.get(version)
 
-    # --- what comes and goes -------------------------------------------------------------------
-
     def staging(self, version: int) -> Path:
-        """An empty directory in which to make a version. Earlier attempts there are removed."""
+        """A new empty directory in which to make a version."""
+        self.discard(version)
         path = self._path(version, _PARTIAL)
         with _disk(path):
-            _remove(path)
             path.mkdir()
         return path
 
     def discard(self, version: int) -> None:
-        """Give up a version that was begun; does nothing if none was."""
+        """Remove a version that was begun, if any."""
         path = self._path(version, _PARTIAL)
         with _disk(path):
             _remove(path)
 
     def commit(self, body: bytes) -> LocalVersion:
-        """Take the staged directory of the version with this manifest for complete.
+        """Complete the staged version of this manifest; it replaces a held one of that number.
 
-        Its content is the caller's word: whoever made it has checked the hashes. A version of that
-        number that was held is replaced.
-
-        Raises:
-            RemoteProtocolError: `body` is no manifest.
-            LocalProtocolError: nothing was staged for it.
+        The caller has checked the content. Raises `RemoteProtocolError` if `body` is no manifest,
+        `LocalProtocolError` if nothing was staged.
         """
         manifest = manifest_wire.decode_manifest(body)
         staged, final = self._path(manifest.version, _PARTIAL), self._path(manifest.version)
@@ -151,16 +137,17 @@ class Versions:
             raise LocalProtocolError(f"version {manifest.version} was not made")
         self._forget(manifest.version)
         with _disk(staged):
-            _sync_tree(staged)
+            for folder, _, files in os.walk(staged, topdown=False):
+                for name in files:
+                    sync(Path(folder) / name)
+                sync(Path(folder))
             sidecar = self._path(manifest.version, MANIFEST_SUFFIX)
             temporary = sidecar.with_name(sidecar.name + _PARTIAL)
-            with temporary.open("wb") as file:
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
+            temporary.write_bytes(body)
+            sync(temporary)
             temporary.replace(sidecar)
             staged.rename(final)
-            _sync(self._versions)
+            sync(self._versions)
         self._known[manifest.version] = _local(manifest, final)
         return self._known[manifest.version]
 
@@ -173,12 +160,12 @@ class Versions:
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(Path(VERSIONS) / self._path(version).name)
             temporary.replace(self.directory / CURRENT)
-            _sync(self.directory)
+            sync(self.directory)
 
-    def prune(self, in_use: Collection[int] = ()) -> tuple[int, ...]:
-        """Remove all but the newest `keep`, the current one and those in use; returns which."""
+    def prune(self) -> tuple[int, ...]:
+        """Remove all but the newest `keep`, and the current one; return which."""
         current = self.current()
-        stay = {*sorted(self._known)[-self._keep :], *in_use}
+        stay = set(sorted(self._known)[-self._keep :])
         if current is not None:
             stay.add(current.version)
         leaving = tuple(version for version in sorted(self._known) if version not in stay)
@@ -204,10 +191,7 @@ class Versions:
 
 
 def read_versions(directory: Path) -> tuple[LocalVersion, ...]:
-    """Complete versions, oldest first, without changing anything: for whoever only looks.
-
-    A directory without its manifest is none of ours. Raises `StorageFailed`.
-    """
+    """Complete versions, oldest first, without changing anything. Raises `StorageFailed`."""
     found = []
     with _disk(directory):
         paths = sorted((directory / VERSIONS).iterdir()) if (directory / VERSIONS).is_dir() else []
@@ -224,7 +208,7 @@ def read_versions(directory: Path) -> tuple[LocalVersion, ...]:
 
 
 def read_current(directory: Path) -> int | None:
-    """The version that `current` names; None: none. It need not be complete."""
+    """The version that `current` names, complete or not; None: none."""
     try:
         target = Path(os.readlink(directory / CURRENT))
     except OSError:
@@ -234,11 +218,7 @@ def read_current(directory: Path) -> int | None:
 
 
 def version_of(directory: Path) -> int:
-    """The version of a directory, by its name.
-
-    Raises:
-        LocalProtocolError: it is not named as versions are.
-    """
+    """The version of a directory, by its name; raises `LocalProtocolError`."""
     match = _NAME.fullmatch(directory.name)
     if match is None:
         raise LocalProtocolError(f"{directory} is not named as a version")
@@ -282,24 +262,9 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync_tree(directory: Path) -> None:
-    for folder, _, files in os.walk(directory, topdown=False):
-        for name in files:
-            _sync(Path(folder) / name)
-        _sync(Path(folder))
+# The cheapest route to a version: from one that is held, over others, or from nothing. Pure.
 
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-# The cheapest way to a version: from one that is held, over others, or from nothing. Pure.
-
-_NOTHING = -1  # where the way from nothing begins
+_NOTHING = -1  # the base of full artifacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,31 +275,16 @@ class Step:
     artifact: Artifact
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Steps to a version, in order; none where it is held already."""
-
-    steps: tuple[Step, ...]
-    missing_bytes: int  # to be fetched
-    full_bytes: int  # of the version as a full snapshot, whether one is offered or not
-    refused: tuple[str, ...]  # artifacts whose base is missing or another here, one line each
-
-
 def cheapest_route(
     wanted: int,
     held: Mapping[int, bytes],
     manifests: Mapping[int, Manifest],
     has: Callable[[ChunkRef], bool],
-) -> Route:
-    """The way to version `wanted` that has the least to fetch.
+) -> tuple[Step, ...]:
+    """The steps to version `wanted` that have the least to fetch; () if it is held.
 
-    Args:
-        held: state hashes of the complete versions on this machine.
-        manifests: those known, by version; that of `wanted` must be among them.
-        has: whether a chunk is in the store.
-
-    Raises:
-        NoRoute: nothing that is offered leads there; names each base that is not what is held.
+    `held` are state hashes of complete versions, `manifests` those known, with that of `wanted`;
+    `has` says if a chunk is in the store. Raises `NoRoute`, which names each unusable base.
     """
     states = {version: manifest.state for version, manifest in manifests.items()}
     usable = {
@@ -355,12 +305,11 @@ def cheapest_route(
     if found is None:
         why = "; ".join(refused) or "nothing that is offered leads there"
         raise NoRoute(f"no way to version {wanted}: {why}")
-    missing_bytes, steps = found
-    return Route(steps, missing_bytes, full_bytes(manifests[wanted]), tuple(refused))
+    return found
 
 
 def full_bytes(manifest: Manifest) -> int:
-    """The bytes of a version for a peer without any: its full artifact, or else its raw size."""
+    """The size of a version's full artifact, or else its raw size."""
     offered = [each.size_bytes for each in manifest.artifacts if each.base_version is None]
     return min(offered, default=manifest.size_bytes)
 
@@ -375,11 +324,9 @@ def _base_fault(
     there = held.get(base, known.get(base))
     if there is None:
         return f"base {base} is neither held nor known"
-    return (
-        None
-        if there == asked
-        else f"base {base} is another here, {there.hex()[:12]} and not {asked.hex()[:12]}"
-    )
+    if there != asked:
+        return f"base {base} is another here, {there.hex()[:12]} and not {asked.hex()[:12]}"
+    return None
 
 
 def _search(
@@ -387,7 +334,7 @@ def _search(
     held: Collection[int],
     steps_from: Mapping[int, Sequence[Step]],
     has: Callable[[ChunkRef], bool],
-) -> tuple[int, tuple[Step, ...]] | None:
+) -> tuple[Step, ...] | None:
     """Dijkstra's algorithm over versions, by bytes and then by number of steps."""
     ways: dict[int, tuple[Step, ...]] = {}
     queue: list[tuple[int, int, int]] = [(0, 0, version) for version in (_NOTHING, *sorted(held))]
@@ -399,7 +346,7 @@ def _search(
             continue
         ways[version] = steps = reached[at]
         if version == wanted:
-            return missing_bytes, steps
+            return steps
         for step in steps_from.get(version, ()):
             more_bytes = sum(ref.size_bytes for ref in step.artifact.chunks if not has(ref))
             following = (missing_bytes + more_bytes, len(steps) + 1, step.version)
@@ -409,14 +356,14 @@ def _search(
     return None
 
 
-# From a directory to what is published of it, and from chunks back to the same directory.
+# From a directory to its artifacts, and from chunks back to the directory.
 
 BASE_AGES = (1, 2, 4, 8, 16, 32, 64)  # one artifact is the full one: ARTIFACTS_MAX in all
 
 
 def base_versions(version: int, held: Iterable[int]) -> tuple[int, ...]:
-    """The versions held against which a new one is offered: those 1, 2, 4, 8, ... before it, so
-    that a peer that slept through n versions needs about log n deltas. Newest first. Pure."""
+    """The held versions 1, 2, 4, 8, ... before a new one: a peer n behind needs about log n
+    deltas."""
     there = set(held)
     return tuple(version - age for age in BASE_AGES if version - age in there)
 
@@ -427,17 +374,10 @@ def offer(
     store: ChunkStore,
     describe: Callable[[tuple[Artifact, ...]], Manifest],
 ) -> Manifest:
-    """Cut a version into chunks, into the store: all of it, and what changed since each base.
+    """Cut a version into chunks in the store: all of it, and the changes since each base.
 
-    A delta that is no smaller than the full artifact is left out. The chunks are not pinned before
-    they are put, so pin the version after it, and give the store room for both.
-
-    Args:
-        bases: version and directory of each.
-        describe: makes the manifest of these artifacts.
-
-    Raises:
-        StoreFull: the chunks do not fit. StorageFailed: the disk cannot be read or written.
+    A delta that is no smaller than the full artifact is left out. Chunks are not pinned here.
+    `describe` makes the manifest. Raises `StoreFull` and `StorageFailed`.
     """
     full = Artifact(None, None, _put(new, None, store))
     artifacts = [full]
@@ -463,12 +403,11 @@ def _put(
 def adopt(source: WeightsDirectory, body: bytes, versions: Versions, version: int) -> LocalVersion:
     """Copy weights of our own into `versions`, as the version that manifest `body` describes.
 
-    Raises:
-        WeightsMismatch: the source changed since it was hashed. StorageFailed: no room, or worse.
+    Raises `WeightsMismatch` if the source changed since it was hashed, and `StorageFailed`.
     """
     staged = versions.staging(version)
     try:
-        Patcher(source.specs, source, staged, check_base=False).finish()
+        Patcher(source.specs, source, staged).finish()
         return versions.commit(body)
     finally:
         versions.discard(version)
@@ -482,30 +421,20 @@ def make(
     store: ChunkStore,
     threads: int = 1,
 ) -> LocalVersion:
-    """Make a version from its base and from chunks that are all in the store; see `routes`.
+    """Make a version from its base and from chunks in the store. A failure leaves nothing of it.
 
-    Every entry is hashed before the version counts as there. Whatever fails leaves nothing of it.
-
-    Args:
-        body, manifest: of the version that the step makes; the one decoded from the other.
-        threads: that patch at a time. Each holds a few blocks in memory.
+    `manifest` is decoded from `body`. Each of the `threads` holds a few blocks in memory.
 
     Raises:
-        WeightsMismatch: the base is not what it was, by name, and is not used again until it is
-            made anew; or the result is not what the manifest says.
-        RemoteProtocolError: the publisher's fault: a chunk is none, or a file names code.
-        StorageFailed, StoreFull: the disk; or a chunk is no longer there.
+        WeightsMismatch: the base has changed, and is not used until it is made anew; or the result
+            differs from the manifest.
+        RemoteProtocolError: the publisher's fault: a malformed chunk, or a file that names code.
+        StorageFailed, StoreFull: the disk, or a chunk that left the store.
     """
     base = None if step.artifact.base_version is None else _base(step, versions)
     staged = versions.staging(step.version)
     try:
-        patcher = Patcher(
-            manifest.tensors,
-            base,
-            staged,
-            base_state=step.artifact.base_state,
-            check_base=False,  # that has been done
-        )
+        patcher = Patcher(manifest.tensors, base, staged, base_state=step.artifact.base_state)
 
         def apply(ref: ChunkRef) -> None:
             chunk = store.get(ref.sha256)
@@ -518,18 +447,11 @@ def make(
                 pass
         patcher.finish()
         if code := names_code(staged, {spec.file for spec in manifest.tensors}):
-            raise RemoteProtocolError(
-                Reject.MALFORMED, f"{code} names code of its own ({AUTO_MAP})"
-            )
+            why = f"{code} names code of its own ({AUTO_MAP})"
+            raise RemoteProtocolError(Reject.MALFORMED, why)
         return versions.commit(body)
     finally:
         versions.discard(step.version)  # nothing, where it was committed
-
-
-def _refuse_code(staged: Path, manifest: Manifest) -> None:
-    if code := names_code(staged, {spec.file for spec in manifest.tensors}):
-        told = f"{code} names code of its own ({AUTO_MAP})"
-        raise RemoteProtocolError(Reject.MALFORMED, told)
 
 
 def _base(step: Step, versions: Versions) -> WeightsDirectory:

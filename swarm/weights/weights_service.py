@@ -1,12 +1,9 @@
-"""One policy's weights on one node: hear of versions, get them, load them, give them on.
+"""One policy's weights on one node: hear of versions, fetch them, load them, serve them.
 
-A version is heard of by its head, by gossip or from any peer. Its manifest is fetched by root from
-whoever has it, the cheapest way to it is chosen, and for each step one broadcast brings the chunks
-that are missing. Then it is patched, verified and loaded, while the version before serves. What is
-here is given on: heads, manifests, and the chunks of the newest versions.
-
-Only the newest version is worth getting. One that is heard of while an older is on its way ends
-that; what was fetched stays in the store, and counts wherever the newer one needs the same.
+A head announces a version. Its manifest is fetched by root, the cheapest route to it is chosen, and
+one broadcast for each step brings the missing chunks. The version is patched, verified and loaded
+while the one before serves. A newer version ends an older one on its way; fetched chunks stay in
+the store.
 
 Nothing that a peer sends, and no full disk, ends the service: each try ends in an `Outcome`.
 """
@@ -51,7 +48,13 @@ from swarm.weights.hot_swap import (
     save_head,
 )
 from swarm.weights.manifest import Manifest
-from swarm.weights.version_store import Route, Step, Versions, cheapest_route, full_bytes
+from swarm.weights.version_store import (
+    LocalVersion,
+    Step,
+    Versions,
+    cheapest_route,
+    full_bytes,
+)
 from swarm.wire import codec
 from swarm.wire.messages import (
     HEADS_PROTOCOL,
@@ -67,16 +70,16 @@ from swarm.wire.messages import (
     weights_topic,
 )
 
-HEADS_LOOK_S: Final = 1.0  # for peers that connected
-HEADS_AGAIN_S: Final = 10.0  # one peer, drawn at random
+HEADS_LOOK_S: Final = 1.0  # between two looks for new peers
+HEADS_AGAIN_S: Final = 10.0  # between two requests to a random peer
 HEADS_ASKED_MAX: Final = 16  # new peers at one look
 HEADS_TIMEOUT_S: Final = 20.0
-MANIFEST_ANSWER_S: Final = 20.0  # beyond what its size takes on the slowest link
-MANIFEST_NEXT_S: Final = 2.0  # without an answer, after which the next peer is asked as well
-MANIFEST_ASKED_MAX: Final = 8  # at once; beyond these who was asked first is given up
-MANIFEST_AGAIN_S: Final = 1.0  # after nobody had it
+MANIFEST_ANSWER_S: Final = 20.0  # beyond the time of its size on the slowest link
+MANIFEST_NEXT_S: Final = 2.0  # without an answer, before the next peer is asked too
+MANIFEST_ASKED_MAX: Final = 8  # peers at once; then the request asked first is cancelled
+MANIFEST_AGAIN_S: Final = 1.0  # after no peer had it
 MANIFESTS_CACHED_MAX: Final = 4
-OLDER_MANIFESTS_MAX: Final = 8  # looked into for a way of several steps
+OLDER_MANIFESTS_MAX: Final = 8  # fetched for a route of several steps
 ROUTES_MAX: Final = 4  # tried for one version; each but the last puts a base in doubt
 RETRY: Final = Backoff(15.0, 600.0)  # seconds, after a version could not be made
 
@@ -94,18 +97,13 @@ class WeightsRules:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one try to get a version.
-
-    `bases`: what each step was made from, None the full snapshot; `bound_s`: the least time in
-    which all peers that took part could have had the chunks, by the rates that they report; None
-    where those are not known.
-    """
+    """The result of one try to get a version."""
 
     applied: Applied
-    bases: tuple[int | None, ...] = ()
-    bound_s: float | None = None
+    bases: tuple[int | None, ...] = ()  # of each step; None: the full snapshot
+    bound_s: float | None = None  # least time of the broadcasts by reported rates; None: unknown
     reused_bytes: int = 0  # of chunks that were here already
-    doubts: tuple[str, ...] = ()  # what was wrong with versions here that it was not built on
+    doubts: tuple[str, ...] = ()  # faults of versions here that it was not built on
 
     @classmethod
     def of_current(cls, version: int) -> "Outcome":
@@ -131,14 +129,6 @@ class Stage:
     phase: str  # one of `VersionProgress.phase`; dropped: a newer version came
 
 
-Tell = Callable[[Outcome], None]
-Watch = Callable[[Stage], None]
-
-
-def _keep_quiet(what: object) -> None:
-    pass
-
-
 class NoEngine:
     """For nodes on which a version is files and nothing else."""
 
@@ -148,12 +138,11 @@ class NoEngine:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A node's use of versions: `engine` loads each, `tell` receives each outcome, and `watch` each
-    step on the way there. The last two must be quick."""
+    """A node's use of versions. `tell` and `watch` must be quick."""
 
     engine: VersionLoader = field(default_factory=NoEngine)
-    tell: Tell = _keep_quiet
-    watch: Watch = _keep_quiet
+    tell: Callable[[Outcome], None] = lambda outcome: None
+    watch: Callable[[Stage], None] = lambda stage: None
 
 
 @dataclass(slots=True)
@@ -209,8 +198,6 @@ class WeightsService:
         self.refused: str | None = None  # why the last head was not believed
         self.ahead: str | None = None  # how far, where a publisher's clock is ahead of this one
 
-    # --- life ------------------------------------------------------------------------------
-
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, listen and follow until cancelled."""
         self._transport.serve(
@@ -229,7 +216,10 @@ class WeightsService:
             ),
         )
         for record in await self.run_sync(load_heads, self._directory):
-            self._hear_own(record)
+            try:
+                self.heads.hear(record)
+            except RemoteProtocolError as error:  # the run's rules have changed
+                self.refused = error.detail
         topic = weights_topic(self.rules.heads.run_id)
         heard = await self._transport.subscribe(topic, self._judge_gossip, self._admits)
         heard.close()  # the validator takes each head in
@@ -242,14 +232,11 @@ class WeightsService:
             task_status.started()
 
     def progress(self) -> VersionProgress | None:
-        """The progress of the version on its way; None: there is none."""
         current = self._try
         if current is None:
             return None
         have, total = self.sharing.progress_of(current.version)
         return VersionProgress(current.version, current.phase, have, total)
-
-    # --- heads -----------------------------------------------------------------------------
 
     def _admits(self, peer: PeerId) -> bool:
         return not self.gater.is_banned(peer) and self.gater.allows(Kind.HEAD, peer)
@@ -261,7 +248,7 @@ class WeightsService:
             return False
 
     def _hear(self, peer: PeerId, record: bytes) -> bool:
-        """Take in a head. Whether it is new, and so to be passed on."""
+        """Take in a head. True if it is new, and so is passed on."""
         try:
             head, is_newer = self.gater.ledger.judge(peer, self.heads.hear, record)
         except RemoteProtocolError as error:
@@ -280,15 +267,8 @@ class WeightsService:
             self._news.set()
         return True
 
-    def _hear_own(self, record: bytes) -> None:
-        """A head that was kept from before; left out where the run's rules no longer allow it."""
-        try:
-            self.heads.hear(record)
-        except RemoteProtocolError as error:
-            self.refused = error.detail
-
     async def announce(self, record: bytes) -> HeadBody:
-        """Tell the swarm of a head of our own."""
+        """Publish a head of our own."""
         head, _ = self.heads.hear(record)
         await self.run_sync(self._save_head, head.version)
         await self._transport.publish(weights_topic(self.rules.heads.run_id), record)
@@ -307,7 +287,7 @@ class WeightsService:
         return codec.encode(HeadsReply(type="heads", records=records))
 
     async def _ask_for_heads(self) -> None:
-        """Ask each peer on connecting, and now and then any."""
+        """Ask each new peer, and now and then any."""
         to_ask = PeersToAsk(HEADS_AGAIN_S, HEADS_ASKED_MAX, self._rng, trio.current_time())
         async with trio.open_nursery() as nursery:
             while True:
@@ -339,8 +319,6 @@ class WeightsService:
                 break
         self.heard.set()
 
-    # --- manifests -------------------------------------------------------------------------
-
     async def _serve_manifest(self, peer: PeerId, payload: bytes) -> bytes:
         asked = self.gater.read(Kind.MANIFEST, peer, payload, WantManifest, WANT_MANIFEST_BYTES_MAX)
         self.gater.check_run(peer, asked.run_id, self.rules.heads.run_id)
@@ -357,17 +335,16 @@ class WeightsService:
         if version is None or self.versions.get(version) is None:
             return None
         try:
-            read: bytes = await self.run_sync(self.versions.manifest_body, version)
-        except StorageFailed:  # it has just been let go
+            found: bytes = await self.run_sync(self.versions.manifest_body, version)
+        except StorageFailed:  # it was just removed
             return None
-        return read
+        return found
 
     async def _manifest(self, head: HeadBody, *, at_any_price: bool) -> tuple[bytes, Manifest]:
-        """The manifest of a head, from here or from whoever has it.
+        """The manifest of a head, from here or from a peer.
 
-        Raises:
-            RequestRefused: nobody had it, and it is not wanted `at_any_price`.
-            RemoteProtocolError: its publisher's fault.
+        Raises `RequestRefused` if no peer has it, unless it is wanted `at_any_price`;
+        `RemoteProtocolError` if the publisher is at fault.
         """
         body = await self._body_here(head.root)
         while body is None:
@@ -385,7 +362,7 @@ class WeightsService:
         return body, manifest
 
     async def _fetch_body(self, head: HeadBody) -> bytes | None:
-        """The bytes with a head's root; None: no peer had them. Other bytes cost their sender."""
+        """The manifest's bytes; None: no peer had them. Peers are blamed for other bytes."""
         first = [PeerId(head.publisher), self._told_by.get(head.root)]
         peers = list(self._transport.peers())
         self._rng.shuffle(peers)
@@ -413,7 +390,7 @@ class WeightsService:
         found: list[bytes],
         all_asked: trio.Nursery,
     ) -> None:
-        """Ask one peer of several; the first that has the bytes ends the others."""
+        """Ask one peer of several; the first that has the bytes cancels the others."""
         request = WantManifest(type="want_manifest", run_id=self.rules.heads.run_id, root=head.root)
         with asked[peer]:
             try:
@@ -436,15 +413,14 @@ class WeightsService:
         asked.pop(peer, None)
         answered.set()
 
-    # --- getting versions ------------------------------------------------------------------
-
     async def _follow(self) -> None:
         """Get the newest version, again and again."""
         failures = 0  # in a row
         while True:
             self._news = trio.Event()
             head = self.heads.newest(self.rules.policy)
-            if head is None or not await self._is_wanted(head):
+            current: LocalVersion | None = await self.run_sync(self.versions.current)
+            if head is None or (current is not None and current.version >= head.version):
                 failures = 0
                 await self._news.wait()
                 continue
@@ -457,12 +433,8 @@ class WeightsService:
                     await self._news.wait()
                 failures += 1
 
-    async def _is_wanted(self, head: HeadBody) -> bool:
-        current = await self.run_sync(self.versions.current)
-        return current is None or current.version < head.version
-
     async def _get(self, head: HeadBody) -> Outcome | None:
-        """One try to have a version serve; None: it was dropped for a newer one."""
+        """One try to load a version; None: a newer one came."""
         current = self._try = _Try(head.version)
         self._enter(current, "manifest")
         applied: Applied | None = None
@@ -476,7 +448,7 @@ class WeightsService:
                     self._follower.engine,
                     run_sync=self.run_sync,
                 )
-        except StorageFailed as error:  # not even what was begun could be cleared away
+        except StorageFailed as error:  # clearing up failed too
             before = None if serving is None else serving.version
             applied = Applied(head.version, before, str(error))
         finally:
@@ -488,11 +460,13 @@ class WeightsService:
             return None
         if applied.failure is None:
             try:
-                await self._settle(head)
-            except StorageFailed as error:  # it serves; what should have gone takes room still
+                await self.run_sync(self._save_head, head.version)
+                self.sharing.keep_newest(self.rules.shared_versions)
+                await self.run_sync(self.versions.prune)
+            except StorageFailed as error:  # it serves, but older versions still take room
                 current.doubts.append(str(error))
         is_known = current.is_bound_known and 0.0 < current.bound_s <= current.fetch_s
-        bound = current.bound_s if is_known else None  # faster than it: rates were not measured
+        bound = current.bound_s if is_known else None  # no fetch is faster than its bound
         return Outcome(
             applied, tuple(current.bases), bound, current.reused_bytes, tuple(current.doubts)
         )
@@ -501,29 +475,23 @@ class WeightsService:
         current.phase = phase
         self._follower.watch(Stage(current.version, phase))
 
-    async def _settle(self, head: HeadBody) -> None:
-        """A version serves: keep its head, let older ones go."""
-        await self.run_sync(self._save_head, head.version)
-        self.sharing.keep_newest(self.rules.shared_versions)
-        await self.run_sync(self.versions.prune)
-
     async def _make(self, head: HeadBody, current: _Try) -> Made:
-        """Fetch, verify and patch a version, by the cheapest way from what is here."""
+        """Fetch, verify and patch a version by the cheapest route."""
         for left in reversed(range(ROUTES_MAX)):
             known = await self._learn(head)
             manifests = {version: manifest for version, (_, manifest) in known.items()}
             before = self.versions.states()
-            route: Route = await self.run_sync(
+            route: tuple[Step, ...] = await self.run_sync(
                 cheapest_route, head.version, before, manifests, self._store.has
             )
             try:
-                for step in route.steps:
+                for step in route:
                     await self._take_step(step, known, head, current)
             except WeightsMismatch as error:
                 current.doubts.append(str(error))
                 if not left or len(self.versions.states()) >= len(before):
                     raise
-                continue  # a base is in doubt now: another way
+                continue  # a base is in doubt: another route
             self._enter(current, "load")
             return Made(
                 head.version,
@@ -535,8 +503,7 @@ class WeightsService:
         raise WeightsMismatch(f"version {head.version}: no base is what it was")
 
     async def _learn(self, head: HeadBody) -> dict[int, tuple[bytes, Manifest]]:
-        """The manifests that may lead to a version: its own, and where that has no delta on what is
-        here, those of versions between. Older ones that nobody has are done without."""
+        """The manifest of a version, and those of versions between if it has no delta on ours."""
         found = {head.version: await self._manifest(head, at_any_price=True)}
         held = self.versions.states()
         bases = {artifact.base_version for artifact in found[head.version][1].artifacts}
@@ -593,7 +560,7 @@ class WeightsService:
         current.patch_s += trio.current_time() - started_s
 
     def _count_bound(self, current: _Try, size_bytes: int, publisher: PeerId) -> None:
-        """Add the least time for these bytes, by the rates that are known."""
+        """Add the bound of a broadcast of these bytes."""
         up = self.sharing.links.get(publisher, (0, 0))[0]
         peers = self.sharing.peer_links(without=publisher)
         if not up or any(not peer.down_bytes_per_s for peer in peers):
@@ -601,17 +568,14 @@ class WeightsService:
             return
         current.bound_s += bound_s(size_bytes, up, peers)
 
-    # --- sharing what is here --------------------------------------------------------------
-
     async def share_held(self) -> None:
-        """Give on the chunks of the newest complete versions, as far as the store has them: all
-        artifacts of the newest, the deltas of those before it."""
+        """Serve stored chunks of the newest complete versions: of older ones only the deltas."""
         held = self.versions.held()[-self.rules.shared_versions :]
         for local in held:
             await self.share(local.version, deltas_only=local is not held[-1])
 
     async def share(self, version: int, *, deltas_only: bool = False) -> None:
-        """Give on what the store has of a version that is complete here."""
+        """Serve the artifacts of a complete version that the store has."""
         body: bytes = await self.run_sync(self.versions.manifest_body, version)
         manifest: Manifest = await self.run_sync(manifest_wire.decode_manifest, body)
         root = manifest_wire.root_of(body)

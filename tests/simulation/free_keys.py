@@ -95,7 +95,7 @@ def run_siege(name: str, *, counted_s: float, begins_at_s: float = 0.0) -> Siege
                 first_step.append(now_s)
             assert there.up is not None
             accounts = {each.worker: each for each in there.up.intake.accounts()}
-            if newcomer in accounts and accounts[newcomer].admitted and not admitted_at:
+            if newcomer in accounts and accounts[newcomer].known.admitted and not admitted_at:
                 admitted_at.append(now_s - NEWCOMER_AT_S)
 
     async def scene(there: LabLearner) -> None:

@@ -221,5 +221,5 @@ def test_a_record_whose_trials_contradict_each_other_is_refused() -> None:
     book = open_book()
     granted(book)
     book.account.on_trial = 1
-    with pytest.raises(LocalProtocolError, match="on trial hold 4 credits and the account says 1"):
+    with pytest.raises(LocalProtocolError, match="4 on trial; the account says 4 and 1"):
         restored(book, 0.0, 0.0)

@@ -25,6 +25,7 @@ from swarm.weights.chunk_store import AT_ONCE_BYTES_MAX, PIN_SETS_MAX, ChunkStor
 from swarm.weights.manifest import ChunkRef
 from tests.simulation.weights_hosts import files_up_to
 from tests.unit.chunk_child import CHUNK_BYTES
+from tests.weights_samples import figures_of
 
 ROOT = Path(__file__).parents[2]
 KILLS = 5
@@ -77,14 +78,14 @@ def test_nothing_unverified_is_stored(store: ChunkStore, tmp_path: Path) -> None
         store.put(ref(chunk(1)).sha256, chunk(2))
     assert caught.value.reason is Reject.WRONG_HASH
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "lock"]
-    assert store.figures().held_bytes == 0
+    assert figures_of(store).held_bytes == 0
 
 
 def test_a_chunk_of_two_versions_is_stored_once(store: ChunkStore, tmp_path: Path) -> None:
     store.pin("v1", [ref(chunk(1)), ref(chunk(2))])
     store.pin("v2", [ref(chunk(2)), ref(chunk(3))])
     put(store, 1, 2, 2, 3, 2)
-    figures = store.figures()
+    figures = figures_of(store)
     assert (figures.chunks, figures.held_bytes, figures.stored) == (3, 3000, 3)
     assert len([path for path in (tmp_path / "chunks").rglob("*") if path.is_file()]) == 3
     store.unpin("v1")
@@ -106,7 +107,7 @@ def test_at_once_gives_what_is_verified_and_as_long_as_it_was(
     path_of(tmp_path, data).unlink()
     assert store.get_at_once(name) is None
     assert store.get(name) is None  # and that has noticed
-    assert store.figures().damaged == 1
+    assert figures_of(store).damaged == 1
 
 
 def test_at_once_gives_nothing_that_nobody_has_verified_yet(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_the_least_recently_used_leaves_first(store: ChunkStore, tmp_path: Path)
     assert held(store, 1) == [1]
     put(store, 5)
     assert held(store, 1, 2, 3, 4, 5) == [1, 3, 4, 5]
-    assert store.figures().evicted == 1
+    assert figures_of(store).evicted == 1
     assert not path_of(tmp_path, chunk(2)).exists()
 
 
@@ -214,7 +215,7 @@ def test_a_chunk_over_the_bound(store: ChunkStore) -> None:
     large = chunk(2, 4001)
     with pytest.raises(StoreFull):
         store.put(ref(large).sha256, large)
-    assert store.figures().held_bytes <= 1000
+    assert figures_of(store).held_bytes <= 1000
 
 
 # --- the disk ----------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def test_a_file_that_the_disk_cuts_short_is_no_chunk(tmp_path: Path) -> None:
         assert list((tmp_path / "partial").iterdir()) == []
         store.put(ref(data).sha256, data)
         assert store.get(ref(data).sha256) == data
-        assert store.figures().held_bytes == len(data)
+        assert figures_of(store).held_bytes == len(data)
 
 
 @contextmanager
@@ -250,11 +251,11 @@ def test_on_a_full_disk_old_chunks_make_room_and_pinned_ones_stay(tmp_path: Path
         store.pin("current", map(ref, chunks[:2]))
         put_all(store, chunks)
         assert [store.get(ref(data).sha256) == data for data in chunks[:2]] == [True, True]
-        assert store.figures().evicted > 0
+        assert figures_of(store).evicted > 0
         store.pin("in flight", map(ref, chunks))
         with pytest.raises(StoreFull, match="No space left"):
             put_all(store, chunks)
-        assert store.figures().held_bytes == size_bytes * len(
+        assert figures_of(store).held_bytes == size_bytes * len(
             [data for data in chunks if store.get(ref(data).sha256) == data]
         )
 
@@ -265,7 +266,7 @@ def test_a_disk_that_cannot_be_written_is_another_matter(tmp_path: Path) -> None
         (tmp_path / "partial").write_text("no directory")
         with pytest.raises(StorageFailed):
             put(store, 1)
-        assert store.figures().held_bytes == 0
+        assert figures_of(store).held_bytes == 0
         (tmp_path / "partial").unlink()
         (tmp_path / "partial").mkdir()
         put(store, 1)
@@ -296,11 +297,11 @@ def test_a_restart_finds_what_was_stored_in_its_order(tmp_path: Path) -> None:
     for at, number in enumerate((4, 3, 2, 1)):
         os.utime(path_of(tmp_path, chunk(number)), (at, at))
     with ChunkStore(tmp_path, 4000) as store:
-        assert store.figures().unverified == 4
+        assert figures_of(store).unverified == 4
         put(store, 5)
         assert store.missing([ref(chunk(n)) for n in (1, 2, 3, 4, 5)]) == [ref(chunk(4))]
-        assert store.figures().unverified == 0
-        assert store.figures().damaged == 0
+        assert figures_of(store).unverified == 0
+        assert figures_of(store).damaged == 0
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -324,7 +325,7 @@ def test_damage_is_found_at_the_first_use(
             assert store.get(ref(chunk(1)).sha256) is None
         refs = [ref(chunk(1)), ref(chunk(2))]
         assert store.missing(refs) == refs[:1]
-        assert (store.figures().damaged, store.figures().held_bytes) == (1, 1000)
+        assert (figures_of(store).damaged, figures_of(store).held_bytes) == (1, 1000)
         assert not path_of(tmp_path, chunk(1)).exists()
         put(store, 1)
         assert store.missing(refs) == []
@@ -337,7 +338,7 @@ def test_a_fetched_chunk_replaces_one_that_was_damaged(tmp_path: Path) -> None:
     with ChunkStore(tmp_path, 4000) as store:
         put(store, 1)
         assert held(store, 1) == [1]
-        assert store.figures().held_bytes == 1000
+        assert figures_of(store).held_bytes == 1000
 
 
 def test_a_file_that_somebody_removed_is_missing(store: ChunkStore, tmp_path: Path) -> None:
@@ -352,7 +353,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     for name in ("notes.txt", "AB" * 32, "ab" * 31):
         (tmp_path / "chunks" / "ab" / name).write_text("mine")
     with ChunkStore(tmp_path, 4000) as store:
-        assert store.figures().chunks == 0
+        assert figures_of(store).chunks == 0
         put(store, *range(6))
     assert (tmp_path / "chunks" / "ab" / "notes.txt").read_text() == "mine"
 
@@ -381,8 +382,8 @@ def test_kill_9_loses_nothing_verified_and_leaves_nothing_else(tmp_path: Path) -
             assert store.missing(known) == []
             assert list((tmp_path / "partial").iterdir()) == []
             # one may have got its name while the kill came
-            assert len(known) <= store.figures().chunks <= len(known) + attempt + 1
-            assert store.figures().damaged == 0
+            assert len(known) <= figures_of(store).chunks <= len(known) + attempt + 1
+            assert figures_of(store).damaged == 0
 
 
 def test_a_chunk_whose_write_was_cut_short_is_not_there_and_leaves_nothing(tmp_path: Path) -> None:
@@ -393,7 +394,7 @@ def test_a_chunk_whose_write_was_cut_short_is_not_there_and_leaves_nothing(tmp_p
     assert [path.stat().st_size for path in (tmp_path / "partial").iterdir()] == [CHUNK_BYTES // 2]
     with ChunkStore(tmp_path, 1 << 40) as store:
         assert store.missing(known) == []
-        assert store.figures().chunks == len(known) == 3
+        assert figures_of(store).chunks == len(known) == 3
         assert list((tmp_path / "partial").iterdir()) == []
 
 
@@ -412,7 +413,7 @@ def test_threads_share_it(tmp_path: Path) -> None:
     with ChunkStore(tmp_path, 20_000) as store:
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(work, range(8)))
-        figures = store.figures()
+        figures = figures_of(store)
         files = [path for path in (tmp_path / "chunks").rglob("*") if path.is_file()]
         assert figures.held_bytes == sum(path.stat().st_size for path in files) <= 20_000
         assert figures.chunks == len(files)

@@ -22,7 +22,7 @@ from swarm.weights.manifest import Artifact, ChunkRef, Manifest, open_weights
 from swarm.weights.publisher import opened
 from swarm.weights.version_store import (
     BASE_AGES,
-    Route,
+    Step,
     Versions,
     adopt,
     base_versions,
@@ -83,7 +83,7 @@ class Peer:
     store: ChunkStore
     fetched_bytes: int = 0
 
-    def route(self, wanted: int) -> Route:
+    def route(self, wanted: int) -> tuple[Step, ...]:
         return cheapest_route(
             wanted, self.versions.states(), self.publisher.manifests, self.store.has
         )
@@ -97,7 +97,7 @@ class Peer:
 
     def get(self, wanted: int, threads: int = 1) -> list[tuple[int | None, int]]:
         """The way that was taken."""
-        steps = self.route(wanted).steps
+        steps = self.route(wanted)
         for step in steps:
             self.fetch(step.artifact.chunks)
             body, manifest = self.publisher.bodies[step.version], self.publisher.manifests
@@ -180,7 +180,7 @@ def test_a_chunk_of_two_versions_is_fetched_once(peer: Peer) -> None:
 
 
 def test_a_restart_in_the_middle_fetches_nothing_twice(peer: Peer, tmp_path: Path) -> None:
-    step = peer.route(1).steps[0]
+    step = peer.route(1)[0]
     peer.fetch(step.artifact.chunks, at_most=len(step.artifact.chunks) // 2)
     before = peer.fetched_bytes
     peer.versions.staging(1)
@@ -227,8 +227,8 @@ def test_a_base_of_another_content_is_refused_by_name(peer: Peer) -> None:
 
 def test_chunks_of_another_version_do_not_make_this_one(peer: Peer, tmp_path: Path) -> None:
     """A publisher whose chunks are not those of its manifest is found out by the hashes."""
-    step = peer.route(2).steps[-1]
-    other = peer.route(1).steps[0].artifact
+    step = peer.route(2)[-1]
+    other = peer.route(1)[0].artifact
     peer.fetch(other.chunks)
     body, manifest = peer.publisher.bodies[2], peer.publisher.manifests[2]
     with pytest.raises((WeightsMismatch, RemoteProtocolError)):
@@ -275,7 +275,7 @@ def test_what_names_no_code_is_published(tmp_path, content):
 
 
 def test_a_chunk_that_vanished(peer: Peer) -> None:
-    step = peer.route(1).steps[0]
+    step = peer.route(1)[0]
     peer.fetch(step.artifact.chunks, at_most=len(step.artifact.chunks) - 1)
     body, manifest = peer.publisher.bodies[1], peer.publisher.manifests[1]
     with pytest.raises(StorageFailed, match="no longer there"):
@@ -287,7 +287,7 @@ def test_a_store_that_is_too_small(publisher: Publisher, tmp_path: Path) -> None
     with ChunkStore(tmp_path / "store", 50_000) as store:
         small = Peer(publisher, Versions(tmp_path / "versions"), store)
         with pytest.raises(StoreFull):
-            store.pin("next", small.route(1).steps[0].artifact.chunks)
+            store.pin("next", small.route(1)[0].artifact.chunks)
         with pytest.raises((StoreFull, StorageFailed)):
             small.get(1)
         assert small.versions.held() == ()

@@ -90,15 +90,15 @@ def test_a_version_can_be_made_again(tmp_path: Path) -> None:
     assert held(Versions(tmp_path)) == [5]
 
 
-def test_the_newest_stay_and_those_in_use(tmp_path: Path) -> None:
+def test_the_newest_and_the_current_stay(tmp_path: Path) -> None:
     versions = Versions(tmp_path, keep=2)
     for version in range(1, 8):
         add(versions, version)
     versions.make_current(2)
-    assert versions.prune(in_use=[4]) == (1, 3, 5)
-    assert held(versions) == held(Versions(tmp_path)) == [2, 4, 6, 7]
+    assert versions.prune() == (1, 3, 4, 5)
+    assert held(versions) == held(Versions(tmp_path)) == [2, 6, 7]
     names = sorted(path.name for path in (tmp_path / "versions").iterdir())
-    assert names == [f"v0000000{n}{end}" for n in (2, 4, 6, 7) for end in ("", ".manifest")]
+    assert names == [f"v0000000{n}{end}" for n in (2, 6, 7) for end in ("", ".manifest")]
 
 
 def test_only_what_is_held_can_serve(tmp_path: Path) -> None:

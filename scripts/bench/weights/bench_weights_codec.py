@@ -229,7 +229,7 @@ def speeds(new: WeightsDirectory, base: WeightsDirectory, folder: Path) -> tuple
     after = {name: old.copy() for name, old in before.items()}  # a block is patched in place
     _, apply_s = timed(apply)
     chunks, encode_files_s = timed(lambda: chunks_of(new, base))
-    patcher = Patcher(new.specs, base, folder, check_base=False)
+    patcher = Patcher(new.specs, base, folder)
     _, apply_files_s = timed(lambda: [patcher.apply(chunk) for chunk in chunks])
     made, verify_s = timed(patcher.finish)
     assert made.specs == new.specs
