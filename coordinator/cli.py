@@ -1,4 +1,4 @@
-"""`swarm-coordinator`: parse flags, hand over, turn errors into one line. No logic lives here."""
+"""`swarm-coordinator`: parse flags, call the command, turn errors into one line."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from swarm.peers.invite_flags import add_invitation, take_invitation
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
 EXIT_OK, EXIT_NO_PLAN, EXIT_USAGE = 0, 1, 2
+INTERVAL_S_MIN = 1.0  # a learner answers twice a second in the long run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -119,7 +120,7 @@ def _add_dashboard(commands: Any) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point. 0: done; 1: there is no plan; 2: the input was wrong."""
+    """Entry point. Returns 0: done; 1: there is no plan; 2: wrong input."""
     options = parser().parse_args(arguments)
     try:
         return int(options.run_command(options))
@@ -133,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from coordinator.fleet_file import EXAMPLE, load_fleet
-    from coordinator.serve import INTERVAL_S_MIN, serve
+    from coordinator.serve import serve
     from swarm.peers.invite import Invitation
 
     if options.example:
@@ -143,7 +144,7 @@ def _serve(options: argparse.Namespace) -> int:
         raise ConfigError(f"--interval {options.interval:g}: must be from 1 to 3600 seconds")
     invite = take_invitation(options)
     invited = Invitation.decode(invite).addresses if invite else ()
-    return serve(
+    serve(
         lambda: load_fleet(options.file, (*options.peers, *invited)),
         options.data_dir,
         partial(print, flush=True),
@@ -153,6 +154,7 @@ def _serve(options: argparse.Namespace) -> int:
         keep_workers=options.keep_workers,
         broker=_broker(options),
     )
+    return EXIT_OK
 
 
 def _broker(options: argparse.Namespace) -> Any:
@@ -195,9 +197,7 @@ def _dashboard(options: argparse.Namespace) -> int:
             raise ConfigError(f"--token-env {options.token_env}: no such variable; set it first")
     guarded = None if token is None else guarded_by(token, options.data_dir)
     names = [checked_name(name) for name in options.web_name]
-    dashboard(
-        _broker(options), options.listen, guarded, lambda line: print(line, flush=True), names
-    )
+    dashboard(_broker(options), options.listen, guarded, partial(print, flush=True), names)
     return EXIT_OK
 
 

@@ -1,14 +1,10 @@
-"""`swarm-coordinator dashboard`: the page, fed by a broker.
-
-Whoever has the token, if there is one, can change what the coordinator on this machine does.
-"""
+"""`swarm-coordinator dashboard`: the page, fed by a broker, with guarded actions."""
 
 import functools
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -26,11 +22,19 @@ NAMES_TOLD_MAX: Final = 8
 
 
 def guarded_by(token: str, data_dir: Path) -> Guarded:
-    """Actions on the coordinator of a data directory, for whoever has the token.
+    """Actions on the coordinator of a data directory, for users with the token.
 
     Raises:
         ConfigError: the token is too short.
     """
+
+    def write(wish: Callable[[], None]) -> None:
+        try:
+            wish()
+        except OSError as error:
+            raise ConfigError(
+                f"it could not be written down: {error}; nothing has changed"
+            ) from None
 
     def drained(wanted: Mapping[str, Any], *, undo: bool) -> str:
         name = wanted.get("worker")
@@ -38,14 +42,12 @@ def guarded_by(token: str, data_dir: Path) -> Guarded:
             raise ConfigError("worker: must be its name or peer id")
         if not undo:
             _check_known(data_dir, name)
-        with _told_of():
-            drain(data_dir, name, undo=undo)
+        write(lambda: drain(data_dir, name, undo=undo))
         return f"{name} {'may work again' if undo else 'gets no more work'}"
 
     def paced(wanted: Mapping[str, Any]) -> str:
         depth = wanted.get("depth")
-        with _told_of():
-            set_depth(data_dir, depth)
+        write(lambda: set_depth(data_dir, depth))
         return "the depth is found again" if depth is None else f"planned for {depth} steps"
 
     return Guarded(
@@ -61,7 +63,7 @@ def guarded_by(token: str, data_dir: Path) -> Guarded:
 def _check_known(data_dir: Path, name: str) -> None:
     """
     Raises:
-        ConfigError: the coordinator has seen no such worker, so that it would be drained in vain.
+        ConfigError: the coordinator has seen no such worker.
     """
     if is_known(data_dir, name):
         return
@@ -71,52 +73,32 @@ def _check_known(data_dir: Path, name: str) -> None:
     raise ConfigError(f"{name}: the coordinator here has seen no such worker; known: {names}")
 
 
-@contextmanager
-def _told_of() -> Iterator[None]:
-    """A disk that is full or read-only is told to who asked."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"it could not be written down: {error}; nothing has changed") from None
-
-
 def dashboard(
-    broker: Broker,
-    listen: str,
-    guarded: Guarded | None,
-    say: Callable[[str], None],
-    names: Sequence[str] = (),
-) -> None:
-    """Show what nodes report to a broker until SIGINT or SIGTERM. `names`: as of `WebHosts`.
-
-    Raises:
-        ConfigError: it cannot listen there, or the broker's certificates cannot be read.
-    """
-    try:
-        trio.run(_show, broker, listen, guarded, say, names)
-    except* ConfigError as group:
-        raise first_of(group) from None
-
-
-async def _show(
     broker: Broker,
     listen: str,
     guarded: Guarded | None,
     say: Callable[[str], None],
     names: Sequence[str],
 ) -> None:
+    """Show what nodes report to a broker until SIGINT or SIGTERM. `names`: as of `WebHosts`.
+
+    Raises:
+        ConfigError: it cannot listen there, or the broker's certificates cannot be read.
+    """
+    rng = Random(secrets.randbits(64))
     page = functools.partial(
-        serve_broker,
-        broker,
-        listen,
-        unix_s=time.time,
-        rng=Random(secrets.randbits(64)),
-        guarded=guarded,
-        names=names,
+        serve_broker, broker, listen, unix_s=time.time, rng=rng, guarded=guarded, names=names
     )
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-            url = await nursery.start(page)
-            say(f"the page is at {url}; nodes report with --telemetry {broker}")
-            async for _ in signals:
-                nursery.cancel_scope.cancel()
+
+    async def show() -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                url = await nursery.start(page)
+                say(f"the page is at {url}; nodes report with --telemetry {broker}")
+                async for _ in signals:
+                    nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(show)
+    except* ConfigError as group:
+        raise first_of(group) from None

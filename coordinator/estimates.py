@@ -1,8 +1,7 @@
-"""From what was measured, and guessed where nothing was, to what the capacity model takes. Pure.
+"""The capacity model's inputs from measurements, or from the fleet file's guesses. Pure.
 
-A worker's speed is what the learner admitted of it while it worked; its reliability what was lost
-of its starts. What it says of itself plays no part, but for its links: a worker that
-names a faster uplink is asked to pass on more.
+A worker's speed is what the learner admitted. Of its own claims only the links count: a worker
+that claims a faster uplink is asked to pass on more.
 """
 
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Final
 from coordinator.fleet_file import LearnerCosts, Machine
 from coordinator.model.activation import ActivationState, Decision, Seen, Settings, decide
 from coordinator.model.capacity import (
+    STALENESS_MAX,
     Capacity,
     Form,
     Infeasible,
@@ -24,52 +24,49 @@ from coordinator.model.capacity import (
 from swarm.leases.coordination import ReportedWorker
 from swarm.wire.messages import LearnerReport
 
-MEASURED_GROUPS_MIN: Final = 3  # that were granted, before a rate counts
-LINK_MIN_BYTES_PER_S: Final = 16_384.0  # what says less is given up anyway
+MEASURED_GROUPS_MIN: Final = 3  # granted groups before a rate counts
+LINK_MIN_BYTES_PER_S: Final = 16_384.0  # slower claims are below the timeouts of transfers
 FAILED_SHARE_MAX: Final = 0.95
-RATE_MIN: Final = 1e-6  # groups a second: who delivers nothing is as good as this
-START_EWMA_SHARE: Final = 0.3
-UNKNOWN_BYTES: Final = 1_000_000  # of a version, before any was published
+RATE_MIN: Final = 1e-6  # groups a second of a worker that delivers nothing
+START_EWMA_SHARE: Final = 0.3  # weight of the latest start
+UNKNOWN_BYTES: Final = 1_000_000  # of a version, before the first
 
 
 @dataclass(frozen=True, slots=True)
 class MachineHistory:
     """The history of a machine's starts."""
 
-    start_s: float | None = None  # from its start to its first fresh version, in the mean
-    up_s: float = 0.0  # fresh, all together
-    losses: int = 0  # while it was
+    start_s: float | None = None  # mean time from its start to its first fresh version
+    up_s: float = 0.0  # total time with fresh weights
+    losses: int = 0  # while it had them
 
     def started(self, took_s: float) -> "MachineHistory":
-        """It came up."""
         old = self.start_s
         mean_s = took_s if old is None else old + START_EWMA_SHARE * (took_s - old)
-        return MachineHistory(mean_s, self.up_s, self.losses)
+        return replace(self, start_s=mean_s)
 
     def served(self, for_s: float) -> "MachineHistory":
-        """It was up for a while."""
-        return MachineHistory(self.start_s, self.up_s + for_s, self.losses)
+        return replace(self, up_s=self.up_s + for_s)
 
     def lost(self) -> "MachineHistory":
-        """It was lost."""
-        return MachineHistory(self.start_s, self.up_s, self.losses + 1)
+        return replace(self, losses=self.losses + 1)
 
     def lifetime_s(self, guess_s: float | None) -> float | None:
-        """Mean time until it is lost; a guess counts as one loss."""
+        """Mean time until a loss. A guess counts as one loss."""
         if guess_s is not None:
             return (guess_s + self.up_s) / (1 + self.losses)
         return None if self.losses == 0 else max(self.up_s, 1.0) / self.losses
 
 
 def is_measured(reported: ReportedWorker) -> bool:
-    """True if its rate counts: after a few groups, or after one that never came."""
+    """True if its rate counts: after a few groups, or after a loss."""
     granted = reported.admitted + reported.refused
     is_known = granted >= MEASURED_GROUPS_MIN or reported.failed_share > 0.0
     return reported.groups_per_s is not None and is_known
 
 
 def worker_of(machine: Machine, reported: ReportedWorker | None, history: MachineHistory) -> Worker:
-    """A machine as the capacity model takes it."""
+    """A machine for the capacity model."""
     rate, failed, generation_s = machine.groups_per_s, 0.0, machine.generation_s
     up, down, relayed = machine.up_bytes_per_s, machine.down_bytes_per_s, False
     if reported is not None:
@@ -99,9 +96,8 @@ def worker_of(machine: Machine, reported: ReportedWorker | None, history: Machin
 
 
 def run_of(report: LearnerReport, costs: LearnerCosts, depth: int, *, aimed: bool) -> Run | None:
-    """The learner as the capacity model takes it, at a pacing depth; None: nothing says yet how
-    long a step takes. `aimed`: with the steps that are aimed at, where these may be longer than
-    training takes."""
+    """The learner for the capacity model, at a pacing depth. None: the step time is unknown.
+    `aimed`: with the file's `step_s` if training is faster."""
     train_s = report.pace.train_s or costs.train_s or 0.0
     if aimed:
         train_s = max(train_s, costs.step_s or 0.0)
@@ -112,7 +108,7 @@ def run_of(report: LearnerReport, costs: LearnerCosts, depth: int, *, aimed: boo
     return Run(
         groups_per_step=max(1, report.rules.groups_per_step),
         train_s=train_s,
-        staleness_max=min(depth, 64),
+        staleness_max=min(depth, STALENESS_MAX),
         weights_bytes=whole,
         up_bytes_per_s=float(report.sizes.up_bytes_per_s) or costs.up_bytes_per_s,
         delta_bytes=((max(1, report.rules.publish_every), report.sizes.delta_bytes),)
@@ -127,7 +123,7 @@ def run_of(report: LearnerReport, costs: LearnerCosts, depth: int, *, aimed: boo
 
 
 def calibrated_load_s(run: Run, active: Sequence[Worker], measured_s: float) -> float:
-    """The part of a broadcast's time that the links do not explain: encoding, patching, loading."""
+    """Broadcast time that the links do not explain: encoding, patching, loading."""
     if not active or measured_s <= 0.0:
         return run.load_s
     size_bytes = run.published_bytes(1)
@@ -135,20 +131,12 @@ def calibrated_load_s(run: Run, active: Sequence[Worker], measured_s: float) -> 
     return max(run.load_s, measured_s - sent_s)
 
 
-def reason(problem: Infeasible | None) -> str:
-    """Why there is no plan, as a word; empty: there is one."""
-    return "" if problem is None else f"{problem.obstacle}: {problem.why}"
-
-
-# The capacity model's view of a fleet at one moment. Pure, and slow where workers are many.
-
-DEPTHS_TRIED_MAX: Final = 64
+# The capacity model's view of a fleet at one moment. Slow with many workers.
 
 
 def soonest(run: Run, members: Sequence[Worker], least: int = 1) -> Capacity | None:
-    """The run's capacity with these workers at the least staleness, from `least` up, at which their
-    groups are in time, published as often as links allow; None: there is none."""
-    for depth in range(least, DEPTHS_TRIED_MAX + 1):
+    """The run's capacity at the least staleness, from `least` up, that is feasible. None: none."""
+    for depth in range(least, STALENESS_MAX + 1):
         found = assess(replace(run, staleness_max=depth), members, Form.OVERLAPPED)
         if isinstance(found, Capacity):
             return found
@@ -160,9 +148,8 @@ def soonest(run: Run, members: Sequence[Worker], least: int = 1) -> Capacity | N
 def decided(
     run: Run, state: ActivationState, seen: Seen, now_s: float, settings: Settings, bound: int
 ) -> Decision:
-    """Decide on the workers, at the least depth, from the run's up, at which the groups of those
-    wanted now are in time, and so are those of all. Beyond `bound` the decision's problem says
-    so."""
+    """Decide at the least depth, from the run's up, that is feasible for the wanted workers and
+    for all. Beyond `bound` the decision has a problem."""
     wanted = [each for each in seen.workers if each.name in state.wanted]
     depth = run.staleness_max
     for members in (wanted, seen.workers):
@@ -181,15 +168,14 @@ def decided(
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The outlook for the machines that run: `capacity` at the depth that is planned for or
-    the least above it, and `least`, the least depth of all; None where there is none."""
+    """The outlook for the active workers. None: infeasible."""
 
-    capacity: Capacity | None
-    least: int | None
+    capacity: Capacity | None  # at the planned depth, or the least feasible above it
+    least: int | None  # the least feasible depth
 
 
 def outlook(run: Run, members: Sequence[Worker], broadcast_s: float) -> Forecast:
-    """`broadcast_s`: what broadcasts were measured to take; 0: nothing was."""
+    """`broadcast_s`: measured time of broadcasts; 0: unknown."""
     run = replace(run, load_s=calibrated_load_s(run, members, broadcast_s))
     fresh = soonest(run, members)
     if fresh is None or fresh.staleness_max >= run.staleness_max:

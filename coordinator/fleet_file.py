@@ -1,7 +1,7 @@
-"""The fleet file of `swarm-coordinator serve`: where the learner is, and which machines there are.
+"""The fleet file of `swarm-coordinator serve`: the learner's addresses, and the machines.
 
-What a file says of a machine's speed and links is a guess that counts until the learner has
-measured it. Prices are not measured: they are what the file, or a provider's catalogue, says.
+Speeds and links are guesses until the learner has measured them. Prices come from the file or from
+a provider's catalogue.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from coordinator.model.capacity import (
     require_unlike,
 )
 from coordinator.model.pacing import PacingRules
-from coordinator.tables import Tables, checked, numbered, read_tables, shown
+from coordinator.tables import Tables, checked, named, numbered, read_tables, shown
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
 
@@ -32,7 +32,7 @@ ARGUMENTS_MAX: Final = 64
 SETUP_MAX: Final = 64
 PROVIDERS: Final = ("local", "static", "skypilot")
 CloudText = Annotated[str, Field(max_length=4_096)]
-GUESS_BYTES_PER_S: Final = 2.5e6  # of a link of which nothing is known: 20 Mbit/s
+GUESS_BYTES_PER_S: Final = 2.5e6  # default of a link: 20 Mbit/s
 
 EXAMPLE = """\
 # What `swarm-coordinator serve --file` reads. Prices are dollars.
@@ -87,11 +87,7 @@ price_per_h = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """A machine to rent, in SkyPilot's words, and the worker's command. Empty texts: its defaults.
-
-    Raises:
-        WrongSetting: it has no command.
-    """
+    """A machine to rent in SkyPilot's terms, and the worker's command. Empty: its default."""
 
     infra: CloudText = ""
     """`cloud`, `cloud/region` or `cloud/region/zone`."""
@@ -124,11 +120,7 @@ class Cloud:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One machine that could generate, whether it does or not.
-
-    Raises:
-        WrongSetting: a value is out of its range, or does not go with the provider.
-    """
+    """One machine that can generate."""
 
     name: str
     """The machine's name; with a count, name-1 and so on."""
@@ -159,14 +151,21 @@ class Machine:
     """What to rent, for the provider `skypilot`: the table `[workers.cloud]`."""
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
+        name = self.name
+        letters = name.replace("-", "").replace("_", "").replace(".", "")
+        good = letters.isalnum() and name.isascii()
+        if not good or len(name) > 64 or name.startswith("."):
+            raise WrongSetting(
+                f"name = {shown(name)}: must be up to 64 letters, digits, hyphens, underscores "
+                "and dots"
+            )
         self._check_provider()
         require_above_0(self, "groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
         require_not_negative(self, "price_per_h", "egress_price_per_gb", "start_s")
         require_above_0(self, "lifetime_s")
 
     def _check_provider(self) -> None:
-        """Check that the settings of one provider alone are there with it and not without."""
+        """Check that each setting of one provider is there with it only."""
         if self.provider not in PROVIDERS:
             raise WrongSetting(
                 f"provider = {shown(self.provider)}: must be one of {', '.join(PROVIDERS)}"
@@ -181,14 +180,6 @@ class Machine:
             raise WrongSetting(
                 "[workers.cloud]: a worker of provider skypilot has it, others do not"
             )
-
-
-def _check_name(name: str) -> None:
-    good = name.replace("-", "").replace("_", "").replace(".", "").isalnum() and name.isascii()
-    if not good or len(name) > 64 or name.startswith("."):
-        raise WrongSetting(
-            f"name = {shown(name)}: must be up to 64 letters, digits, hyphens, underscores and dots"
-        )
 
 
 def check_peer(peer: str, field: str = "peer") -> None:
@@ -206,11 +197,7 @@ def check_peer(peer: str, field: str = "peer") -> None:
 
 @dataclass(frozen=True, slots=True)
 class LearnerCosts:
-    """The learner's costs, and guesses that count until they are measured.
-
-    Raises:
-        WrongSetting: a value is out of its range.
-    """
+    """The learner's costs, and guesses that count until they are measured."""
 
     price_per_h: float = 0.0
     """Dollars an hour for the learner's machine."""
@@ -234,7 +221,7 @@ class LearnerCosts:
 
 @dataclass(frozen=True, slots=True)
 class _Machines(Machine):
-    """One machine, or `count` of them by number."""
+    """One machine, or `count` of them."""
 
     count: int | None = None
 
@@ -250,7 +237,7 @@ class _FleetTables(Tables):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All that `serve` is told. `unpriced` are machines whose price is to be looked up."""
+    """The contents of a fleet file. `unpriced`: machines that take the catalogue's price."""
 
     run_file: Path
     peers: tuple[str, ...]
@@ -262,10 +249,10 @@ class Fleet:
 
 
 def priced(fleet: Fleet, price_of: Callable[[Cloud], float]) -> Fleet:
-    """The fleet with catalogue prices, dollars an hour, where its file says none.
+    """The fleet with the catalogue's prices, dollars an hour, where its file has none.
 
     Raises:
-        ConfigError: a price is not to be had.
+        ConfigError: the catalogue has no price.
     """
     machines = list(fleet.machines)
     for place, machine in enumerate(machines):
@@ -281,15 +268,13 @@ def priced(fleet: Fleet, price_of: Callable[[Cloud], float]) -> Fleet:
 
 
 def load_fleet(path: Path, peers: Sequence[str] = ()) -> Fleet:
-    """Read a fleet file; `peers` are further addresses of the learner.
+    """Read a fleet file. `peers`: further addresses of the learner.
 
     Raises:
-        ConfigError: it cannot be read, or says something that makes no sense; one line.
+        ConfigError: it cannot be read, or a setting is wrong; one line.
     """
-    try:
+    with named(path):
         return _fleet(read_tables(path), path.parent, peers)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def _fleet(tables: dict[str, Any], folder: Path, more: Sequence[str]) -> Fleet:

@@ -1,15 +1,13 @@
-"""One coordinator at work: look, plan, act, again and again.
+"""The coordinator's loop: measure, decide, start and release machines, set the learner's plan.
 
-Each beat asks the learner what it measured and the providers what runs, lets `activation` decide,
-starts and releases machines, and sets the learner's plan. All of it can be taken away at any time:
-nothing is kept that is not found again by looking. What ran when this coordinator started counts as
-wanted until a decision says otherwise.
+It needs no state on disk: each beat finds the machines again. Machines that ran before this
+coordinator stay wanted until a decision releases them.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -20,13 +18,19 @@ from coordinator.estimates import (
     decided,
     is_measured,
     outlook,
-    reason,
     run_of,
     worker_of,
 )
 from coordinator.fleet_file import Fleet, Machine
-from coordinator.model.activation import ActivationState, Phase, Seen, Standing, is_fresh_enough
-from coordinator.model.capacity import WORKERS_MAX, Capacity, Infeasible, Obstacle, Run, Worker
+from coordinator.model.activation import (
+    ActivationState,
+    Decision,
+    Phase,
+    Seen,
+    Standing,
+    is_fresh_enough,
+)
+from coordinator.model.capacity import WORKERS_MAX, Capacity, Obstacle, Run, Worker
 from coordinator.model.pacing import Measured, Pacing, next_pacing
 from coordinator.providers.base import Condition, Instance, Provider, ProviderFailed
 from coordinator.providers.static import is_there
@@ -38,12 +42,12 @@ from swarm.leases.coordination import ControlClient, ReportedWorker
 from swarm.storage import Runtime
 from swarm.wire.messages import LearnerReport, SetPlan
 
-GONE_S: Final = 60.0  # a worker that is not connected and unheard of for so long is lost
-HUNG_S: Final = 600.0  # and one that is, has no lease, and does not ask for any
-ALONE_S_MAX: Final = 3600.0  # without the learner, after which everything is released
-LEAVE_S: Final = 60.0  # in which a worker that is released hands in what it has
-CREDITS_NEAR: Final = 0.1
-LEAST_LOOKED_AT: Final = 12
+GONE_S: Final = 60.0  # silence after which a disconnected worker counts as lost
+HUNG_S: Final = 600.0  # the same for a connected worker without leases
+ALONE_S_MAX: Final = 3600.0  # without the learner, until all machines are released
+LEAVE_S: Final = 60.0  # for a released worker to hand in its groups
+CREDITS_NEAR: Final = 0.1  # relative change of the credits that needs no new plan
+LEAST_LOOKED_AT: Final = 12  # beats; the largest least depth of these counts
 VOLUNTEERS: Final = "static"
 
 Say = Callable[[str], None]
@@ -51,7 +55,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class _Known:
-    """A machine with what is seen of it in one beat."""
+    """A machine as one beat sees it."""
 
     machine: Machine
     reported: ReportedWorker | None
@@ -60,14 +64,13 @@ class _Known:
 
     @property
     def names(self) -> frozenset[str]:
-        """Under which a user may know it."""
+        """The name and peer ids that a user may drain it by."""
         peer = self.instance.peer if self.instance else None
         return frozenset(filter(None, (self.machine.name, self.machine.peer, str(peer or ""))))
 
     @property
     def is_silent(self) -> bool:
-        """True if the learner does not hear of it. A worker that generates asks for nothing
-        meanwhile."""
+        """True if the learner hears nothing. A generating worker is quiet, but has leases."""
         its = self.reported
         if its is None:
             return True
@@ -77,8 +80,7 @@ class _Known:
 
     @property
     def has_left(self) -> bool:
-        """True if there is nothing that it could still hand in: it failed, or was told that it gets
-        no more leases and has none."""
+        """True if it has nothing to hand in: it failed, or stands by without leases."""
         if self.instance is not None and self.instance.condition is Condition.FAILED:
             return True
         its = self.reported
@@ -91,20 +93,19 @@ class _Known:
 
 @dataclass(slots=True)
 class _Memory:
-    """Knowledge that only helps to plan better, and is learnt again after a restart."""
+    """Machine data by name that improves the plans and may be lost in a restart."""
 
     histories: dict[str, MachineHistory] = field(default_factory=dict)
-    started_s: dict[str, float] = field(default_factory=dict)  # machines that are on their way
-    leaving: dict[str, float] = field(default_factory=dict)  # until when they may hand in
-    failures: dict[str, str] = field(default_factory=dict)  # since the last beat, and why
+    started_s: dict[str, float] = field(default_factory=dict)  # of machines that are joining
+    leaving: dict[str, float] = field(default_factory=dict)  # deadline for handing in
+    failures: set[str] = field(default_factory=set)  # failed starts since the last beat
     notes: dict[str, str] = field(default_factory=dict)
     tried_s: dict[str, float] = field(default_factory=dict)  # first starts, before any decision
     beat_s: float | None = None
 
 
-# Long: a beat looks, decides and acts on one set of workers.
 class Coordinator:
-    """Plans one learner's workers. `beat` is one look and what follows from it."""
+    """Plans one learner's workers."""
 
     def __init__(
         self,
@@ -116,9 +117,8 @@ class Coordinator:
         drained: Callable[[], frozenset[str]],
         say: Say,
     ) -> None:
-        """`providers` by name, that of volunteers among them. `drained`: names or peer ids of
-        machines that shall not work. `nursery`: where machines are started and released.
-        `runtime.run_sync` works decisions out, which takes long with many workers."""
+        """`providers` by name, with `VOLUNTEERS`. `drained`: names or peer ids of machines that
+        shall not work. `nursery` runs starts and releases, `runtime.run_sync` slow decisions."""
         self.fleet = fleet
         self._providers = providers
         self._client = client
@@ -141,7 +141,7 @@ class Coordinator:
         self.view: View | None = None
 
     async def beat(self, unreachable: str = "") -> View:
-        """Look, decide, act. `unreachable`: why there is no connection to the learner."""
+        """Measure, decide, act. `unreachable`: why there is no connection to the learner."""
         if unreachable:
             return await self._alone(f"the learner is not reachable: {unreachable}")
         try:
@@ -165,29 +165,40 @@ class Coordinator:
         pacing = self._pacing
         run = run_of(report, self.fleet.learner, report.rules.staleness_max, aimed=True)
         if run is None:
-            why, problem, activate, release = self._begin(usable, now_s)
+            decision = self._begin(usable, now_s)
         else:
-            why, problem, activate, release = await self._decide(run, report, usable, now_s)
-        self._act(activate, release, known, usable, now_s)
+            decision = await self._decide(run, report, usable, now_s)
+        self._state = decision.state
+        self._act(decision, known, usable, now_s)
         real = run_of(report, self.fleet.learner, pacing.depth, aimed=False)
         capacity = None
         if real is not None:
-            active = self._active(usable)
+            active = [
+                each.worker
+                for name, each in usable.items()
+                if self._state.of(name).phase is Phase.ACTIVE
+            ]
             found = await self._run_sync(outlook, real, active, report.pace.broadcast_s)
             capacity = found.capacity
             self._pacing = self._paced(pacing, report, found)
         await self._set_plan(report, known, usable, capacity)
-        self._tell(why, problem)
+        self._say_why(decision.why)
+        obstacle = None if decision.problem is None else decision.problem.obstacle
+        if obstacle is not self._obstacle:  # its figures change all the time
+            self._obstacle = obstacle
+            self._say(str(decision.problem or "there is a plan again without obstacles"))
         self._memory.beat_s = now_s
-        self.view = self._seen(report, why, problem, known, drained, capacity)
+        self.view = self._seen(report, decision, known, drained, capacity)
         return self.view
 
     async def _alone(self, why: str) -> View:
-        """Without the learner: what works goes on for a while, and then costs nothing any more."""
+        """Without the learner, workers go on for `ALONE_S_MAX`; then they are released."""
         now_s = trio.current_time()
         if self._alone_since_s is None:
             self._alone_since_s = now_s
-        self.view = self._blind(why)
+        self._say_why(why)
+        before = self.view or View(str(self._client.learner))
+        self.view = replace(before, reachable=False, why=why, problem="")
         if now_s - self._alone_since_s >= ALONE_S_MAX:
             self._alone_since_s = now_s
             self._state = ActivationState()
@@ -195,30 +206,36 @@ class Coordinator:
             await self.release_all()
         return self.view
 
+    def _say_why(self, why: str) -> None:
+        if why != self._why:
+            self._why = why
+            self._say(why)
+
     async def release_all(self) -> None:
-        """End all machines that were started here, volunteers aside."""
+        """End all machines that were started here."""
         async with trio.open_nursery() as nursery:
             for provider in self._providers.values():
                 for name in await provider.look(()):
                     nursery.start_soon(self._release, provider, name)
 
-    # --- looking -----------------------------------------------------------------------------
+    # --- machines ----------------------------------------------------------------------------
 
     async def _look(self, reported: Sequence[ReportedWorker]) -> dict[str, _Known]:
-        """All machines: of the file, and volunteers that came by themselves."""
+        """All machines: those of the fleet file, and volunteers."""
         by_peer = {each.peer: each for each in reported}
         machines = {each.name: each for each in self.fleet.machines}
         instances: dict[str, Instance] = {}
-        for kind, provider in self._providers.items():
-            if kind == VOLUNTEERS:
-                continue
+        ours = [each for kind, each in self._providers.items() if kind != VOLUNTEERS]
+        for provider in ours:
             for name, instance in (await provider.look(reported)).items():
                 if name in machines:
                     instances[name] = instance
-                elif name not in self._busy:  # of an earlier file
+                elif name not in self._busy:  # from an earlier fleet file
                     self._busy.add(name)
                     self._nursery.start_soon(self._release, provider, name)
-        volunteers = [each for each in reported if not self._is_ours(each.peer)]
+        volunteers = [
+            each for each in reported if not any(provider.owns(each.peer) for provider in ours)
+        ]
         seen = await self._providers[VOLUNTEERS].look(volunteers)
         instances.update(seen)
         named = {each.peer for each in self.fleet.machines if each.peer}
@@ -236,12 +253,8 @@ class Coordinator:
             found[name] = _Known(machine, its, instance_of, worker_of(machine, its, history))
         return found
 
-    def _is_ours(self, peer: PeerId) -> bool:
-        """True if a provider runs it, so that it is no volunteer."""
-        return any(each.owns(peer) for kind, each in self._providers.items() if kind != VOLUNTEERS)
-
     def _recall(self, usable: Mapping[str, _Known], now_s: float) -> None:
-        """Take all machines that run as wanted: nothing says otherwise."""
+        """Count all running machines as wanted."""
         running = frozenset(name for name, each in usable.items() if each.is_running)
         standings = {name: Standing(Phase.ACTIVE, now_s) for name in running}
         self._state = ActivationState(standings=standings, wanted=running)
@@ -249,22 +262,20 @@ class Coordinator:
         if running:
             self._say(f"found at work: {', '.join(sorted(running))}")
 
-    # --- deciding ----------------------------------------------------------------------------
+    # --- decisions ---------------------------------------------------------------------------
 
-    def _begin(
-        self, usable: Mapping[str, _Known], now_s: float
-    ) -> tuple[str, Infeasible | None, Sequence[str], Sequence[str]]:
-        """Before a step was made: one machine, the cheapest for a group by what is guessed."""
+    def _begin(self, usable: Mapping[str, _Known], now_s: float) -> Decision:
+        """Before the first step: one machine, the cheapest for a group by the file's guesses."""
         self._memory.failures.clear()
         pause_s, tried_s = self.fleet.settings.cooldown_s, self._memory.tried_s
         join_s_max = self.fleet.settings.join_s_max
         for name, each in usable.items():
             if each.is_running and each.machine.provider != VOLUNTEERS:
-                tried_s.setdefault(name, now_s)  # before this coordinator's time
+                tried_s.setdefault(name, now_s)  # an earlier coordinator started it
             delivers = each.reported is not None and each.reported.admitted > 0
             is_new = now_s - tried_s.get(name, -join_s_max) < join_s_max
             if delivers or (each.is_running and is_new) or self._busy:
-                return "waiting for the learner's first steps", None, (), ()
+                return Decision(self._state, why="waiting for the learner's first steps")
         ready = [
             each
             for name, each in usable.items()
@@ -273,45 +284,36 @@ class Coordinator:
             and now_s - tried_s.get(name, -pause_s) >= pause_s
         ]
         if not ready:
-            return "no worker is there, and none can be started now", None, (), ()
+            return Decision(self._state, why="no worker is there, and none can be started now")
         first = min(
-            ready,
-            key=lambda each: (
-                each.machine.price_per_h / each.machine.groups_per_s,
-                each.machine.name,
-            ),
-        ).machine.name
+            (each.machine.price_per_h / each.machine.groups_per_s, each.machine.name)
+            for each in ready
+        )[1]
         tried_s[first] = now_s
         standings = {**self._state.standings, first: Standing(Phase.JOINING, now_s)}
-        self._state = replace(self._state, standings=standings, wanted=frozenset({first}))
-        return "one worker, until it is known what a step takes", None, (first,), ()
+        state = replace(self._state, standings=standings, wanted=frozenset({first}))
+        return Decision(state, (first,), why="one worker, until it is known what a step takes")
 
     async def _decide(
         self, run: Run, report: LearnerReport, usable: Mapping[str, _Known], now_s: float
-    ) -> tuple[str, Infeasible | None, Sequence[str], Sequence[str]]:
+    ) -> Decision:
         fresh = frozenset(name for name, each in usable.items() if _is_fresh(each, report))
         failed = self._failed(usable, fresh, now_s)
         self._remember(usable, fresh, failed, now_s)
         active = [usable[name].worker for name in sorted(fresh)]
         run = replace(run, load_s=calibrated_load_s(run, active, report.pace.broadcast_s))
         seen = Seen([each.worker for each in usable.values()], fresh, failed)
-        decision = await self._run_sync(
-            decided,
-            run,
-            self._state,
-            seen,
-            now_s,
-            self.fleet.settings,
-            report.rules.staleness_max,
+        bound = report.rules.staleness_max
+        decision: Decision = await self._run_sync(
+            decided, run, self._state, seen, now_s, self.fleet.settings, bound
         )
-        self._state = decision.state
-        return decision.why, decision.problem, decision.activate, decision.release
+        return decision
 
     def _failed(
         self, usable: Mapping[str, _Known], fresh: frozenset[str], now_s: float
     ) -> frozenset[str]:
-        """Machines that should work and do not: ended, silent, or not to be started."""
-        failed = set(self._memory.failures)
+        """Machines that should work and do not: ended, silent, or failed to start."""
+        failed, self._memory.failures = self._memory.failures, set()
         for name, each in usable.items():
             standing = self._state.of(name)
             if not standing.runs or name in self._busy:
@@ -326,7 +328,6 @@ class Coordinator:
             ):
                 failed.add(name)
                 self._memory.notes[name] = "the learner does not hear of it"
-        self._memory.failures.clear()
         return frozenset(failed)
 
     def _remember(
@@ -351,31 +352,29 @@ class Coordinator:
                     history = history.lost()
                 memory.started_s.pop(name, None)
             memory.histories[name] = history
-        about: tuple[dict[str, Any], ...] = (
-            memory.histories, memory.notes, memory.started_s, memory.tried_s,
-        )  # fmt: skip
-        for each in about:  # of volunteers that left, and of machines that are in no file any more
-            for name in each.keys() - usable.keys():
-                del each[name]
+        for gone in memory.histories.keys() - usable.keys():
+            del memory.histories[gone]
+        for about in (memory.notes, memory.started_s, memory.tried_s):
+            for gone in about.keys() - usable.keys():
+                about.pop(gone)
 
-    # --- acting ------------------------------------------------------------------------------
+    # --- starts and releases -----------------------------------------------------------------
 
     def _act(
         self,
-        activate: Sequence[str],
-        release: Sequence[str],
+        decision: Decision,
         known: Mapping[str, _Known],
         usable: Mapping[str, _Known],
         now_s: float,
     ) -> None:
-        """Start and release. Who is released gets no more leases, and has a while to hand in."""
+        """Start and release. A released worker gets no more leases and `LEAVE_S` to hand in."""
         memory = self._memory
         waiting = [
             name
             for name, each in usable.items()
             if self._state.of(name).phase is Phase.JOINING and each.instance is None
-        ]  # whose start came while it was being released, or was lost
-        for name in dict.fromkeys((*activate, *waiting)):
+        ]  # their start came during a release, or was lost
+        for name in dict.fromkeys((*decision.activate, *waiting)):
             memory.leaving.pop(name, None)
             if name not in self._busy:
                 memory.started_s[name] = now_s
@@ -386,7 +385,7 @@ class Coordinator:
             for name, each in known.items()
             if each.is_running and name not in self._busy and not self._may_work(name, each, usable)
         ]
-        for name in (*release, *unwanted):
+        for name in (*decision.release, *unwanted):
             memory.leaving.setdefault(name, now_s + LEAVE_S)
         for name, until_s in list(memory.leaving.items()):
             each = known.get(name)
@@ -403,7 +402,7 @@ class Coordinator:
             self._say(f"start {machine.name} ({machine.provider})")
             await self._providers[machine.provider].start(machine)
         except ProviderFailed as error:
-            self._memory.failures[machine.name] = str(error)
+            self._memory.failures.add(machine.name)
             self._memory.notes[machine.name] = str(error)
             self._say(f"{machine.name} did not start: {error}")
         finally:
@@ -420,13 +419,6 @@ class Coordinator:
             self._busy.discard(name)
 
     # --- the learner's plan ------------------------------------------------------------------
-
-    def _active(self, usable: Mapping[str, _Known]) -> list[Worker]:
-        """Those that count."""
-        phase_of = self._state.of
-        return [
-            each.worker for name, each in usable.items() if phase_of(name).phase is Phase.ACTIVE
-        ]
 
     def _paced(self, pacing: Pacing, report: LearnerReport, found: Forecast) -> Pacing:
         capacity = found.capacity
@@ -458,13 +450,17 @@ class Coordinator:
         usable: Mapping[str, _Known],
         capacity: Capacity | None,
     ) -> None:
-        """Tell the learner, where what it follows is something else."""
-        standby = coordination.pack_peers(sorted(self._stood_by(known, usable)))
+        """Send the learner its plan if that has changed."""
+        standby = {
+            each.reported.peer
+            for name, each in known.items()
+            if each.reported is not None and not self._may_work(name, each, usable)
+        }
         depth = self._pacing.depth if self._pacing else report.rules.staleness_max
         wanted = SetPlan(
             type="plan",
             number=max(int(1e3 * self._unix_s()), report.plan + 1),
-            standby=standby,
+            standby=coordination.pack_peers(sorted(standby)),
             pacing=min(depth, report.rules.staleness_max),
             publish_every=0 if capacity is None else min(capacity.period_steps, 1024),
             credits=0 if capacity is None else capacity.inflight_groups,
@@ -479,7 +475,7 @@ class Coordinator:
         self._plan = wanted
 
     def _is_in_force(self, wanted: SetPlan, report: LearnerReport) -> bool:
-        """True if the learner follows such a plan; nearly the same credits count as the same."""
+        """True if the learner follows such a plan, up to `CREDITS_NEAR`."""
         before = self._plan
         if before is None or before.number != report.plan:
             return False
@@ -488,7 +484,7 @@ class Coordinator:
         return wanted.model_copy(update=same) == before
 
     def _may_work(self, name: str, each: _Known, usable: Mapping[str, _Known]) -> bool:
-        """True if it gets leases. A volunteer is measured before it is stood by."""
+        """True if it gets leases. A free volunteer is measured before it is stood by."""
         if name not in usable or name in self._memory.leaving:
             return False
         standing = self._state.of(name)
@@ -496,68 +492,29 @@ class Coordinator:
         is_new = each.reported is None or not is_measured(each.reported)
         return standing.runs or (is_free and is_new and standing.phase is not Phase.COOLING)
 
-    def _stood_by(self, known: Mapping[str, _Known], usable: Mapping[str, _Known]) -> set[PeerId]:
-        """Peers that get no leases."""
-        return {
-            each.reported.peer
-            for name, each in known.items()
-            if each.reported is not None and not self._may_work(name, each, usable)
-        }
-
-    # --- telling -----------------------------------------------------------------------------
-
-    def _tell(self, why: str, problem: Infeasible | None) -> None:
-        if why != self._why:
-            self._why = why
-            self._say(why)
-        obstacle = None if problem is None else problem.obstacle
-        if obstacle is not self._obstacle:  # its figures change all the time
-            self._obstacle = obstacle
-            self._say(reason(problem) or "there is a plan again in which nothing is in the way")
-
-    def _blind(self, why: str) -> View:
-        if why != self._why:
-            self._why = why
-            self._say(why)
-        before = self.view
-        return View(
-            learner=str(self._client.learner),
-            reachable=False,
-            why=why,
-            problem="",
-            report=before.report if before else None,
-            plan=before.plan if before else 0,
-            depth=before.depth if before else 0,
-            depth_why=before.depth_why if before else "",
-            predicted=before.predicted if before else None,
-            cost_per_h=before.cost_per_h if before else 0.0,
-            rows=before.rows if before else (),
-        )
+    # --- view --------------------------------------------------------------------------------
 
     def _seen(
         self,
         report: LearnerReport,
-        why: str,
-        problem: Infeasible | None,
+        decision: Decision,
         known: Mapping[str, _Known],
         drained: frozenset[str],
         capacity: Capacity | None,
     ) -> View:
-        rows = tuple(self._row(name, each, drained) for name, each in sorted(known.items()))
         pacing = self._pacing
         running = [each for name, each in known.items() if self._state.of(name).runs]
         return View(
             learner=str(self._client.learner),
-            reachable=True,
-            why=why,
-            problem=reason(problem),
+            why=decision.why,
+            problem=str(decision.problem or ""),
             report=report,
             plan=self._plan.number if self._plan else 0,
             depth=pacing.depth if pacing else report.rules.staleness_max,
             depth_why=pacing.why if pacing else "",
             predicted=capacity,
             cost_per_h=sum(each.machine.price_per_h for each in running),
-            rows=rows,
+            rows=tuple(self._row(name, each, drained) for name, each in sorted(known.items())),
         )
 
     def _row(self, name: str, each: _Known, drained: frozenset[str]) -> MachineRow:
@@ -582,13 +539,13 @@ class Coordinator:
 
 
 def _is_fresh(each: _Known, report: LearnerReport) -> bool:
-    """True if it runs, is heard of, and generates with weights that are new enough."""
+    """True if it runs, reports, and generates with weights that are fresh enough."""
     its = each.reported
     if its is None or each.is_silent or not 0 < its.version <= report.version:
         return False
     if each.instance is None or each.instance.condition is not Condition.UP:
         return False
-    # whoever has the newest version on offer cannot have a fresher one
+    # a worker with the newest version on offer cannot have a fresher one
     needed = is_fresh_enough(
         its.version, report.version, report.rules.publish_every, report.rules.staleness_max
     )

@@ -1,7 +1,7 @@
-"""Wishes of people to a coordinator at work: drained machines, and the staleness to plan for.
+"""Orders to a running coordinator: drained machines and the planned staleness.
 
-Small files in its data directory, which it reads at each look. Those who write take turns: actions
-of its page run in threads, and the command line is a process of its own.
+It reads these files of its data directory at each look. Writers take turns by a file lock: the page
+writes from threads, the command line from its own process.
 """
 
 import fcntl
@@ -18,11 +18,11 @@ from swarm.storage import make_private, private_files, write_whole
 DRAINED_FILE: Final = "drained.json"
 DRAINED_MAX: Final = 4_096
 DEPTH_FILE: Final = "depth.json"
-LOCK_FILE: Final = "wishes.lock"  # held for as long as a small file is read and written
+LOCK_FILE: Final = "wishes.lock"
 
 
 def read_drained(data_dir: Path) -> frozenset[str]:
-    """Machines that shall not work, by name or peer id.
+    """Names or peer ids of drained machines.
 
     Raises:
         ConfigError: the list is damaged.
@@ -35,8 +35,7 @@ def read_drained(data_dir: Path) -> frozenset[str]:
 
 
 def drain(data_dir: Path, name: str, *, undo: bool) -> None:
-    """Have a machine hand in what it has and work no more, or work again. It takes effect with the
-    coordinator's next look, or its next start.
+    """Drain a machine, or let it work again, from the coordinator's next look on.
 
     Raises:
         ConfigError: there are too many, or the list is damaged.
@@ -50,7 +49,7 @@ def drain(data_dir: Path, name: str, *, undo: bool) -> None:
 
 
 def read_depth(data_dir: Path) -> int | None:
-    """The pacing depth that was asked for; None: the coordinator finds its own.
+    """The ordered pacing depth. None: the coordinator finds its own.
 
     Raises:
         ConfigError: the file is damaged.
@@ -64,8 +63,7 @@ def read_depth(data_dir: Path) -> int | None:
 
 
 def set_depth(data_dir: Path, depth: int | None) -> None:
-    """Plan for groups of this staleness, at most the run's bound; None: find what is best. It takes
-    effect as a drain does.
+    """Order a pacing depth, from the coordinator's next look on. None: withdraw it.
 
     Raises:
         ConfigError: no depth.
@@ -77,7 +75,6 @@ def set_depth(data_dir: Path, depth: int | None) -> None:
 
 
 def _read(path: Path, unasked: Any, instead: str) -> Any:
-    """The contents of the file; `unasked` where there is none."""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
@@ -92,7 +89,7 @@ def _damaged(path: Path, why: object, instead: str) -> ConfigError:
 
 @contextmanager
 def _turn(data_dir: Path) -> Iterator[None]:
-    """Blocks while another thread or process writes a wish; the turn ends with its process."""
+    """Blocks while another thread or process writes. The lock ends with its process."""
     with private_files():
         make_private(data_dir, was_ours=False)
         lock = (data_dir / LOCK_FILE).open("w")

@@ -1,4 +1,4 @@
-"""`swarm-coordinator plan`: what would be run, and why. Pure; `render_plan` makes its tables."""
+"""`swarm-coordinator plan`: the planned workers, and why. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,12 +18,12 @@ from coordinator.model.capacity import (
 )
 from coordinator.plan_file import PlanFile
 
-PER_GROUPS = 1000  # of which a worker's price is told
+PER_GROUPS = 1000  # unit of the workers' prices
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One form and period with the workers that it would run."""
+    """One form and period with the number of its workers."""
 
     form: Form
     period_steps: int
@@ -34,7 +34,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWorker:
-    """One worker: what it brings and costs, and whether it would run."""
+    """One worker's supply and costs."""
 
     name: str
     runs: bool
@@ -47,7 +47,7 @@ class PlannedWorker:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """`chosen` is for workers that generate while weights arrive, which is what they do."""
+    """The contents of a plan's tables. `chosen` is for overlapped workers, as nodes are."""
 
     run: Run
     margin: float
@@ -58,7 +58,6 @@ class PlanReport:
 
 
 def make_report(file: PlanFile) -> PlanReport:
-    """Everything that `plan` tells of a file."""
     run, workers, margin = file.run, file.workers, file.settings.margin
     chosen = cheapest_set(run, workers, Form.OVERLAPPED, margin)
     rows: list[PlanRow] = []
@@ -66,7 +65,8 @@ def make_report(file: PlanFile) -> PlanReport:
         found = chosen if form is Form.OVERLAPPED else cheapest_set(run, workers, form, margin)
         members = workers if isinstance(found, Infeasible) else _members(workers, found.names)
         default = default_period(run)
-        rows.append(_row(run, members, form, default, is_default=True))
+        at_default = assess(run, members, form, default)
+        rows.append(PlanRow(form, default, True, len(members), at_default))
         best = assess(run, members, form)
         if isinstance(best, Infeasible):
             rows.append(PlanRow(form, 0, False, len(members), best))
@@ -74,10 +74,6 @@ def make_report(file: PlanFile) -> PlanReport:
             rows.append(PlanRow(form, best.period_steps, False, len(members), best))
     told = tuple(_worker_row(run, workers, each, chosen) for each in workers)
     return PlanReport(run, margin, chosen, tuple(rows), told, tuple(_notes(run, rows, chosen)))
-
-
-def _row(run: Run, members: Sequence[Worker], form: Form, period: int, is_default: bool) -> PlanRow:
-    return PlanRow(form, period, is_default, len(members), assess(run, members, form, period))
 
 
 def _members(workers: Iterable[Worker], names: Iterable[str]) -> list[Worker]:
@@ -138,13 +134,18 @@ def _notes(run: Run, rows: Sequence[PlanRow], chosen: Choice | Infeasible) -> It
 
 
 def plan_json(report: PlanReport) -> dict[str, Any]:
-    """The same as `render_plan`, as values that JSON has."""
+    """The same as `render_plan`, for `--json`."""
     chosen = report.chosen
+    if isinstance(chosen, Choice):
+        names = {"names": list(chosen.names), "cost_per_h": chosen.cost_per_h}
+        choice: dict[str, Any] = names | _found_json(chosen.capacity)
+    else:
+        choice = _found_json(chosen)
     return {
         "run": asdict(report.run),
         "margin": report.margin,
         "feasible": isinstance(chosen, Choice),
-        "chosen": _choice_json(chosen),
+        "chosen": choice,
         "forms": [
             {
                 "form": row.form,
@@ -158,13 +159,6 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
         "workers": [asdict(each) for each in report.workers],
         "notes": list(report.notes),
     }
-
-
-def _choice_json(chosen: Choice | Infeasible) -> dict[str, Any]:
-    if isinstance(chosen, Infeasible):
-        return _found_json(chosen)
-    found = _found_json(chosen.capacity)
-    return {"names": list(chosen.names), "cost_per_h": chosen.cost_per_h, **found}
 
 
 def _found_json(found: Capacity | Infeasible) -> dict[str, Any]:

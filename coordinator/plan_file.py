@@ -1,13 +1,11 @@
-"""The plan file: what a learner does and which workers there are, as TOML."""
+"""The plan file: a learner and its workers, as TOML."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from coordinator.model.activation import Settings
 from coordinator.model.capacity import WORKERS_MAX, Run, Worker, check_workers
-from coordinator.tables import Tables, checked, numbered, read_tables
-from swarm.errors import ConfigError
+from coordinator.tables import Tables, checked, named, numbered, read_tables
 
 EXAMPLE = """\
 # What `swarm-coordinator plan --file` reads. Every figure here is invented; put in your own.
@@ -64,7 +62,7 @@ egress_price_per_gb = 0.09
 
 @dataclass(frozen=True, slots=True)
 class _Workers(Worker):
-    """One worker, or `count` of them by number."""
+    """One worker, or `count` of them."""
 
     count: int | None = None
 
@@ -87,18 +85,12 @@ class PlanFile:
 def load_plan(path: Path) -> PlanFile:
     """
     Raises:
-        ConfigError: the file cannot be read, or says something that makes no sense; one line.
+        ConfigError: the file cannot be read, or a setting is wrong; one line.
     """
-    try:
-        return _plan_of(read_tables(path))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _plan_of(tables: dict[str, Any]) -> PlanFile:
-    file = checked(_PlanTables, tables)
-    workers: list[Worker] = []
-    for number, entry in enumerate(file.workers, 1):
-        workers += numbered(entry, Worker, number, WORKERS_MAX - len(workers))
-    check_workers(workers)
-    return PlanFile(file.run, tuple(workers), file.settings)
+    with named(path):
+        file = checked(_PlanTables, read_tables(path))
+        workers: list[Worker] = []
+        for number, entry in enumerate(file.workers, 1):
+            workers += numbered(entry, Worker, number, WORKERS_MAX - len(workers))
+        check_workers(workers)
+        return PlanFile(file.run, tuple(workers), file.settings)

@@ -1,4 +1,4 @@
-"""`swarm-coordinator serve`: the coordinator as a process, on the same network as its learner."""
+"""`swarm-coordinator serve`: the coordinator as a process."""
 
 import json
 import os
@@ -37,15 +37,12 @@ from swarm.transport.libp2p.host import open_libp2p
 
 AGENT: Final = f"swarm-coordinator/{version('swarm-node')}"
 KEY_FILE: Final = "identity.pem"
-WORKERS: Final = "workers"
-CLOUDS: Final = "clouds"
 CONNECT_TIMEOUT_S: Final = 10.0
 EXIT_INTERRUPTED: Final = 130
-INTERVAL_S_MIN: Final = 1.0  # a learner answers twice a second in the long run
 
 
 def learner_of(run_file: Path) -> PeerId:
-    """The learner that a run file names.
+    """The learner of a run file.
 
     Raises:
         ConfigError: it cannot be read, or names none.
@@ -79,35 +76,13 @@ def identity_of(data_dir: Path, key_file: Path | None) -> Identity:
     return Identity.load(path, None)
 
 
-# --- what people ask ---------------------------------------------------------------------------
-
-
 def show_state(data_dir: Path, *, as_json: bool) -> str:
-    """The last view of the coordinator of a data directory.
-
-    Raises:
-        ConfigError: none has worked there.
-    """
     state = load_state(data_dir)
     return json.dumps(state, indent=2) if as_json else render_state(state, time.time())
 
 
-# --- serving -----------------------------------------------------------------------------------
-
-
-def providers_of(
-    fleet: Fleet, data_dir: Path, owner: PeerId, invite: str | None = None
-) -> dict[str, Provider]:
-    """One of each kind; that of volunteers comes last. `owner`: the coordinator."""
-    return {
-        "local": LocalProvider(data_dir / WORKERS, fleet, invite),
-        "skypilot": SkyProvider(data_dir / CLOUDS, fleet, owner),
-        VOLUNTEERS: StaticProvider(fleet),
-    }
-
-
 async def _watch_signals(asked: trio.Event) -> None:
-    """Asked to leave; asked twice, at once."""
+    """Leave at the first signal; exit at once at the second."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             if asked.is_set():
@@ -121,16 +96,13 @@ def serve(
     data_dir: Path,
     say: Say,
     *,
-    key_file: Path | None = None,
-    invite: str | None = None,
-    interval_s: float = 5.0,
-    keep_workers: bool = False,
-    broker: Broker | None = None,
-) -> int:
-    """Coordinate until interrupted. Returns the exit status.
-
-    `load` reads the fleet file; it is called again at each look, and where that fails, what was
-    read before goes on. `broker`: where each look is reported to.
+    key_file: Path | None,
+    invite: str | None,
+    interval_s: float,
+    keep_workers: bool,
+    broker: Broker | None,
+) -> None:
+    """Coordinate until interrupted. `load` reads the fleet file, at each look again.
 
     Raises:
         ConfigError: bad input, found before anything started.
@@ -144,12 +116,8 @@ def serve(
     learner = learner_of(fleet.run_file)
     read_drained(data_dir)
     read_depth(data_dir)
-    network_key = None
-    peers = fleet.peers
-    if invite is not None:
-        invitation = Invitation.decode(invite)
-        network_key = invitation.key.handshake_key() if invitation.key else None
-        peers = tuple(dict.fromkeys((*peers, *invitation.addresses)))
+    join_key = Invitation.decode(invite).key if invite else None
+    network_key = join_key.handshake_key() if join_key else None
     with data_directory(data_dir, "coordinator", say):
         identity = identity_of(data_dir, key_file)
         say(f"this coordinator is {identity.peer_id}; the learner has to be started with")
@@ -159,7 +127,11 @@ def serve(
             async with open_libp2p(
                 identity, ("/ip4/0.0.0.0/tcp/0",), network_key=network_key
             ) as transport:
-                providers = providers_of(fleet, data_dir, identity.peer_id, invite)
+                providers: dict[str, Provider] = {
+                    "local": LocalProvider(data_dir / "workers", fleet, invite),
+                    "skypilot": SkyProvider(data_dir / "clouds", fleet, identity.peer_id),
+                    VOLUNTEERS: StaticProvider(fleet),  # the last: it gets the remaining workers
+                }
                 source = _Source(load_priced, fleet, data_dir, say)
                 service = _Service(source, providers, data_dir, say, interval_s, keep_workers)
                 async with trio.open_nursery() as reporting:
@@ -175,19 +147,18 @@ def serve(
                             now_s=time.time,
                             rng=Random(secrets.randbits(64)),
                         )
-                    await service.run(transport, peers, learner)
+                    await service.run(transport, fleet.peers, learner)
                     reporting.cancel_scope.cancel()
 
         try:
             trio.run(work)
         except* ConfigError as group:
             raise first_of(group) from None
-    return 0
 
 
 class _Source:
-    """The settings that a user may change while a coordinator works: the fleet file, and drains.
-    Where one is wrong, its last good contents stay in force."""
+    """The fleet file and the orders, which a user may change at any time. If one is wrong, the last
+    good contents of all stay in force."""
 
     def __init__(self, load: Callable[[], Fleet], fleet: Fleet, data_dir: Path, say: Say) -> None:
         self._load = load
@@ -208,7 +179,7 @@ class _Source:
             self._refused = str(error)
             return
         self._refused, self.drained = "", drained
-        if depth is not None:  # what was asked for here counts before what the file says
+        if depth is not None:  # the order comes before the file
             fleet = replace(fleet, pacing=replace(fleet.pacing, depth=depth))
         if fleet != self.fleet:
             self._say("the fleet file has changed")
@@ -217,15 +188,15 @@ class _Source:
 
 @dataclass(slots=True)
 class _Service:
-    """A coordinator at work on one data directory. `keep_workers`: when it leaves."""
+    """A coordinator on one data directory."""
 
     source: _Source
     providers: dict[str, Provider]
     data_dir: Path
     say: Say
     interval_s: float
-    keep_workers: bool
-    complaint: str = ""  # that was said last, of what is tried again
+    keep_workers: bool  # at the end
+    complaint: str = ""  # the last error of a beat
     reports: CoordinatorReports | None = None
 
     async def run(self, transport: Transport, peers: tuple[str, ...], learner: PeerId) -> None:
@@ -258,8 +229,7 @@ class _Service:
             services.cancel_scope.cancel()
 
     async def _beat(self, coordinator: Coordinator, unreachable: str) -> None:
-        """One look, kept for `workers`. What fails here is this machine's disk, or a provider:
-        workers and learner go on meanwhile."""
+        """One beat, saved for `workers`. It is tried again if the disk or a provider fails."""
         try:
             view = await coordinator.beat(unreachable)
             if self.reports is not None:
@@ -275,8 +245,7 @@ class _Service:
 
 
 async def _connect(transport: Transport, peers: tuple[str, ...], learner: PeerId) -> str:
-    """Have a connection to the learner, by any of the addresses that lead to it. Returns why there
-    is none; empty: there is one."""
+    """Connect to the learner by any of its addresses. Returns why that failed, else ""."""
     if learner in transport.peers():
         return ""
     why = f"no address of the learner's is known: give one that ends in /p2p/{learner}"

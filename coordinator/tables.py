@@ -1,10 +1,11 @@
-"""TOML files as pydantic models, with one clear line for what is wrong in one."""
+"""TOML files as pydantic models, with one line for an error."""
 
 import dataclasses
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -15,8 +16,7 @@ from coordinator.model.capacity import WORKERS_MAX
 from swarm.errors import ConfigError
 from swarm.texts import printable
 
-SHOWN_CHARS_MAX = 60
-
+SHOWN_CHARS_MAX = 60  # of a value in a message
 FILE_BYTES_MAX = 1_048_576
 
 Model = TypeVar("Model")
@@ -44,7 +44,7 @@ _ENTRIES: Final[Mapping[str, str]] = {
 
 
 class Tables(BaseModel):
-    """A whole file, strictly typed. Dataclasses in it raise `WrongSetting` for their ranges."""
+    """A whole file. Its dataclasses raise `WrongSetting` for their ranges."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -52,11 +52,19 @@ class Tables(BaseModel):
 FileTables = TypeVar("FileTables", bound=Tables)
 
 
-def read_tables(path: Path) -> dict[str, Any]:
-    """The tables of a file.
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Add the file's path to errors."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """
     Raises:
-        ConfigError: it cannot be read, or is no TOML; without the path.
+        ConfigError: the file cannot be read, or is no TOML.
     """
     try:
         with path.open("rb") as file:
@@ -79,7 +87,7 @@ def checked(model: type[FileTables], tables: Mapping[str, Any]) -> FileTables:
         ConfigError: a setting is missing, unknown or wrong; one line.
     """
     try:
-        # a date becomes what no setting is
+        # no setting is a date: a table is refused everywhere
         text = json.dumps(tables, default=lambda date: {"date": str(date)})
         return model.model_validate_json(text)
     except ValidationError as error:
@@ -89,7 +97,7 @@ def checked(model: type[FileTables], tables: Mapping[str, Any]) -> FileTables:
 
 
 def numbered(entry: Any, kind: type[Model], number: int, room: int) -> list[Model]:
-    """The workers of one entry: one, or `count` of them by number.
+    """The workers of one entry: one, or `count` of them with numbers.
 
     Raises:
         ConfigError: the count is not above 0, or there is no `room` for so many.
@@ -107,7 +115,7 @@ def numbered(entry: Any, kind: type[Model], number: int, room: int) -> list[Mode
 
 
 def shown(value: object) -> str:
-    """A value as a message may quote it."""
+    """A value for a message."""
     return printable(str(value), SHOWN_CHARS_MAX)
 
 

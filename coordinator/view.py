@@ -1,4 +1,4 @@
-"""The coordinator's view for people: `swarm-coordinator workers`, and the file that it reads."""
+"""The state file that `serve` writes and `swarm-coordinator workers` shows."""
 
 import json
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ NAME_CHARS: Final = 22
 
 @dataclass(frozen=True, slots=True)
 class MachineRow:
-    """One machine, for people."""
+    """One line of the table."""
 
     name: str
     provider: str
@@ -36,43 +36,31 @@ class MachineRow:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The observations and decisions of a beat, for people and for the state file."""
+    """The observations and decisions of one beat."""
 
     learner: str
-    reachable: bool
-    why: str
-    problem: str
-    report: LearnerReport | None
-    plan: int
-    depth: int
-    depth_why: str
-    predicted: Capacity | None
-    cost_per_h: float
-    rows: tuple[MachineRow, ...]
+    reachable: bool = True
+    why: str = ""
+    problem: str = ""
+    report: LearnerReport | None = None
+    plan: int = 0
+    depth: int = 0
+    depth_why: str = ""
+    predicted: Capacity | None = None
+    cost_per_h: float = 0.0
+    rows: tuple[MachineRow, ...] = ()
 
 
 def view_json(view: View, unix_s: float, interval_s: float) -> dict[str, Any]:
-    """All of it, as values that JSON has."""
-    report = view.report
-    return {
-        "unix_s": unix_s,
-        "interval_s": interval_s,
-        "learner": view.learner,
-        "reachable": view.reachable,
-        "why": view.why,
-        "problem": view.problem,
-        "report": None if report is None else report.model_dump(exclude={"workers"}),
-        "plan": view.plan,
-        "depth": view.depth,
-        "depth_why": view.depth_why,
-        "predicted": None if view.predicted is None else asdict(view.predicted),
-        "cost_per_h": view.cost_per_h,
-        "workers": [asdict(each) for each in view.rows],
-    }
+    """The state file's contents."""
+    state = {"unix_s": unix_s, "interval_s": interval_s, **asdict(view)}
+    state["workers"] = state.pop("rows")
+    if view.report is not None:
+        state["report"] = view.report.model_dump(exclude={"workers"})
+    return state
 
 
 def save_state(directory: Path, state: dict[str, Any]) -> None:
-    """Put it where `load_state` looks, whole or not at all."""
     write_whole(directory / STATE_FILE, json.dumps(state, allow_nan=False))
 
 
@@ -102,7 +90,7 @@ def is_known(data_dir: Path, name: str) -> bool:
 
 
 def known_names(data_dir: Path) -> list[str]:
-    """The names that tell apart the workers that the coordinator has seen, in order."""
+    """Names of the workers that the coordinator has seen, sorted; peer ids where there is none."""
     return sorted({row["name"] or row["peer"] for row in _rows(data_dir)})
 
 

@@ -1,27 +1,19 @@
-"""The choice of workers to run: the cheapest that suffice; no change without a lasting reason.
+"""The choice of workers: the cheapest set that suffices, changed only for a lasting reason. Pure.
 
-Pure. `cheapest_set` is the choice: least dollars an hour of all sets that it finds whose admissible
-groups meet the requirement with a margin, and with whose links no group grows too old. What is
-required depends on the broadcast, and that on who takes part, so each set that is weighed is
-assessed with its own broadcast, and the fixed point needs no iteration. It is a heuristic: greedy
-by price for each admissible group, from several pools that leave out ever more of the slow links,
-then trimmed, then improved by exchanges.
+`cheapest_set` is a heuristic: greedy by price per admissible group, from pools that leave out ever
+more of the slow links, then trimmed and improved by exchanges. Each set is assessed with its own
+broadcast.
 
-`decide` is what is done about it from one moment to the next. Rates and prices are noisy, so:
+`decide` moves from one set to the next. Rates and prices are noisy, so:
 
-- A worker that failed is replaced at once, and left alone for a while that doubles with each
-  failure in a row.
-- Too little supply brings more workers when it has lasted, and only adds to those that run.
-- A cheaper set has to be the same one, cheaper by a share, for a while, and to repay the starts
-  that it takes. Then its workers are started, and the others released once they are not needed.
-- Nobody is released before its minimum dwell.
-
-A worker that joins does not count until its weights are fresh enough, and nobody is released on its
-account before.
+- A failed worker is replaced at once; its back-off doubles with each failure in a row.
+- A lasting shortage only adds workers.
+- A cheaper set is taken after it was cheaper by a share for a while, and repays its starts.
+- Each worker stays for a minimum time. Joining workers do not count before their weights are fresh.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -36,19 +28,20 @@ from coordinator.model.capacity import (
     WrongSetting,
     assess,
     check_workers,
+    require_range,
     worker_cost_per_s,
 )
 from swarm.limits.backoff import Backoff
 
-POOLS = (0.0, 0.25, 0.5, 0.75)  # of the workers, those with the slowest downlinks, are left out
-WEIGHED_MAX = 40_000  # workers in all sets that are assessed for one choice
-IMPROVED_MAX = 24  # with more workers than these in and out of a set, exchanges go one by one
-IMPROVED_STARTS = 2
+POOLS = (0.0, 0.25, 0.5, 0.75)  # share of the slowest downlinks that is left out
+WEIGHED_MAX = 40_000  # workers in all assessed sets of one choice: some seconds
+IMPROVED_MAX = 24  # workers; in larger fleets exchanges move one worker at a time
+IMPROVED_STARTS = 2  # best greedy sets that are improved
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A set of workers, by name, and what comes of it."""
+    """A set of workers, by name."""
 
     names: tuple[str, ...]
     capacity: Capacity
@@ -57,11 +50,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The margins and delays of decisions.
-
-    Raises:
-        WrongSetting: a value is out of its range.
-    """
+    """The margins and delays of decisions."""
 
     margin: float = 1.1
     """The supply that is planned for, over the supply that is required."""
@@ -85,34 +74,28 @@ class Settings:
     failed."""
 
     def __post_init__(self) -> None:
-        if not 1.0 <= self.margin <= 10.0:
-            raise WrongSetting(f"margin = {self.margin}: must be from 1 to 10")
+        require_range(self, 1.0, 10.0, "margin")
         if not 0.0 <= self.saving_share < 1.0:
             raise WrongSetting(f"saving_share = {self.saving_share}: must be from 0 to below 1")
-        times = ("shortage_s", "saving_s", "dwell_s", "cooldown_s", "cooldown_max_s", "join_s_max")
-        for name in times:
-            value = getattr(self, name)
-            if not 0.0 <= value <= 1e9:
-                raise WrongSetting(f"{name} = {value}: must be from 0 to 1e9")
+        require_range(self, 0.0, 1e9, "shortage_s", "saving_s", "dwell_s", "join_s_max")
+        require_range(self, 0.0, 1e9, "cooldown_s", "cooldown_max_s")
 
 
 class Phase(StrEnum):
     """The phase of a worker's life."""
 
     STANDBY = "standby"
-    JOINING = "joining"  # started, and its weights are not fresh enough yet
+    JOINING = "joining"  # started, without fresh weights
     ACTIVE = "active"
-    COOLING = "cooling"  # it failed, and is left alone
+    COOLING = "cooling"  # in back-off after a failure
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The memory of one worker. `until_s`: the end of its cooling."""
-
     phase: Phase = Phase.STANDBY
     since_s: float = 0.0
-    failures: int = 0
-    until_s: float = 0.0
+    failures: int = 0  # in a row
+    until_s: float = 0.0  # end of the back-off
 
     @property
     def runs(self) -> bool:
@@ -121,15 +104,12 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class ActivationState:
-    """All that `decide` remembers. `wanted` is the set that is being moved to.
-
-    `offer` is a cheaper set that is being watched.
-    """
+    """The state of `decide`."""
 
     standings: Mapping[str, Standing] = field(default_factory=dict)
-    wanted: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()  # the set that is moved to
     short_since_s: float | None = None
-    offer: frozenset[str] = frozenset()
+    offer: frozenset[str] = frozenset()  # a cheaper set that is watched
     offer_since_s: float = 0.0
 
     def of(self, name: str) -> Standing:
@@ -138,41 +118,40 @@ class ActivationState:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The observations of one moment. `workers` are all that there are, and `fresh` those whose
-    weights are fresh enough. `failed` were lost, or did not start, since the last decision."""
+    """The observations of one moment."""
 
     workers: Sequence[Worker]
-    fresh: frozenset[str]
-    failed: frozenset[str] = frozenset()
+    fresh: frozenset[str]  # those with fresh weights
+    failed: frozenset[str] = frozenset()  # lost, or not started, since the last decision
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The workers to start and release now, and why. `problem`: there is no set that suffices."""
+    """The workers to start and release. `problem`: why no set suffices."""
 
     state: ActivationState
-    activate: tuple[str, ...]
-    release: tuple[str, ...]
-    why: str
+    activate: tuple[str, ...] = ()
+    release: tuple[str, ...] = ()
+    why: str = ""
     problem: Infeasible | None = None
 
 
 def is_fresh_enough(
     version: int | None, learner_version: int, period_steps: int, staleness_max: int
 ) -> bool:
-    """True if its groups begun now can still be consumed when the next version is published."""
+    """True if a group begun at once can still be consumed when the next version is published."""
     return version is not None and version >= learner_version - staleness_max + period_steps
 
 
 class _Search:
-    """Sets of one fleet, assessed at most once each."""
+    """The sets of one fleet, assessed at most once each."""
 
     def __init__(self, run: Run, workers: Sequence[Worker], form: Form, margin: float) -> None:
         self.run, self.form, self.margin = run, form, margin
         self.workers = tuple(workers)
         self.rates = [each.admitted_per_s for each in self.workers]
         self.least_per_s = margin * run.groups_per_step / run.train_s
-        period = max(run.staleness_max - 1, 1)  # exact in the end; only orders workers before
+        period = max(run.staleness_max - 1, 1)  # only for the order of workers
         size_bytes = run.published_bytes(period)
         self.costs = [
             worker_cost_per_s(run, each, period, size_bytes) * SECONDS_PER_H
@@ -186,7 +165,7 @@ class _Search:
         return self.weighed >= WEIGHED_MAX
 
     def weigh(self, chosen: frozenset[int]) -> Choice | Infeasible | None:
-        """A choice if the set suffices; None: it is too slow; else what stands in its way."""
+        """A choice if the set suffices. None: it is too slow."""
         if sum(self.rates[index] for index in chosen) < self.least_per_s:
             return None
         if chosen not in self.known:
@@ -195,12 +174,11 @@ class _Search:
         return self.known[chosen]
 
     def cost(self, chosen: frozenset[int]) -> float:
-        """Dollars an hour; as if it cost everything where it does not suffice."""
+        """Dollars an hour; infinite if the set does not suffice."""
         found = self.weigh(chosen)
         return found.cost_per_h if isinstance(found, Choice) else float("inf")
 
     def rank(self, chosen: frozenset[int]) -> tuple[float, list[int]]:
-        """Ranks by cost, and equals always in the same order."""
         return self.cost(chosen), sorted(chosen)
 
     def _weigh(self, chosen: frozenset[int]) -> Choice | Infeasible | None:
@@ -215,7 +193,7 @@ class _Search:
 
 
 def hourly(run: Run, capacity: Capacity) -> float:
-    """Dollars an hour: the learner's rent is not in it, its egress is."""
+    """Dollars an hour without the learner's rent, with its egress."""
     spent = capacity.cost.workers + capacity.cost.egress
     return spent / capacity.step_s * SECONDS_PER_H
 
@@ -227,7 +205,7 @@ def cheapest_set(
     margin: float = 1.0,
     keep: Iterable[str] = (),
 ) -> Choice | Infeasible:
-    """The cheapest set that was found; with `keep`, of those that contain it.
+    """The cheapest set found, of those that contain `keep`.
 
     Raises:
         ConfigError: too many workers, or two of one name.
@@ -244,16 +222,23 @@ def cheapest_set(
 
 
 def _greedy(search: _Search, kept: frozenset[int]) -> Iterable[frozenset[int]]:
-    """Sets of the cheapest for each admissible group, from pools without the slowest links.
-    Also each with its last worker exchanged for the cheapest that still suffices."""
+    """Sets of the workers that are cheapest for each admissible group, from pools without the
+    slowest links. Each also with its last worker exchanged for the cheapest that suffices."""
+
+    def group_price(index: int) -> tuple[float, int]:
+        return search.costs[index] / max(search.rates[index], 1e-30), index
+
+    def price(index: int) -> tuple[float, int]:
+        return search.costs[index], index
+
     by_link = sorted(
         range(len(search.workers)), key=lambda index: search.workers[index].down_bytes_per_s
     )
     for share in POOLS:
         pool = set(by_link[int(share * len(by_link)) :]) | kept
-        for order in (_by_price_of_a_group, _by_price):
+        for order in (group_price, price):
             chosen = kept
-            ranked = sorted(pool - kept, key=order(search))
+            ranked = sorted(pool - kept, key=order)
             if chosen and search.cost(chosen) < float("inf"):
                 yield chosen
                 break
@@ -263,28 +248,14 @@ def _greedy(search: _Search, kept: frozenset[int]) -> Iterable[frozenset[int]]:
                 chosen |= {index}
                 if search.cost(chosen) < float("inf"):
                     yield chosen
-                    yield _last_exchanged(search, chosen, index, ranked)
+                    others = [each for each in ranked if each not in chosen] + [index]
+                    before = chosen - {index}
+                    yield min((before | {each} for each in others), key=search.rank)
                     break
 
 
-def _by_price_of_a_group(search: _Search) -> Callable[[int], tuple[float, int]]:
-    return lambda index: (search.costs[index] / max(search.rates[index], 1e-30), index)
-
-
-def _by_price(search: _Search) -> Callable[[int], tuple[float, int]]:
-    return lambda index: (search.costs[index], index)
-
-
-def _last_exchanged(
-    search: _Search, chosen: frozenset[int], last: int, ranked: Sequence[int]
-) -> frozenset[int]:
-    others = [index for index in ranked if index not in chosen] + [last]
-    before = chosen - {last}
-    return min((before | {index} for index in others), key=search.rank)
-
-
 def _trimmed(search: _Search, chosen: frozenset[int], kept: frozenset[int]) -> frozenset[int]:
-    """Without the dearest that it can do without."""
+    """Drop workers that are not needed, the dearest first."""
     for index in sorted(chosen - kept, key=lambda each: (-search.costs[each], each)):
         without = chosen - {index}
         if without and search.cost(without) <= search.cost(chosen):
@@ -293,30 +264,21 @@ def _trimmed(search: _Search, chosen: frozenset[int], kept: frozenset[int]) -> f
 
 
 def _improved(search: _Search, chosen: frozenset[int], kept: frozenset[int]) -> frozenset[int]:
-    """Exchanges of up to two workers for up to two others, as long as they save."""
+    """Exchange up to two workers for up to two others, as long as that saves."""
     while not search.exhausted:
-        better = next(
-            (
-                each
-                for each in _exchanges(search, chosen, kept)
-                if search.cost(each) < _now(search, chosen)
-            ),
-            None,
-        )
+        cost = search.cost(chosen) * (1.0 - 1e-9)  # rounding is no saving
+        exchanges = _exchanges(search, chosen, kept)
+        better = next((each for each in exchanges if search.cost(each) < cost), None)
         if better is None:
             break
         chosen = _trimmed(search, better, kept)
     return chosen
 
 
-def _now(search: _Search, chosen: frozenset[int]) -> float:
-    return search.cost(chosen) * (1.0 - 1e-9)  # rounding is no saving
-
-
 def _exchanges(
     search: _Search, chosen: frozenset[int], kept: frozenset[int]
 ) -> Iterable[frozenset[int]]:
-    """Neighbours of a set that cost less by their prices. Of two at once only in small fleets."""
+    """Neighbours of a set with lower prices."""
     inside, outside = sorted(chosen - kept), sorted(set(range(len(search.workers))) - chosen)
     sizes = (1, 2) if len(inside) + len(outside) <= IMPROVED_MAX else (1,)
     leaving = [group for size in sizes for group in itertools.combinations(inside, size)]
@@ -331,7 +293,7 @@ def _exchanges(
 
 
 def _obstacle(search: _Search) -> Infeasible:
-    """Why no set was found that suffices, from all workers together."""
+    """Why all workers together do not suffice."""
     found = assess(search.run, search.workers, search.form)
     if isinstance(found, Infeasible):
         return found
@@ -344,18 +306,18 @@ def _obstacle(search: _Search) -> Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """The facts that all parts of one decision look at."""
+    """The facts of one decision."""
 
     by_name: Mapping[str, Worker]
     fresh: frozenset[str]
-    lost: bool  # one that was wanted has just failed
+    lost: bool  # a wanted worker has just failed
     run: Run
     form: Form
     settings: Settings
     now_s: float
 
     def capacity(self, names: frozenset[str]) -> Capacity | None:
-        """The run's capacity with a set; None: groups would be too old, or it is empty."""
+        """The run's capacity with a set. None: infeasible."""
         found = assess(self.run, [self.by_name[name] for name in sorted(names)], self.form)
         return found if isinstance(found, Capacity) else None
 
@@ -372,13 +334,19 @@ def decide(
     settings: Settings,
     form: Form = Form.OVERLAPPED,
 ) -> Decision:
-    """Decide on the workers to start and release. `state` is that of the last decision.
+    """Decide on the workers to start and release.
 
     Raises:
         ConfigError: too many workers, or two of one name.
     """
     check_workers(seen.workers)
-    late = _late(state, seen, now_s, settings)
+    late = frozenset(  # without fresh weights after the longest time allowed
+        each.name
+        for each in seen.workers
+        if state.of(each.name).phase is Phase.JOINING
+        and each.name not in seen.fresh
+        and now_s - state.of(each.name).since_s >= settings.join_s_max + each.start_s
+    )
     failed = seen.failed | late
     standings = {
         each.name: _standing(
@@ -408,23 +376,15 @@ def decide(
     return Decision(moved, activate, tuple(sorted({*release, *late})), why, problem)
 
 
-def _late(state: ActivationState, seen: Seen, now_s: float, settings: Settings) -> frozenset[str]:
-    """Workers that were started and have no fresh weights after the longest time allowed."""
-    return frozenset(
-        each.name
-        for each in seen.workers
-        if state.of(each.name).phase is Phase.JOINING
-        and each.name not in seen.fresh
-        and now_s - state.of(each.name).since_s >= settings.join_s_max + each.start_s
-    )
-
-
 def _standing(
     old: Standing, failed: bool, fresh: bool, now_s: float, settings: Settings
 ) -> Standing:
     """A worker's standing after the latest observation."""
     if failed:
-        return _cooled(old, now_s, settings)
+        worked = old.phase is Phase.ACTIVE and now_s - old.since_s >= settings.cooldown_max_s
+        failures = 1 if worked else old.failures + 1
+        pause_s = Backoff(settings.cooldown_s, settings.cooldown_max_s).after(failures - 1)
+        return Standing(Phase.COOLING, now_s, failures, now_s + pause_s)
     if old.phase is Phase.JOINING and fresh:
         return replace(old, phase=Phase.ACTIVE)
     if old.phase is Phase.COOLING and now_s >= old.until_s:
@@ -432,18 +392,10 @@ def _standing(
     return old
 
 
-def _cooled(old: Standing, now_s: float, settings: Settings) -> Standing:
-    """Left alone, twice as long as the last time unless it had worked long since."""
-    worked = old.phase is Phase.ACTIVE and now_s - old.since_s >= settings.cooldown_max_s
-    failures = 1 if worked else old.failures + 1
-    pause_s = Backoff(settings.cooldown_s, settings.cooldown_max_s).after(failures - 1)
-    return Standing(Phase.COOLING, now_s, failures, now_s + pause_s)
-
-
 def _wanted(
     state: ActivationState, usable: frozenset[str], moment: _Moment
 ) -> tuple[ActivationState, str, Infeasible | None]:
-    """The set to move to, with what is remembered for it, and why."""
+    """The state with the set to move to, and why."""
     now = moment.capacity(state.wanted)
     if now is not None and now.suffices:
         return _cheaper(replace(state, short_since_s=None), usable, now, moment)
@@ -453,7 +405,7 @@ def _wanted(
     if state.wanted and not moment.lost and waited_s < moment.settings.shortage_s:
         return state, "too little supply, not yet for long", None
     added = moment.cheapest(usable, keep=state.wanted)
-    if isinstance(added, Infeasible):  # what runs may be what stands in the way
+    if isinstance(added, Infeasible):  # a running worker may be the obstacle
         added = moment.cheapest(usable)
     if isinstance(added, Choice):
         wanted = frozenset(added.names)
@@ -466,7 +418,7 @@ def _wanted(
 def _cheaper(
     state: ActivationState, usable: frozenset[str], now: Capacity, moment: _Moment
 ) -> tuple[ActivationState, str, Infeasible | None]:
-    """Watch a cheaper set, and move to it when it has been cheaper for long enough."""
+    """Watch a cheaper set; move to it after `saving_s`."""
     if state.offer and state.offer <= usable:
         offered = moment.capacity(state.offer)
         if offered is not None and _saves(state, offered, now, moment):
@@ -498,7 +450,7 @@ def _saves(state: ActivationState, offered: Capacity, now: Capacity, moment: _Mo
 
 
 def _released(state: ActivationState, moment: _Moment) -> tuple[str, ...]:
-    """Workers that run unwanted, have stayed their time, and are not needed by those that stay."""
+    """Workers that run unwanted, have stayed their time, and are not needed for the supply."""
     counted = frozenset(
         name
         for name, each in state.standings.items()

@@ -1,6 +1,10 @@
-"""The ranges of settings, and the errors for wrong ones."""
+"""The capacity model of ECHO-2: a learner's need of rollout workers, and its supply. Pure.
+
+Also the ranges of settings and their errors.
+"""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,40 +17,36 @@ from swarm.identity import PeerId
 from swarm.weights.artifacts import suggested_chunk_bytes
 from swarm.weights.broadcast_time import PeerLink, broadcast_s
 
-VALUE_MIN, VALUE_MAX = 1e-12, 1e18  # of any input: quotients of these stay finite
-MBIT = 1e6 / 8  # bytes a second
+VALUE_MIN, VALUE_MAX = 1e-12, 1e18  # range of all inputs: their quotients stay finite
+MBIT = 1e6 / 8  # bytes
 
-_IN_MBIT = AfterValidator(lambda mbit_per_s: mbit_per_s * MBIT)  # as files give a link
+_IN_MBIT = AfterValidator(lambda mbit_per_s: mbit_per_s * MBIT)  # the unit of links in files
 Uplink = Annotated[float, Field(alias="up_mbit_per_s", gt=0, le=1e9), _IN_MBIT]
 Downlink = Annotated[float, Field(alias="down_mbit_per_s", gt=0, le=1e9), _IN_MBIT]
 
 
 class WrongSetting(ConfigError, ValueError):
-    """A setting is out of its range. A ValueError too: so pydantic adds where in a file it is."""
+    """A setting is out of range. As a ValueError, pydantic adds its place in a file."""
+
+
+def require_range(owner: object, low: float, high: float, *names: str) -> None:
+    """
+    Raises:
+        WrongSetting: a field is neither None nor a number in the range.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not low <= value <= high:
+            least = "a number above 0, up" if low == VALUE_MIN else f"from {low:g}"
+            raise WrongSetting(f"{name} = {value}: must be {least} to {high:g}")
 
 
 def require_above_0(owner: object, *names: str) -> None:
-    """
-    Raises:
-        WrongSetting: a field is neither None nor a number above 0.
-    """
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and not VALUE_MIN <= value <= VALUE_MAX:
-            raise WrongSetting(
-                f"{name} = {value}: must be a number above 0 (up to {VALUE_MAX:.0e})"
-            )
+    require_range(owner, VALUE_MIN, VALUE_MAX, *names)
 
 
 def require_not_negative(owner: object, *names: str) -> None:
-    """
-    Raises:
-        WrongSetting: a field is no number from 0 up.
-    """
-    for name in names:
-        value = getattr(owner, name)
-        if not 0.0 <= value <= VALUE_MAX:
-            raise WrongSetting(f"{name} = {value}: must be a number from 0 up (to {VALUE_MAX:.0e})")
+    require_range(owner, 0.0, VALUE_MAX, *names)
 
 
 def require_unlike(names: Sequence[str]) -> None:
@@ -54,28 +54,23 @@ def require_unlike(names: Sequence[str]) -> None:
     Raises:
         WrongSetting: two workers have one name.
     """
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise WrongSetting(f"name = {name}: two workers have it")
-        seen.add(name)
 
-
-# The capacity model of ECHO-2: a learner's need of rollout workers, and its supply.
 
 WORKERS_MAX = 512  # in one plan
-STALENESS_MAX = 64
+STALENESS_MAX = 64  # steps
 DELTA_SIZES_MAX = 16
-INFLIGHT_SLACK = 1.1  # times the groups that are being generated on average
-BROADCAST_MARGIN = 1.05  # of a period over a broadcast: a worker drops a version that the next one
-# overtakes, so one that takes a little longer than was predicted would never get any
-ROUNDING = 1e-9  # of a step: what arithmetic adds to a whole number of steps is not one more
+INFLIGHT_SLACK = 1.1  # factor on the mean number of groups that are being generated
+BROADCAST_MARGIN = 1.05  # least period over broadcast: workers drop a version that is overtaken
+ROUNDING = 1e-9  # steps; rounding errors below this do not add a step
 SECONDS_PER_H = 3600.0
 BYTES_PER_GB = 1e9
 
 
 class Form(StrEnum):
-    """A worker's behaviour while weights arrive."""
+    """Generation while weights arrive."""
 
     PAUSED = "paused"
     OVERLAPPED = "overlapped"
@@ -85,28 +80,27 @@ class Obstacle(StrEnum):
     """Why there is no plan."""
 
     NO_WORKERS = "no_workers"
-    PERIOD = "period"  # weights would never be published
-    BROADCAST = "broadcast"  # a version is not there when the next one comes
-    STALENESS = "staleness"  # groups are too old even when every step is published
-    CREDITS = "credits"  # fewer groups in flight are allowed than are needed
+    PERIOD = "period"  # below 1 step
+    BROADCAST = "broadcast"  # takes longer than a period
+    STALENESS = "staleness"  # groups are too old even if every step is published
+    CREDITS = "credits"  # fewer groups in flight than needed are allowed
     SUPPLY = "supply"  # all workers together are too slow
 
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """There is no plan, and `why` says it in one line with its numbers."""
+    """There is no plan; `why` is one line with numbers."""
 
     obstacle: Obstacle
     why: str
 
+    def __str__(self) -> str:
+        return f"{self.obstacle}: {self.why}"
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One machine that generates, active or not.
-
-    Raises:
-        WrongSetting: a value is no finite number in its range.
-    """
+    """One machine that generates, active or not."""
 
     name: str
     """The worker's name; with a count, name-1 and so on."""
@@ -137,30 +131,25 @@ class Worker:
             raise WrongSetting("name: must not be empty")
         require_above_0(self, "groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
         require_not_negative(self, "price_per_h", "egress_price_per_gb", "failed_share", "start_s")
+        require_above_0(self, "lifetime_s")
         if self.failed_share >= 1.0:
             raise WrongSetting(f"failed_share = {self.failed_share}: must be below 1")
-        if self.lifetime_s is not None:
-            require_above_0(self, "lifetime_s")
 
     @property
     def survival(self) -> float:
-        """The chance that it outlives its start. Also the share of its paid time in which it
-        generates, as a life that ends at random is as long after a start as before."""
+        """The chance to outlive the start. Also the share of paid time in which it generates,
+        because lifetimes are exponential."""
         return 1.0 if self.lifetime_s is None else math.exp(-self.start_s / self.lifetime_s)
 
     @property
     def admitted_per_s(self) -> float:
-        """Groups that the learner gets of it in the long run."""
+        """Mean rate of groups that the learner admits."""
         return self.groups_per_s * (1.0 - self.failed_share) * self.survival
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The learner's run: R, T and S of the paper, and its published versions.
-
-    Raises:
-        WrongSetting: a value is no finite number in its range.
-    """
+    """The learner's run: R, T and S of the paper, and its published versions."""
 
     groups_per_step: int
     """R: how many groups one update consumes."""
@@ -190,13 +179,10 @@ class Run:
 
     def __post_init__(self) -> None:
         require_above_0(self, "groups_per_step", "train_s", "weights_bytes", "up_bytes_per_s")
-        require_not_negative(self, "staleness_max", "latency_s", "load_s", "group_bytes")
-        require_not_negative(self, "price_per_h", "egress_price_per_gb")
-        if self.staleness_max > STALENESS_MAX:
-            raise WrongSetting(
-                f"staleness_max = {self.staleness_max}: must be at most {STALENESS_MAX}"
-            )
         require_above_0(self, "inflight_groups_max")
+        require_not_negative(self, "latency_s", "load_s", "group_bytes")
+        require_not_negative(self, "price_per_h", "egress_price_per_gb")
+        require_range(self, 0, STALENESS_MAX, "staleness_max")
         if len(self.delta_bytes) > DELTA_SIZES_MAX:
             raise WrongSetting(f"delta_bytes: must be at most {DELTA_SIZES_MAX} sizes")
         before = (0, 0)
@@ -206,10 +192,10 @@ class Run:
             before = entry
 
     def published_bytes(self, period_steps: int) -> int:
-        """The bytes of a version for a peer that has the one of a period before.
+        """Bytes of a version for a peer that has the version of a period before.
 
-        Between two known sizes a power of the steps; beyond the last, and before the first, in
-        proportion to them, which is what all single deltas take. Never more than a whole version.
+        Between two known sizes a power of the steps; outside of them proportional to the steps,
+        as single deltas would take. Never more than a whole version.
         """
         if not self.delta_bytes:
             return self.weights_bytes
@@ -219,11 +205,14 @@ class Run:
                 break
             lower = upper
         else:
-            return _least(self.weights_bytes, lower[1] * period_steps / lower[0])
+            upper = lower
+            lower = (0, 0)
         if lower == (0, 0):
-            return _least(self.weights_bytes, upper[1] * period_steps / upper[0])
-        share = math.log(period_steps / lower[0]) / math.log(upper[0] / lower[0])
-        return _least(self.weights_bytes, lower[1] * (upper[1] / lower[1]) ** share)
+            size_bytes = upper[1] * period_steps / upper[0]
+        else:
+            share = math.log(period_steps / lower[0]) / math.log(upper[0] / lower[0])
+            size_bytes = lower[1] * (upper[1] / lower[1]) ** share
+        return min(self.weights_bytes, max(1, round(size_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,20 +230,16 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A learner's supply from these workers.
-
-    `required_per_s` and `offered_per_s` are admissible groups, Σμ; `step_s` is from one step's
-    beginning to the next's; `utilisation` is what of that the learner trains.
-    """
+    """A learner's supply from a set of workers."""
 
     form: Form
     period_steps: int
     published_bytes: int
     broadcast_s: float
-    required_per_s: float
-    offered_per_s: float
-    step_s: float
-    utilisation: float
+    required_per_s: float  # admissible groups
+    offered_per_s: float  # admissible groups, Σμ
+    step_s: float  # from the beginning of a step to that of the next
+    utilisation: float  # share of it that the learner trains
     staleness_worst: int
     staleness_max: int
     inflight_groups: int
@@ -262,12 +247,12 @@ class Capacity:
 
     @property
     def suffices(self) -> bool:
-        """The learner does not wait."""
+        """True if the learner does not wait."""
         return self.offered_per_s >= self.required_per_s
 
     @property
     def wastes(self) -> bool:
-        """Some groups are too old when their turn comes, and are thrown away."""
+        """True if some groups are too old when their turn comes, and are dropped."""
         return self.staleness_worst > self.staleness_max
 
 
@@ -279,10 +264,10 @@ def default_period(run: Run) -> int:
 def assess(
     run: Run, workers: Sequence[Worker], form: Form, period_steps: int | None = None
 ) -> Capacity | Infeasible:
-    """The run's capacity with these workers, all of them active.
+    """The run's capacity with these workers active.
 
-    `period_steps` None: the longest period in which no group grows too old, because that pauses
-    least and sends least.
+    `period_steps` None: the longest period in which no group grows too old; it pauses and sends
+    least.
 
     Raises:
         ConfigError: more workers than `WORKERS_MAX`, or two of one name.
@@ -306,7 +291,7 @@ def check_workers(workers: Sequence[Worker]) -> None:
 
 
 def predicted_broadcast(run: Run, workers: Sequence[Worker], size_bytes: int) -> float:
-    """Seconds until the last worker can use a version of that size."""
+    """Seconds until the last worker can use a version."""
     links = [
         PeerLink(PeerId(each.name), each.up_bytes_per_s, each.down_bytes_per_s) for each in workers
     ]
@@ -316,20 +301,12 @@ def predicted_broadcast(run: Run, workers: Sequence[Worker], size_bytes: int) ->
 
 
 def worker_cost_per_s(run: Run, worker: Worker, period_steps: int, size_bytes: int) -> float:
-    """Dollars a second while it is active: its rent, one copy of each version that it passes on,
-    and what it hands in. Where peers pass on less, the learner does and is counted as well, so this
-    is a little too much."""
+    """Dollars a second of an active worker: rent, one copy of each version passed on, and the
+    groups handed in. An upper bound: the learner's copies are counted as well."""
     passed_on = 0.0 if worker.relayed else size_bytes / (period_steps * run.train_s)
     bytes_per_s = passed_on + worker.groups_per_s * run.group_bytes
     egress_per_s = bytes_per_s * worker.egress_price_per_gb / BYTES_PER_GB
     return worker.price_per_h / SECONDS_PER_H + egress_per_s
-
-
-def publisher_copies(run: Run, arrives_s: float, workers: int, size_bytes: int) -> float:
-    """The copies of a version that the learner sends, at most: as many as its uplink carries until
-    all have it, `arrives_s` after the announcement."""
-    sent_s = max(arrives_s - run.load_s, 0.0)
-    return min(float(workers), max(1.0, sent_s * run.up_bytes_per_s / size_bytes))
 
 
 def _longest_period(run: Run, workers: Sequence[Worker], form: Form) -> Capacity | Infeasible:
@@ -361,9 +338,9 @@ def _longest_period(run: Run, workers: Sequence[Worker], form: Form) -> Capacity
 
 
 def _least_staleness(run: Run, workers: Sequence[Worker], form: Form, period_steps: int) -> int:
-    """The staleness if weights arrived at once: spares predicting broadcasts of long periods.
+    """The staleness if weights arrived at once, which spares predictions of slow broadcasts.
 
-    0 where that says nothing: with too few workers, or if they pause.
+    0 if that gives no bound: with too few workers, or if they pause.
     """
     offered_per_s = sum(each.admitted_per_s for each in workers)
     if form is Form.PAUSED or offered_per_s * run.train_s < run.groups_per_step:
@@ -401,12 +378,13 @@ def _assess(
             f"{allowed} groups may be in flight, and it takes {needed} to be sure that the learner "
             "does not wait for them",
         )
-    waits = offered_per_s < required_per_s
-    if waits:  # nothing piles up, so no more are in flight than are generated and one step's
+    if offered_per_s < required_per_s:  # none pile up: in flight are those generated and one step's
         slots = sum(each.groups_per_s * each.generation_s for each in workers)
         allowed = min(allowed, run.groups_per_step + math.ceil(slots))
     staleness_worst = _staleness(run, workers, form, period_steps, arrives_s, step_s, allowed)
-    copies = publisher_copies(run, arrives_s, len(workers), size_bytes)
+    # at most as many copies as the learner's uplink carries until all workers have the version
+    sent_s = max(arrives_s - run.load_s, 0.0)
+    copies = min(float(len(workers)), max(1.0, sent_s * run.up_bytes_per_s / size_bytes))
     return Capacity(
         form=form,
         period_steps=period_steps,
@@ -426,7 +404,7 @@ def _assess(
 def _rates(
     run: Run, form: Form, period_steps: int, broadcast_s: float, offered_per_s: float
 ) -> tuple[float, float]:
-    """Σμ that is required, and seconds a step with what is offered."""
+    """Required Σμ, and seconds a step with the offered Σμ."""
     paused_s = broadcast_s if form is Form.PAUSED else 0.0
     groups, period_s = run.groups_per_step, period_steps * run.train_s
     required_per_s = period_steps * groups / (period_s - paused_s)
@@ -442,7 +420,7 @@ def _inflight_needed(
     broadcast_s: float,
     step_s: float,
 ) -> int:
-    """Groups that must be allowed to generate or wait, so that the learner finds R at each step."""
+    """Groups that must generate or wait for the learner to find R at each step."""
     rate = sum(each.groups_per_s for each in workers)
     generation_s = sum(each.groups_per_s * each.generation_s for each in workers) / rate
     if form is Form.PAUSED:
@@ -461,7 +439,7 @@ def _staleness(
     step_s: float,
     inflight: int,
 ) -> int:
-    """The oldest that a group can be when it is consumed, in steps; the module's text says why."""
+    """The greatest age of a group when it is consumed, in steps."""
     generation_s = max(each.generation_s for each in workers)
     turns = math.ceil(inflight / run.groups_per_step - ROUNDING)
     if form is Form.OVERLAPPED:
@@ -498,7 +476,3 @@ def _cost(
         workers=rent_per_s * step_s,
         egress=(published + handed_in) / BYTES_PER_GB,
     )
-
-
-def _least(limit_bytes: int, size_bytes: float) -> int:
-    return min(limit_bytes, max(1, round(size_bytes)))

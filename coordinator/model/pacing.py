@@ -1,21 +1,17 @@
-"""The pacing depth: the staleness that plans aim at, below the run's bound. Pure.
+"""The pacing depth: the staleness that leases and plans aim at, below the run's bound S. Pure.
 
-The bound S is the user's, and holds at consumption whatever is planned. The depth is what leases
-aim at and what the capacity model plans with. Fresher groups make better steps, so it is kept as
-small as the links allow. It is raised by one where the learner starves because leases are refused
-as too old, and only while what is trained on is healthy: the effective sample size of importance
-weights is high, and the KL from what generated the tokens to the policy is low. It is lowered by
-one where they are not, or where it has been more than needed for long. Where the model knows no
-depth, it stays as it is. A depth that starved the
-learner is not tried again for ever longer times, so that it does not go up and down.
+Fresher groups make better steps, so the depth is as small as the links allow. It rises by one if
+the learner starves because leases are refused as too old, and only while training is healthy: high
+effective sample size, low KL. It falls by one if training is not, or after many calm steps. The
+back-off of a depth that starved the learner doubles, so that it does not go up and down.
 """
 
 from dataclasses import dataclass, replace
 
-from coordinator.model.capacity import WrongSetting
+from coordinator.model.capacity import WrongSetting, require_range
 
 BACKOFF_DOUBLINGS_MAX = 10
-DEPTH_MAX = 1_024
+DEPTH_MAX = 1_024  # steps
 
 
 def check_depth(value: object) -> int:
@@ -30,11 +26,7 @@ def check_depth(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PacingRules:
-    """The thresholds at which the depth moves.
-
-    Raises:
-        WrongSetting: a value is out of its range.
-    """
+    """The thresholds at which the depth moves."""
 
     effective_share_min: float = 0.5
     """What is trained on is healthy while its effective sample size over its number of tokens
@@ -54,47 +46,39 @@ class PacingRules:
     def __post_init__(self) -> None:
         if self.depth is not None:
             check_depth(self.depth)
-        for name in ("effective_share_min", "idle_share_max"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise WrongSetting(f"{name} = {getattr(self, name)}: must be from 0 to 1")
-        if not self.mismatch_k3_max >= 0.0:
-            raise WrongSetting(f"mismatch_k3_max = {self.mismatch_k3_max}: must be 0 or more")
-        for name in ("steps", "calm_steps"):
-            if not 1 <= getattr(self, name) <= 1_000_000:
-                raise WrongSetting(f"{name} = {getattr(self, name)}: must be from 1 to 1000000")
+        require_range(self, 0.0, 1.0, "effective_share_min", "idle_share_max")
+        require_range(self, 0.0, float("inf"), "mismatch_k3_max")
+        require_range(self, 1, 1_000_000, "steps", "calm_steps")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measurements of one moment. `least`: the depth that the links allow by the model; None:
-    there is none, or it is not known yet. `refused`: leases refused as too old since the last
-    look."""
+    """The measurements of one moment."""
 
     step: int
     bound: int
-    least: int | None
+    least: int | None  # the depth that the links allow; None: unknown or infeasible
     idle_share: float
     predicted_idle_share: float
-    refused: int
+    refused: int  # leases refused as too old since the last look
     effective_share: float | None
     mismatch_k3: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """The depth, and what is remembered. `starved`: depths at or below this starved the learner,
-    until `starved_until` (a step), for the `failures`th time in a row."""
+    """The depth and its history."""
 
     depth: int
     since: int = 0  # step of the last change
-    starved: int = -1
-    starved_until: int = 0
-    failures: int = 0
+    starved: int = -1  # depths up to this starved the learner
+    starved_until: int = 0  # step until which they are not tried
+    failures: int = 0  # in a row
     why: str = "the run's bound"
 
 
 def next_pacing(pacing: Pacing, seen: Measured, rules: PacingRules) -> Pacing:
-    """The depth from now on; an equal value where nothing changes."""
+    """The pacing after the measurements; an equal value if nothing changes."""
     if rules.depth is not None:
         wanted = min(rules.depth, seen.bound)
         return pacing if pacing.depth == wanted else _moved(pacing, wanted, seen, "as was asked")
@@ -105,17 +89,19 @@ def _found(pacing: Pacing, seen: Measured, rules: PacingRules) -> Pacing:
     if pacing.depth > seen.bound:
         return _moved(pacing, seen.bound, seen, "the run's bound")
     floor = pacing.depth if seen.least is None else min(seen.least, seen.bound)
-    if pacing.depth < floor and not _is_ill(seen, rules):
+    is_ill = _is_ill(seen, rules)
+    if pacing.depth < floor and not is_ill:
         return _moved(pacing, floor, seen, "the links do not allow less")
     if seen.step - pacing.since < rules.steps:
         return pacing
-    if _is_ill(seen, rules):
+    if is_ill:
         if pacing.depth > floor:
             return _moved(pacing, pacing.depth - 1, seen, "importance weights are unhealthy")
         return pacing
     waits = seen.idle_share - seen.predicted_idle_share > rules.idle_share_max
     if waits and seen.refused:
-        if pacing.depth < seen.bound and _is_known_well(seen):
+        is_measured = None not in (seen.effective_share, seen.mismatch_k3)
+        if pacing.depth < seen.bound and is_measured:
             failures = pacing.failures + 1
             again = rules.calm_steps * 2 ** min(failures, BACKOFF_DOUBLINGS_MAX)
             raised = _moved(pacing, pacing.depth + 1, seen, "the learner starved")
@@ -125,7 +111,8 @@ def _found(pacing: Pacing, seen: Measured, rules: PacingRules) -> Pacing:
         return pacing
     if pacing.depth > floor and pacing.since == 0:
         return _moved(pacing, floor, seen, "as little as the links allow")
-    if pacing.depth > floor and _may_try(pacing, seen, rules):
+    starved = pacing.depth - 1 <= pacing.starved and seen.step < pacing.starved_until
+    if pacing.depth > floor and not starved and seen.step - pacing.since >= rules.calm_steps:
         return _moved(pacing, pacing.depth - 1, seen, "fresher groups suffice")
     return pacing
 
@@ -135,17 +122,6 @@ def _is_ill(seen: Measured, rules: PacingRules) -> bool:
     return (share is not None and share < rules.effective_share_min) or (
         k3 is not None and k3 > rules.mismatch_k3_max
     )
-
-
-def _is_known_well(seen: Measured) -> bool:
-    """True if the weights' health is measured; unmeasured weights do not count as healthy."""
-    return seen.effective_share is not None and seen.mismatch_k3 is not None
-
-
-def _may_try(pacing: Pacing, seen: Measured, rules: PacingRules) -> bool:
-    if pacing.depth - 1 <= pacing.starved and seen.step < pacing.starved_until:
-        return False
-    return seen.step - pacing.since >= rules.calm_steps
 
 
 def _moved(pacing: Pacing, depth: int, seen: Measured, why: str) -> Pacing:

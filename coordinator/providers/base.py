@@ -1,7 +1,6 @@
 """The interface between the coordinator and the providers of workers.
 
-A provider that fails to start a worker, starts it late, or loses it in the middle of a lease is
-normal: it says so in what it sees, and the coordinator plans with that.
+Failed starts, late starts and lost workers are normal: `look` reports them.
 """
 
 import contextlib
@@ -12,16 +11,15 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from coordinator.fleet_file import Fleet, Machine
-from swarm import texts
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import Identity, PeerId
 from swarm.leases.coordination import ReportedWorker
 
-QUOTED_CHARS_MAX: Final = 300
+QUOTED_CHARS_MAX: Final = 300  # of a program's output, in a message
 
 
 class ProviderFailed(SwarmError):
-    """A worker could not be started or ended; one line that says why."""
+    """A worker could not be started or ended; one line."""
 
 
 class Condition(StrEnum):
@@ -29,16 +27,16 @@ class Condition(StrEnum):
 
     STARTING = "starting"
     UP = "up"
-    FAILED = "failed"  # it was started, and is not there
+    FAILED = "failed"  # started, and not there
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A machine that runs a worker, or should. `peer` None: not known yet."""
+    """A machine that was started."""
 
     name: str
     condition: Condition
-    peer: PeerId | None
+    peer: PeerId | None  # None: not known yet
     detail: str = ""
 
 
@@ -46,20 +44,20 @@ class Provider(Protocol):
     """Runs the machines of one kind."""
 
     def use(self, fleet: Fleet) -> None:
-        """Go by this fleet file from now on."""
+        """Take a new fleet file."""
         ...
 
     def owns(self, peer: PeerId) -> bool:
-        """True if the peer is a worker of this provider's, running or not."""
+        """True if the peer is a worker of this provider, running or not."""
         ...
 
     async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
-        """All that were started, also by a coordinator before this one, and not released; by name.
-        `reported`: what the learner says of its workers."""
+        """All machines that were started, also by an earlier coordinator, and not released; by
+        name. `reported`: the learner's workers."""
         ...
 
     async def start(self, machine: Machine) -> None:
-        """Have it run a worker; returns once that is under way. One that runs already goes on.
+        """Start a worker, unless it runs.
 
         Raises:
             ProviderFailed: it could not be started.
@@ -67,7 +65,7 @@ class Provider(Protocol):
         ...
 
     async def release(self, name: str) -> None:
-        """End it, or have it stand by; it may be started again. One that is not there is no error.
+        """End a worker, or let it stand by. An unknown name is no error.
 
         Raises:
             ProviderFailed: it could not be ended.
@@ -75,40 +73,35 @@ class Provider(Protocol):
         ...
 
 
-def printable(line: str) -> str:
-    """The output of a program or a cloud, fit to be quoted in a message."""
-    return texts.printable(line, QUOTED_CHARS_MAX)
-
-
-# The keys of workers that a provider runs: made here, one directory each, kept for good.
-
 KEY_FILE: Final = "identity.pem"
 
 
-class WorkerKeys:
-    """Blocks on the disk, but for `of` and `__contains__`; threads may share one."""
+class KeyedWorkers:
+    """The workers of a provider that makes their keys, each in a directory of its name.
 
-    def __init__(self, directory: Path) -> None:
-        """`directory`: of folders named as the workers are."""
+    Threads may share one. `_find_keys` and `_make_key` block on the disk.
+    """
+
+    def __init__(self, directory: Path, fleet: Fleet) -> None:
         self._directory = directory
-        self._peer_ids: dict[str, PeerId] = {}  # of all that were ever started here, by name
+        self._peer_ids: dict[str, PeerId] = {}  # by name, of all that were ever started here
+        self.use(fleet)
 
-    def __contains__(self, peer: PeerId) -> bool:
+    def use(self, fleet: Fleet) -> None:
+        self._run_file, self._peers = fleet.run_file.absolute(), fleet.peers
+
+    def owns(self, peer: PeerId) -> bool:
         return peer in list(self._peer_ids.values())  # threads add to it
 
-    def of(self, name: str) -> PeerId | None:
-        """A worker's peer id, where it is known."""
-        return self._peer_ids.get(name)
-
-    def look(self) -> None:
-        """Read those that an earlier process made."""
+    def _find_keys(self) -> None:
+        """Read the keys that an earlier process made."""
         for key in self._directory.glob(f"*/{KEY_FILE}"):
             if key.parent.name not in self._peer_ids:
-                with contextlib.suppress(ConfigError):  # said when it is to be started
+                with contextlib.suppress(ConfigError):  # raised again at the worker's start
                     self._peer_ids[key.parent.name] = Identity.load(key, None).peer_id
 
-    def made(self, name: str) -> Path:
-        """A worker's key file, there from now on.
+    def _make_key(self, name: str) -> Path:
+        """Load or make a worker's key; returns its file.
 
         Raises:
             ConfigError: it cannot be used.

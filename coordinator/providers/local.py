@@ -1,5 +1,7 @@
-"""Workers on this machine: a process each, in a session of its own, with a data directory of its
-own. They outlive a coordinator that dies; the next one finds them by the files that are left."""
+"""Workers on this machine: each a process in its own session with its own data directory.
+
+They outlive the coordinator; the next one finds them by their files.
+"""
 
 import contextlib
 import json
@@ -15,23 +17,28 @@ import psutil
 import trio
 
 from coordinator.fleet_file import Fleet, Machine
-from coordinator.providers.base import Condition, Instance, ProviderFailed, WorkerKeys, printable
+from coordinator.providers.base import (
+    QUOTED_CHARS_MAX,
+    Condition,
+    Instance,
+    KeyedWorkers,
+    ProviderFailed,
+)
 from swarm.errors import ConfigError
-from swarm.identity import PeerId
 from swarm.leases.coordination import ReportedWorker
 from swarm.storage import shared_umask, write_whole
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
+from swarm.texts import printable
 
 PROCESS_FILE: Final = "coordinator.json"
 LOG_FILE: Final = "worker.log"
-LOG_BYTES_MAX: Final = 4_194_304  # of what it printed, kept when it is started again
-LEAVE_S: Final = 20.0  # for a worker that is told to leave; then it is killed
-LOOK_S: Final = 0.2  # whether it has left
-TAIL_BYTES: Final = 4_096  # of a log, looked at for its last line
+LOG_BYTES_MAX: Final = 4_194_304  # a longer log is removed at the next start
+LEAVE_S: Final = 20.0  # from SIGTERM to SIGKILL
+LOOK_S: Final = 0.2  # between two checks for its end
+TAIL_BYTES: Final = 4_096  # of the log, read for its last line
 
 
-# What workers get of the coordinator's environment: names, and how names begin. Not what is for it
-# alone, such as the keys to clouds or the token of its page.
+# Variables that workers inherit, by name and prefix; the coordinator's secrets are not among them.
 PASSED: Final = frozenset((
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR",
     "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
@@ -44,23 +51,14 @@ PASSED_PREFIXES: Final = (
 SECRETS: Final = frozenset({"SWARM_NODE_PASSPHRASE", "SWARM_NODE_INVITE", PASSWORD_VARIABLE})
 
 
-class LocalProvider:
+class LocalProvider(KeyedWorkers):
     """The provider of workers on this machine."""
 
     def __init__(self, directory: Path, fleet: Fleet, invite: str | None = None) -> None:
-        """`directory`: of the workers' data directories, one each, by name. `invite`: to the
-        learner's swarm, if that is private."""
-        self._directory = directory
+        """`directory`: holds the workers' data directories. `invite`: to a private swarm."""
+        super().__init__(directory, fleet)
         self._invite = invite
-        self.use(fleet)
-        self._children: dict[str, subprocess.Popen[bytes]] = {}  # of this process; to be reaped
-        self._keys = WorkerKeys(directory)
-
-    def use(self, fleet: Fleet) -> None:
-        self._run_file, self._peers = fleet.run_file.absolute(), fleet.peers
-
-    def owns(self, peer: PeerId) -> bool:
-        return peer in self._keys
+        self._children: dict[str, subprocess.Popen[bytes]] = {}  # to be reaped
 
     async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
         return await trio.to_thread.run_sync(self._look)
@@ -69,19 +67,17 @@ class LocalProvider:
         found = {}
         for name in [name for name, each in self._children.items() if each.poll() is not None]:
             del self._children[name]
-        self._keys.look()
+        self._find_keys()
         for record in sorted(self._directory.glob(f"*/{PROCESS_FILE}")):
             name = record.parent.name
-            process = self._process(name)
-            if process is None:
-                detail = _last_line(record.parent / LOG_FILE)
-                found[name] = Instance(name, Condition.FAILED, self._keys.of(name), detail)
-            else:
-                found[name] = Instance(name, Condition.UP, self._keys.of(name))
+            condition, detail = Condition.UP, ""
+            if self._process(name) is None:
+                condition, detail = Condition.FAILED, _last_line(record.parent / LOG_FILE)
+            found[name] = Instance(name, condition, self._peer_ids.get(name), detail)
         return found
 
     def _process(self, name: str) -> psutil.Process | None:
-        """The worker's process, if it lives: the same one, not another under its number."""
+        """The worker's process, if it lives. The creation time tells it from a reused id."""
         child = self._children.get(name)
         if child is not None and child.poll() is not None:
             return None
@@ -105,7 +101,7 @@ class LocalProvider:
             return
         directory = self._directory / machine.name
         directory.mkdir(parents=True, exist_ok=True)
-        key = self._keys.made(machine.name)
+        key = self._make_key(machine.name)
         log = directory / LOG_FILE
         with contextlib.suppress(FileNotFoundError):
             if log.stat().st_size > LOG_BYTES_MAX:
@@ -121,19 +117,19 @@ class LocalProvider:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                umask=shared_umask(),  # as a person would start it; it closes its own directory
+                umask=shared_umask(),  # the user's; it makes its own directory private
                 env=worker_environ(os.environ, machine.arguments, self._invite),
             )
         self._children[machine.name] = child
         try:
             created_s = psutil.Process(child.pid).create_time()
         except psutil.Error:
-            created_s = 0.0  # it has ended already, which the next look finds
+            created_s = 0.0  # it has ended; the next look finds that
         try:
             write_whole(
                 directory / PROCESS_FILE, json.dumps({"pid": child.pid, "created_s": created_s})
             )
-        except OSError:  # nobody would find it again
+        except OSError:  # without the record it would never be found
             child.kill()
             child.wait()
             raise
@@ -158,9 +154,8 @@ class LocalProvider:
 def worker_environ(
     environ: Mapping[str, str], arguments: Sequence[str], invite: str | None
 ) -> dict[str, str]:
-    """The part of an environment that a worker with these arguments gets. A worker handles
-    strangers' bytes and models, so that it gets two secrets alone. One is the invitation, which
-    others on this machine could read in a flag. The other is a broker's password, if it reports."""
+    """A worker's environment. It handles strangers' bytes, so it gets two secrets only: the
+    invitation, which other users could read in a flag, and the broker's password if it reports."""
     passed = {
         name: value
         for name, value in environ.items()
@@ -178,12 +173,13 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def _last_line(log: Path) -> str:
-    """The last line that a process printed, for a message."""
+    """The last line of a log, for a message."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))
             lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return "it has ended"
-    text = printable(next((line.strip() for line in reversed(lines) if line.strip()), ""))
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    text = printable(last, QUOTED_CHARS_MAX)
     return f"it has ended: {text}" if text else "it has ended"

@@ -1,6 +1,4 @@
-"""Orders to SkyPilot: the kind of a machine, the command there, its price. It is
-handed the package; `skypilot.py` imports it.
-"""
+"""Workers in clouds and on spot markets through SkyPilot, each a cluster of one machine."""
 
 import contextlib
 import hashlib
@@ -21,36 +19,41 @@ import trio
 from coordinator.fleet_file import Cloud, Fleet, Machine
 from coordinator.providers.base import (
     KEY_FILE,
+    QUOTED_CHARS_MAX,
     Condition,
     Instance,
+    KeyedWorkers,
     ProviderFailed,
-    WorkerKeys,
-    printable,
 )
 from swarm.errors import ConfigError
-from swarm.identity import PeerId
 from swarm.leases.coordination import ReportedWorker
 from swarm.storage import write_whole
+from swarm.texts import printable
 
 THERE: Final = "~/swarm-worker"  # on the machine: key, run file and data directory
-KILL_AFTER_S: Final = 60  # that a worker has to leave when its life is over
-PRICE_LIFE_S: Final = 3_600.0  # spot prices move
-PRICES_MAX: Final = 4_096
-NAME_CHARS_MAX: Final = 24  # of a machine's name, in that of its cluster
+KILL_AFTER_S: Final = 60  # from SIGTERM to SIGKILL at the end of a worker's life
+PRICE_LIFE_S: Final = 3_600.0  # until a price is looked up again
+PRICES_MAX: Final = 4_096  # in the catalogue's cache
+NAME_CHARS_MAX: Final = 24  # of a machine's name in its cluster's
+RECORD_FILE: Final = "cluster.json"
+OPERATIONS_MAX: Final = 16  # starts and releases at a time; others wait
+REFRESH_S: Final = 30.0  # between two queries of the clouds
+LOOK_S: Final = 2.0  # wait for a query; a later answer counts at the next look
+NOT_THERE: Final = "SkyPilot is not installed: pip install 'swarm-node[sky]'"
+GONE: Final = "it is gone: taken back, or ended by itself"
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def cluster_of(owner: str, name: str) -> str:
-    """The name of a machine's cluster: its coordinator's peer id and its own name, so
-    that no other coordinator, and nobody's own cluster, has the same."""
+    """The name of a machine's cluster, unique by the coordinator's peer id and its own name."""
     digest = hashlib.sha256(f"{owner}/{name}".encode()).hexdigest()[:12]
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:NAME_CHARS_MAX].rstrip("-")
     return f"swarm-{readable}-{digest}" if readable else f"swarm-{digest}"
 
 
 def resources_of(sky: Any, cloud: Cloud) -> Any:
-    """The machine to rent as SkyPilot's own object, which checks its fields."""
+    """The machine to rent as SkyPilot's object, which checks its fields."""
     return sky.Resources(
         infra=cloud.infra or None,
         accelerators=cloud.accelerators or None,
@@ -63,7 +66,7 @@ def resources_of(sky: Any, cloud: Cloud) -> Any:
 
 
 def task_of(sky: Any, machine: Machine, run_file: Path, key: Path, peers: Sequence[str]) -> Any:
-    """The command to run there: a worker of the run, with the key that was made for it."""
+    """The worker's command on the machine, with its key."""
     assert machine.cloud is not None
     cloud = machine.cloud
     words = ["join", "--run", "run.toml", "--data-dir", "data", "--key-file", KEY_FILE]
@@ -85,17 +88,15 @@ def task_of(sky: Any, machine: Machine, run_file: Path, key: Path, peers: Sequen
 
 
 class Catalogue:
-    """Hourly prices, as SkyPilot's catalogue has them."""
+    """Hourly prices from SkyPilot's catalogue."""
 
     def __init__(self, clock: Callable[[], float], load: Callable[[], Any]) -> None:
-        """`clock`: seconds, of which only differences count."""
         self._clock = clock
         self._load = load
-        self._known: dict[Cloud, tuple[float, float]] = {}  # price, and when it was looked up
+        self._known: dict[Cloud, tuple[float, float]] = {}  # price and time of the query
 
     def price_per_h(self, cloud: Cloud) -> float:
-        """Dollars an hour of the cheapest offer, spot or not as is wanted. Blocks. One that was
-        known goes on where the catalogue cannot be asked again.
+        """Dollars an hour of the cheapest offer. An old price stays if the catalogue fails. Blocks.
 
         Raises:
             ConfigError: there is no such offer, or no catalogue; one line.
@@ -129,7 +130,7 @@ def _cheapest(sky: Any, cloud: Cloud) -> float:
 
 @contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """Whatever SkyPilot raises, and a cloud through it, is one line."""
+    """Turn any error of SkyPilot or a cloud into one line."""
     try:
         yield
     except ProviderFailed as error:
@@ -142,23 +143,13 @@ def one_line(what: str) -> Iterator[None]:
 
 
 def said(text: str) -> str:
-    """The first line of a text for people, as a message may quote it."""
+    """The first line of a text, fit for a message."""
     lines = (line.strip() for line in _ESCAPES.sub("", str(text)).splitlines())
-    return printable(next(filter(None, lines), ""))
-
-
-# Workers in clouds and on spot markets, through SkyPilot: each a cluster of one machine.
-
-RECORD_FILE: Final = "cluster.json"
-OPERATIONS_MAX: Final = 16  # machines started or released at once; others wait
-REFRESH_S: Final = 30.0  # clouds are asked what became of their machines no more often
-LOOK_S: Final = 2.0  # then what was seen before counts, and the answer for the next look
-NOT_THERE: Final = "SkyPilot is not installed: pip install 'swarm-node[sky]'"
-GONE: Final = "it is gone: taken back, or ended by itself"
+    return printable(next(filter(None, lines), ""), QUOTED_CHARS_MAX)
 
 
 def load_sky() -> Any:
-    """The package, which takes its seconds to import.
+    """Import the package, which takes seconds.
 
     Raises:
         ProviderFailed: it is not installed.
@@ -172,8 +163,8 @@ def load_sky() -> Any:
     return sky
 
 
-class SkyProvider:
-    """The provider of machines in clouds, through SkyPilot."""
+class SkyProvider(KeyedWorkers):
+    """The provider of machines in clouds."""
 
     def __init__(
         self,
@@ -182,32 +173,20 @@ class SkyProvider:
         owner: str,
         load: Callable[[], Any] = load_sky,
     ) -> None:
-        """`directory`: of keys and records, a folder for each machine; `owner`: the coordinator's
-        peer id. SkyPilot is loaded when something is first asked of it."""
-        self._directory = directory
-        self.use(fleet)
+        """`owner`: the coordinator's peer id. SkyPilot is loaded at its first use."""
+        super().__init__(directory, fleet)
         self._owner = owner
         self._load = load
-        self._keys = WorkerKeys(directory)
-        self._seen: dict[str, tuple[Condition, str]] = {}  # by name; only of those on record
+        self._seen: dict[str, tuple[Condition, str]] = {}  # by name, of machines with a record
         self._changes: Counter[str] = Counter()  # operations begun and ended, by name
         self._starting: set[str] = set()
         self._locks: dict[str, threading.Lock] = {}
         self._one_refresh = threading.Lock()
         self._refreshed_s = -math.inf
         self._limiter = trio.CapacityLimiter(OPERATIONS_MAX)
-        self._look_limiter = trio.CapacityLimiter(2)  # the one that goes on, and one that leaves
-
-    def use(self, fleet: Fleet) -> None:
-        self._run_file, self._peers = fleet.run_file.absolute(), fleet.peers
-
-    def owns(self, peer: PeerId) -> bool:
-        return peer in self._keys
-
-    # --- looking -----------------------------------------------------------------------------
+        self._look_limiter = trio.CapacityLimiter(2)  # the running query, and one that ends at once
 
     async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
-        """Waits for the clouds a moment only: later answers are for a later look."""
         clusters = await trio.to_thread.run_sync(self._on_record)
         now_s = trio.current_time()
         if clusters and now_s - self._refreshed_s >= REFRESH_S:
@@ -221,17 +200,17 @@ class SkyProvider:
             condition, detail = self._seen.get(name, (Condition.STARTING, ""))
             if name in self._starting:
                 condition, detail = Condition.STARTING, ""
-            found[name] = Instance(name, condition, self._keys.of(name), detail)
+            found[name] = Instance(name, condition, self._peer_ids.get(name), detail)
         return found
 
     def _on_record(self) -> dict[str, str]:
         """Clusters that were started and not released, by machine."""
-        self._keys.look()
+        self._find_keys()
         names = sorted(each.parent.name for each in self._directory.glob(f"*/{RECORD_FILE}"))
         return {name: self._cluster(name) for name in names}
 
     def _cluster(self, name: str) -> str:
-        """As its record says, or as it will say."""
+        """The recorded name, else the name to record."""
         try:
             cluster = json.loads((self._directory / name / RECORD_FILE).read_text())["cluster"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -239,7 +218,7 @@ class SkyProvider:
         return cluster if isinstance(cluster, str) else cluster_of(self._owner, name)
 
     def _refresh(self, clusters: Mapping[str, str]) -> None:
-        """Ask what became of all. In a thread, one at a time."""
+        """Query the clouds. In a thread, one at a time."""
         if not self._one_refresh.acquire(blocking=False):
             return
         try:
@@ -248,7 +227,7 @@ class SkyProvider:
             try:
                 with one_line("SkyPilot"):
                     seen, there = self._states(clusters)
-            except ProviderFailed as error:  # what was seen before stands
+            except ProviderFailed as error:  # the old conditions stay
                 old = {name: self._seen.get(name, (Condition.STARTING, "")) for name in clusters}
                 seen = {name: (condition, str(error)) for name, (condition, _) in old.items()}
             for name, state in seen.items():
@@ -256,7 +235,7 @@ class SkyProvider:
                     continue
                 known = self._seen.get(name)
                 if known is None or known[0] is not Condition.FAILED or state[1] != GONE:
-                    self._seen[name] = state  # else it is known why it is gone
+                    self._seen[name] = state  # else the reason is known already
                 if state[0] is Condition.FAILED and name in there:
                     self._tidy(name, clusters[name], before[name])
         finally:
@@ -265,7 +244,7 @@ class SkyProvider:
     def _states(
         self, clusters: Mapping[str, str]
     ) -> tuple[dict[str, tuple[Condition, str]], frozenset[str]]:
-        """The condition of each machine, and the names of those that exist in any form."""
+        """The conditions of machines, and the names of those whose clusters exist."""
         sky = self._load()
         wanted = sorted(clusters.values())
         records = sky.get(sky.status(wanted, refresh=sky.StatusRefreshMode.FORCE))
@@ -274,7 +253,7 @@ class SkyProvider:
         return seen, frozenset(name for name, its in clusters.items() if its in by_name)
 
     def _tidy(self, name: str, cluster: str, changes: int) -> None:
-        """End what has failed and may still cost money, unless something was done to it since."""
+        """End a failed cluster that may still cost money, unless an operation began since."""
         lock = self._locks.setdefault(name, threading.Lock())
         if lock.acquire(blocking=False):
             try:
@@ -284,10 +263,7 @@ class SkyProvider:
             finally:
                 lock.release()
 
-    # --- starting and ending -----------------------------------------------------------------
-
     async def start(self, machine: Machine) -> None:
-        """Returns once the worker was started, minutes later as a rule."""
         await trio.to_thread.run_sync(
             self._start, machine, abandon_on_cancel=True, limiter=self._limiter
         )
@@ -309,11 +285,11 @@ class SkyProvider:
             if each["name"] == cluster:
                 if record.exists() and _state(sky, each)[0] is Condition.UP:
                     return
-                _down(sky, cluster)  # what is left of it, or its key is lost
-        key = self._keys.made(machine.name)
+                _down(sky, cluster)  # a remainder, or its key is lost
+        key = self._make_key(machine.name)
         assert machine.cloud is not None
         task = task_of(sky, machine, self._run_file, key, self._peers)
-        write_whole(record, json.dumps({"cluster": cluster}))  # before there is anything to pay for
+        write_whole(record, json.dumps({"cluster": cluster}))  # before it costs anything
         try:
             idle_min = machine.cloud.idle_min
             sky.get(
@@ -321,7 +297,7 @@ class SkyProvider:
             )
         except BaseException:
             self._seen[machine.name] = (Condition.FAILED, "it did not start, and did not end")
-            _down(sky, cluster)  # SkyPilot leaves what failed half-way, and it costs
+            _down(sky, cluster)  # SkyPilot leaves half-started machines, which cost
             record.unlink(missing_ok=True)
             raise
 
@@ -340,7 +316,7 @@ class SkyProvider:
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """No other operation for the machine meanwhile, and what was asked before is outdated."""
+        """Exclude other operations on the machine, and outdate running queries."""
         with self._locks.setdefault(name, threading.Lock()):
             self._changes[name] += 1
             try:
@@ -350,14 +326,14 @@ class SkyProvider:
 
 
 def _state(sky: Any, record: Any) -> tuple[Condition, str]:
-    """A cluster as SkyPilot knows it; None: it does not."""
+    """A cluster's condition from SkyPilot's record; None: there is none."""
     if record is None:
         return Condition.FAILED, GONE
     status = str(record["status"].value)
     if status == "UP":
         try:
             jobs = sky.get(sky.job_status(record["name"])).values()
-        except Exception:  # noqa: BLE001 - a machine that does not answer now is up all the same
+        except Exception:  # noqa: BLE001 - a machine that does not answer is still up
             return Condition.UP, ""
         ended = [job for job in jobs if job is not None and job.is_terminal()]
         return (Condition.FAILED, f"its worker has ended: {ended[0].value}") if ended else (
@@ -369,8 +345,5 @@ def _state(sky: Any, record: Any) -> tuple[Condition, str]:
 
 
 def _down(sky: Any, cluster: str) -> None:
-    """End it; one that is not there is no error."""
-    try:
+    with contextlib.suppress(sky.exceptions.ClusterDoesNotExist):
         sky.get(sky.down(cluster))
-    except sky.exceptions.ClusterDoesNotExist:
-        return

@@ -1,5 +1,4 @@
-"""Volunteers: machines that come and go by themselves. They are activated and stood by through the
-plan that the learner follows; nobody can start one that is not there."""
+"""Volunteers: machines that come and go by themselves. The learner's plan activates them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -11,7 +10,7 @@ from coordinator.providers.base import Condition, Instance, ProviderFailed
 from swarm.identity import PeerId
 from swarm.leases.coordination import ReportedWorker
 
-SILENT_S: Final = 45.0  # unheard of for so long and not connected: it has left
+SILENT_S: Final = 45.0  # silence after which a disconnected volunteer has left
 
 
 def is_there(worker: ReportedWorker) -> bool:
@@ -20,8 +19,7 @@ def is_there(worker: ReportedWorker) -> bool:
 
 
 class StaticProvider:
-    """The provider of volunteers. Machines of the fleet file have its names; others go by their
-    peer ids."""
+    """The provider of volunteers. Those that the fleet file does not name go by their peer ids."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.use(fleet)
@@ -31,12 +29,7 @@ class StaticProvider:
     def use(self, fleet: Fleet) -> None:
         self._names = {PeerId(each.peer): each.name for each in fleet.machines if each.peer}
 
-    def name_of(self, peer: PeerId) -> str:
-        """The name of a volunteer."""
-        return self._names.get(peer, str(peer))
-
     def owns(self, peer: PeerId) -> bool:
-        """True for volunteers that the fleet file names."""
         return peer in self._names
 
     async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
@@ -44,7 +37,7 @@ class StaticProvider:
         found: dict[str, Instance] = {}
         there: set[str] = set()
         for worker in reported:
-            name = self.name_of(worker.peer)
+            name = self._names.get(worker.peer, str(worker.peer))
             if is_there(worker):
                 there.add(name)
                 if not worker.standing_by or name in self._active:

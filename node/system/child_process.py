@@ -5,7 +5,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -58,7 +58,9 @@ def body_length(header: bytes, bytes_max: int = FRAME_BYTES_MAX) -> int:
     return length
 
 
-async def end_with_input(process: trio.Process, grace_s: float) -> None:
+async def end_with_input(
+    process: trio.Process, grace_s: float, kill: Callable[[], None] | None = None
+) -> None:
     """End a child by closing its input; kill it after `grace_s`. The waiting is not cancellable."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -67,7 +69,7 @@ async def end_with_input(process: trio.Process, grace_s: float) -> None:
         with trio.move_on_after(grace_s):
             await process.wait()
         if process.returncode is None:
-            process.kill()
+            (kill or process.kill)()
             await process.wait()
         await process.stdout.aclose()
 
@@ -206,11 +208,5 @@ class ChildChannel:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     async def close(self, grace_s: float) -> None:
-        """Close the child's input; kill it after the grace time."""
-        with trio.CancelScope(shield=True):
-            await self._stdin.aclose()
-            with trio.move_on_after(grace_s):
-                await self.process.wait()
-            self.kill()
-            await self.process.wait()
-            await self._stdout.aclose()
+        """Close the child's input; kill its group after the grace time."""
+        await end_with_input(self.process, grace_s, self.kill)

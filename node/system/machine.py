@@ -85,22 +85,28 @@ def counted(directory: Path | None = None) -> Iterator[Callable[[], int]]:
     """
     if directory is None:
         directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    mark = f"swarm-node-{os.getuid()}-"
     try:
-        path, descriptor = _locked(directory)
+        path, descriptor = _locked(directory, mark)
     except OSError:
         yield lambda: 1
         return
+
+    def others() -> list[Path]:
+        found = sorted(directory.glob(f"{mark}*"))
+        return [each for each in found if each != path][:NODES_MAX]
+
     try:
-        yield lambda: min(1 + sum(_lives(each) for each in _others(path)), NODES_MAX)
+        yield lambda: min(1 + sum(_lives(each) for each in others()), NODES_MAX)
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
-def _locked(directory: Path) -> tuple[Path, int]:
+def _locked(directory: Path, mark: str) -> tuple[Path, int]:
     """A new locked file and its descriptor."""
     while True:
-        path = directory / f"{_mark()}{secrets.token_hex(8)}"
+        path = directory / f"{mark}{secrets.token_hex(8)}"
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o600)
         try:
@@ -113,11 +119,6 @@ def _locked(directory: Path) -> tuple[Path, int]:
             os.close(descriptor)
             raise
         os.close(descriptor)
-
-
-def _others(path: Path) -> list[Path]:
-    found = sorted(path.parent.glob(f"{_mark()}*"))
-    return [each for each in found if each != path][:NODES_MAX]
 
 
 def _lives(path: Path) -> bool:
@@ -141,10 +142,6 @@ def _lives(path: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
-
-
-def _mark() -> str:
-    return f"swarm-node-{os.getuid()}-"
 
 
 def _control_group(name: str) -> str:

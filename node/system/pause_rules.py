@@ -49,9 +49,6 @@ class Hours:
         return f"{self.end // 60:02}:{self.end % 60:02}"
 
 
-# When a node pauses for the machine's owner: between rounds only. It stays in the swarm and
-# serves meanwhile.
-
 PAUSED_FILE: Final = "paused"  # in the data directory, made by `swarm-node pause`
 DISK_BYTES_MIN: Final = 268_435_456  # room for a checkpoint
 LOOK_S: Final = 1.0

@@ -147,6 +147,31 @@ class TransportCounters:
             self.by_peer.touch(peer).bytes_out += size_bytes
 
 
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """A node's subscription to a topic."""
+
+    validate: Validator
+    admit: Admit
+    asks: Asks
+    channel: trio.MemorySendChannel[GossipMessage]
+
+    def deliver(
+        self, topic: str, forwarder: PeerId, payload: bytes, counters: TransportCounters
+    ) -> bool:
+        """Validate a new message and hand it to the reader. True: forward it."""
+        counters.count_in(topic, len(payload), forwarder)
+        if not self.validate(forwarder, payload):
+            return False
+        try:
+            self.channel.send_nowait(GossipMessage(forwarder, payload))
+        except trio.BrokenResourceError:  # the reader has closed it
+            pass
+        except trio.WouldBlock:
+            counters.dropped[topic] += 1
+        return True
+
+
 class Transport(Protocol):
     """One node's end of the network."""
 

@@ -58,7 +58,7 @@ def test_a_port_to_dial_back_to_that_answers_nonsense_is_just_closed(data: bytes
 @pytest.mark.parametrize("data", NO_HANDSHAKES)
 def test_a_peer_behind_a_relay_that_answers_nonsense_is_not_reached(data: bytes) -> None:
     async def evil(stream: INetStream) -> None:
-        _, circuit = await accept_circuit(stream.muxed_stream)  # type: ignore[attr-defined]
+        circuit = await accept_circuit(stream.muxed_stream)  # type: ignore[attr-defined]
         await circuit.write(data)
         await trio.sleep(0.05)
         await circuit.close()

@@ -380,7 +380,7 @@ def test_an_rpc_full_of_bad_signatures_stops_nobody() -> None:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(others)
-                await b._gossip._take(a._id, rpc_pb2.RPC(publish=forged))
+                await b._gossip._process_rpc(a._id, rpc_pb2.RPC(publish=forged))
                 nursery.cancel_scope.cancel()
             assert turns > MESSAGES_PER_RPC_MAX // 2
             assert not b.counters.messages_in[TOPIC]
@@ -403,7 +403,7 @@ def test_of_a_huge_rpc_a_bounded_part_is_looked_at() -> None:
                 message.signature = a._gossip.sign_key.sign(unsigned)
                 message.key = a._host.get_public_key().serialize()
                 signed.append(message)
-            await b._gossip._take(a._id, rpc_pb2.RPC(publish=signed))
+            await b._gossip._process_rpc(a._id, rpc_pb2.RPC(publish=signed))
             assert b.counters.messages_in[TOPIC] == MESSAGES_PER_RPC_MAX
 
     run(main)

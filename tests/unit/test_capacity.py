@@ -199,7 +199,7 @@ def test_what_cannot_be_says_why(
         ({"train_s": math.nan}, "train_s = nan"),
         ({"train_s": math.inf}, "train_s = inf"),
         ({"staleness_max": -1}, "staleness_max = -1"),
-        ({"staleness_max": 65}, "staleness_max = 65: must be at most 64"),
+        ({"staleness_max": 65}, "staleness_max = 65: must be from 0 to 64"),
         ({"groups_per_step": 0}, "groups_per_step = 0"),
         ({"inflight_groups_max": 0}, "inflight_groups_max = 0"),
         ({"delta_bytes": ((2, 5), (1, 9))}, "delta_bytes: [1, 9] after [2, 5] does not rise"),

@@ -13,12 +13,7 @@ from coordinator.view import MachineRow, View
 from swarm.identity import Identity
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.metrics import METRICS
-from swarm.telemetry.reports import (
-    WORKERS_MAX,
-    NodeReport,
-    Topic,
-    decode_report,
-)
+from swarm.telemetry.reports import WORKERS_MAX, NodeReport, Topic, decode_report
 from swarm.transport.base import TransportCounters
 from swarm.wire.messages import LearnerReport
 from tests.coordinator_samples import fleet, run_of
@@ -56,19 +51,7 @@ def learner_report() -> LearnerReport:
 
 
 def view_of(**changes: Any) -> View:
-    view = View(
-        learner="l",
-        reachable=True,
-        why="as planned",
-        problem="",
-        report=learner_report(),
-        plan=1,
-        depth=2,
-        depth_why="",
-        predicted=predicted(),
-        cost_per_h=1.25,
-        rows=(ROW,),
-    )
+    view = View("l", report=learner_report(), predicted=predicted(), cost_per_h=1.25, rows=(ROW,))
     return replace(view, **changes)
 
 

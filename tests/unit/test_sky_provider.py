@@ -4,7 +4,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,6 @@ async def seen(provider: SkyProvider) -> Instance | None:
     return (await provider.look(())).get("spot-1")
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main)
-
-
 def test_names_of_clusters_are_one_machines_of_one_coordinators() -> None:
     names = ("a", "A", "a.b", "a-b", "a_b", "-", "x" * 64, "x" * 63 + "y")
     clusters = {cluster_of(owner.peer_id, name) for owner in (ALICE, BOB) for name in names}
@@ -102,7 +98,7 @@ def test_a_machine_is_started_with_its_key_found_again_and_ended(tmp_path: Path)
         assert again is not None
         assert again.peer == instance.peer
 
-    run(main)
+    trio.run(main)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +145,7 @@ def test_what_became_of_a_machine_shows_and_it_can_be_started_again(
         assert instance is not None
         assert instance.condition is Condition.UP
 
-    run(main)
+    trio.run(main)
 
 
 def test_what_does_not_start_is_ended_and_said_in_one_line(tmp_path: Path) -> None:
@@ -163,7 +159,7 @@ def test_what_does_not_start_is_ended_and_said_in_one_line(tmp_path: Path) -> No
         assert (sky.ended, sky.clusters) == ([ITS], {})
         assert await seen(provider) is None
 
-    run(main)
+    trio.run(main)
 
 
 def test_what_neither_started_nor_ended_stays_on_record(tmp_path: Path) -> None:
@@ -186,7 +182,7 @@ def test_what_neither_started_nor_ended_stays_on_record(tmp_path: Path) -> None:
         await provider_of(tmp_path, sky).release("spot-1")
         assert not sky.clusters
 
-    run(main)
+    trio.run(main)
 
 
 def test_a_machine_whose_key_was_lost_is_started_anew(tmp_path: Path) -> None:
@@ -218,7 +214,7 @@ def test_one_operation_at_a_time_though_nobody_waits_for_it(tmp_path: Path) -> N
         assert (sky.ended, sky.most_at_once) == ([ITS], 1)
         assert await seen(provider) is None
 
-    run(main)
+    trio.run(main)
 
 
 def test_two_at_once_would_be_noticed() -> None:
@@ -254,7 +250,7 @@ def test_what_was_asked_before_a_start_says_nothing_of_it(tmp_path: Path) -> Non
         assert instance.condition is Condition.UP
         assert sky.job_status == answered
 
-    run(main)
+    trio.run(main)
 
 
 def test_where_skypilot_does_not_answer_what_was_seen_stands(tmp_path: Path) -> None:
@@ -273,7 +269,7 @@ def test_where_skypilot_does_not_answer_what_was_seen_stands(tmp_path: Path) -> 
             await provider.start(MACHINE)
         assert "\n" not in str(info.value)
 
-    run(main)
+    trio.run(main)
 
 
 def test_skypilot_is_loaded_only_for_machines_of_its_own_and_missed_in_one_line(
@@ -290,7 +286,7 @@ def test_skypilot_is_loaded_only_for_machines_of_its_own_and_missed_in_one_line(
         assert str(info.value) == f"spot-1: {NOT_THERE}"
         assert not await provider.look(())
 
-    run(main)
+    trio.run(main)
     with pytest.raises(ConfigError, match="pip install"):
         Catalogue(lambda: 0.0, load_sky).price_per_h(CLOUD)
 

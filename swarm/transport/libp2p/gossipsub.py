@@ -153,8 +153,10 @@ class Router(GossipSub):
 
     async def handle_iwant(self, iwant_msg: rpc_pb2.ControlIWant, sender_peer_id: ID) -> None:
         """Upstream sends 1 MB for every 100 bytes of asking."""
-        budget = self._answer_budget(sender_peer_id)
         now = trio.current_time()
+        budget = self._answer_budgets.obtain(
+            sender_peer_id, lambda: ByteBudget(ANSWER_BYTES_PER_S, now)
+        )
         answered: list[bytes] = []
         for message_id in iwant_msg.messageIDs:
             message = self.mcache.get(safe_bytes_from_hex(message_id) or b"")
@@ -162,10 +164,6 @@ class Router(GossipSub):
                 budget.spend(message.ByteSize(), now)
                 answered.append(message_id)
         await super().handle_iwant(rpc_pb2.ControlIWant(messageIDs=answered), sender_peer_id)
-
-    def _answer_budget(self, peer: ID) -> ByteBudget:
-        now = trio.current_time()
-        return self._answer_budgets.obtain(peer, lambda: ByteBudget(ANSWER_BYTES_PER_S, now))
 
     async def _emit_control_msgs(
         self,
@@ -354,7 +352,8 @@ class Gossip(Pubsub):
         """Forget a peer, or move our stream to another connection to it. Upstream forgets the
         topics even then, and leaks our stream when it takes a new one."""
         stream = self.peers.get(peer_id)
-        if stream is None or _alive(stream) or not self._peer_is_connected(peer_id):
+        connections = self.host.get_network().get_connections(peer_id)
+        if stream is None or _alive(stream) or not any(map(_alive, connections)):
             super()._handle_dead_peer(peer_id)
             if stream is not None and _alive(stream) and self.manager.is_running:
                 self.manager.run_task(_close_and_reset, stream)
@@ -362,10 +361,6 @@ class Gossip(Pubsub):
         del self.peers[peer_id]
         self.peer_queues.pop(peer_id).close()
         self._schedule_peer_stream_retry(peer_id)
-
-    def _peer_is_connected(self, peer_id: ID) -> bool:
-        connections = self.host.get_network().get_connections(peer_id)
-        return any(_alive(connection) for connection in connections)
 
     async def _read_messages(self, stream: INetStream, peer_id: ID) -> None:
         assert isinstance(stream, NetStream)

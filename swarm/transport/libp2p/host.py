@@ -48,6 +48,7 @@ from swarm.transport.base import (
     Report,
     Sent,
     ServeLimits,
+    Subscription,
     TransportCounters,
     Validator,
     admit_all,
@@ -104,14 +105,6 @@ def id_of(peer: str) -> ID:
     return ID.from_base58(peer)
 
 
-@dataclass(slots=True)
-class _Subscription:
-    validate: Validator
-    admit: Admit
-    asks: Asks
-    send: trio.MemorySendChannel[GossipMessage]
-
-
 @dataclass(frozen=True, slots=True)
 class _Request:
     """One inbound request, before it is read."""
@@ -138,12 +131,12 @@ class Libp2pTransport:
         keys = create_new_key_pair(identity.seed)
         self._id = ID.from_pubkey(keys.public_key)
         assert str(self._id) == identity.peer_id, "libp2p derives another peer id from this key"
-        self._peer_id = identity.peer_id
+        self.peer_id = identity.peer_id
         self._announce = tuple(announce)
-        self._counters = TransportCounters()
+        self.counters = TransportCounters()
         self._arrivals = Arrivals()
         self._served: dict[str, Served] = {}
-        self._subscriptions: dict[str, _Subscription] = {}
+        self._subscriptions: dict[str, Subscription] = {}
         self._dials: dict[PeerId, trio.Lock] = {}
         self._plain_quotas = Quotas()  # of what libp2p serves by itself
         self._gate: Gate | None = None
@@ -152,26 +145,18 @@ class Libp2pTransport:
         self._reach = None if reach is None else Reachability(self, self._network, reach, rng)
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
-        self._router = Router(self._asks_gossip)
+        self._router = Router(lambda topic: self._subscriptions[topic].asks())
         self._gossip = Gossip(
             self._host, self._router, self._admits_gossip, self._deliver, self.blame
         )
         self._nursery: trio.Nursery
-
-    @property
-    def peer_id(self) -> PeerId:
-        return self._peer_id
-
-    @property
-    def counters(self) -> TransportCounters:
-        return self._counters
 
     def addresses(self) -> tuple[str, ...]:
         outside, relayed = [*self._announce], []
         if self._reach is not None:
             outside += self._reach.summary.addresses
             relayed = self._reach.relayed_addresses()
-        return usable(self.own_addresses(), outside, relayed, self._peer_id)
+        return usable(self.own_addresses(), outside, relayed, self.peer_id)
 
     def ports(self) -> tuple[int, ...]:
         """Ports that this machine listens on, in the order of the listen addresses."""
@@ -214,14 +199,14 @@ class Libp2pTransport:
 
     def _on_end(self, peer: ID, reason: Ended) -> None:
         """Count why we ended a connection; floods are offences."""
-        self._counters.ended[reason] += 1
+        self.counters.ended[reason] += 1
         if reason in FLOODS:
             self.blame(peer, Reject.FLOOD)
 
     def _admits(self, peer: ID, ip: str | None) -> bool:
         if self._gate is None or self._gate(PeerId(str(peer)), ip):
             return True
-        self._counters.refused[REFUSED_CONNECTIONS] += 1
+        self.counters.refused[REFUSED_CONNECTIONS] += 1
         return False
 
     def check_reach(self) -> None:
@@ -230,7 +215,7 @@ class Libp2pTransport:
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         dial, peer = self._dialler(address)
-        if peer == self._peer_id:
+        if peer == self.peer_id:
             raise PeerUnreachable(f"{address} is this node's own address")
         lock = self._dials.setdefault(peer, trio.Lock())
         try:
@@ -330,7 +315,7 @@ class Libp2pTransport:
                 self.blame(stream.muxed_conn.peer_id, error.reason)
             protocol = None
         if protocol is None:
-            await inbound.reset()
+            await reset(inbound.stream)
         else:
             try:
                 # by this connection: the peer's others may have other addresses
@@ -349,7 +334,7 @@ class Libp2pTransport:
         )
         if verdict is Verdict.GRANTED:
             return True
-        self._counters.refused[protocol] += 1
+        self.counters.refused[protocol] += 1
         return False
 
     async def _serve_request(self, request: _Request) -> None:
@@ -362,14 +347,14 @@ class Libp2pTransport:
                 finally:
                     served.count_out(peer)
             else:
-                self._counters.refused[request.protocol] += 1
+                self.counters.refused[request.protocol] += 1
             if refusal is None:
-                await inbound.finish()
+                await finish(inbound.stream)
             else:
                 await inbound.refuse(refusal)
         except BaseLibp2pError as error:
             log.debug("request of %s on %s ended: %r", peer, request.protocol, error)
-            await inbound.reset()
+            await reset(inbound.stream)
 
     async def _read_and_answer(self, request: _Request) -> str | None:
         """Serve one request. Returns the reason of a refusal."""
@@ -382,7 +367,7 @@ class Libp2pTransport:
             if length <= served.limits.request_bytes_max:
                 arrival, refusal = self._arrivals.reserve(request.share, length), "busy"
         if arrival is None:
-            self._counters.refused[protocol] += 1
+            self.counters.refused[protocol] += 1
             return refusal or "took too long"
         try:
             arrival.scope.deadline = deadline
@@ -390,12 +375,12 @@ class Libp2pTransport:
                 payload = await inbound.read_request(length)
                 arrival.is_complete = True
             if arrival.scope.cancelled_caught:
-                self._counters.refused[protocol] += 1
+                self.counters.refused[protocol] += 1
                 return "took too long"
-            self._counters.count_in(protocol, len(payload), request.peer)
+            self.counters.count_in(protocol, len(payload), request.peer)
             slot = await served.acquire(request.share) if inbound.alive else None
             if slot is None:
-                self._counters.refused[protocol] += 1
+                self.counters.refused[protocol] += 1
                 return "busy"
             try:
                 return await self._answer(request, payload, slot)
@@ -422,14 +407,14 @@ class Libp2pTransport:
                     await inbound.written()
             finally:
                 served.sent(peer, len(response))
-            self._counters.count_out(request.protocol, len(response), peer)
+            self.counters.count_out(request.protocol, len(response), peer)
             if len(response) >= ANSWER_BYTES_LARGE:
                 inbound.refund()
         if slot.scope.cancelled_caught:
-            self._counters.refused[request.protocol] += 1
+            self.counters.refused[request.protocol] += 1
             if slot.answering_since_s is None:
                 return "took too long"
-            await inbound.reset()  # in the middle of the answer
+            await reset(inbound.stream)  # in the middle of the answer
         return None
 
     # --- asking ---
@@ -452,12 +437,12 @@ class Libp2pTransport:
         except trio.TooSlowError:
             raise RequestTimeout(f"{peer} did not answer {protocol} within {timeout_s} s") from None
         except RequestRefused:
-            self._counters.answered += 1
+            self.counters.answered += 1
             raise
         except BaseLibp2pError as error:
             _raise_lost(conn, peer, error)
-        self._counters.count_in(protocol, len(response), peer)
-        self._counters.answered += 1
+        self.counters.count_in(protocol, len(response), peer)
+        self.counters.answered += 1
         return response
 
     async def _exchange(
@@ -482,7 +467,7 @@ class Libp2pTransport:
         finally:
             sending.scope.cancel()
             if answered and sending.done:
-                self._counters.count_out(protocol, len(payload), peer)
+                self.counters.count_out(protocol, len(payload), peer)
                 if not stream.recv_closed:
                     self._nursery.start_soon(finish, stream)
             else:  # in the background: must not delay the caller
@@ -494,7 +479,7 @@ class Libp2pTransport:
     async def publish(self, topic: str, payload: bytes) -> None:
         if len(payload) > GOSSIP_BYTES_MAX:
             raise LocalProtocolError(f"gossip of {len(payload)} bytes is over {GOSSIP_BYTES_MAX}")
-        self._counters.count_out(topic, len(payload), None)
+        self.counters.count_out(topic, len(payload), None)
         await self._gossip.publish(topic, payload)
 
     async def subscribe(
@@ -503,40 +488,31 @@ class Libp2pTransport:
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic} is subscribed to already")
         send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
-        self._subscriptions[topic] = _Subscription(validate, admit, asks, send)
+        self._subscriptions[topic] = Subscription(validate, admit, asks, send)
         await self._gossip.subscribe(topic)
         return receive
-
-    def _asks_gossip(self, topic: str) -> bool:
-        return self._subscriptions[topic].asks()
 
     def _admits_gossip(self, forwarder: ID, topic: str) -> bool:
         if self._subscriptions[topic].admit(PeerId(str(forwarder))):
             return True
-        self._counters.refused[topic] += 1
+        self.counters.refused[topic] += 1
         return False
 
     def _deliver(self, forwarder: ID, topic: str, payload: bytes) -> bool:
         peer = PeerId(str(forwarder))
-        subscription = self._subscriptions[topic]
-        self._counters.count_in(topic, len(payload), peer)
-        if not subscription.validate(peer, payload):
-            return False
-        try:
-            subscription.send.send_nowait(GossipMessage(peer, payload))
-        except trio.BrokenResourceError:  # the reader has closed it
-            pass
-        except trio.WouldBlock:
-            self._counters.dropped[topic] += 1
-        return True
+        return self._subscriptions[topic].deliver(topic, peer, payload, self.counters)
 
     # --- life ---
 
     @asynccontextmanager
     async def _running(self, listen: Sequence[Multiaddr]) -> AsyncIterator[None]:
         async with background_trio_service(self._network):
-            failed = await self._listen(listen)
-            if failed is None:
+            failed = None
+            for address in listen:
+                if not await self._network.listen(address):
+                    failed = address
+                    break
+            else:
                 async with self._gossiping():
                     yield
         if failed is not None:  # outside the services, which wrap it in exception groups
@@ -560,13 +536,6 @@ class Libp2pTransport:
                     conns = [c for group in self._network.connections.values() for c in group]
                     await self._close_all(conns)
                 self._nursery.cancel_scope.cancel()
-
-    async def _listen(self, listen: Sequence[Multiaddr]) -> Multiaddr | None:
-        """Listen on all addresses. Returns the first that fails."""
-        for address in listen:
-            if not await self._network.listen(address):
-                return address
-        return None
 
 
 def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoReturn:

@@ -31,27 +31,36 @@ class Reader:
         """`ahead_bytes`: most bytes read at a time. 0: only what is asked for."""
         self._source = source
         self._ahead_bytes = ahead_bytes
-        self._rest = b""
-
-    @property
-    def rest(self) -> bytes:
-        """Bytes read ahead and not used."""
-        return self._rest
+        self.rest = b""  # read ahead and not used
 
     async def exactly(self, count: int) -> bytes:
         """Raises:
         ConnectionClosedError: the source ends first.
         """
         parts: list[bytes] = []
-        while count > len(self._rest):
-            parts.append(self._rest)
-            count -= len(self._rest)
-            self._rest = await self._source.read(self._ahead_bytes or count)
-            if not self._rest:
+        while count > len(self.rest):
+            parts.append(self.rest)
+            count -= len(self.rest)
+            self.rest = await self._source.read(self._ahead_bytes or count)
+            if not self.rest:
                 raise ConnectionClosedError("closed in the middle of a message", transport="tcp")
-        parts.append(self._rest[:count])
-        self._rest = self._rest[count:]
+        parts.append(self.rest[:count])
+        self.rest = self.rest[count:]
         return b"".join(parts)
+
+    async def length(self, what: str) -> int:
+        """Read the length of a message, a varint of at most two bytes.
+
+        Raises:
+            RemoteProtocolError: it is longer.
+        """
+        length = 0
+        for shift in LENGTH_SHIFTS:
+            (byte,) = await self.exactly(1)
+            length |= (byte & 0x7F) << shift
+            if not byte & 0x80:
+                return length
+        raise RemoteProtocolError(Reject.OVERSIZE, what)
 
     async def line(self) -> str:
         """Read one multistream-select message.
@@ -60,14 +69,7 @@ class Reader:
             RemoteProtocolError: it is malformed or too long.
             ConnectionClosedError: the source ends first.
         """
-        length = 0
-        for shift in LENGTH_SHIFTS:
-            (byte,) = await self.exactly(1)
-            length |= (byte & 0x7F) << shift
-            if not byte & 0x80:
-                break
-        else:
-            raise RemoteProtocolError(Reject.OVERSIZE, "multistream-select message")
+        length = await self.length("multistream-select message")
         if not 0 < length <= LINE_BYTES_MAX:
             raise RemoteProtocolError(Reject.MALFORMED, "bad multistream-select message")
         return (await self.exactly(length)).decode(errors="replace").removesuffix("\n")

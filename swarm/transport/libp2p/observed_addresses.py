@@ -101,8 +101,9 @@ class Observations:
             for voice, opinion in self._opinions.items()
             if self._is_fresh(voice, now_s) and _distance(opinion.witness_ip) >= furthest
         ]
-        enough = VOICES_WANTED if self._is_of_one_mind() else VOICES_MAX
-        if len(fresh) >= enough:
+        said = {(opinion.observed_ip, bool(opinion.ports)) for opinion in self._widest_opinions()}
+        agree = len({_family(ip) for ip, _ in said}) == len(said)  # one address per family
+        if len(fresh) >= (VOICES_WANTED if agree else VOICES_MAX):
             return None
         by_voice: dict[Voice, list[tuple[PeerId, str]]] = {}
         for peer, ip in new:
@@ -113,10 +114,6 @@ class Observations:
     def _is_fresh(self, voice: Voice, now_s: float) -> bool:
         opinion = self._opinions.get(voice)
         return opinion is not None and now_s - opinion.at_s < ASK_AGAIN_S
-
-    def _is_of_one_mind(self) -> bool:
-        said = {(opinion.observed_ip, bool(opinion.ports)) for opinion in self._widest_opinions()}
-        return len({_family(ip) for ip, _ in said}) == len(said)  # one address per family
 
     # --- what they say -----------------------------------------------------------------------
 
@@ -178,7 +175,11 @@ class Observations:
             keeps_ports=2 * sum(kept) > len(kept) if kept else None,
             proven=proven,
             has_led_here=any(o.ports for o in counting),
-            needs_relay=self._needs_relay(reachable),
+            needs_relay=(
+                reachable is False
+                if distance < GLOBAL
+                else not any(_family(ip) in self._came_in for ip, _ in proven)
+            ),
         )
 
     def _agree(self, family: int, opinions: list[Opinion]) -> None:
@@ -204,8 +205,3 @@ class Observations:
         ]
         enough = self._enough(len(counting))
         return tuple(sorted(each for each, count in Counter(led).items() if count >= enough))
-
-    def _needs_relay(self, reachable: bool | None) -> bool:
-        if self._distance < GLOBAL:
-            return reachable is False
-        return not any(_family(ip) in self._came_in for ip, _ in self._proven)

@@ -68,7 +68,6 @@ from swarm.transport.libp2p.relay import (
     Call,
     Relay,
     accept_circuit,
-    circuit_addresses,
     encoded,
     read_message,
     reserve,
@@ -412,7 +411,7 @@ class Reachability:
             conn = self.direct(ID.from_base58(relay))
             where = None if conn is None else dialled_address(conn)
             if where is not None:
-                found += circuit_addresses([f"{where}/p2p/{relay}"], self._host.peer_id)
+                found.append(f"{where}/p2p/{relay}/p2p-circuit/p2p/{self._host.peer_id}")
         return found
 
     async def _serve_stop(self, stream: INetStream) -> None:
@@ -421,7 +420,7 @@ class Reachability:
         relay = PeerId(str(stream.muxed_conn.peer_id))
         if relay not in self._reservations:
             raise RequestRefused("not a relay of ours, or no longer")
-        _, circuit = await accept_circuit(raw)
+        circuit = await accept_circuit(raw)
         muxed = await self._network.upgrade_inbound_raw_conn(
             BoundedRawConnection(circuit, False), Multiaddr("/p2p-circuit")
         )

@@ -7,7 +7,7 @@ ciphertext only. Upstream's relay copies without pacing and has no deadlines.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -63,14 +63,7 @@ async def read_message(reader: Reader, kind: type[M]) -> M:
     Raises:
         RemoteProtocolError: it is malformed or too long.
     """
-    length = 0
-    for shift in (0, 7):
-        (byte,) = await reader.exactly(1)
-        length |= (byte & 0x7F) << shift
-        if not byte & 0x80:
-            break
-    else:
-        raise RemoteProtocolError(Reject.OVERSIZE, "circuit message")
+    length = await reader.length("circuit message")
     if length > MESSAGE_BYTES_MAX:
         raise RemoteProtocolError(Reject.OVERSIZE, f"circuit message of {length} bytes")
     message = kind()
@@ -205,8 +198,8 @@ async def _ask_relay(conn: SwarmConn, request: pb.HopMessage, timeout_s: float) 
     return call
 
 
-async def accept_circuit(stream: Any) -> tuple[ID, CircuitStream]:
-    """Accept a circuit from a relay. Returns the claimed peer and the stream.
+async def accept_circuit(stream: Any) -> CircuitStream:
+    """Accept a circuit from a relay.
 
     Raises:
         RemoteProtocolError: the relay breaks the protocol.
@@ -218,7 +211,7 @@ async def accept_circuit(stream: Any) -> tuple[ID, CircuitStream]:
             raise RemoteProtocolError(Reject.MALFORMED, "no stop message")
         answer = pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK)
         await stream.write(encoded(answer))
-    return ID(message.peer.id), CircuitStream(stream, reader.rest)
+    return CircuitStream(stream, reader.rest)
 
 
 # --- being a relay -----------------------------------------------------------------------------
@@ -299,13 +292,11 @@ class Relay:
             with trio.fail_after(MESSAGE_TIMEOUT_S):
                 message = await read_message(reader, pb.HopMessage)
             if message.type == pb.HopMessage.RESERVE:
-                await self._answer(raw, await self._reserve(asker))
-                await raw.close()
+                await self._answer_and_close(raw, await self._reserve(asker))
             elif message.type == pb.HopMessage.CONNECT:
                 await self._connect(raw, reader, asker, ID(message.peer.id))
             else:
-                await self._answer(raw, pb.UNEXPECTED_MESSAGE)
-                await raw.close()
+                await self._answer_and_close(raw, pb.UNEXPECTED_MESSAGE)
         except (BaseLibp2pError, RemoteProtocolError, trio.TooSlowError) as error:
             log.debug("hop stream of %s ended: %r", asker, error)
             if isinstance(error, RemoteProtocolError):
@@ -321,6 +312,10 @@ class Relay:
         else:
             self.figures.refused[pb.Status.Name(status)] += 1  # type: ignore[arg-type]
         await raw.write(encoded(answer))
+
+    async def _answer_and_close(self, raw: Any, status: int) -> None:
+        await self._answer(raw, status)
+        await raw.close()
 
     def _forget(self) -> None:
         now_s = trio.current_time()
@@ -360,8 +355,7 @@ class Relay:
             if circuit.cancelled_caught:
                 return
             refusal = pb.RESOURCE_LIMIT_EXCEEDED
-        await self._answer(raw, refusal)
-        await raw.close()
+        await self._answer_and_close(raw, refusal)
 
     def _within_quota(self, asker: ID, ip: str) -> bool:
         """Charge the asker's quota: each circuit costs the target a stream."""
@@ -401,8 +395,7 @@ class Relay:
     async def _bridge(self, raw: Any, reader: Reader, asker: ID, conn: SwarmConn) -> None:
         call = await self._call(conn, asker)
         if call is None:
-            await self._answer(raw, pb.CONNECTION_FAILED)
-            await raw.close()
+            await self._answer_and_close(raw, pb.CONNECTION_FAILED)
             return
         try:
             await self._answer(raw, pb.OK)
@@ -467,7 +460,3 @@ class Relay:
         if self._budget is None:
             self._budget = ByteBudget(RELAYED_BYTES_PER_S_MAX, now_s)
         return self._budget.spend(size, now_s)
-
-
-def circuit_addresses(relay_addresses: Sequence[str], peer: str) -> list[str]:
-    return [f"{address}/p2p-circuit/p2p/{peer}" for address in relay_addresses]

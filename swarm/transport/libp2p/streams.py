@@ -43,7 +43,7 @@ class InboundStream:
     response, unless the peer waits for it."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+        self.stream = stream
         self._reader = Reader(stream, READ_BYTES)
         self._offer = Responder(self._reader, stream.write)
 
@@ -58,7 +58,7 @@ class InboundStream:
     async def hand_over(self) -> None:
         """Undo the read-ahead, so that another handler can use the stream."""
         await self._offer.flush()
-        put_back(self._stream, self._reader.rest)
+        put_back(self.stream, self._reader.rest)
 
     async def announced(self) -> int:
         """Read the length of the request in bytes."""
@@ -70,45 +70,37 @@ class InboundStream:
 
     async def answer(self, response: bytes) -> None:
         head = self._offer.reply + STATUS.pack(ANSWERED, len(response))
-        await _write(self._stream, head, response)
-        await self._stream.close()
+        await _write(self.stream, head, response)
+        await self.stream.close()
 
     @property
     def alive(self) -> bool:
-        conn = self._stream.conn
+        conn = self.stream.conn
         return not isinstance(conn, MuxedConnection) or conn.alive
 
     def refund(self) -> None:
         """Take the stream's cost off the peer's account: its answer was large enough."""
-        if isinstance(self._stream, EventStream):
-            self._stream.conn.payer.refund(STREAM_S)
+        if isinstance(self.stream, EventStream):
+            self.stream.conn.payer.refund(STREAM_S)
 
     async def written(self) -> None:
         """Wait until the socket has taken the answer, or the connection is gone."""
-        if isinstance(self._stream, EventStream):
-            await self._stream.conn.outbox.wait_written()
+        if isinstance(self.stream, EventStream):
+            await self.stream.conn.outbox.wait_written()
 
     async def refuse(self, reason: str) -> None:
         """Refuse, then read on for a while: a reset at once could overtake the answer."""
         text = reason.encode()[:REASON_BYTES_MAX]
         with trio.move_on_after(DRAIN_TIMEOUT_S):
             try:
-                await _write(
-                    self._stream, self._offer.reply + STATUS.pack(REFUSED, len(text)), text
-                )
-                await self._stream.close()
+                await _write(self.stream, self._offer.reply + STATUS.pack(REFUSED, len(text)), text)
+                await self.stream.close()
                 drained = 0
                 while drained < DRAIN_BYTES_MAX:
-                    drained += len(await self._stream.read(READ_BYTES))
+                    drained += len(await self.stream.read(READ_BYTES))
             except BaseLibp2pError:
                 pass  # the peer has read it, or is gone
-        await self.reset()
-
-    async def reset(self) -> None:
-        await reset(self._stream)
-
-    async def finish(self) -> None:
-        await finish(self._stream)
+        await reset(self.stream)
 
 
 async def finish(stream: Stream) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 import trio
 
 from swarm.identity import PeerId
-from swarm.transport.base import Admit, Asks, GossipMessage, TransportCounters, Validator
+from swarm.transport.base import Subscription, TransportCounters
 
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_S = 1.0
@@ -60,8 +60,8 @@ class Wire(Protocol):
         ...
 
     def observe(
-        self, what: str, source: PeerId, target: PeerId, about: str, payload: bytes
-    ) -> None: ...
+        self, what: str, source: PeerId, target: PeerId, about: str, payload: bytes, /
+    ) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,9 @@ class Message:
 
 
 @dataclass(eq=False, slots=True)
-class Subscription:
+class MeshSubscription(Subscription):
     """One host's subscription and its mesh for a topic."""
 
-    validate: Validator
-    admit: Admit
-    asks: Asks
-    channel: trio.MemorySendChannel[GossipMessage]
     mesh: "dict[PeerId, GossipEnd]" = field(default_factory=dict)
     # validated messages by heartbeat, newest last
     heard: deque[list[Message]] = field(default_factory=lambda: deque([[]], maxlen=KEPT_HEARTBEATS))
@@ -94,7 +90,7 @@ class Link:
 class GossipEnd:
     peer_id: PeerId
     counters: TransportCounters
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    subscriptions: dict[str, MeshSubscription] = field(default_factory=dict)
     links: "dict[PeerId, tuple[GossipEnd, Link]]" = field(default_factory=dict)
     in_flight: Counter[PeerId] = field(default_factory=Counter)
     seen: OrderedDict[int, None] = field(default_factory=OrderedDict)
@@ -139,7 +135,7 @@ class MemoryGossip:
                 if subscription.mesh.pop(far.peer_id, None) is not None:
                     self._mend(near, topic)
 
-    def subscribe(self, host: GossipEnd, topic: str, subscription: Subscription) -> None:
+    def subscribe(self, host: GossipEnd, topic: str, subscription: MeshSubscription) -> None:
         host.subscriptions[topic] = subscription
         self._mend(host, topic)
         for fellow in host.subscribers_near(topic):
@@ -181,11 +177,6 @@ class MemoryGossip:
             targets = list(subscription.mesh.values())
         for target in targets:
             self._pass_on(host, target, message)
-
-    def _forward(self, host: GossipEnd, message: Message, received_from: PeerId) -> None:
-        for peer, target in list(host.subscriptions[message.topic].mesh.items()):
-            if peer not in (received_from, message.origin):
-                self._pass_on(host, target, message)
 
     def _pass_on(self, source: GossipEnd, target: GossipEnd, message: Message) -> None:
         here, there = source.peer_id, target.peer_id
@@ -236,21 +227,11 @@ class MemoryGossip:
         host.mark_seen(message.number)
         topic, payload = message.topic, message.payload
         self._wire.observe("gossip", sender, host.peer_id, topic, payload)
-        host.counters.count_in(topic, len(payload), sender)
-        if subscription.validate(sender, payload):
-            self._deliver(host, subscription, GossipMessage(sender, payload), topic)
+        if subscription.deliver(topic, sender, payload, host.counters):
             subscription.heard[-1].append(message)
-            self._forward(host, message, sender)
-
-    def _deliver(
-        self, host: GossipEnd, subscription: Subscription, heard: GossipMessage, topic: str
-    ) -> None:
-        try:
-            subscription.channel.send_nowait(heard)
-        except trio.BrokenResourceError:  # the reader has closed it
-            pass
-        except trio.WouldBlock:
-            host.counters.dropped[topic] += 1
+            for peer, target in list(subscription.mesh.items()):
+                if peer not in (sender, message.origin):
+                    self._pass_on(host, target, message)
 
     # --- offers of what was heard -----------------------------------------------------------
 

@@ -19,7 +19,6 @@ from functools import partial
 from itertools import count
 from math import inf
 from random import Random
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import trio
@@ -55,7 +54,7 @@ from swarm.transport.base import (
     ignore_sent,
 )
 from swarm.transport.connection_slots import ConnectionSlot, ConnectionSlots, SlotFigures
-from swarm.transport.memory.memory_gossip import Flight, GossipEnd, MemoryGossip, Subscription
+from swarm.transport.memory.memory_gossip import Flight, GossipEnd, MemoryGossip, MeshSubscription
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
 """The host whose code the current task runs. None: the network itself."""
@@ -91,12 +90,8 @@ class LinkModel(Protocol):
         ...
 
 
-Observer = Callable[[str, PeerId, PeerId, str, bytes], None]
+Observer = Callable[[str, PeerId, PeerId, str, bytes], object]
 """Called with each event: (event, source, target, protocol or topic, payload)."""
-
-
-def _ignore(what: str, source: PeerId, target: PeerId, about: str, payload: bytes) -> None:
-    pass
 
 
 @dataclass(eq=False, slots=True)
@@ -198,7 +193,7 @@ class MemoryNetwork:
         rng: Random,
         links: LinkModel,
         nursery: trio.Nursery,
-        observe: Observer = _ignore,
+        observe: Observer = lambda *_: None,
     ) -> None:
         self._rng = rng
         self._links = links
@@ -519,26 +514,22 @@ class MemoryTransport:
         network_key: bytes | None = None,
     ) -> None:
         self._network = network
-        self._peer_id = peer_id
+        self.peer_id = peer_id
         self._number = number
         self.network_key = network_key
-        self._counters = TransportCounters()
+        self.counters = TransportCounters()
         self._connections: dict[PeerId, _Connection] = {}
         self._services: dict[str, MemoryService] = {}
-        self.gossip = GossipEnd(peer_id, self._counters)
+        self.gossip = GossipEnd(peer_id, self.counters)
         self._gate: Gate | None = None
         self.slots = ConnectionSlots()
+        self.door: SlotFigures | None = None  # simulated connections need no admission
         self.is_open = True
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -546,28 +537,16 @@ class MemoryTransport:
         if not self.is_open:
             return
         self.is_open = False
-        self._network.observe("leave", self._peer_id, self._peer_id, "", b"")
+        self._network.observe("leave", self.peer_id, self.peer_id, "", b"")
         for connection in list(self._connections.values()):
             self._network._hang_up(connection)
         self._network.gossip.leave(self.gossip)
 
-    @property
-    def peer_id(self) -> PeerId:
-        return self._peer_id
-
-    @property
-    def counters(self) -> TransportCounters:
-        return self._counters
-
     def addresses(self) -> tuple[str, ...]:
-        return (f"/memory/{self._number}/p2p/{self._peer_id}",)
+        return (f"/memory/{self._number}/p2p/{self.peer_id}",)
 
     def peers(self) -> tuple[PeerId, ...]:
         return tuple(sorted(self._connections))
-
-    @property
-    def door(self) -> SlotFigures | None:
-        return None  # simulated connections need no admission
 
     def ip_of(self, peer: PeerId) -> str | None:
         here = peer in self._connections
@@ -583,14 +562,14 @@ class MemoryTransport:
     def _admits(self, other: "MemoryTransport") -> bool:
         if self._gate is None or self._gate(other.peer_id, self._network._ips[other._number]):
             return True
-        self._counters.refused[REFUSED_CONNECTIONS] += 1
+        self.counters.refused[REFUSED_CONNECTIONS] += 1
         return False
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         """Dial `/memory/<number>/p2p/<peer id>`."""
         number, peer_id = _parse_address(address)
         await trio.lowlevel.checkpoint()
-        if peer_id == self._peer_id:
+        if peer_id == self.peer_id:
             raise PeerUnreachable(f"{address} is this node's own address")
         if peer_id in self._connections:
             return peer_id
@@ -609,7 +588,7 @@ class MemoryTransport:
     ) -> None:
         if protocol in self._services:
             raise LocalProtocolError(f"{protocol} is served already")
-        self._services[protocol] = MemoryService(protocol, handler, limits, sent, self._counters)
+        self._services[protocol] = MemoryService(protocol, handler, limits, sent, self.counters)
 
     async def request(
         self,
@@ -627,7 +606,7 @@ class MemoryTransport:
             raise PeerUnreachable(f"not connected to {peer}")
         exchange = _Exchange(connection, self, protocol, payload, response_bytes_max)
         connection.exchanges[exchange] = None
-        self._counters.count_out(protocol, len(payload), peer)
+        self.counters.count_out(protocol, len(payload), peer)
         self._network._spawn(self._network._run_exchange, exchange)
         try:
             with trio.move_on_after(timeout_s):
@@ -638,19 +617,19 @@ class MemoryTransport:
         if result is None:
             raise RequestTimeout(f"no answer from {peer} within {timeout_s} s")
         if isinstance(result, SwarmError):
-            self._counters.answered += isinstance(result, RequestRefused)
+            self.counters.answered += isinstance(result, RequestRefused)
             raise result
         if len(result) > response_bytes_max:
             raise RemoteProtocolError(Reject.OVERSIZE, f"answer over {response_bytes_max} bytes")
-        self._counters.count_in(protocol, len(result), peer)
-        self._counters.answered += 1
+        self.counters.count_in(protocol, len(result), peer)
+        self.counters.answered += 1
         return result
 
     async def publish(self, topic: str, payload: bytes) -> None:
         await trio.lowlevel.checkpoint()
         if len(payload) > GOSSIP_BYTES_MAX:
             raise LocalProtocolError(f"gossip of {len(payload)} bytes: at most {GOSSIP_BYTES_MAX}")
-        self._counters.count_out(topic, len(payload), None)
+        self.counters.count_out(topic, len(payload), None)
         self._network.gossip.publish(self.gossip, topic, payload)
 
     async def subscribe(
@@ -661,7 +640,7 @@ class MemoryTransport:
             raise LocalProtocolError(f"{topic} is subscribed to already")
         send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
         if self.is_open:
-            subscription = Subscription(validate, admit, asks, send)
+            subscription = MeshSubscription(validate, admit, asks, send)
             self._network.gossip.subscribe(self.gossip, topic, subscription)
         else:
             send.close()
@@ -678,9 +657,6 @@ class _Connection:
 
     def __post_init__(self) -> None:
         self.turns = {end.peer_id: trio.Lock() for end in (self.one, self.other)}
-
-    def far(self, near: MemoryTransport) -> MemoryTransport:
-        return self.other if near is self.one else self.one
 
 
 @dataclass(eq=False, slots=True)
@@ -700,7 +676,8 @@ class _Exchange:
 
     @property
     def server(self) -> MemoryTransport:
-        return self.connection.far(self.client)
+        ends = self.connection
+        return ends.other if self.client is ends.one else ends.one
 
     def settle(self, result: bytes | SwarmError) -> None:
         if self.result is None:
