@@ -1,4 +1,4 @@
-"""A mean and how sure it is, two-sided, at 95 %: by Student's t, and of shares by Wilson. Pure."""
+"""A policy's results on held-out tasks, with 95 % intervals by Student's t or Wilson's score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Final
 
-NODES_MIN: Final = 3  # of fewer an interval says next to nothing
 NORMAL_95: Final = 1.96
 # Quantiles of Student's distribution at 0.975 for 1, 2, 3... degrees of freedom.
 _T: Final = (
@@ -14,17 +13,6 @@ _T: Final = (
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
     2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Means over nodes at each x, and between what 95 % of such intervals hold the true mean."""
-
-    nodes: int
-    x: tuple[float, ...]
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -46,26 +34,6 @@ def share_interval(passed: int, of: int) -> tuple[float, float, float]:
     half = sqrt(share * (1 - share) * square + square**2 / 4) / (1 + square)
     return share, max(0.0, middle - half), min(1.0, middle + half)
 
-
-def band_of(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Band | None:
-    """Over curves of (x, y), where all of them have a point; None where that is in fewer than two
-    places, or there are fewer than `NODES_MIN` curves.
-
-    Nodes of one swarm train on each other's groups, so they are not quite independent: the interval
-    is for the nodes of such a swarm, not for swarms.
-    """
-    if len(curves) < NODES_MIN:
-        return None
-    points = [dict(zip(x, y, strict=True)) for x, y in curves]
-    shared = sorted(set.intersection(*(set(each) for each in points)))
-    if len(shared) < 2:
-        return None
-    made = [interval([each[x] for each in points]) for x in shared]
-    mean, low, high = zip(*made, strict=True)
-    return Band(len(curves), tuple(shared), mean, low, high)
-
-
-# A policy's results on held-out tasks, and its gains over another policy. Pure.
 
 Figure = tuple[float, float, float]  # mean, and the ends of its 95 % interval, in shares of one
 

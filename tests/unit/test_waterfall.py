@@ -30,7 +30,7 @@ Event = tuple[float, Record]
 
 
 def published(version: int, made_s: float = 0.5) -> VersionPublished:
-    return VersionPublished(version, 4_000, 4_000, 900, made_s, 0.1, "swarm")
+    return VersionPublished(version, 4_000, 4_000, 900, made_s, 0.1)
 
 
 def coming(version: int, phase: str, peer: str = PEER_B) -> VersionComing:
