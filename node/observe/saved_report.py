@@ -24,7 +24,7 @@ from node.observe.records import (
     VersionSpreading,
     WorkDone,
 )
-from node.observe.text_format import amount, duration, percent, printable, short_id
+from node.observe.text_format import amount, counted, duration, percent, printable, short_id
 from node.observe.usefulness import advice, usefulness
 from swarm.errors import ConfigError
 from swarm.telemetry import metrics as m
@@ -538,7 +538,7 @@ class NodeSummary:
 
     def __str__(self) -> str:
         if self.batches and not self.rounds and not self.steps:
-            handed_in = _count(self.verdicts.total(), "groups")
+            handed_in = counted(self.verdicts.total(), "groups")
             taken = self.verdicts["accepted"]
             return f"{self.name}: {taken:,} of {handed_in} accepted in {self.extent}"
         return (
@@ -662,20 +662,20 @@ def page_state(nodes: Sequence[LoggedNode], summaries: Sequence[NodeSummary]) ->
 def _sentences(summaries: Sequence[NodeSummary]) -> list[str]:
     tokens = sum(node.generated_tokens for node in summaries)
     quantised = sum(node.groups_quantised for node in summaries)
-    extent = f"{_count(len(summaries), 'nodes')} in " + _extent(
+    extent = f"{counted(len(summaries), 'nodes')} in " + _extent(
         sum(node.rounds for node in summaries),
         sum(node.steps for node in summaries),
         sum(node.batches for node in summaries),
     )
     longest = duration(max(node.seconds for node in summaries))
-    foreign = _count(sum(node.foreign_groups for node in summaries), "times")
+    foreign = counted(sum(node.foreign_groups for node in summaries), "times")
     return [
         f"{extent} over {longest}, {tokens:,} tokens generated.",
         f"Groups of others were trained on {foreign}.",
         _rise_sentence(summaries),
         *_handed_in(summaries),
         *(
-            [f"{_count(quantised, 'groups')} trained on came from engines with quantised weights."]
+            [f"{counted(quantised, 'groups')} trained on came from engines with quantised weights."]
             if quantised
             else []
         ),
@@ -684,9 +684,9 @@ def _sentences(summaries: Sequence[NodeSummary]) -> list[str]:
 
 
 def _extent(rounds: int, steps: int, batches: int) -> str:
-    parts = [_count(rounds, "rounds")] if rounds or not (steps or batches) else []
-    parts += [_count(steps, "steps")] if steps else []
-    parts += [_count(batches, "batches")] if batches else []
+    parts = [counted(rounds, "rounds")] if rounds or not (steps or batches) else []
+    parts += [counted(steps, "steps")] if steps else []
+    parts += [counted(batches, "batches")] if batches else []
     return " and ".join(parts)
 
 
@@ -699,7 +699,7 @@ def _handed_in(summaries: Sequence[NodeSummary]) -> list[str]:
         refused.update(node.verdicts)
     handed_in, taken = refused.total(), refused.pop("accepted", 0)
     reasons = "".join(f", {printable(why, 40)} {n:,}" for why, n in refused.most_common() if n)
-    return [f"Workers handed in {_count(handed_in, 'groups')}: accepted {taken:,}{reasons}."]
+    return [f"Workers handed in {counted(handed_in, 'groups')}: accepted {taken:,}{reasons}."]
 
 
 def _rise_sentence(summaries: Sequence[NodeSummary]) -> str:
@@ -709,7 +709,7 @@ def _rise_sentence(summaries: Sequence[NodeSummary]) -> str:
     mean = sum(rises) / len(rises)
     return (
         f"From the first to the last evaluation the held-out pass rate changed by {mean:+.1f}"
-        f" points in the mean over {_count(len(rises), 'nodes')}"
+        f" points in the mean over {counted(len(rises), 'nodes')}"
         f" (from {min(rises):+.1f} to {max(rises):+.1f})."
     )
 
@@ -779,11 +779,6 @@ def _troubles(nodes: Sequence[LoggedNode], begin_s: float) -> list[Any]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _count(number: int, nouns: str) -> str:
-    one = "batch" if nouns == "batches" else nouns.removesuffix("s")
-    return f"{number:,} {one if number == 1 else nouns}"
 
 
 def _points(rise: float | None) -> str:
