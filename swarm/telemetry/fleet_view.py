@@ -162,6 +162,16 @@ class Watch:
         """Reports that never came, by the gaps in what came."""
         return self._lost_before + sum(each.lost for each in self._entries.values())
 
+    def counters(self) -> dict[str, int]:
+        """Counts of reports taken, and of reports dropped by reason."""
+        return {
+            "reports_taken": self.taken,
+            "reports_lost": self.lost,
+            "reports_repeated": self.repeated,
+            "nodes_forgotten": self.forgotten,
+            **{f"dropped_{reason}": count for reason, count in sorted(self.dropped.items())},
+        }
+
     def _take(
         self, topic: str, payload: bytes, now_s: float, retained: bool
     ) -> NodeReport | Status | None:
