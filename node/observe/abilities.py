@@ -47,34 +47,6 @@ class TaskResult:
     passed: int  # of the sampled completions
     samples: int
 
-    @property
-    def is_solved_ever(self) -> bool:
-        """True if any completion passed."""
-        return self.greedy or self.passed > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """Of a set of tasks. What needs samples is None without them."""
-
-    tasks: int
-    greedy: Figure
-    sampled: Figure | None
-    any_of: Figure | None  # pass@k, with all samples
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Of two policies on the same tasks: the second's figures less the first's, in pairs."""
-
-    tasks: int
-    greedy: Figure
-    sampled: Figure | None
-    gained: int  # tasks that the second solves greedily and the first does not
-    lost: int
-    locked: int  # tasks that the first never solved, greedily or in a sample
-    unlocked: int  # of these, those that the second solves greedily
-
 
 def by_environment(results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
     """Each environment's results, by name; all of them first, under an empty name."""
@@ -84,70 +56,48 @@ def by_environment(results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]
     return found
 
 
-def abilities(results: Sequence[TaskResult]) -> Abilities:
-    """Over at least two tasks."""
-    samples = min(each.samples for each in results)
-    solved = sum(each.greedy for each in results)
-    found = None if not samples else [each.passed / each.samples for each in results]
-    some = sum(each.passed > 0 for each in results)
-    return Abilities(
-        tasks=len(results),
-        greedy=share_interval(solved, len(results)),
-        sampled=None if found is None else interval(found),
-        any_of=None if found is None else share_interval(some, len(results)),
-    )
-
-
-def compared(before: Sequence[TaskResult], after: Sequence[TaskResult]) -> Comparison:
-    """Both are of the same tasks in the same order, at least two."""
-    pairs = list(zip(before, after, strict=True))
-    sampled = None
-    if all(was.samples and now.samples for was, now in pairs):
-        sampled = interval(
-            [now.passed / now.samples - was.passed / was.samples for was, now in pairs]
-        )
-    locked = [(was, now) for was, now in pairs if not was.is_solved_ever]
-    return Comparison(
-        tasks=len(pairs),
-        greedy=interval([float(now.greedy) - float(was.greedy) for was, now in pairs]),
-        sampled=sampled,
-        gained=sum(now.greedy and not was.greedy for was, now in pairs),
-        lost=sum(was.greedy and not now.greedy for was, now in pairs),
-        locked=len(locked),
-        unlocked=sum(now.greedy for _, now in locked),
-    )
-
-
 def told(results: Sequence[TaskResult]) -> list[str]:
     """A table for people: a row for all tasks and one for each environment, in percent."""
     samples = min(each.samples for each in results)
-    heads = ["sampled", f"pass@{samples}"] if samples else []
-    rows = [["", "tasks", "greedy", *heads]]
+    rows = [["", "tasks", "greedy", *(["sampled", f"pass@{samples}"] if samples else [])]]
     for name, part in by_environment(results).items():
         if len(part) < 2:
             continue
-        found = abilities(part)
-        row = [name or "all", str(found.tasks), _percent(found.greedy)]
-        if found.sampled is not None and found.any_of is not None:
-            row += [_percent(found.sampled), _percent(found.any_of)]
+        greedy = share_interval(sum(each.greedy for each in part), len(part))
+        row = [name or "all", str(len(part)), _percent(greedy)]
+        if samples:
+            some = sum(each.passed > 0 for each in part)
+            row += [
+                _percent(interval([each.passed / each.samples for each in part])),
+                _percent(share_interval(some, len(part))),
+            ]
         rows.append(row)
     return _aligned(rows)
 
 
 def told_compared(before: Sequence[TaskResult], after: Sequence[TaskResult]) -> list[str]:
-    """A table of differences for people, in points."""
+    """A table of differences of two policies on the same tasks in the same order, in points.
+
+    Gained: solved greedily by the second policy only. Unlocked: never solved by the first, greedily
+    or in a sample, and solved greedily by the second.
+    """
     sampled = min(each.samples for each in [*before, *after]) > 0
     rows = [["", "tasks", "greedy", *(["sampled"] * sampled), "gained", "lost", "unlocked"]]
-    first, second = by_environment(before), by_environment(after)
-    for name, part in first.items():
+    second = by_environment(after)
+    for name, part in by_environment(before).items():
         if len(part) < 2:
             continue
-        found = compared(part, second[name])
-        row = [name or "all", str(found.tasks), _points(found.greedy)]
-        if found.sampled is not None:
-            row.append(_points(found.sampled))
-        row += [str(found.gained), str(found.lost), f"{found.unlocked} of {found.locked}"]
-        rows.append(row)
+        pairs = list(zip(part, second[name], strict=True))
+        greedy = interval([float(now.greedy) - float(was.greedy) for was, now in pairs])
+        row = [name or "all", str(len(pairs)), _points(greedy)]
+        if sampled:
+            rises = [now.passed / now.samples - was.passed / was.samples for was, now in pairs]
+            row.append(_points(interval(rises)))
+        gained = sum(now.greedy and not was.greedy for was, now in pairs)
+        lost = sum(was.greedy and not now.greedy for was, now in pairs)
+        locked = [now for was, now in pairs if not was.greedy and not was.passed]
+        unlocked = sum(now.greedy for now in locked)
+        rows.append([*row, str(gained), str(lost), f"{unlocked} of {len(locked)}"])
     return _aligned(rows)
 
 

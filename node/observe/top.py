@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from textwrap import wrap
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 from rich.console import Console, Group, RenderableType
@@ -248,16 +248,6 @@ KEY_BYTES: Final = 64
 LEAVE_KEYS: Final = b"qQ\x03"
 
 
-class Looks(Protocol):
-    """A source of screens for `top`."""
-
-    async def run(self) -> None:
-        """Background work, until cancelled."""
-
-    async def look(self) -> Screen:
-        """The screen at this moment."""
-
-
 class LocalNode:
     """The node on a data directory, by its status socket."""
 
@@ -332,7 +322,7 @@ class WholeSwarm:
             raise TransportError(f"{source.name}: {why}; start it, or name another with --broker")
 
 
-def top(what: Looks, console: Console) -> int:
+def top(what: LocalNode | WholeSwarm, console: Console) -> int:
     """Show it until `q` or Ctrl-C; without a terminal print it once, plainly. The exit status.
 
     Raises:
@@ -346,14 +336,14 @@ def top(what: Looks, console: Console) -> int:
     return 0
 
 
-def look_at(data_dir: Path, broker: Broker | None) -> Looks:
+def look_at(data_dir: Path, broker: Broker | None) -> LocalNode | WholeSwarm:
     """The swarm that a broker knows of, if one is named; else the node of a data directory."""
     if broker is None:
         return LocalNode(data_dir)
     return WholeSwarm(broker, unix_s=time.time, rng=Random(secrets.randbits(64)))
 
 
-async def _print_once(what: Looks, console: Console) -> None:
+async def _print_once(what: LocalNode | WholeSwarm, console: Console) -> None:
     plain = Console(width=WIDTH_COLUMNS, color_system=None, file=console.file)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(what.run)
@@ -364,7 +354,7 @@ async def _print_once(what: Looks, console: Console) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def _show(what: Looks, console: Console) -> None:
+async def _show(what: LocalNode | WholeSwarm, console: Console) -> None:
     first = await what.look()  # before the screen is taken: what is wrong is said where it stays
     live = Live(console=console, screen=True, auto_refresh=False)
     with (
