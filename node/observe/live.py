@@ -1,8 +1,7 @@
 """The output of `swarm-node join` while it runs.
 
-In a terminal: a few lines that redraw in place, with evaluations and troubles kept above them.
-Elsewhere: one plain line for each round, evaluation and trouble, with its time and level, fit for a
-log file; what takes long has bars on standard error, if that is a terminal.
+In a terminal: a few lines that redraw in place, with evaluations and troubles above them. Elsewhere
+one line for each event, with its time and level; bars go to standard error if it is a terminal.
 """
 
 import math
@@ -106,8 +105,8 @@ class LiveView:
         self._print(Text(printable(text, DETAIL_CHARS_MAX), style="dim"), "DEBUG")
 
     def _tell_notes(self, notes: Iterable[str]) -> None:
-        """Each when it comes, and again where it comes back or stands for long. Figures in it are
-        no news."""
+        """Tell each note when it comes, and again if it comes back or stands for long, whatever its
+        figures."""
         now = self._clock()
         standing = {_FIGURES.sub("#", text): text for text in notes}
         told = {name: self._noted.get(name, -math.inf) for name in standing}
@@ -152,12 +151,8 @@ class LiveView:
         if isinstance(record, VersionComing | VersionSpreading):
             return  # there are many, for the log alone
         if self._live is None or not isinstance(record, RoundDone | StepDone | WorkDone):
-            self._print(event_line(record, self._held_out_first()))
-
-    def _held_out_first(self) -> float | None:
-        """The figure of the node's first start where it knows that, else of this process."""
-        known = None if self._snapshot is None else self._snapshot.held_out_first
-        return self._first_held_out if known is None else known
+            known = None if self._snapshot is None else self._snapshot.held_out_first
+            self._print(event_line(record, self._first_held_out if known is None else known))
 
     def _draw(self) -> None:
         if self._live is None:

@@ -1,8 +1,8 @@
 """`swarm-node status`: a running node answers on a socket that only its own user can open.
 
-Whoever connects gets one JSON object and the end of the stream; nothing is read from the client.
-A path of a Unix socket has at most about 100 bytes. A node with a longer data directory listens in
-the user's runtime directory, and leaves a pointer file, `status.path`, in the data directory.
+A client gets one JSON object; nothing is read from it. The path of a Unix socket has at most about
+100 bytes: a node with a longer data directory listens in the user's runtime directory, and leaves a
+pointer file, `status.path`, in the data directory.
 """
 
 import hashlib
@@ -87,8 +87,8 @@ async def serve_status(
 
 
 def socket_path(data_dir: Path) -> Path:
-    """The socket of this data directory's node: in it, or, where that path is too long for a
-    socket, under a name made of its hash in a directory of the user's own."""
+    """The socket of this data directory's node: in it, or, if that path is too long for a socket,
+    in a directory of the user's own."""
     path = data_dir.absolute() / SOCKET_NAME
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
         return path
@@ -184,12 +184,8 @@ def _pointed_path(data_dir: Path) -> Path:
 
 
 def render_status(snapshot: StatusSnapshot, *, private: bool = False) -> str:
-    """The snapshot for a terminal, `WIDTH_COLUMNS` wide: notes, then the node, a line for each
-    peer, and last the addresses, which may be wider: a folded one could not be copied. `private`:
-    an address alone lets nobody join.
-
-    Texts from peers are stripped of control characters.
-    """
+    """The snapshot for a terminal, `WIDTH_COLUMNS` wide; only addresses are wider, so that they can
+    be copied. `private`: an address alone lets nobody join."""
     console = Console(width=WIDTH_COLUMNS, color_system=None, legacy_windows=False)
     with console.capture() as captured:
         console.print(_view(snapshot))
