@@ -324,13 +324,12 @@ def waterfall(lives: Iterable[tuple[str, History]]) -> Waterfall | None:
     logs = _logs(lives)
     if not logs:
         return None
-    zero_s = _zero_s(logs)
-    rows: _Rows = {}
+    reading = _Reading(_zero_s(logs))
     for log in logs:
-        _Reading(log, rows, zero_s).read()
-    _hear(logs, rows, zero_s)
+        reading.read(log)
+    reading.add_heard(logs)
     by_version: dict[tuple[int, str], list[WaterfallRow]] = {}
-    for (run, version, _), row in rows.items():
+    for (run, version, _), row in reading.rows.items():
         if row.bars or row.end_s > 0.0 or row.note:
             by_version.setdefault((version, run), []).append(row)
     drawn: list[WaterfallRow] = []
@@ -352,10 +351,6 @@ class _Log:
     events: Sequence[tuple[float, VersionEvent]]
 
 
-_Rows = dict[tuple[str, int, str], WaterfallRow]  # by run, version and peer
-_Zeros = Mapping[tuple[str, int], float]  # unix time of the publication, by run and version
-
-
 def _logs(lives: Iterable[tuple[str, History]]) -> list[_Log]:
     logs = [
         _Log(name, life.started.run_id if life.started else "", life.versions)
@@ -369,8 +364,8 @@ def _logs(lives: Iterable[tuple[str, History]]) -> list[_Log]:
     return logs
 
 
-def _zero_s(logs: Sequence[_Log]) -> _Zeros:
-    """The first publication of each version, or, where no log tells of it, its first event."""
+def _zero_s(logs: Sequence[_Log]) -> dict[tuple[str, int], float]:
+    """Unix time of the first publication by run and version, or else of its first event."""
     first: dict[tuple[str, int], float] = {}
     offered: dict[tuple[str, int], float] = {}
     for log in logs:
@@ -384,23 +379,24 @@ def _zero_s(logs: Sequence[_Log]) -> _Zeros:
 
 
 class _Reading:
-    """One log, from its first event to its last."""
+    """Makes rows from logs, by run, version and peer."""
 
-    def __init__(self, log: _Log, rows: _Rows, zero_s: _Zeros) -> None:
-        self._log = log
+    def __init__(self, zero_s: Mapping[tuple[str, int], float]) -> None:
+        self.rows: dict[tuple[str, int, str], WaterfallRow] = {}
         self._zero_s = zero_s
-        self._rows = rows
-        self._open: tuple[VersionComing, float] | None = None  # and when it began
-        self._fetching_s: float | None = None  # when the try began to
+        self._log = _Log("", "", ())
+        self._open: tuple[VersionComing, float] | None = None  # the running phase and its begin
+        self._fetching_s: float | None = None  # when the try began
 
-    def read(self) -> None:
-        for time_s, event in self._log.events:
-            at_s = time_s - self._zero_s[self._log.run, event.version]
+    def read(self, log: _Log) -> None:
+        """Read one log from its first event to its last."""
+        self._log, self._fetching_s = log, None
+        for time_s, event in log.events:
+            at_s = time_s - self._zero_s[log.run, event.version]
             match event:
                 case VersionPublished():
-                    row = self._row(event.version, PUBLISHER)
                     start_s = -max(0.0, event.made_s - event.announced_ago_s)
-                    row.bars.append(Bar("made", start_s, 0.0))
+                    self._row(event.version, PUBLISHER).bars.append(Bar("made", start_s, 0.0))
                 case VersionSpread():
                     row = self._row(event.version, PUBLISHER)
                     row.bars.append(Bar("spread", max(0.0, at_s - event.spread_s), at_s))
@@ -410,9 +406,26 @@ class _Reading:
                     self._enter(event, at_s)
                 case VersionCame():
                     self._end(event, at_s)
-                case VersionSpreading():
-                    pass  # see `_hear`
         self._close(None, 0.0)
+
+    def add_heard(self, logs: Sequence[_Log]) -> None:
+        """Add what learners heard of their workers."""
+        told = {key for key, row in self.rows.items() if row.bars}
+        for self._log in logs:
+            for time_s, event in self._log.events:
+                if not isinstance(event, VersionSpreading):
+                    continue
+                at_s = time_s - self._zero_s[self._log.run, event.version]
+                for peer, share in event.shares.items():
+                    row = self._row(event.version, peer, short_id(peer))
+                    if (self._log.run, event.version, peer) not in told:
+                        row.bars = [Bar("heard", 0.0, max(0.0, at_s))]
+                        row.note = "" if share >= 1.0 else f"{share:.0%}, as far as was heard"
+                    if share >= 1.0 and row.had_s is None:
+                        row.had_s = at_s
+                for peer in event.using:
+                    row = self._row(event.version, peer, short_id(peer))
+                    row.used_s = at_s if row.used_s is None else row.used_s
 
     def _enter(self, event: VersionComing, at_s: float) -> None:
         self._close(event.version, at_s)
@@ -430,19 +443,16 @@ class _Reading:
         self._close(event.version, at_s)
         row = self._row(event.version, event.peer_id)
         if not row.bars and event.failure is None:  # the log's beginning is gone
-            self._draw_from_end(row, event, at_s)
+            ends_s = at_s
+            spans = (("load", event.paused_s), ("patch", event.patch_s), ("fetch", event.fetch_s))
+            for phase, seconds in spans:
+                row.bars.insert(0, Bar(phase, ends_s - seconds, ends_s))
+                ends_s -= seconds
+            self._fetching_s = ends_s
         row.note = "" if event.failure is None else "failed"
         if event.bound_s is not None and self._fetching_s is not None:
             row.bound_s = self._fetching_s + event.bound_s
         self._fetching_s = None
-
-    def _draw_from_end(self, row: WaterfallRow, event: VersionCame, at_s: float) -> None:
-        ends_s = at_s
-        spans = (("load", event.paused_s), ("patch", event.patch_s), ("fetch", event.fetch_s))
-        for phase, seconds in spans:
-            row.bars.insert(0, Bar(phase, ends_s - seconds, ends_s))
-            ends_s -= seconds
-        self._fetching_s = ends_s
 
     def _close(self, version: int | None, at_s: float) -> None:
         """End the running phase; of another version's phase the end is unknown."""
@@ -450,38 +460,14 @@ class _Reading:
             return
         (event, start_s), self._open = self._open, None
         row = self._row(event.version, event.peer_id)
-        if event.version == version:
-            row.bars.append(Bar(event.phase, start_s, max(start_s, at_s)))
-        else:
-            row.bars.append(Bar(event.phase, start_s, start_s))
+        known = event.version == version
+        row.bars.append(Bar(event.phase, start_s, max(start_s, at_s) if known else start_s))
+        if not known:
             row.note = f"no more is known after {event.phase} began"
 
-    def _row(self, version: int, peer: str) -> WaterfallRow:
-        return _row_of(self._rows, self._log, version, peer, self._log.name)
-
-
-def _row_of(rows: _Rows, log: _Log, version: int, peer: str, name: str) -> WaterfallRow:
-    return rows.setdefault((log.run, version, peer), WaterfallRow(version, peer, name))
-
-
-def _hear(logs: Sequence[_Log], rows: _Rows, zero_s: _Zeros) -> None:
-    """Add what learners heard of their workers."""
-    told = {key for key, row in rows.items() if row.bars}
-    for log in logs:
-        for time_s, event in log.events:
-            if not isinstance(event, VersionSpreading):
-                continue
-            at_s = time_s - zero_s[log.run, event.version]
-            for peer, share in event.shares.items():
-                row = _row_of(rows, log, event.version, peer, short_id(peer))
-                if (log.run, event.version, peer) not in told:
-                    row.bars = [Bar("heard", 0.0, max(0.0, at_s))]
-                    row.note = "" if share >= 1.0 else f"{share:.0%}, as far as was heard"
-                if share >= 1.0 and row.had_s is None:
-                    row.had_s = at_s
-            for peer in event.using:
-                row = _row_of(rows, log, event.version, peer, short_id(peer))
-                row.used_s = at_s if row.used_s is None else row.used_s
+    def _row(self, version: int, peer: str, name: str = "") -> WaterfallRow:
+        row = WaterfallRow(version, peer, name or self._log.name)
+        return self.rows.setdefault((self._log.run, version, peer), row)
 
 
 def drawn_broadcasts(nodes: Sequence[LoggedNode]) -> dict[str, Any] | None:
