@@ -1,4 +1,4 @@
-"""A mean and how sure it is, two-sided, at 95 %: by Student's t, and of shares by Wilson. Pure."""
+"""A policy's results on held-out tasks, with 95 % intervals by Student's t or Wilson's score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Final
 
-NODES_MIN: Final = 3  # of fewer an interval says next to nothing
 NORMAL_95: Final = 1.96
 # Quantiles of Student's distribution at 0.975 for 1, 2, 3... degrees of freedom.
 _T: Final = (
@@ -14,17 +13,6 @@ _T: Final = (
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
     2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Means over nodes at each x, and between what 95 % of such intervals hold the true mean."""
-
-    nodes: int
-    x: tuple[float, ...]
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -47,26 +35,6 @@ def share_interval(passed: int, of: int) -> tuple[float, float, float]:
     return share, max(0.0, middle - half), min(1.0, middle + half)
 
 
-def band_of(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Band | None:
-    """Over curves of (x, y), where all of them have a point; None where that is in fewer than two
-    places, or there are fewer than `NODES_MIN` curves.
-
-    Nodes of one swarm train on each other's groups, so they are not quite independent: the interval
-    is for the nodes of such a swarm, not for swarms.
-    """
-    if len(curves) < NODES_MIN:
-        return None
-    points = [dict(zip(x, y, strict=True)) for x, y in curves]
-    shared = sorted(set.intersection(*(set(each) for each in points)))
-    if len(shared) < 2:
-        return None
-    made = [interval([each[x] for each in points]) for x in shared]
-    mean, low, high = zip(*made, strict=True)
-    return Band(len(curves), tuple(shared), mean, low, high)
-
-
-# A policy's results on held-out tasks, and its gains over another policy. Pure.
-
 Figure = tuple[float, float, float]  # mean, and the ends of its 95 % interval, in shares of one
 
 
@@ -79,34 +47,6 @@ class TaskResult:
     passed: int  # of the sampled completions
     samples: int
 
-    @property
-    def is_solved_ever(self) -> bool:
-        """True if any completion passed."""
-        return self.greedy or self.passed > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """Of a set of tasks. What needs samples is None without them."""
-
-    tasks: int
-    greedy: Figure
-    sampled: Figure | None
-    any_of: Figure | None  # pass@k, with all samples
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Of two policies on the same tasks: the second's figures less the first's, in pairs."""
-
-    tasks: int
-    greedy: Figure
-    sampled: Figure | None
-    gained: int  # tasks that the second solves greedily and the first does not
-    lost: int
-    locked: int  # tasks that the first never solved, greedily or in a sample
-    unlocked: int  # of these, those that the second solves greedily
-
 
 def by_environment(results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
     """Each environment's results, by name; all of them first, under an empty name."""
@@ -116,70 +56,48 @@ def by_environment(results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]
     return found
 
 
-def abilities(results: Sequence[TaskResult]) -> Abilities:
-    """Over at least two tasks."""
-    samples = min(each.samples for each in results)
-    solved = sum(each.greedy for each in results)
-    found = None if not samples else [each.passed / each.samples for each in results]
-    some = sum(each.passed > 0 for each in results)
-    return Abilities(
-        tasks=len(results),
-        greedy=share_interval(solved, len(results)),
-        sampled=None if found is None else interval(found),
-        any_of=None if found is None else share_interval(some, len(results)),
-    )
-
-
-def compared(before: Sequence[TaskResult], after: Sequence[TaskResult]) -> Comparison:
-    """Both are of the same tasks in the same order, at least two."""
-    pairs = list(zip(before, after, strict=True))
-    sampled = None
-    if all(was.samples and now.samples for was, now in pairs):
-        sampled = interval(
-            [now.passed / now.samples - was.passed / was.samples for was, now in pairs]
-        )
-    locked = [(was, now) for was, now in pairs if not was.is_solved_ever]
-    return Comparison(
-        tasks=len(pairs),
-        greedy=interval([float(now.greedy) - float(was.greedy) for was, now in pairs]),
-        sampled=sampled,
-        gained=sum(now.greedy and not was.greedy for was, now in pairs),
-        lost=sum(was.greedy and not now.greedy for was, now in pairs),
-        locked=len(locked),
-        unlocked=sum(now.greedy for _, now in locked),
-    )
-
-
 def told(results: Sequence[TaskResult]) -> list[str]:
     """A table for people: a row for all tasks and one for each environment, in percent."""
     samples = min(each.samples for each in results)
-    heads = ["sampled", f"pass@{samples}"] if samples else []
-    rows = [["", "tasks", "greedy", *heads]]
+    rows = [["", "tasks", "greedy", *(["sampled", f"pass@{samples}"] if samples else [])]]
     for name, part in by_environment(results).items():
         if len(part) < 2:
             continue
-        found = abilities(part)
-        row = [name or "all", str(found.tasks), _percent(found.greedy)]
-        if found.sampled is not None and found.any_of is not None:
-            row += [_percent(found.sampled), _percent(found.any_of)]
+        greedy = share_interval(sum(each.greedy for each in part), len(part))
+        row = [name or "all", str(len(part)), _percent(greedy)]
+        if samples:
+            some = sum(each.passed > 0 for each in part)
+            row += [
+                _percent(interval([each.passed / each.samples for each in part])),
+                _percent(share_interval(some, len(part))),
+            ]
         rows.append(row)
     return _aligned(rows)
 
 
 def told_compared(before: Sequence[TaskResult], after: Sequence[TaskResult]) -> list[str]:
-    """A table of differences for people, in points."""
+    """A table of differences of two policies on the same tasks in the same order, in points.
+
+    Gained: solved greedily by the second policy only. Unlocked: never solved by the first, greedily
+    or in a sample, and solved greedily by the second.
+    """
     sampled = min(each.samples for each in [*before, *after]) > 0
     rows = [["", "tasks", "greedy", *(["sampled"] * sampled), "gained", "lost", "unlocked"]]
-    first, second = by_environment(before), by_environment(after)
-    for name, part in first.items():
+    second = by_environment(after)
+    for name, part in by_environment(before).items():
         if len(part) < 2:
             continue
-        found = compared(part, second[name])
-        row = [name or "all", str(found.tasks), _points(found.greedy)]
-        if found.sampled is not None:
-            row.append(_points(found.sampled))
-        row += [str(found.gained), str(found.lost), f"{found.unlocked} of {found.locked}"]
-        rows.append(row)
+        pairs = list(zip(part, second[name], strict=True))
+        greedy = interval([float(now.greedy) - float(was.greedy) for was, now in pairs])
+        row = [name or "all", str(len(pairs)), _points(greedy)]
+        if sampled:
+            rises = [now.passed / now.samples - was.passed / was.samples for was, now in pairs]
+            row.append(_points(interval(rises)))
+        gained = sum(now.greedy and not was.greedy for was, now in pairs)
+        lost = sum(was.greedy and not now.greedy for was, now in pairs)
+        locked = [now for was, now in pairs if not was.greedy and not was.passed]
+        unlocked = sum(now.greedy for now in locked)
+        rows.append([*row, str(gained), str(lost), f"{unlocked} of {len(locked)}"])
     return _aligned(rows)
 
 

@@ -1,8 +1,8 @@
 """Alarms of a node, from its own reports of the last minutes and rounds. Pure.
 
-An alarm stands as long as its condition holds. Each threshold leaves room for a healthy swarm: a
-slow first round, one bad group, a burst of traffic. A round takes from a second to ten minutes, so
-conditions on rounds are counted in rounds.
+An alarm stands as long as its condition holds. Thresholds leave room for a slow first round, one
+bad group or a burst of traffic. A round takes from a second to ten minutes, so conditions on rounds
+are counted in rounds.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,25 +23,25 @@ from swarm.telemetry.reports import (
     PeerTraffic,
 )
 
-HISTORY_REPORTS: Final = 64
-HISTORY_S: Final = 120.0  # how far back an alarm looks that depends on no rounds
-ROUNDS_KEPT: Final = 8  # of each the first report, however long ago
-PATIENCE_S: Final = 60.0  # for which something must be so, where it may be a passing state
-ROUNDS_MIN: Final = 3  # for which something must be so, where it is of rounds or steps
-IDLE_RATIO_MAX: Final = 0.5
-STALENESS_SHARE: Final = 0.8  # of S, in the mean
-DOMINATES_SHARE: Final = 0.8
-DOMINATED_GROUPS_MIN: Final = 20
+HISTORY_REPORTS: Final = 64  # kept for the alarms
+HISTORY_S: Final = 120.0  # an alarm that depends on no rounds looks back so far
+ROUNDS_KEPT: Final = 8  # the first report of each is kept, however long ago
+PATIENCE_S: Final = 60.0  # a condition that may be passing must hold for so long
+ROUNDS_MIN: Final = 3  # a condition on rounds or steps must hold for so many
+IDLE_RATIO_MAX: Final = 0.5  # of a learner's time
+STALENESS_SHARE: Final = 0.8  # of the bound S, for the mean
+DOMINATES_SHARE: Final = 0.8  # of the groups, by one producer
+DOMINATED_GROUPS_MIN: Final = 20  # before one producer can dominate
 PRODUCERS_MIN: Final = 3  # connected: of two, one always makes most
-REJECTS_MIN: Final = 20
-REJECTS_SHARE: Final = 0.5  # of what came
-FUTURE_PEERS_MIN: Final = 3  # fewer may be wrong themselves; a worker has a note for its learner's
+REJECTS_MIN: Final = 20  # records within `HISTORY_S`
+REJECTS_SHARE: Final = 0.5  # of the records that came
+FUTURE_PEERS_MIN: Final = 3  # fewer peers may have wrong clocks themselves
 TURNED_AWAY_MIN: Final = 3  # newcomers; one may have come in a busy moment
 NO_PLACE: Final = ("full", "handshakes", "too_many_of_one_block", "too_many_of_one_address")
-LESSONLESS_ROUNDS: Final = 5  # in each of which no group may have taught anything
-LESSONLESS_GROUPS_MIN: Final = 16  # fewer may be alike by chance
-MOST: Final = 0.5  # of the completions, where something is the reason
-NEARLY_ALL: Final = 0.95
+LESSONLESS_ROUNDS: Final = 5  # in a row without an informative group
+LESSONLESS_GROUPS_MIN: Final = 16  # fewer groups may be alike by chance
+MOST: Final = 0.5  # of the completions: the share that counts as a reason
+NEARLY_ALL: Final = 0.95  # of the completions
 DISK_FREE_BYTES_MIN: Final = 2 << 30
 DISK_CRITICAL_BYTES: Final = 256 << 20
 MEMORY_BYTES_MIN: Final = 512 << 20
@@ -52,7 +52,7 @@ History = Sequence[NodeReport]  # of one process, the oldest first
 
 @dataclass(frozen=True, slots=True)
 class AlarmCondition:
-    """A condition that holds now. `subject`: its peer; `advice` None: that of the alarm."""
+    """A condition that holds. `subject`: its peer; `advice` None: that of the alarm."""
 
     level: Level
     text: str
@@ -60,49 +60,35 @@ class AlarmCondition:
     advice: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Past:
-    """Reports that alarms look at: those of the last `HISTORY_S`, and the first of each of the last
-    rounds, which may be older. Neither is empty."""
+    """The reports of the process that sent the last one: `recent` ones of the last `HISTORY_S`, and
+    the first of each of the last `rounds`, which may be older; `all` has both, in order."""
 
-    recent: History
-    rounds: History
+    def __init__(self, history: History) -> None:
+        self.now = history[-1]
+        ours = {each.sequence: each for each in history if each.instance == self.now.instance}
+        kept = [ours[number] for number in sorted(ours)]
+        self.recent = [each for each in kept if self.now.sent_at_s - HISTORY_S <= each.sent_at_s]
+        rounds = first_of_each_round(kept)[-ROUNDS_KEPT:]
+        both = {each.sequence: each for each in (*rounds, *self.recent)}
+        self.all = [both[number] for number in sorted(both)]
 
-    @property
-    def now(self) -> NodeReport:
-        """The last report."""
-        return self.recent[-1]
-
-    @property
-    def all(self) -> History:
-        """Both, each report once."""
-        return _in_order((*self.rounds, *self.recent))
+    def value(self, name: str) -> float:
+        """The metric in the last report; 0: it is not there."""
+        return _value(self.now, name)
 
     def since(self, rounds: int, span_s: float) -> History:
         """The reports of that many rounds and seconds; empty: the history is not as long."""
-        now, history = self.now, self.all
-        for index in range(len(history) - 1, -1, -1):
-            was = history[index]
-            if _round(now) - _round(was) >= rounds and now.sent_at_s - was.sent_at_s >= span_s:
-                return history[index:]
+        for index in range(len(self.all) - 1, -1, -1):
+            was = self.all[index]
+            passed = _round(self.now) - _round(was)
+            if passed >= rounds and self.now.sent_at_s - was.sent_at_s >= span_s:
+                return self.all[index:]
         return ()
 
 
-def past_of(history: History) -> Past:
-    """The past of the process that sent the last report."""
-    now = history[-1]
-    ours = _in_order([each for each in history if each.instance == now.instance])
-    recent = [each for each in ours if now.sent_at_s - HISTORY_S <= each.sent_at_s]
-    return Past(recent, _first_of_each_round(ours)[-ROUNDS_KEPT:])
-
-
-def _in_order(reports: History) -> History:
-    return sorted(
-        {each.sequence: each for each in reports}.values(), key=lambda each: each.sequence
-    )
-
-
-def _first_of_each_round(reports: History) -> History:
+def first_of_each_round(reports: History) -> History:
+    """The first report of each round or step."""
     first: dict[float, NodeReport] = {}
     for each in reports:
         first.setdefault(_round(each), each)
@@ -113,7 +99,7 @@ def alarms_of(history: History) -> tuple[AlarmReport, ...]:
     """The alarms that stand, by the last reports of one process; critical ones first."""
     if not history:
         return ()
-    past = past_of(history)
+    past = Past(history)
     found = [(alarm, check(past)) for alarm, check in CHECKS.items()]
     standing = [
         AlarmReport(
@@ -130,7 +116,7 @@ def alarms_of(history: History) -> tuple[AlarmReport, ...]:
 
 
 def identity_of(alarms: Sequence[AlarmReport]) -> frozenset[tuple[Alarm, str, Level]]:
-    """The alarms that stand, without their texts, whose figures change with each report."""
+    """The alarms without their texts, whose figures change with each report."""
     return frozenset((each.kind, each.subject, each.level) for each in alarms)
 
 
@@ -156,14 +142,13 @@ def _span_s(history: History) -> float:
 
 
 def _not_sharing(past: Past) -> AlarmCondition | None:
-    """Peers have been there all along, rounds go by, and nothing of theirs is accepted."""
+    """Peers are connected, rounds go by, and no foreign group is accepted."""
     history = past.since(ROUNDS_MIN, PATIENCE_S)
     if past.now.role != "node" or not history:
         return None
     peers = min(_value(each, m.PEERS) for each in history)
-    if not peers or not _value(past.now, m.EXTERNAL_GROUPS_WANTED):
-        return None
-    if _rise(history, m.ACCEPTED_TOTAL):
+    wanted = past.value(m.EXTERNAL_GROUPS_WANTED)
+    if not peers or not wanted or _rise(history, m.ACCEPTED_TOTAL):
         return None
     return AlarmCondition(
         "critical",
@@ -175,10 +160,10 @@ def _not_sharing(past: Past) -> AlarmCondition | None:
 def _no_foreign(past: Past) -> AlarmCondition | None:
     """Effective J is zero round after round."""
     history = past.since(ROUNDS_MIN, 0.0)
-    wanted = _value(past.now, m.EXTERNAL_GROUPS_WANTED)
+    wanted = past.value(m.EXTERNAL_GROUPS_WANTED)
     if not history or not wanted:
         return None
-    # The first is of the round before them; where rounds are short, all that is recent counts.
+    # The first report is of the round before them. If rounds are short, all recent reports count.
     looked_at = (*history[1:], *past.recent)
     if any(_value(each, m.EXTERNAL_GROUPS) for each in looked_at):
         return None
@@ -196,7 +181,7 @@ def _learner_starving(past: Past) -> AlarmCondition | None:
     """The mean of the last steps, each once: of `HISTORY_S`, or a few where they take longer."""
     if past.now.role != "learner":
         return None
-    steps = [each for each in _first_of_each_round(past.all) if m.IDLE_RATIO in each.metrics]
+    steps = [each for each in first_of_each_round(past.all) if m.IDLE_RATIO in each.metrics]
     if len(steps) < ROUNDS_MIN:
         return None
     recent = [each for each in steps if past.now.sent_at_s - each.sent_at_s <= HISTORY_S]
@@ -207,9 +192,8 @@ def _learner_starving(past: Past) -> AlarmCondition | None:
 
 
 def _staleness_near_bound(past: Past) -> AlarmCondition | None:
-    now = past.now
-    bound, mean = _value(now, m.STALENESS_BOUND_STEPS), _value(now, m.STALENESS_MEAN_STEPS)
-    queued = _value(now, m.QUEUED_STALENESS_MAX_STEPS)
+    bound, mean = past.value(m.STALENESS_BOUND_STEPS), past.value(m.STALENESS_MEAN_STEPS)
+    queued = past.value(m.QUEUED_STALENESS_MAX_STEPS)
     if bound < 1 or max(mean, queued - 1) < STALENESS_SHARE * bound:
         return None
     return AlarmCondition(
@@ -220,8 +204,7 @@ def _staleness_near_bound(past: Past) -> AlarmCondition | None:
 
 
 def _one_producer(past: Past) -> AlarmCondition | None:
-    """One of several feeds all: workers of a learner, or peers of a node. What it did before the
-    others came does not count."""
+    """One of several workers or peers makes nearly all groups, since the others are connected."""
     now, first = past.now, None
     for each in reversed(past.all):
         if _producers(each) < PRODUCERS_MIN:
@@ -229,12 +212,7 @@ def _one_producer(past: Past) -> AlarmCondition | None:
         first = each
     if first is None:
         return None
-    if now.workers:
-        before = {row.peer_id or row.name: row.admitted for row in first.workers}
-        counts = {row.peer_id or row.name: row.admitted for row in now.workers}
-    else:
-        before = {row.peer_id: row.groups_trained for row in first.peers}
-        counts = {row.peer_id: row.groups_trained for row in now.peers}
+    before, counts = _groups_by_producer(first), _groups_by_producer(now)
     rises = {who: count - before.get(who, 0) for who, count in counts.items()}
     total = sum(rises.values())
     if total < DOMINATED_GROUPS_MIN:
@@ -247,6 +225,12 @@ def _one_producer(past: Past) -> AlarmCondition | None:
         f"{who} made {most} of the last {total} groups; {_producers(now)} are connected",
         who,
     )
+
+
+def _groups_by_producer(report: NodeReport) -> dict[str, int]:
+    if report.workers:
+        return {row.peer_id or row.name: row.admitted for row in report.workers}
+    return {row.peer_id: row.groups_trained for row in report.peers}
 
 
 def _producers(report: NodeReport) -> int:
@@ -275,30 +259,26 @@ def _refusing_newcomers(past: Past) -> AlarmCondition | None:
     full = sum(rises.get(why, 0.0) for why in NO_PLACE)
     if full < TURNED_AWAY_MIN:
         return None
-    now = past.now
     return AlarmCondition(
         "critical",
-        f"refusing newcomers: {_value(now, m.CONNECTIONS):.0f} of "
-        f"{_value(now, m.CONNECTIONS_MAX):.0f} places are taken, "
-        f"{_value(now, m.LARGEST_ORIGIN_CONNECTIONS):.0f} of them by one address; {full:.0f} were "
+        f"refusing newcomers: {past.value(m.CONNECTIONS):.0f} of "
+        f"{past.value(m.CONNECTIONS_MAX):.0f} places are taken, "
+        f"{past.value(m.LARGEST_ORIGIN_CONNECTIONS):.0f} of them by one address; {full:.0f} were "
         f"turned away within {_span_s(past.recent):.0f} s",
     )
 
 
-def _low(name: str, what: str, warn: int, critical: int) -> Callable[[Past], AlarmCondition | None]:
-    def check(past: Past) -> AlarmCondition | None:
-        left = past.now.metrics.get(name)
-        if left is None or left >= warn:
-            return None
-        level: Level = "critical" if left < critical else "warning"
-        return AlarmCondition(level, f"{left / 2**20:,.0f} MiB {what}")
-
-    return check
+def _low(past: Past, name: str, what: str, warn: int, critical: int) -> AlarmCondition | None:
+    left = past.now.metrics.get(name)
+    if left is None or left >= warn:
+        return None
+    level: Level = "critical" if left < critical else "warning"
+    return AlarmCondition(level, f"{left / 2**20:,.0f} MiB {what} are left")
 
 
 def _clock_skew(past: Past) -> AlarmCondition | None:
-    """Records of most peers are dated in the future: this clock is slow. With one or two such peers
-    it is their clocks that are fast, however many records they send."""
+    """Most peers date records in the future: this clock is slow. If only one or two peers do, their
+    clocks are fast."""
     history = past.since(ROUNDS_MIN, HISTORY_S) or past.recent
     before = {row.peer_id: row for row in history[0].peers}
     rises = []  # of each peer that was heard from: records dated in the future
@@ -316,41 +296,37 @@ def _clock_skew(past: Past) -> AlarmCondition | None:
 
 
 def _version_split(past: Past) -> AlarmCondition | None:
-    """Workers that get leases all the same are further behind than S."""
+    """Workers that get leases are further behind than S."""
     now, history = past.now, past.recent
-    published, bound = _value(now, m.PUBLISHED_VERSION), _value(now, m.STALENESS_BOUND_STEPS)
+    bound = max(1.0, past.value(m.STALENESS_BOUND_STEPS))
 
     def behind(report: NodeReport) -> set[str]:
-        least = _value(report, m.PUBLISHED_VERSION) - max(1.0, bound)
+        least = _value(report, m.PUBLISHED_VERSION) - bound
         return {
             row.peer_id or row.name
             for row in report.workers
             if row.phase in ("working", "idle") and (row.version or 0) < least
         }
 
-    if _span_s(history) < PATIENCE_S:
-        return None
     late = set.intersection(*(behind(each) for each in history))
-    if not late:
+    if not late or _span_s(history) < PATIENCE_S:
         return None
     return AlarmCondition(
         "warning",
-        f"{len(late)} of {len(now.workers)} workers are more than {max(1.0, bound):.0f} versions "
-        f"behind {published:.0f}, {min(late)} for one",
+        f"{len(late)} of {len(now.workers)} workers are more than {bound:.0f} versions behind "
+        f"{past.value(m.PUBLISHED_VERSION):.0f}, {min(late)} for one",
     )
 
 
 def _nothing_to_learn(past: Past) -> AlarmCondition | None:
-    """All rewards of each group are alike, round after round: no update has moved the policy."""
+    """All rewards of each group are alike, round after round: no update moved the policy."""
     history = past.since(LESSONLESS_ROUNDS, 0.0)
     if not history or _rise(history, m.INFORMATIVE_GROUPS_TOTAL):
         return None
     groups = _rise(history, m.GROUPS_TOTAL)
     if groups < LESSONLESS_GROUPS_MIN:
         return None
-    names = (m.COMPLETIONS_TOTAL, m.UNREAD_COMPLETIONS_TOTAL, m.RIGHT_COMPLETIONS_TOTAL)
-    made, unread, right = (_rise(history, name) for name in names)
-    reason, advice = _why_alike(made, unread, right, _rise(history, m.CUT_COMPLETIONS_TOTAL))
+    reason, advice = _why_alike(history)
     return AlarmCondition(
         "critical",
         f"nothing can be learned here: in each of the last {groups:.0f} groups all rewards are "
@@ -359,44 +335,45 @@ def _nothing_to_learn(past: Past) -> AlarmCondition | None:
     )
 
 
-def _why_alike(made: float, unread: float, right: float, cut: float) -> tuple[str, str | None]:
-    """The reason, and what to do about it where that is more than the alarm's own advice."""
+def _why_alike(history: History) -> tuple[str, str | None]:
+    """The reason, and what to do about it if that is more than the alarm's own advice."""
+    made = _rise(history, m.COMPLETIONS_TOTAL)
     if not made:
         return "", None
-    if unread > MOST * made and cut > MOST * made:
+    unread = _rise(history, m.UNREAD_COMPLETIONS_TOTAL) / made
+    right = _rise(history, m.RIGHT_COMPLETIONS_TOTAL) / made
+    cut = _rise(history, m.CUT_COMPLETIONS_TOTAL) / made
+    if unread > MOST and cut > MOST:
         return (
-            f"; {cut / made:.0%} of the completions were cut by the token limit, and "
-            f"{unread / made:.0%} have no answer",
+            f"; {cut:.0%} of the completions were cut by the token limit, and {unread:.0%} have no "
+            "answer",
             "Raise sampling.max_new_tokens of the run, or have answer.system ask for less.",
         )
-    if unread > MOST * made:
+    if unread > MOST:
         return (
-            f"; {unread / made:.0%} of the completions have no answer in the run's format",
+            f"; {unread:.0%} of the completions have no answer in the run's format",
             "Look with `swarm-node samples` at what the policy says, and choose the run's "
             "answer.format, its system prompt or its examples by that.",
         )
-    if right >= NEARLY_ALL * made:
-        return f"; {right / made:.0%} of the answers are right", "Make the run's tasks harder."
-    if right <= (1 - NEARLY_ALL) * made:
+    if right >= NEARLY_ALL:
+        return f"; {right:.0%} of the answers are right", "Make the run's tasks harder."
+    if right <= 1 - NEARLY_ALL:
         return (
-            f"; {right / made:.0%} of the answers are right",
+            f"; {right:.0%} of the answers are right",
             "Make the run's tasks easier, or begin with a policy that solves some of them.",
         )
     return "", None
 
 
 def _went_back(past: Past) -> AlarmCondition | None:
-    """The policy fell in the last rounds, and is again the one that did best."""
-    history = past.all
-    falls = _rise(history, m.RETURNS_TOTAL)
+    """The policy got worse in the last rounds and was rolled back to the best one."""
+    falls, rounds = _rise(past.all, m.RETURNS_TOTAL), _rise(past.all, m.ROUND)
     if not falls:
         return None
-    now = past.now
-    rounds = _round(now) - _round(history[0])
     return AlarmCondition(
         "warning",
         f"the policy fell and went back to its best {often(falls)} within {rounds:.0f} rounds; it "
-        f"learns at {_value(now, m.RATE_SHARE_RATIO):.0%} of its rate",
+        f"learns at {past.value(m.RATE_SHARE_RATIO):.0%} of its rate",
     )
 
 
@@ -407,11 +384,11 @@ CHECKS: Final[dict[Alarm, Callable[[Past], AlarmCondition | None]]] = {
     Alarm.STALENESS_NEAR_BOUND: _staleness_near_bound,
     Alarm.ONE_PRODUCER: _one_producer,
     Alarm.REJECT_STORM: _reject_storm,
-    Alarm.DISK_LOW: _low(
-        m.DISK_FREE_BYTES, "of disk are left", DISK_FREE_BYTES_MIN, DISK_CRITICAL_BYTES
+    Alarm.DISK_LOW: lambda past: _low(
+        past, m.DISK_FREE_BYTES, "of disk", DISK_FREE_BYTES_MIN, DISK_CRITICAL_BYTES
     ),
-    Alarm.MEMORY_LOW: _low(
-        m.MEMORY_AVAILABLE_BYTES, "of memory are left", MEMORY_BYTES_MIN, MEMORY_CRITICAL_BYTES
+    Alarm.MEMORY_LOW: lambda past: _low(
+        past, m.MEMORY_AVAILABLE_BYTES, "of memory", MEMORY_BYTES_MIN, MEMORY_CRITICAL_BYTES
     ),
     Alarm.CLOCK_SKEW: _clock_skew,
     Alarm.REFUSING_NEWCOMERS: _refusing_newcomers,

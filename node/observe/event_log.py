@@ -1,8 +1,7 @@
-"""The event log: what happened to a node, one JSON object a line. Reports are made of it alone.
+"""The event log: what happened to a node, one JSON object a line.
 
-The log survives kill -9: a line is one write, a line that was cut is dropped by readers and removed
-when the log is opened again. It is bounded: at `bytes_max` the file becomes `events.jsonl.1`, the
-older ones move up, and the oldest goes.
+It survives kill -9: readers drop a torn line, and opening the log removes it. It is bounded: at
+`bytes_max` the file becomes `events.jsonl.1`, older files move up, and the oldest is deleted.
 """
 
 import json
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from node.observe.records import (
     Banned,
@@ -76,21 +75,16 @@ def plain_json(value: Any) -> Any:
     return value
 
 
-def _ordered(record: Record | SampledGroup) -> dict[str, Any]:
-    """Its fields as a line has them: figures of a round last."""
-    found = asdict(record)
-    if isinstance(record, RoundFigures):
-        found |= {name: found.pop(name) for name in FIGURES}
-    return found
-
-
 def record_line(record: Record | SampledGroup, time_s: float) -> bytes:
-    """A record as a line of the log."""
-    return json_line(_NAMES[type(record)], time_s, _ordered(record))
+    """A record as a line of the log; figures of a round come last."""
+    fields = asdict(record)
+    if isinstance(record, RoundFigures):
+        fields |= {name: fields.pop(name) for name in FIGURES}
+    return json_line(_NAMES[type(record)], time_s, fields)
 
 
 def json_line(event: str, time_s: float, fields: Mapping[str, Any]) -> bytes:
-    """A line as those of the log are."""
+    """A line in the log's form."""
     head = {"event": event, "time_s": round(time_s, 3)}
     return json.dumps(plain_json({**head, **fields}), allow_nan=False).encode() + b"\n"
 
@@ -201,22 +195,17 @@ def read_events(path: Path) -> Iterator[tuple[float, Record]]:
     Raises:
         FileNotFoundError: there is no log at `path`.
     """
-    rotated = sorted(
-        (number, file)
+    rotated = {
+        int(number): file
         for file in path.parent.glob(f"{path.name}.*")
         if (number := file.name.removeprefix(f"{path.name}.")).isdecimal()
-    )
-    for _, file in sorted(((int(number), file) for number, file in rotated), reverse=True):
-        yield from _read_file(file)
-    yield from _read_file(path)
-
-
-def _read_file(path: Path) -> Iterator[tuple[float, Record]]:
-    with path.open("rb") as file:
-        while line := file.readline(LINE_BYTES_MAX):
-            event = _parse(line)
-            if event is not None:
-                yield event
+    }
+    for each in (*(rotated[number] for number in sorted(rotated, reverse=True)), path):
+        with each.open("rb") as file:
+            while line := file.readline(LINE_BYTES_MAX):
+                event = _parse(line)
+                if event is not None:
+                    yield event
 
 
 def _parse(line: bytes) -> tuple[float, Record] | None:
@@ -226,14 +215,7 @@ def _parse(line: bytes) -> tuple[float, Record] | None:
         fields = json.loads(line)
         adapter = _ADAPTERS[fields.pop("event")]
         return float(fields.pop("time_s")), adapter.validate_python(fields)
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        ValidationError,
-    ):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -289,9 +271,9 @@ def history(events: Iterable[tuple[float, Record]]) -> History:
                 steps[record.step] = (time_s, record)
             case WorkDone():
                 work.append((time_s, record))
-            case VersionPublished() | VersionSpreading() | VersionSpread():
-                versions.append((time_s, record))
-            case VersionComing() | VersionCame():
+            case WentBack() | Banned():
+                pass
+            case _:
                 versions.append((time_s, record))
     return History(
         started=started,

@@ -1,13 +1,61 @@
-"""Lines of (name, value) on a node that `status`, `top` and the live panel share. Pure."""
+"""Lines of (name, value) and tables that `status`, `top` and the live panel share. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from node.observe.records import RoundDone, StatusSnapshot, StepDone, WorkDone
-from node.observe.text_format import amount, bar_chart, percent, printable
+from rich.console import JustifyMethod, OverflowMethod
+from rich.table import Table
+from rich.text import Text
+
+from node.observe.records import PeerStatus, RoundDone, StatusSnapshot, StepDone, WorkDone
+from node.observe.text_format import amount, bar_chart, counted, percent, printable, short_id
 from node.observe.usefulness import times_text
 from swarm.telemetry.metrics import figure_texts
 
-REASONS_SHOWN = 3  # for which groups were refused, the most frequent ones
+REASONS_SHOWN = 3  # the most frequent reasons of refused groups
+REASON = "because of"  # the column whose texts fold
+TEXT_COLUMNS = ("runs", "role", "at", REASON)  # beside the first
+VALUE_CHARS_MAX = 400
+
+
+def facts_table(facts: Iterable[tuple[str, str]], *, fold: bool = False) -> Table:
+    """Names and values; a value is one line, unless it is folded."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True, width=12 if fold else 10)
+    table.add_column(no_wrap=not fold, overflow="fold" if fold else "ellipsis")
+    for name, value in facts:
+        table.add_row(name, Text(printable(value, VALUE_CHARS_MAX)))
+    return table
+
+
+def rows_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left_out: int = 0) -> Table:
+    """A table of bounded texts; the first column is of text. `left_out`: further rows, counted."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for place, name in enumerate(columns):
+        is_text = not place or name in TEXT_COLUMNS
+        justify: JustifyMethod = "left" if is_text else "right"
+        folds = name == REASON
+        overflow: OverflowMethod = "fold" if folds else "ellipsis"
+        table.add_column(name, justify=justify, no_wrap=not folds, overflow=overflow)
+    limits = [200 if name == REASON else 40 for name in columns]
+    for row in rows:
+        table.add_row(*(Text(printable(*cell)) for cell in zip(row, limits, strict=True)))
+    if left_out:
+        table.add_row(Text(f"and {left_out} more", style="dim"))
+    return table
+
+
+PEER_COLUMNS = ("accepted", "trained on", "rejected")  # after the peer's id
+
+
+def peer_cells(peer: PeerStatus) -> tuple[str, ...]:
+    """A peer's row: its id, then `PEER_COLUMNS`."""
+    rejected = sum(peer.rejected.values())
+    return (
+        short_id(peer.peer_id),
+        f"{peer.groups_accepted}",
+        f"{peer.groups_trained}",
+        f"{rejected}",
+    )
 
 
 def now_line(s: StatusSnapshot) -> str:
@@ -40,20 +88,20 @@ def done_lines(s: StatusSnapshot, rewards: Sequence[float] = ()) -> list[tuple[s
     if s.role == "worker":
         return work_lines(s.work, s.tokens_per_s)
     reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}"
-    held_out = [("held-out", _held_out(s)), *_validation_lines(s)]
+    lines = [
+        ("held-out", _held_out(s)),
+        *_validation_lines(s),
+        (
+            "reward" if s.role == "learner" else "own reward",
+            f"{reward}  {bar_chart(rewards)}".rstrip(),
+        ),
+        *_answer_lines(s),
+    ]
     if s.role == "learner":
         bound = "" if s.staleness_bound is None else f", {s.staleness_bound} allowed"
-        told = [*step_lines(s.step, bound), *mismatch_lines(s)]
-        return [
-            *held_out,
-            ("reward", f"{reward}  {bar_chart(rewards)}".rstrip()),
-            *_answer_lines(s),
-            *told,
-        ]
+        return [*lines, *step_lines(s.step, bound), *mismatch_lines(s)]
     return [
-        *held_out,
-        ("own reward", f"{reward}  {bar_chart(rewards)}".rstrip()),
-        *_answer_lines(s),
+        *lines,
         *_trained_lines(s),
         *_sharing_lines(s),
         *mismatch_lines(s),
@@ -96,12 +144,12 @@ def step_lines(step: StepDone | None, bound: str = "") -> list[tuple[str, str]]:
     """A learner's last step. `bound`: on staleness, as text."""
     if step is None:
         return [("trained on", "nothing yet: it waits for its first groups")]
-    workers = _count(len(step.groups_by_worker), "worker")
+    workers = counted(len(step.groups_by_worker), "workers")
     shared = f" and {step.shared_groups} of the pool" if step.shared_groups else ""
     return [
         (
             "trained on",
-            f"{_count(step.groups - step.shared_groups, 'group')} of {workers}{shared},"
+            f"{counted(step.groups - step.shared_groups, 'groups')} of {workers}{shared},"
             f" {step.informative_groups} informative{_quantised(step.groups_quantised)}",
         ),
         (
@@ -129,14 +177,14 @@ def work_lines(work: WorkDone | None, tokens_per_s: float) -> list[tuple[str, st
     )
     reasons = "".join(f", {count:,} {printable(why, 24)}" for count, why in refused[:REASONS_SHOWN])
     return [
-        ("handed in", f"{_count(sum(verdicts.values()), 'group')}, {taken:,} accepted{reasons}"),
+        ("handed in", f"{counted(sum(verdicts.values()), 'groups')}, {taken:,} accepted{reasons}"),
         (
             "generating",
             f"{tokens_per_s:,.0f} tokens/s, {work.generated_tokens_total:,} tokens so far",
         ),
         (
             "last batch",
-            f"{_count(work.groups, 'group')} in {work.generate_s:.1f} s,"
+            f"{counted(work.groups, 'groups')} in {work.generate_s:.1f} s,"
             f" waited {work.wait_s:.1f} s for work",
         ),
     ]
@@ -169,7 +217,7 @@ def _validation_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     if s.validation_best is not None:
         parts.append(f"best {percent(s.validation_best)} after round {s.validation_best_round}")
     if s.returns:
-        parts.append(f"went back {_count(s.returns, 'time')}")
+        parts.append(f"went back {counted(s.returns, 'times')}")
     if s.rate_share < 1.0:
         parts.append(f"rate × {s.rate_share:g}")
     return [("validation", ", ".join(parts))]
@@ -188,7 +236,3 @@ def _sharing_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
 def _quantised(groups: int) -> str:
     """Said after what was trained on, where engines with quantised weights made some of it."""
     return f", {groups} by quantised engines" if groups else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

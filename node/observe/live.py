@@ -1,8 +1,7 @@
 """The output of `swarm-node join` while it runs.
 
-In a terminal: a few lines that redraw in place, with evaluations and troubles kept above them.
-Elsewhere: one plain line for each round, evaluation and trouble, with its time and level, fit for a
-log file; what takes long has bars on standard error, if that is a terminal.
+In a terminal: a few lines that redraw in place, with evaluations and troubles above them. Elsewhere
+one line for each event, with its time and level; bars go to standard error if it is a terminal.
 """
 
 import math
@@ -15,11 +14,10 @@ from typing import Final, Self
 import trio
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from node.observe.event_log import Record, VersionEvent
-from node.observe.figures import done_lines, now_line, step_lines, work_lines
+from node.observe.event_log import Record
+from node.observe.figures import done_lines, facts_table, now_line, step_lines, work_lines
 from node.observe.progress_bars import Bars, Work, on_stderr
 from node.observe.records import (
     Banned,
@@ -37,7 +35,7 @@ from node.observe.records import (
     WentBack,
     WorkDone,
 )
-from node.observe.text_format import amount, duration, percent, printable, short_id
+from node.observe.text_format import amount, counted, duration, percent, printable, short_id
 
 REDRAW_INTERVAL_S: Final = 0.25
 REWARDS_SHOWN: Final = 32  # rounds in the small bar chart
@@ -107,8 +105,8 @@ class LiveView:
         self._print(Text(printable(text, DETAIL_CHARS_MAX), style="dim"), "DEBUG")
 
     def _tell_notes(self, notes: Iterable[str]) -> None:
-        """Each when it comes, and again where it comes back or stands for long. Figures in it are
-        no news."""
+        """Tell each note when it comes, and again if it comes back or stands for long, whatever its
+        figures."""
         now = self._clock()
         standing = {_FIGURES.sub("#", text): text for text in notes}
         told = {name: self._noted.get(name, -math.inf) for name in standing}
@@ -153,12 +151,8 @@ class LiveView:
         if isinstance(record, VersionComing | VersionSpreading):
             return  # there are many, for the log alone
         if self._live is None or not isinstance(record, RoundDone | StepDone | WorkDone):
-            self._print(event_line(record, self._held_out_first()))
-
-    def _held_out_first(self) -> float | None:
-        """The figure of the node's first start where it knows that, else of this process."""
-        known = None if self._snapshot is None else self._snapshot.held_out_first
-        return self._first_held_out if known is None else known
+            known = None if self._snapshot is None else self._snapshot.held_out_first
+            self._print(event_line(record, self._first_held_out if known is None else known))
 
     def _draw(self) -> None:
         if self._live is None:
@@ -175,87 +169,89 @@ class LiveView:
 def event_line(record: Record, first_held_out: float | None = None) -> Text:
     """One line for one record. `first_held_out` is the pass rate to compare evaluations with."""
     match record:
-        case Started():
-            size = f" ({amount(record.parameters)} parameters)" if record.parameters else ""
-            start = f"round {record.round}" if record.round else "the beginning"
-            return Text(
-                f"{short_id(record.peer_id)} starts from {start}: "
-                f"run {printable(record.run_id, 80)}, "
-                f"{printable(record.model, 80)}{size}, {record.engine} engine"
-            )
-        case RoundDone():
-            return _round_line(record)
-        case StepDone():
-            return _step_line(record)
-        case WorkDone():
-            return _work_line(record)
         case HeldOut():
-            return _held_out_line(record, first_held_out)
+            return Text(_held_out_line(record, first_held_out), style="bold")
         case WentBack():
-            return _turn_line(record)
-        case Trouble():
-            return Text(f"{WARNS}{printable(record.what, TROUBLE_CHARS_MAX)}", style="yellow")
-        case Banned():
-            who = record.subject if record.is_block else short_id(record.subject)
-            return Text(f"banned {printable(who, 80)}: {printable(record.why, TROUBLE_CHARS_MAX)}")
-        case _:
-            return _version_line(record)
+            return Text(WARNS + _went_back_line(record), style="bold yellow")
+        case Trouble(what=what):
+            return Text(f"{WARNS}{printable(what, TROUBLE_CHARS_MAX)}", style="yellow")
+        case VersionCame(failure=str(why)):
+            why = printable(why, TROUBLE_CHARS_MAX)
+            return Text(f"version {record.version} did not come: {why}", style="yellow")
+        case VersionPublished() | VersionSpread() | VersionCame():
+            return Text(_version_line(record))
+        case Started() | Banned():
+            return Text(_node_line(record))
+        case RoundDone():
+            return Text(_round_line(record))
+        case StepDone():
+            told = _joined(step_lines(record))
+            peers = counted(record.peers, "peers")
+            return Text(f"step {record.step}: reward {record.reward:.3f}; {told}; {peers}")
+        case WorkDone():
+            rate = record.generated_tokens / record.generate_s if record.generate_s > 0 else 0.0
+            return Text(
+                f"batch {record.batch}: version {record.policy_version} (the learner is at"
+                f" {record.learner_version}); {_joined(work_lines(record, rate))}"
+            )
+        case _:  # there are many, for the log alone
+            return Text(f"version {record.version}")
 
 
-def _held_out_line(record: HeldOut, first_held_out: float | None) -> Text:
+def _joined(lines: Iterable[tuple[str, str]]) -> str:
+    return "; ".join(f"{name} {value}" for name, value in lines)
+
+
+def _node_line(record: Started | Banned) -> str:
+    if isinstance(record, Banned):
+        who = record.subject if record.is_block else short_id(record.subject)
+        return f"banned {printable(who, 80)}: {printable(record.why, TROUBLE_CHARS_MAX)}"
+    size = f" ({amount(record.parameters)} parameters)" if record.parameters else ""
+    start = f"round {record.round}" if record.round else "the beginning"
+    return (
+        f"{short_id(record.peer_id)} starts from {start}: run {printable(record.run_id, 80)}, "
+        f"{printable(record.model, 80)}{size}, {record.engine} engine"
+    )
+
+
+def _held_out_line(record: HeldOut, first_held_out: float | None) -> str:
     first = record.passed if first_held_out is None else first_held_out
-    rise = 100 * (record.passed - first)
-    decides = ""
-    if record.validation is not None:
-        decides = f", validation {percent(record.validation)}"
-    return Text(
+    validation = "" if record.validation is None else f", validation {percent(record.validation)}"
+    return (
         f"held-out after round {record.round}: {percent(record.passed)} passed"
-        f" ({rise:+.1f} points since the start, {record.tasks} tasks){decides}",
-        style="bold",
+        f" ({100 * (record.passed - first):+.1f} points since the start, {record.tasks} tasks)"
+        f"{validation}"
     )
 
 
-def _turn_line(record: WentBack) -> Text:
-    return Text(
-        f"{WARNS}the policy fell to {percent(record.passed)} on the validation tasks and went back "
+def _went_back_line(record: WentBack) -> str:
+    return (
+        f"the policy fell to {percent(record.passed)} on the validation tasks and went back "
         f"to that of round {record.best_round} ({percent(record.best)}); it learns at "
-        f"{percent(record.rate_share)} of its rate",
-        style="bold yellow",
+        f"{percent(record.rate_share)} of its rate"
     )
 
 
-def _version_line(record: VersionEvent) -> Text:
+def _version_line(record: VersionPublished | VersionSpread | VersionCame) -> str:
     match record:
         case VersionPublished():
             delta = "" if record.delta_bytes is None else f", or {amount(record.delta_bytes, 'B')}"
-            return Text(
+            return (
                 f"version {record.version} is on offer: {amount(record.full_bytes, 'B')}{delta},"
                 f" made in {record.made_s:.1f} s"
             )
         case VersionSpread():
-            return Text(
-                f"version {record.version} is at {_peers(record.peers)}"
-                f" after {record.spread_s:.1f} s"
-            )
-        case VersionCame() if record.failure is None:
-            return Text(
+            peers = counted(record.peers, "peers")
+            return f"version {record.version} is at {peers} after {record.spread_s:.1f} s"
+        case VersionCame():
+            return (
                 f"version {record.version} serves: {amount(record.fetched_bytes, 'B')} fetched in"
                 f" {record.fetch_s:.1f} s, patched in {record.patch_s:.1f} s,"
                 f" paused {record.paused_s:.2f} s"
             )
-        case VersionCame():
-            return Text(
-                f"version {record.version} did not come:"
-                f" {printable(record.failure or '', TROUBLE_CHARS_MAX)}",
-                style="yellow",
-            )
-        case VersionComing():
-            return Text(f"version {record.version}: {record.phase}")
-        case VersionSpreading():
-            return Text(f"version {record.version}: of {_peers(len(record.shares))}")
 
 
-def _round_line(record: RoundDone) -> Text:
+def _round_line(record: RoundDone) -> str:
     own = f"{record.own_taught} of " if record.own_taught != record.local_groups else ""
     rescued = f" ({record.rescued_groups} rescued)" if record.rescued_groups else ""
     kept = f" and {record.kept_tokens:,} of drafts" if record.drafted_tokens else ""
@@ -263,45 +259,22 @@ def _round_line(record: RoundDone) -> Text:
     if record.trained_tokens_total:
         foreign = f"{record.external_groups} foreign"
         what = f"trained on {own}{record.local_groups} own{rescued} and {foreign}"
-    return Text(
+    return (
         f"round {record.round}: own reward {record.own_reward:.3f},"
         f" {what} groups, shared {record.groups_shared}, {record.generated_tokens:,} tokens{kept},"
         f" {record.generate_s:.1f}+{record.score_s:.1f}+{record.train_s:.1f} s"
-        f" (generate+score+train), {_peers(record.peers)}"
+        f" (generate+score+train), {counted(record.peers, 'peers')}"
     )
-
-
-def _step_line(record: StepDone) -> Text:
-    told = "; ".join(f"{name} {value}" for name, value in step_lines(record))
-    return Text(f"step {record.step}: reward {record.reward:.3f}; {told}; {_peers(record.peers)}")
-
-
-def _work_line(record: WorkDone) -> Text:
-    rate = record.generated_tokens / record.generate_s if record.generate_s > 0 else 0.0
-    told = "; ".join(f"{name} {value}" for name, value in work_lines(record, rate))
-    return Text(
-        f"batch {record.batch}: version {record.policy_version}"
-        f" (the learner is at {record.learner_version}); {told}"
-    )
-
-
-def _peers(count: int) -> str:
-    return "1 peer" if count == 1 else f"{count} peers"
 
 
 def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True, width=10)
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    table.add_row("now", f"{now_line(s)}, up {duration(s.uptime_s)}")
-    for name, value in done_lines(s, rewards):
-        table.add_row(name, Text(value))
     pool = f"{s.accepted} groups in, {sum(s.rejected.values())} rejected, "
-    table.add_row(
-        "swarm",
-        f"{_peers(len(s.peers))}, {pool if s.role == 'node' else ''}"
-        f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out",
+    swarm = (
+        f"{counted(len(s.peers), 'peers')}, {pool if s.role == 'node' else ''}"
+        f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out"
     )
+    now = f"{now_line(s)}, up {duration(s.uptime_s)}"
+    table = facts_table([("now", now), *done_lines(s, rewards), ("swarm", swarm)])
     notes = [Text(f"{WARNS}{printable(n, 200)}", style="yellow") for n in s.notes[:NOTES_SHOWN_MAX]]
     title = Text(f"swarm-node {short_id(s.peer_id)}", style="bold")
     return Group(title, table, *notes)

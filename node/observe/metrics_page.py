@@ -1,7 +1,7 @@
-"""The node's last report for Prometheus, over HTTP. The only file with prometheus_client and h11.
+"""The node's last report for Prometheus at `/metrics`.
 
-One page, `/metrics`; whoever asks for anything else is told so, and so is who calls it by a name
-that may lead elsewhere (`swarm.telemetry.web_hosts`). HEAD is answered as GET is, without the page.
+The only file with prometheus_client and h11. `swarm.telemetry.web_hosts` says which names it
+answers to.
 """
 
 import socket
@@ -19,9 +19,7 @@ from prometheus_client.registry import Collector
 from node.system.bounded_server import CLIENTS_MAX, serve_answers
 from swarm.errors import ConfigError
 from swarm.telemetry.metrics import METRICS, PEER_METRICS, measured
-from swarm.telemetry.reports import (
-    NodeReport,
-)
+from swarm.telemetry.reports import NodeReport
 from swarm.telemetry.web_hosts import WebHosts
 
 PREFIX: Final = "swarm_"
@@ -106,9 +104,8 @@ async def serve_metrics(
 ) -> None:
     """Answer at `host:port` until cancelled; reports the port once it listens.
 
-    `unanswered`: as of `serve_answers`. An answer of ours that breaks HTTP is a bug here, and does
-    not end the node: the first one is told of, and all are counted. `names`: further ones of the
-    page, as of `WebHosts`.
+    `unanswered`: as of `serve_answers`. Our own answer may break HTTP by a bug: `tell` gets the
+    first, and all are counted. `names`: as of `WebHosts`.
 
     Raises:
         ConfigError: the address cannot be listened on.

@@ -43,7 +43,7 @@ from swarm.weights.broadcast import Holding
 from swarm.weights.weights_service import Outcome
 from swarm.wire.messages import ROLLOUTS_PROTOCOL, adverts_topic
 
-OTHERS: Final = "others"  # the label of values that have no place of their own
+OTHERS: Final = "others"  # the label of the values beyond `LABELS_MAX`, summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,9 @@ def status_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
     return m.measured(snapshot) | m.figure_metrics(snapshot)
 
 
-def turned_away(snapshot: StatusSnapshot) -> dict[str, float]:
-    """Newcomers that were refused, by reason."""
-    door = snapshot.door
-    return {} if door is None else {why: float(count) for why, count in door.turned_away.items()}
+def floats(counts: Mapping[str, int]) -> dict[str, float]:
+    """Counts as values of a label."""
+    return {name: float(count) for name, count in counts.items()}
 
 
 def bounded(values: Mapping[str, float]) -> dict[str, float]:
@@ -93,7 +92,7 @@ def bounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def peer_rows(snapshot: StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic, ...]:
-    """Connected peers, and those of whom something is known, the most traffic first."""
+    """Connected and known peers, those with the most traffic first."""
     accounts = {each.peer_id: each for each in snapshot.peers}
     connected = {str(each) for each in traffic.connected}
     by_peer = traffic.counters.by_peer
@@ -118,23 +117,20 @@ def peer_rows(snapshot: StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic, 
 
 
 def worker_rows(workers: Iterable[ReportedWorker]) -> tuple[WorkerRow, ...]:
-    """A learner's workers as it measured them, connected ones first and of these those heard of
-    last: a report has the first ones."""
-    ordered = sorted(workers, key=lambda each: (not each.connected, each.heard_s, each.peer))
-    return tuple(map(_worker_row, ordered))
-
-
-def _worker_row(each: ReportedWorker) -> WorkerRow:
-    return WorkerRow(
-        name=each.peer[-12:],
-        peer_id=each.peer,
-        phase=_phase(each),
-        version=each.version,
-        groups_per_s=each.groups_per_s,
-        admitted=each.admitted,
-        refused=each.refused,
-        leased=each.leased,
-        heard_s=each.heard_s,
+    """A learner's workers as it measured them, connected ones first, then those heard of last."""
+    return tuple(
+        WorkerRow(
+            name=each.peer[-12:],
+            peer_id=each.peer,
+            phase=_phase(each),
+            version=each.version,
+            groups_per_s=each.groups_per_s,
+            admitted=each.admitted,
+            refused=each.refused,
+            leased=each.leased,
+            heard_s=each.heard_s,
+        )
+        for each in sorted(workers, key=lambda each: (not each.connected, each.heard_s, each.peer))
     )
 
 
@@ -221,9 +217,9 @@ class Reporter:
     def tracked(
         self, record: Record, snapshot: StatusSnapshot
     ) -> tuple[int, dict[str, float]] | None:
-        """A round and its figures, after `record` was noted, for who draws them over rounds; None:
-        it is no round and no evaluation. Evaluations stand where they were made alone: a figure
-        that is carried on looks as if it were measured."""
+        """A round and its figures for a tracker, after `record` was noted; None: it is no round and
+        no evaluation. Only the round of an evaluation has its figures: elsewhere they would look
+        measured."""
         evaluated = (m.HELD_OUT_RATIO, m.VALIDATION_RATIO, m.VALIDATION_BEST_RATIO)
         known = status_metrics(snapshot)
         match record:
@@ -262,8 +258,8 @@ class Reporter:
         labelled = {
             m.PROTOCOL_BYTES_IN_TOTAL: {name: float(each[0]) for name, each in protocols.items()},
             m.PROTOCOL_BYTES_OUT_TOTAL: {name: float(each[1]) for name, each in protocols.items()},
-            m.REJECTED_TOTAL: {name: float(each) for name, each in snapshot.rejected.items()},
-            m.TURNED_AWAY_TOTAL: turned_away(snapshot),
+            m.REJECTED_TOTAL: floats(snapshot.rejected),
+            m.TURNED_AWAY_TOTAL: floats(snapshot.door.turned_away if snapshot.door else {}),
             **extras.labelled,
         }
         return NodeReport(
@@ -289,18 +285,15 @@ class Reporter:
         self, snapshot: StatusSnapshot, traffic: Traffic, machine: MachineResources
     ) -> dict[str, float]:
         counters = traffic.counters
-        metrics = (
-            status_metrics(snapshot)
-            | m.measured(machine)
-            | {
-                m.PEERS: float(len(traffic.connected)),
-                m.ADVERTS_IN_TOTAL: float(counters.messages_in[adverts_topic(self._run_id)]),
-                m.FETCHES_TOTAL: float(counters.messages_out[ROLLOUTS_PROTOCOL]),
-                m.ERRORS_TOTAL: float(self._errors),
-                m.RETURNS_TOTAL: float(self._returns),
-            }
-        )
-        metrics |= self._sums
+        metrics = status_metrics(snapshot) | m.measured(machine)
+        metrics |= {
+            m.PEERS: float(len(traffic.connected)),
+            m.ADVERTS_IN_TOTAL: float(counters.messages_in[adverts_topic(self._run_id)]),
+            m.FETCHES_TOTAL: float(counters.messages_out[ROLLOUTS_PROTOCOL]),
+            m.ERRORS_TOTAL: float(self._errors),
+            m.RETURNS_TOTAL: float(self._returns),
+            **self._sums,
+        }
         for record in self._last.values():
             metrics |= m.measured(record)
         if self._outcome is not None:

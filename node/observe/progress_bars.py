@@ -1,8 +1,4 @@
-"""Bars of what takes long, drawn by rich. Where there is no terminal, nothing is written.
-
-In a terminal that `LiveView` draws in, bars are part of what it draws. Elsewhere they go to
-standard error and leave no trace; what is printed meanwhile stays above them, each line whole.
-"""
+"""Progress bars in a terminal, drawn by rich: as part of `LiveView`, or on standard error."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -36,8 +32,7 @@ NOTE_CHARS_MAX: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Something that takes long, told apart by its name. `total` None: nobody knows how much it is.
-    `note` says more beside the bar."""
+    """A long operation with its own name. `total` None: unknown. `note`: text beside the bar."""
 
     name: str
     done: float = 0.0
@@ -56,7 +51,7 @@ class _Time(TimeElapsedColumn):
 
 
 class _Bars(rich_progress.Progress):
-    """Rich's, but for what has only begun."""
+    """Rich's, without operations that have just begun."""
 
     def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
         return super().make_tasks_table(

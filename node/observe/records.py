@@ -89,8 +89,7 @@ class RoundDone(RoundFigures):
 
     @property
     def own_taught(self) -> int:
-        """Own groups that the update learned from: where all rewards are alike, there is nothing
-        to learn."""
+        """Own groups whose rewards differ."""
         return self.local_groups if self.own_informative is None else self.own_informative
 
 
@@ -160,8 +159,7 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True)
 class VersionSpreading:
-    """Event `spreading`: what a learner has just learned of who has its newest version. Workers of
-    whom it learned nothing new are left out."""
+    """Event `spreading`: workers of whom a learner learned that they have more of its version."""
 
     version: int
     shares: dict[str, float]  # of an artifact's chunks, 0 to 1, by peer
@@ -243,8 +241,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class WentBack:
-    """Event `went_back`: the policy fell, and is again the one that did best on the validation
-    tasks. Rounds go on counting."""
+    """Event `went_back`: the policy was rolled back to the best one on the validation tasks."""
 
     round: int  # after which
     policy_version: int  # that the best policy has from now on

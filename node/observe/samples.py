@@ -1,8 +1,4 @@
-"""The last rollouts of a node, for people: `samples.jsonl`, which `swarm-node samples` shows.
-
-The file is an event log of its own: a line for each group, bounded, whole after kill -9. The pool
-holds more and is locked while its node runs.
-"""
+"""The last rollouts of a node in `samples.jsonl`, an event log that `swarm-node samples` shows."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -64,8 +60,8 @@ class Sample:
 
 
 def read_samples(data_dir: Path, *, own: bool, order: Order, count: int) -> list[Sample]:
-    """The completions to show, first what was asked for: the newest, or of what is kept those with
-    the highest or the lowest rewards, newer ones first. Equal ones of a group are one.
+    """The newest completions, or those with the highest or lowest rewards, newer ones first. Equal
+    ones of a group are one.
 
     Raises:
         ConfigError: nothing is kept there.

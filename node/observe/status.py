@@ -1,8 +1,8 @@
 """`swarm-node status`: a running node answers on a socket that only its own user can open.
 
-Whoever connects gets one JSON object and the end of the stream; nothing is read from the client.
-A path of a Unix socket has at most about 100 bytes. A node with a longer data directory listens in
-the user's runtime directory, and leaves a pointer file, `status.path`, in the data directory.
+A client gets one JSON object; nothing is read from it. The path of a Unix socket has at most about
+100 bytes: a node with a longer data directory listens in the user's runtime directory, and leaves a
+pointer file, `status.path`, in the data directory.
 """
 
 import hashlib
@@ -24,7 +24,16 @@ from rich.table import Table
 from rich.text import Text
 
 from node.observe.event_log import plain_json
-from node.observe.figures import done_lines, now_line, pool_lines
+from node.observe.figures import (
+    PEER_COLUMNS,
+    REASON,
+    done_lines,
+    facts_table,
+    now_line,
+    peer_cells,
+    pool_lines,
+    rows_table,
+)
 from node.observe.records import BanStatus, PeerStatus, StatusSnapshot
 from node.observe.text_format import amount, duration, printable, short_id
 from node.system.bounded_server import CLIENTS_MAX, serve_answers
@@ -78,8 +87,8 @@ async def serve_status(
 
 
 def socket_path(data_dir: Path) -> Path:
-    """The socket of this data directory's node: in it, or, where that path is too long for a
-    socket, under a name made of its hash in a directory of the user's own."""
+    """The socket of this data directory's node: in it, or, if that path is too long for a socket,
+    in a directory of the user's own."""
     path = data_dir.absolute() / SOCKET_NAME
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
         return path
@@ -175,12 +184,8 @@ def _pointed_path(data_dir: Path) -> Path:
 
 
 def render_status(snapshot: StatusSnapshot, *, private: bool = False) -> str:
-    """The snapshot for a terminal, `WIDTH_COLUMNS` wide: notes, then the node, a line for each
-    peer, and last the addresses, which may be wider: a folded one could not be copied. `private`:
-    an address alone lets nobody join.
-
-    Texts from peers are stripped of control characters.
-    """
+    """The snapshot for a terminal, `WIDTH_COLUMNS` wide; only addresses are wider, so that they can
+    be copied. `private`: an address alone lets nobody join."""
     console = Console(width=WIDTH_COLUMNS, color_system=None, legacy_windows=False)
     with console.capture() as captured:
         console.print(_view(snapshot))
@@ -199,7 +204,7 @@ def _view(snapshot: StatusSnapshot) -> RenderableType:
     ]
     if parts:
         parts.append(Text())
-    parts.append(_node_table(snapshot))
+    parts.append(facts_table(_node_lines(snapshot), fold=True))
     if snapshot.rejected:
         parts += [Text(), _rejected_table(snapshot.rejected)]
     if snapshot.bans:
@@ -208,44 +213,28 @@ def _view(snapshot: StatusSnapshot) -> RenderableType:
     return Group(*parts)
 
 
-def _node_table(snapshot: StatusSnapshot) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True, width=12)
-    table.add_column(overflow="fold")
-    for name, value in _node_lines(snapshot):
-        table.add_row(name, Text(printable(value, 400)))
-    return table
-
-
-def _engine(s: StatusSnapshot) -> str:
-    return f"{s.engine} engine" + (f" in {s.precision}" if s.precision else "")
-
-
 def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     sizes = f"{amount(s.parameters)} parameters, " if s.parameters else ""  # a worker never knows
+    precision = f" in {s.precision}" if s.precision else ""
     lines = [
         ("node", s.peer_id),
         ("run", f"{s.run_id}, up {duration(s.uptime_s)}, {s.agent}"),
-        ("policy", f"{s.model}, {sizes}{_engine(s)}"),
+        ("policy", f"{s.model}, {sizes}{s.engine} engine{precision}"),
         ("now", now_line(s)),
         *done_lines(s),
         *pool_lines(s),
-        *_door_lines(s),
+        *_connection_lines(s),
         ("traffic", f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out"),
     ]
     for protocol, (taken, given) in sorted(s.bytes_by_protocol.items()):
-        lines.append(
-            (
-                "",
-                f"{printable(protocol, 48)}: {amount(taken, 'B')} in, {amount(given, 'B')} out",
-            )
-        )
+        name = printable(protocol, 48)
+        lines.append(("", f"{name}: {amount(taken, 'B')} in, {amount(given, 'B')} out"))
     trainer = f", {amount(s.trainer_memory_bytes, 'B')} trainer" if s.role != "worker" else ""
     lines.append(("memory", f"{amount(s.memory_bytes, 'B')} node{trainer}"))
     return lines
 
 
-def _door_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+def _connection_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     """Connection slots in use, and the origin that has most if they are scarce."""
     door = s.door
     if door is None:
@@ -263,53 +252,32 @@ def _door_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
 
 
 def _rejected_table(rejected: dict[str, int]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("rejected because", no_wrap=True)
-    table.add_column("records", justify="right")
-    for reason, count in sorted(rejected.items(), key=lambda item: (-item[1], item[0])):
-        table.add_row(Text(printable(reason, 40)), str(count))
-    return table
+    ordered = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
+    rows = [(reason, str(count)) for reason, count in ordered]
+    return rows_table(("rejected because", "records"), rows)
 
 
 def _bans_table(bans: tuple[BanStatus, ...]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(f"banned ({len(bans)})", no_wrap=True)
-    table.add_column("for", justify="right", no_wrap=True)
-    table.add_column("because of")
-    for ban in bans[-BANS_SHOWN_MAX:]:
-        who = ban.subject if ban.is_block else short_id(ban.subject)
-        table.add_row(
-            Text(printable(who, 40)), duration(ban.seconds_left), Text(printable(ban.why, 200))
+    rows = [
+        (
+            ban.subject if ban.is_block else short_id(ban.subject),
+            duration(ban.seconds_left),
+            ban.why,
         )
-    if len(bans) > BANS_SHOWN_MAX:
-        table.add_row(Text(f"and {len(bans) - BANS_SHOWN_MAX} older", style="dim"), "", "")
-    return table
+        for ban in bans[-BANS_SHOWN_MAX:]
+    ]
+    columns = (f"banned ({len(bans)})", "for", REASON)
+    return rows_table(columns, rows, max(0, len(bans) - BANS_SHOWN_MAX))
 
 
 def _peers_table(peers: tuple[PeerStatus, ...]) -> RenderableType:
     if not peers:
         return Text("no peers connected", style="dim")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(f"peer ({len(peers)})", no_wrap=True)
-    table.add_column("accepted", justify="right")
-    table.add_column("trained on", justify="right")
-    table.add_column("rejected", justify="right")
-    table.add_column("at", no_wrap=True, overflow="ellipsis", max_width=36)
-    for peer in peers[:PEERS_SHOWN_MAX]:
-        table.add_row(
-            Text(short_id(peer.peer_id)),
-            str(peer.groups_accepted),
-            str(peer.groups_trained),
-            str(sum(peer.rejected.values())),
-            Text(_address(peer)),
-        )
-    if len(peers) > PEERS_SHOWN_MAX:
-        table.add_row(Text(f"and {len(peers) - PEERS_SHOWN_MAX} more", style="dim"))
-    return table
+    rows = [(*peer_cells(peer), _address(peer)) for peer in peers[:PEERS_SHOWN_MAX]]
+    columns = (f"peer ({len(peers)})", *PEER_COLUMNS, "at")
+    return rows_table(columns, rows, max(0, len(peers) - PEERS_SHOWN_MAX))
 
 
 def _address(peer: PeerStatus) -> str:
     """The peer's address without its id, which the first column shows."""
-    if not peer.addresses:
-        return printable(peer.agent, 36)
-    return printable(peer.addresses[0].partition("/p2p/")[0], 64)
+    return peer.addresses[0].partition("/p2p/")[0] if peer.addresses else peer.agent

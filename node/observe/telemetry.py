@@ -1,7 +1,7 @@
 """Telemetry of a running node: a report per interval with its alarms.
 
-Reports are made even if nobody listens: `swarm-node status` shows their alarms as notes, and the
-metrics endpoint shows the last report. A broker gets them too, if one is named.
+`swarm-node status` shows the alarms as notes, and the metrics endpoint shows the last report. A
+broker gets the reports if one is named.
 """
 
 from collections import deque
@@ -33,10 +33,10 @@ from swarm.telemetry.reports import (
     encode_report,
 )
 
-ALARM_NOTE: Final = "alarm:"  # before its kind: the topic of an alarm among a node's notes
+ALARM_NOTE: Final = "alarm:"  # with the alarm's kind: its topic among a node's notes
 BROKER_NOTE: Final = "telemetry"
-FIRST_TRIES: Final = 2  # at the broker, that are no news: they are short, a starting node is busy
-ALARMS_AGAIN_S: Final = 300.0  # an alarm that stands is told again, with its figures of then
+FIRST_TRIES: Final = 2  # failed connections that are not noted: a starting node is busy
+ALARMS_AGAIN_S: Final = 300.0  # a standing alarm is published again after so long
 
 
 def broker_of(config: NodeConfig, password: str | None) -> Broker | None:
@@ -139,8 +139,7 @@ class Telemetry:
         return report
 
     def _remember(self, report: NodeReport) -> None:
-        """Keep it for the alarms, unless the last one that was kept is too recent: the history has
-        few reports and must go back far."""
+        """Keep it for the alarms, unless the last kept one is recent: few must reach far."""
         last = self._history[-1] if self._history else None
         if last is None or not 0 <= report.sent_at_s - last.sent_at_s < self._history_step_s:
             self._history.append(report)
@@ -167,8 +166,7 @@ class Telemetry:
     def _publish(self, publisher: MqttPublisher, report: NodeReport) -> None:
         peer, run_id = self._identity.peer_id, self._run_id
         topic = str(Topic(run_id, peer, "report"))
-        # Again at each new connection: what was told before may be among what was dropped. The
-        # figures in the words change with each report, and are no news.
+        # Again at each new connection, because messages may have been dropped.
         told = publisher.established, identity_of(report.alarms)
         now_s = trio.current_time()
         if told != self._told or (report.alarms and now_s - self._told_s >= ALARMS_AGAIN_S):

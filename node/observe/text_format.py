@@ -34,6 +34,12 @@ def often(count: float) -> str:
     return "once" if count == 1 else f"{count:.0f} times"
 
 
+def counted(number: int, nouns: str) -> str:
+    """A number of things, whose noun is given in the plural: 1 peer, 2,000 batches."""
+    one = "batch" if nouns == "batches" else nouns.removesuffix("s")
+    return f"{number:,} {one if number == 1 else nouns}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as 42 s, 3 min 05 s or 2 h 07 min."""
     whole = round(seconds)

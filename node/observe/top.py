@@ -15,18 +15,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from textwrap import wrap
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from node.observe.figures import done_lines, now_line, pool_lines
+from node.observe.figures import (
+    PEER_COLUMNS,
+    done_lines,
+    facts_table,
+    now_line,
+    peer_cells,
+    pool_lines,
+    rows_table,
+)
 from node.observe.records import StatusSnapshot
 from node.observe.status import fetch_status
-from node.observe.text_format import amount, bar_chart, duration, percent, printable, short_id
+from node.observe.text_format import (
+    amount,
+    bar_chart,
+    counted,
+    duration,
+    percent,
+    printable,
+    short_id,
+)
 from swarm.errors import SwarmError, TransportError, first_of
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.dashboard.listening import Listening
@@ -42,14 +57,6 @@ ROWS_PLAIN: Final = 32  # of the table, where there is no terminal whose height 
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the table below the figures."""
-
-    name: str
-    is_text: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Screen:
     """All that is drawn. `trouble`: why what is shown may be old; empty: it is not. `alarms` are
     what is so and what to do, most urgent first. Texts may be strangers'."""
@@ -58,7 +65,7 @@ class Screen:
     trouble: str
     alarms: tuple[tuple[str, str], ...]
     facts: tuple[tuple[str, str], ...]
-    columns: tuple[Column, ...]
+    columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
@@ -72,7 +79,7 @@ def render(screen: Screen, height: int | None = None) -> RenderableType:
         parts += [_cut(f"  {line}", "yellow") for line in _wrapped(advice)]
     if len(screen.alarms) > ALARMS_SHOWN:
         parts.append(_cut(f"  and {len(screen.alarms) - ALARMS_SHOWN} more alarms", "yellow"))
-    parts += [Text(), _facts(screen.facts), Text()]
+    parts += [Text(), facts_table(screen.facts), Text()]
     used = len(parts) + len(screen.facts) + 1  # one of the parts is all facts, and a line for keys
     room = ROWS_PLAIN if height is None else max(0, height - used - 2)
     parts.append(_rows(screen, room))
@@ -88,27 +95,11 @@ def _cut(text: str, style: str) -> Text:
     return Text(printable(text, WIDTH_COLUMNS), style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _facts(facts: Iterable[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True, width=10)
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=WIDTH_COLUMNS - 12)
-    for name, value in facts:
-        table.add_row(name, Text(printable(value, WIDTH_COLUMNS)))
-    return table
-
-
 def _rows(screen: Screen, room: int) -> RenderableType:
     if not screen.rows:
         return Text("nobody yet", style="dim")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in screen.columns:
-        justify: Any = "left" if column.is_text else "right"
-        table.add_column(column.name, justify=justify, no_wrap=True, overflow="ellipsis")
     shown = screen.rows if len(screen.rows) <= room else screen.rows[: max(0, room - 1)]
-    for row in shown:
-        table.add_row(*(Text(printable(cell, 24)) for cell in row))
-    left_out = len(screen.rows) - len(shown)
-    return Group(table, _cut(f"and {left_out} more", "dim")) if left_out else table
+    return rows_table(screen.columns, shown, len(screen.rows) - len(shown))
 
 
 def spark(values: Sequence[float]) -> str:
@@ -154,34 +145,15 @@ def node_screen(
         ("peers", f"{len(s.peers)}, {len(s.bans)} banned"),
         ("versions", versions([s.agent, *(peer.agent for peer in s.peers)])),
     )
-    rows = tuple(
-        (
-            short_id(peer.peer_id),
-            str(peer.groups_accepted),
-            str(peer.groups_trained),
-            str(sum(peer.rejected.values())),
-            peer.agent,
-        )
-        for peer in sorted(s.peers, key=lambda peer: (-peer.groups_trained, peer.peer_id))
-    )
+    peers = sorted(s.peers, key=lambda peer: (-peer.groups_trained, peer.peer_id))
     return Screen(
         title=f"swarm-node {short_id(s.peer_id)}  {s.run_id}, up {duration(s.uptime_s)}",
         trouble=trouble,
         alarms=tuple((note, "") for note in s.notes),
         facts=facts,
-        columns=(
-            Column("peer", is_text=True),
-            Column("accepted"),
-            Column("trained on"),
-            Column("refused"),
-            Column("runs", is_text=True),
-        ),
-        rows=rows,
+        columns=("peer", *PEER_COLUMNS, "runs"),
+        rows=tuple((*peer_cells(peer), peer.agent) for peer in peers),
     )
-
-
-def _bars(rewards: Sequence[float]) -> str:
-    return bar_chart(tuple(rewards[-SPARK_POINTS:]))
 
 
 # --- a swarm -----------------------------------------------------------------------------------
@@ -194,12 +166,14 @@ def swarm_screen(state: Mapping[str, Any]) -> Screen:
         dict(zip(state["nodes"]["columns"], row, strict=True)) for row in state["nodes"]["rows"]
     ]
     recent = state["history"]["recent"]
+    rewards = bar_chart(_values(recent["reward"])[-SPARK_POINTS:])
     runs = ", ".join(state["runs"]) or "no run yet"
     gone = f", {head['gone']} gone" if head["gone"] else ""
+    roles = [counted(count, f"{role}s") for role, count in sorted(head["roles"].items())]
     facts = (
-        ("nodes", f"{head['present']} report{gone}; {_counted(head['roles'])}"),
+        ("nodes", f"{head['present']} report{gone}; {', '.join(roles) or 'none'}"),
         ("round", f"{_number(head['round'])}{_spread(head)}"),
-        ("reward", f"{_number(head['reward'], 3)}  {_bars(_values(recent['reward']))}"),
+        ("reward", f"{_number(head['reward'], 3)}  {rewards}"),
         ("held-out", percent(head["held_out"])),
         ("trained on", _foreign(head)),
         ("traffic", traffic(_values(recent["in_bytes_per_s"]), _values(recent["out_bytes_per_s"]))),
@@ -211,20 +185,11 @@ def swarm_screen(state: Mapping[str, Any]) -> Screen:
         title=f"swarm {printable(runs, 40)}  at {source['name']}",
         trouble=_away(source),
         alarms=tuple(
-            (f"{each['text']} ({_count(each['count'], 'node')})", each["advice"])
+            (f"{each['text']} ({counted(each['count'], 'nodes')})", each["advice"])
             for each in state["alarms"]["shown"]
         ),
         facts=facts,
-        columns=(
-            Column("node", is_text=True),
-            Column("role", is_text=True),
-            Column("round"),
-            Column("reward"),
-            Column("J"),
-            Column("in"),
-            Column("out"),
-            Column("heard"),
-        ),
+        columns=("node", "role", "round", "reward", "J", "in", "out", "heard"),
         rows=tuple(_node_row(row) for row in rows),
     )
 
@@ -270,14 +235,6 @@ def _spread(head: Mapping[str, Any]) -> str:
     return "" if low == high else f" ({_number(low)} to {_number(high)})"
 
 
-def _counted(roles: Mapping[str, int]) -> str:
-    return ", ".join(_count(count, role) for role, count in sorted(roles.items())) or "none"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _values(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
@@ -289,17 +246,6 @@ GATHER_S: Final = 3.0  # to hear of all nodes once, where there is no terminal
 STATUS_TIMEOUT_S: Final = 2.0
 KEY_BYTES: Final = 64
 LEAVE_KEYS: Final = b"qQ\x03"
-REWARDS_MAX: Final = SPARK_POINTS
-
-
-class Looks(Protocol):
-    """A source of screens for `top`."""
-
-    async def run(self) -> None:
-        """Background work, until cancelled."""
-
-    async def look(self) -> Screen:
-        """The screen at this moment."""
 
 
 class LocalNode:
@@ -312,7 +258,7 @@ class LocalNode:
         self._asked_s = -math.inf
         self._taken: deque[float] = deque(maxlen=SPARK_POINTS)
         self._given: deque[float] = deque(maxlen=SPARK_POINTS)
-        self._rewards: deque[float] = deque(maxlen=REWARDS_MAX)
+        self._rewards: deque[float] = deque(maxlen=SPARK_POINTS)
 
     async def run(self) -> None:
         await trio.sleep_forever()
@@ -376,7 +322,7 @@ class WholeSwarm:
             raise TransportError(f"{source.name}: {why}; start it, or name another with --broker")
 
 
-def top(what: Looks, console: Console) -> int:
+def top(what: LocalNode | WholeSwarm, console: Console) -> int:
     """Show it until `q` or Ctrl-C; without a terminal print it once, plainly. The exit status.
 
     Raises:
@@ -390,14 +336,14 @@ def top(what: Looks, console: Console) -> int:
     return 0
 
 
-def look_at(data_dir: Path, broker: Broker | None) -> Looks:
+def look_at(data_dir: Path, broker: Broker | None) -> LocalNode | WholeSwarm:
     """The swarm that a broker knows of, if one is named; else the node of a data directory."""
     if broker is None:
         return LocalNode(data_dir)
     return WholeSwarm(broker, unix_s=time.time, rng=Random(secrets.randbits(64)))
 
 
-async def _print_once(what: Looks, console: Console) -> None:
+async def _print_once(what: LocalNode | WholeSwarm, console: Console) -> None:
     plain = Console(width=WIDTH_COLUMNS, color_system=None, file=console.file)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(what.run)
@@ -408,7 +354,7 @@ async def _print_once(what: Looks, console: Console) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def _show(what: Looks, console: Console) -> None:
+async def _show(what: LocalNode | WholeSwarm, console: Console) -> None:
     first = await what.look()  # before the screen is taken: what is wrong is said where it stays
     live = Live(console=console, screen=True, auto_refresh=False)
     with (

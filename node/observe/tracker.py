@@ -1,8 +1,7 @@
 """Sends the metrics of rounds to TensorBoard, Weights & Biases or trackio.
 
-Their packages block, start threads and ask the network, so that they run in a child process
-(`child.py`). A node never waits for it: what it cannot take is dropped and counted, and a node
-whose tracker ends goes on without one, and says so.
+Their packages block and start threads, so they run in a child process (`tracker_child.py`). A node
+never waits for it: rounds that it cannot take are dropped and counted.
 """
 
 import json

@@ -18,7 +18,7 @@ arm and a control in the plan together (Bonferroni), by Student's t over seeds a
 that draws tasks, each with all of its nodes and seeds. They hold for the policies that the nodes
 begin with: no seed has another warm-up. That the best control is taken, by the same data, works
 against the arms that share. Last comes, beside what was found, what the model of when sharing pays
-lets expect (`node/observe/usefulness.py`), as a table and a plot.
+lets expect, as a table and a plot.
 
 Results are kept under a key of all that decides them: settings, policies, code, packages,
 processor; of seconds also the load of the machine does.
@@ -48,8 +48,6 @@ from on_record import CODE as LIBRARY
 from on_record import code_of, files_of, kept, key_of, run_missing
 from scipy.stats import bootstrap
 from scipy.stats import t as student
-
-from node.observe.usefulness import GroupCost, expected_together
 
 HERE: Final = Path(__file__).parent
 PLAN: Final[dict[str, Any]] = tomllib.loads((HERE / "sharing_plan.toml").read_text())
@@ -503,17 +501,12 @@ def expectations(results: Results) -> list[Told]:
         # Of the only other node a round takes all that it wants.
         bound = math.ceil(config.foreign_share_max * config.external_groups)
         each_max = bound if len(shares) > 2 else math.inf
-        free = GroupCost(0.0, 0.0, 0.0)
-        expected = [
-            expected_together(
-                share,
-                [*shares[:place], *shares[place + 1 :]],
-                config.local_groups,
-                config.external_groups,
-                free,
-                each_max=each_max,
+        made = [config.local_groups * share for share in shares]
+        taken = [
+            expected_foreign(
+                [*made[:place], *made[place + 1 :]], config.external_groups, each_max=each_max
             )
-            for place, share in enumerate(shares)
+            for place in range(len(made))
         ]
         totals = result["totals"]
         rounds = len(shares) * max(point["round"] for point in result["points"])
@@ -522,11 +515,17 @@ def expectations(results: Results) -> list[Told]:
             Told(
                 result["condition"],
                 result["arm"],
-                (fmean(each.own for each in expected), fmean(each.foreign for each in expected)),
+                (fmean(made), fmean(taken)),
                 (totals["own_informative"] / rounds, foreign / rounds),
             )
         )
     return found
+
+
+def expected_foreign(others: Sequence[float], wanted: int, *, each_max: float = math.inf) -> float:
+    """Foreign groups that teach in a round. `others`: those that each other node makes; `each_max`:
+    the most that a round takes of one."""
+    return min(float(wanted), sum(min(each_max, made) for made in others))
 
 
 def _teaching(tasks: Sequence[Sequence[Any]]) -> float:

@@ -1,8 +1,7 @@
 """The nodes that a watcher knows of: last reports, nodes that are gone, reports that were lost.
 
-It takes whatever a broker delivers. Reports are signed, so no node can speak for another. A broker
-may still carry anything, so each collection is bounded and each refusal is counted. Pure: time is
-an argument, in unix seconds.
+Reports are signed, so no node can speak for another. A broker may still carry anything, so each
+collection is bounded and each refusal is counted. Pure: time is an argument, in unix seconds.
 """
 
 from collections import Counter, OrderedDict
@@ -20,28 +19,26 @@ from swarm.telemetry.reports import (
     decode_status,
 )
 
-NODES_MAX: Final = 4096  # with reports of up to 4 kB; see below
-# Of the last reports of all nodes, as they came: 1,200 nodes whose reports have 13 kB, as with 64
-# peers each; 256 with reports as long as they may be. Further nodes are dropped as `FULL`.
-REPORTS_BYTES_MAX: Final = 16 << 20
-EARLY_MAX: Final = 1024  # statuses of processes that no report has come of
+NODES_MAX: Final = 4096
+REPORTS_BYTES_MAX: Final = 16 << 20  # last reports of all nodes: 1,200 with 64 peers each
+EARLY_MAX: Final = 1024  # statuses of processes without a report
 GONE_S_MIN: Final = 10.0
-GONE_S_MAX: Final = 300.0  # whatever interval a node says that it has
+GONE_S_MAX: Final = 300.0  # bounds the effect of the interval that a node states
 GONE_INTERVALS: Final = 3
 SKEW_S_MAX: Final = 120.0  # between a node's clock and ours
 WINDOW_S: Final = 10.0
-WINDOW_REPORTS_MAX: Final = 64  # of one node that were good
-# Checks that fail within the window, over all topics: under a second of one core. Whatever comes
-# above it where checks fail is looked at in samples, so that a node's own reports still pass.
+WINDOW_REPORTS_MAX: Final = 64  # good reports of one node in the window
+# Failed checks in the window over all topics, under a second of one core. Beyond it only a sample
+# of the messages on failing topics is checked, so that a node's own reports still pass.
 WINDOW_FAILURES_MAX: Final = 4_096
 TOPIC_FAILURES_MIN: Final = 16  # a topic with fewer in the window is not sampled
-FAILURES_SAMPLE: Final = 4  # one of so many is looked at then
-FIGURE_MAX: Final = 1e18  # of anything that is summed over nodes
-GAP_MAX: Final = 100_000  # reports that one gap counts for
+FAILURES_SAMPLE: Final = 4  # of so many messages one is checked
+FIGURE_MAX: Final = 1e18  # bounds each figure that is summed over nodes
+GAP_MAX: Final = 100_000  # lost reports that one gap may count
 
 
 class Drop(StrEnum):
-    """Why something that a broker delivered does not count. Counted by these names."""
+    """The reason why a delivered message does not count."""
 
     TOPIC = "topic"  # no topic of a node
     OTHER_RUN = "other_run"
@@ -124,8 +121,8 @@ class Watch:
     def take(
         self, topic: str, payload: bytes, now_s: float, *, retained: bool = False
     ) -> NodeReport | Status | None:
-        """Take what a broker delivered; None where it does not count. `retained`: the broker had
-        kept it, so that its node may be long gone. Never raises."""
+        """Take a delivered message; None if it does not count. `retained`: the broker had kept it,
+        so its node may be long gone. Never raises."""
         try:
             return self._take(topic, payload, now_s, retained)
         except _Refused as refused:
@@ -135,8 +132,7 @@ class Watch:
         return None
 
     def remember(self, report: NodeReport, heard_at_s: float, now_s: float, *, gone: bool) -> None:
-        """A node's last report as it was known before; what comes of the node is newer. `gone`: it
-        had left."""
+        """Restore a node's last report from before a restart. `gone`: it had left."""
         size_bytes = len(report.model_dump_json())
         key = report.run_id, PeerId(report.peer_id)
         if self._run_id not in (None, report.run_id) or key in self._entries:
@@ -162,6 +158,16 @@ class Watch:
         """Reports that never came, by the gaps in what came."""
         return self._lost_before + sum(each.lost for each in self._entries.values())
 
+    def counters(self) -> dict[str, int]:
+        """Counts of reports taken, and of reports dropped by reason."""
+        return {
+            "reports_taken": self.taken,
+            "reports_lost": self.lost,
+            "reports_repeated": self.repeated,
+            "nodes_forgotten": self.forgotten,
+            **{f"dropped_{reason}": count for reason, count in sorted(self.dropped.items())},
+        }
+
     def _take(
         self, topic: str, payload: bytes, now_s: float, retained: bool
     ) -> NodeReport | Status | None:
@@ -180,17 +186,17 @@ class Watch:
         try:
             if where.kind == "status":
                 taken = self._take_status(key, decode_status(payload, where.peer_id))
-                return taken
-            report = decode_report(payload, where.peer_id)
-            if report.run_id != where.run_id:
-                raise _Refused(Drop.FORGED)
-            taken = self._take_report(key, report, len(payload), now_s, retained)
+            else:
+                report = decode_report(payload, where.peer_id)
+                if report.run_id != where.run_id:
+                    raise _Refused(Drop.FORGED)
+                taken = self._take_report(key, report, len(payload), now_s, retained)
             return taken
         finally:
             self._count(self._entries.get(key), is_good=taken is not None)
 
     def _is_too_often(self, entry: _Entry | None, now_s: float) -> bool:
-        """Asked before anything is verified: that costs a hundred times what this does."""
+        """Checked before the signature, which costs a hundred times as much."""
         if not 0 <= now_s - self._failures_from_s < WINDOW_S:
             self._failures_from_s, self._failures = now_s, 0
         if entry is not None:
@@ -206,8 +212,7 @@ class Watch:
         return self._unlooked % FAILURES_SAMPLE != 0
 
     def _count(self, entry: _Entry | None, *, is_good: bool) -> None:
-        """Anybody can fill a node's topic with what fails, old reports of its own too: that spends
-        nothing of what the node may send."""
+        """Failures do not use up a node's good reports: anybody can publish on its topic."""
         self._failures += not is_good
         if entry is not None:
             entry.window_reports += is_good
@@ -258,7 +263,7 @@ class Watch:
             entry.connection, entry.offline = status.connection, retained and not status.online
 
     def _follow(self, before: _Entry, entry: _Entry, retained: bool) -> None:
-        """Carry over what outlasts a report."""
+        """Carry over counts and windows to the next report."""
         entry.window_from_s, entry.window_reports = before.window_from_s, before.window_reports
         entry.window_failures = before.window_failures
         last, report = before.report, entry.report
@@ -289,7 +294,7 @@ class Watch:
 
 
 def plausible(value: float) -> float:
-    """A stranger's figure, cut to what sums and differences of many of it stay finite with."""
+    """A stranger's figure, bounded so that sums and differences of many stay finite."""
     return max(-FIGURE_MAX, min(FIGURE_MAX, value))
 
 

@@ -1,8 +1,8 @@
-"""The registry of metrics: name, kind, unit, help, group, and who sets each one.
+"""The registry of metrics: name, kind, unit, help, group, and the records that set each one.
 
-Reports, Prometheus, trackers, Grafana, the web page and the saved report read it. A new metric is
-one entry here if a record has its value already. A new figure of a round is one field of
-`RoundFigures`: the event log, the status, its lines and all readers above then have it.
+Reports, Prometheus, trackers, Grafana, the web page and the saved report read it. A metric of a
+value that a record has is one entry here. A new figure of a round is one field of `RoundFigures`:
+the event log, the status and all readers above then have it.
 """
 
 from collections.abc import Callable, Mapping

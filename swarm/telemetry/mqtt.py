@@ -1,12 +1,9 @@
-"""MQTT: reports out, and everybody's reports in. The only file with asyncio, which aiomqtt needs.
+"""MQTT publisher and subscriber. The only file with asyncio, which aiomqtt needs.
 
-Each client has a thread with a loop of its own. Between that thread and trio lies one bounded
-queue, which gives up the oldest message for the newest: a broker that is slow, dead or far costs
-what lies in the queue and a counter, and never a wait. A lost connection is made again, with
-back-off and jitter.
-
-Clients speak MQTT 5. A broker that knows 3.1.1 alone refuses that, hangs up or says nothing; so
-tries to connect take turns with both versions, until one is known to work.
+Each client has a thread with its own loop. A bounded queue between it and trio drops the oldest
+message for the newest, so nothing waits for a broker. A lost connection is made again with back-off
+and jitter. Brokers that speak only MQTT 3.1.1 may hang up on version 5 or say nothing, so tries
+alternate between both versions until one works.
 """
 
 import asyncio
@@ -77,8 +74,8 @@ T = TypeVar("T", Outgoing, Incoming)
 
 
 class _Queue(Generic[T]):
-    """Bounded, between two threads; what is oldest makes room. `ring` is called after each put,
-    in the thread that puts."""
+    """Bounded, between two threads; drops the oldest items. `ring` is called after each put, in the
+    thread that puts."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
         self._items: deque[T] = deque()
@@ -86,7 +83,7 @@ class _Queue(Generic[T]):
         self._bytes_max = bytes_max
         self._held_bytes = 0
         self._lock = threading.Lock()
-        self.ring: Callable[[], None] = _nothing
+        self.ring: Callable[[], None] = lambda: None
         self.dropped = 0
 
     def put(self, item: T) -> None:
@@ -107,12 +104,8 @@ class _Queue(Generic[T]):
             return item
 
 
-def _nothing() -> None:
-    pass
-
-
 class _Connecting:
-    """A client in a thread of its own that connects for as long as it is wanted."""
+    """A client in its own thread that stays connected until it is cancelled."""
 
     def __init__(self, broker: Broker, rng: Random) -> None:
         """
@@ -134,7 +127,7 @@ class _Connecting:
         self.failure = ""  # of the last try; empty: it goes well
 
     async def run(self) -> None:
-        """Keep a connection until cancelled; then say goodbye, within `LEAVE_TIMEOUT_S`."""
+        """Keep a connection until cancelled; then disconnect within `LEAVE_TIMEOUT_S`."""
         ended = trio.Event()
         token = trio.lowlevel.current_trio_token()
         bugs: list[BaseException] = []
@@ -212,7 +205,7 @@ class _Connecting:
         broker, heard = self._broker, self._heard
 
         class Inbox(asyncio.Queue[aiomqtt.Message]):
-            """aiomqtt's, which would grow without end or give up what is newest, uncounted."""
+            """aiomqtt's own would grow without end, or drop the newest messages uncounted."""
 
             def put_nowait(self, item: aiomqtt.Message) -> None:
                 heard(item)
@@ -261,7 +254,7 @@ class _Connecting:
             await self._news.wait()
 
     def _heard(self, message: aiomqtt.Message) -> None:
-        """Whatever comes; what nobody asked for is let go."""
+        """Ignore a message that was not asked for."""
 
 
 def _let_go(client: Client) -> None:
@@ -284,8 +277,8 @@ def _tls_context(broker: Broker) -> ssl.SSLContext | None:
 
 
 class MqttPublisher(_Connecting):
-    """Publishes what is put into it. `online` and `will` give the message for when the broker has
-    us, and the one that it shall publish when it has lost us, by the number of the connection."""
+    """Publishes messages. `online` and `will` make the first message and the last will of each
+    connection, by its number."""
 
     def __init__(
         self,
@@ -357,7 +350,7 @@ async def knock(broker: Broker, rng: Random, timeout_s: float) -> str:
 def publisher_of(
     broker: Broker, identity: Identity, run_id: str, instance: str, rng: Random
 ) -> MqttPublisher:
-    """A publisher that says when this process is there, and leaves word for when it is not."""
+    """A publisher that announces this process as online, and by its last will as offline."""
     topic = str(Topic(run_id, identity.peer_id, "status"))
 
     def status(connection: int, *, online: bool) -> Outgoing:
@@ -373,7 +366,7 @@ def publisher_of(
 
 
 class Subscriber(_Connecting):
-    """Hears topics and hands on what comes."""
+    """Subscribes to topics and hands on their messages."""
 
     def __init__(
         self,
@@ -395,21 +388,21 @@ class Subscriber(_Connecting):
 
     async def listen(self, on_message: OnMessage) -> None:
         """Hand on each message, on trio's loop, until cancelled."""
-        token, news = trio.lowlevel.current_trio_token(), [trio.Event()]
+        token, news = trio.lowlevel.current_trio_token(), trio.Event()
+
+        def wake() -> None:
+            news.set()
 
         def ring() -> None:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(wake, idempotent=True)
 
-        def wake() -> None:
-            news[0].set()
-
         self._queue.ring = ring
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.run)
             while True:
-                await news[0].wait()
-                news[0] = trio.Event()
+                await news.wait()
+                news = trio.Event()
                 taken = 0
                 while (message := self._queue.take()) is not None:
                     on_message(message)

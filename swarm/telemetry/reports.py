@@ -1,8 +1,8 @@
 """Reports of a node: one signed report per interval, with a bound on each field.
 
-A report is JSON, so that any MQTT client can show it, and it comes from strangers: it is bounded
-before it is parsed, signed by the node that it speaks of, and refused whole where a field breaks a
-limit. Nothing in it decides anything; a swarm runs the same with nobody watching.
+A report is JSON, so that any MQTT client can show it. It comes from strangers: it is bounded before
+it is parsed, signed by its node, and refused whole if a field breaks a limit. No decision of a
+swarm depends on it.
 """
 
 import json
@@ -24,7 +24,7 @@ ALARMS_DOMAIN: Final = b"swarm-telemetry-alarms-1:"
 REPORT_BYTES_MAX: Final = 65_536
 STATUS_BYTES_MAX: Final = 1_024
 TOPIC_CHARS_MAX: Final = 200
-PEERS_MAX: Final = 64  # in one report; who reports more leaves out those with the least traffic
+PEERS_MAX: Final = 64  # in one report: those with the most traffic
 WORKERS_MAX: Final = 256
 LABELS_MAX: Final = 32  # values of one label: reasons, protocols
 ALARMS_MAX: Final = 16
@@ -32,7 +32,7 @@ NOTES_MAX: Final = 16
 TEXT_CHARS_MAX: Final = 400
 NAME_CHARS_MAX: Final = 80
 PHASE_CHARS_MAX: Final = 40
-CHUNKS_MAX: Final = 16_384  # in a broadcast's bitfield; of more, each bit stands for several
+CHUNKS_MAX: Final = 16_384  # bits of a broadcast's bitfield; each may stand for several chunks
 COUNT_MAX: Final = 2**63 - 1
 
 Role = Literal["node", "learner", "worker", "coordinator"]
@@ -201,8 +201,7 @@ class NodeReport(_Part):
 
 
 class Status(_Part):
-    """Connection state of a process at the broker. The offline status is the connection's last
-    will, so it is about that connection and not about a later one."""
+    """Connection state of a process at the broker. Offline is the last will of one connection."""
 
     run_id: _Name
     instance: Annotated[str, Field(max_length=32)]
@@ -211,7 +210,7 @@ class Status(_Part):
 
 
 class AlarmsReport(_Part):
-    """The alarms of a node alone, for those who watch nothing else."""
+    """The alarms of a node alone."""
 
     run_id: _Name
     instance: Annotated[str, Field(max_length=32)]
@@ -224,7 +223,7 @@ class _Envelope(_Part):
     signature: Annotated[str, Field(min_length=128, max_length=128)]
 
 
-# What a report that is too long does without, the first first.
+# Parts that a report leaves out, step by step, until it is short enough.
 _SHORTER: Final[tuple[Mapping[str, Any], ...]] = (
     {"workers": 64, "peers": 32},
     {"workers": 16, "peers": 16},
@@ -234,10 +233,7 @@ _SHORTER: Final[tuple[Mapping[str, Any], ...]] = (
 
 
 def encode_report(report: NodeReport, identity: Identity) -> bytes:
-    """The report as it is published: JSON of the report's own JSON, as signed, and a signature.
-
-    One over `REPORT_BYTES_MAX` leaves out rows of workers and peers, from the end, then more.
-    """
+    """JSON of the report's own JSON, as signed, and the signature; shortened by `_SHORTER`."""
     payload = _seal(report, DOMAIN, identity)
     for shorter in _SHORTER:
         if len(payload) <= REPORT_BYTES_MAX:
@@ -260,19 +256,19 @@ def decode_report(payload: bytes, peer: PeerId) -> NodeReport:
     """A report that came under the name of `peer`.
 
     Raises:
-        RemoteProtocolError: too large, malformed, over a limit, not signed by that peer or not
-            about it; metrics with unknown names are left out.
+        RemoteProtocolError: it is too large, malformed, over a limit, or not by and about `peer`.
     """
     report = _open(payload, peer, DOMAIN, NodeReport, REPORT_BYTES_MAX)
     if report.peer_id != peer:
         raise RemoteProtocolError(Reject.WRONG_PRODUCER, "a report about another", signer=peer)
+    # Metrics of a newer version, whose names are unknown, are left out.
     known = {name: value for name, value in report.metrics.items() if _is(name, labelled=False)}
     labelled = {name: value for name, value in report.labelled.items() if _is(name, labelled=True)}
     return report.model_copy(update={"metrics": known, "labelled": labelled})
 
 
 def encode_status(status: Status, identity: Identity) -> bytes:
-    """The status as it is published, or left as a last will."""
+    """The status as it is published."""
     return _seal(status, STATUS_DOMAIN, identity)
 
 

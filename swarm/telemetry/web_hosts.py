@@ -1,13 +1,11 @@
 """The host names that our web servers answer to. Pure.
 
-Any web page can point its own host name at this machine (DNS rebinding). A browser then lets that
-page read the answers. The browser sends the name in `Host`, and the asking page in `Origin`. So a
-server answers only to names that a stranger cannot redirect: loopback's names, IP addresses, this
-machine's own name, and names that a person gave.
+Any web page can point its own host name at this machine (DNS rebinding), and a browser then lets
+it read the answers. So a server answers only to names that a stranger cannot redirect: loopback's
+names, IP addresses, this machine's own name, and names that a person gave.
 
 A server on loopback accepts loopback's addresses alone. A server elsewhere accepts any IP address:
-behind a router or in a container it does not know its own. Ports are not compared, because a
-tunnel has its own port (`ssh -L 9000:127.0.0.1:8080`), and a stranger cannot choose a port.
+behind a router it does not know its own. Ports are not compared, because a tunnel has its own.
 """
 
 import ipaddress

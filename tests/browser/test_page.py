@@ -382,7 +382,7 @@ def test_a_saved_report_is_the_page_and_asks_for_nothing(
     for peer, life in zip(peers, lives, strict=True):
         ticks = iter(range(1_800_000_000, 1_800_000_100, 5))
         with EventLog(tmp_path / peer / FILE_NAME, lambda ticks=ticks: float(next(ticks))) as log:
-            for record in (*life, VersionPublished(2, 9, 9, 9, 0.5, 0.1, "swarm")):
+            for record in (*life, VersionPublished(2, 9, 9, 9, 0.5, 0.1)):
                 log.write(record)
     summary = write_report([tmp_path / peer for peer in peers], tmp_path / "out")
     page = open_page(summary.html.as_uri())
@@ -390,7 +390,7 @@ def test_a_saved_report_is_the_page_and_asks_for_nothing(
     assert "2 nodes in 4 rounds" in page.inner_text("#verdict-detail")
     assert figure(page, "Held-out") == "60.0%"
     assert cells(page, peers[0])[2] == "2"
-    assert page.locator(".saved .line").count() == 10  # two nodes in five charts
+    assert page.locator(".saved .line").count() == 6  # two nodes in three charts
     assert page.locator(".waterfall .bar").count() == 2
     assert page.locator("main img, main script").count() == 0
     shoot(page, "saved-1280-light")

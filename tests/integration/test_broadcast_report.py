@@ -57,15 +57,13 @@ def told(node: NodeProcess, what: str, version: int) -> Any:
 def check_figures(learner: NodeProcess, workers: list[NodeProcess]) -> None:
     """What a report says of each in numbers."""
     node = summarised(learner)
-    assert node.steps is not None
-    assert node.steps.steps >= VERSION - 1
-    assert min(node.starts, node.bytes_in, node.bytes_out, node.accepted) >= 1
+    assert node.steps >= VERSION - 1
+    assert min(node.starts, node.foreign_groups) >= 1
     for worker in workers:
         node = summarised(worker)
-        assert node.work is not None
         assert node.starts == 1
-        assert min(node.bytes_in, node.bytes_out, node.generated_tokens) > 0
-    assert sum(node.work.accepted for node in map(summarised, workers) if node.work) > 0
+        assert min(node.batches, node.generated_tokens) > 0
+    assert sum(node.verdicts["accepted"] for node in map(summarised, workers)) > 0
 
 
 def summarised(node: NodeProcess) -> NodeSummary:

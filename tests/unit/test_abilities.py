@@ -2,14 +2,7 @@
 
 import pytest
 
-from node.observe.abilities import (
-    TaskResult,
-    abilities,
-    compared,
-    share_interval,
-    told,
-    told_compared,
-)
+from node.observe.abilities import TaskResult, share_interval, told, told_compared
 
 
 def result(greedy: bool, passed: int, name: str = "sums", samples: int = 4) -> TaskResult:
@@ -21,22 +14,18 @@ AFTER = [result(True, 4), result(True, 4), result(False, 0), result(False, 0, "g
 
 
 def test_figures_of_a_policy() -> None:
-    found = abilities(BEFORE)
-    assert found.greedy[0] == 0.25
-    assert found.sampled is not None
-    assert found.any_of is not None
-    assert found.sampled[0] == pytest.approx(3 / 16)
-    assert found.any_of[0] == 0.5
+    """One of four greedily, 3 of 16 samples, two of four in any sample."""
+    _, row, *_ = told(BEFORE)
+    assert [part.split()[0] for part in row.split("%")[0:1]] == ["all"]
+    assert [cell.split()[-1] for cell in row.split(" %")[:3]] == ["25.0", "18.8", "50.0"]
 
 
 def test_sharpening_is_not_unlocking() -> None:
     """The second task was passed now and then before, the first never: one is unlocked of two."""
-    found = compared(BEFORE, AFTER)
-    assert (found.gained, found.lost) == (2, 1)
-    assert (found.unlocked, found.locked) == (1, 2)
-    assert found.greedy[0] == 0.25
-    assert found.sampled is not None
-    assert found.sampled[0] == pytest.approx(5 / 16)
+    _, row, *_ = told_compared(BEFORE, AFTER)
+    cells = row.replace("[", "").replace("]", "").split()
+    assert (cells[2], cells[5]) == ("+25.0", "+31.2")
+    assert row.split()[-5:] == ["2", "1", "1", "of", "2"]
 
 
 def test_pairs_are_surer_than_two_rates() -> None:
@@ -44,9 +33,10 @@ def test_pairs_are_surer_than_two_rates() -> None:
     points, and the difference is clear."""
     before = [result(at < 50, 0) for at in range(100)]
     after = [result(at < 55, 0) for at in range(100)]
-    mean, low, high = compared(before, after).greedy
-    assert mean == pytest.approx(0.05)
-    assert 0.0 < low < high < 0.1
+    cells = told_compared(before, after)[1].split()
+    mean, low, high = (float(cell.strip("[,]")) for cell in cells[2:5])
+    assert mean == pytest.approx(5.0)
+    assert 0.0 < low < high < 10.0
 
 
 def test_a_share_of_none_or_all_is_not_known_for_sure() -> None:

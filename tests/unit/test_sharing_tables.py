@@ -259,3 +259,9 @@ def test_of_results_on_record_whole_seeds_count_and_none_twice(tmp_path: Path, c
     assert "of seeds [1, 2] all arms have [1]" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="specialists, 4/4, 2 is there already"):
         sharing.recorded([one, one])
+
+
+def test_no_more_foreign_groups_are_expected_than_are_wanted_or_made() -> None:
+    assert sharing.expected_foreign([2.0] * 7, 3) == 3.0
+    assert sharing.expected_foreign([4.0, 1.0], 8, each_max=2) == 3.0
+    assert sharing.expected_foreign([2.0, 0.0], 8) == 2.0

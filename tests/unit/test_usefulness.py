@@ -1,9 +1,7 @@
-"""What sharing brings a node: expected of pass rates, and found in its rounds."""
+"""The gain from sharing, found in a node's rounds."""
 
 from dataclasses import replace
 from math import inf
-from random import Random
-from statistics import fmean
 
 import pytest
 
@@ -11,18 +9,12 @@ from node.config import NodeConfig
 from node.engines.scripted import ScriptedPolicy
 from node.observe.usefulness import (
     ROUNDS_MIN,
-    GroupCost,
     advice,
-    expected_alone,
-    expected_together,
-    informative_share,
     usefulness,
 )
 from tests.unit.monitor_records import round_done
 from tests.unit.simulated_pair import rounds_beside
 from tests.unit.tasks_support import make_run
-
-COST = GroupCost(generate_tokens=100.0, generate_s=1.0, train_s=2.0)
 
 
 def rounds_with(own: int, foreign: int, train_s: float = 2.0, count: int = ROUNDS_MIN):
@@ -32,49 +24,6 @@ def rounds_with(own: int, foreign: int, train_s: float = 2.0, count: int = ROUND
         train_s=train_s,
     )  # fmt: skip
     return [made] * count
-
-
-def test_a_worked_example():
-    # p = 1/2, G = 2: half of the groups have one right and one wrong completion.
-    share = informative_share([0.5], 2)
-    alone = expected_alone(share, 4, COST)
-    assert (alone.own, alone.tokens, alone.generate_s, alone.train_s) == (2.0, 400.0, 4.0, 4.0)
-    assert alone.per_token == 2 / 400
-    assert alone.per_second == 2 / 8
-    together = expected_together(share, [share, 0.0], 4, 8, COST)
-    assert (together.own, together.foreign) == (2.0, 2.0)  # the second of the others has none
-    assert together.per_token == 2 * alone.per_token
-    assert together.per_second == 4 / 12
-
-
-def test_no_more_are_taken_than_are_wanted():
-    others = [0.5] * 7
-    assert expected_together(0.5, others, 4, 3, COST).foreign == 3.0
-    assert expected_together(0.5, [1.0, 0.25], 4, 8, COST, each_max=2).foreign == 3.0
-
-
-def test_who_never_passes_learns_from_others_alone():
-    shares = [informative_share(passes, 8) for passes in ([0.0, 1.0], [0.5])]
-    found = expected_together(shares[0], shares[1:], 4, 4, COST)
-    assert found.own == 0.0
-    assert found.foreign == pytest.approx(4 * (1 - 2 * 0.5**8))
-
-
-def test_the_share_is_what_drawn_groups_have():
-    rng = Random(1)
-    passes = [rng.random() ** 3 for _ in range(50)]
-    drawn = [[rng.random() < p for _ in range(4)] for p in passes * 400]
-    assert informative_share(passes, 4) == pytest.approx(
-        fmean(0 < sum(group) < 4 for group in drawn), abs=0.01
-    )
-
-
-@pytest.mark.parametrize(("passes", "size"), [([], 8), ([1.1], 8), ([0.5], 0)])
-def test_what_is_no_pass_rate_is_refused(passes, size):
-    with pytest.raises(ValueError, match=r"task|probability|rollout|success"):
-        informative_share(passes, size)
-    with pytest.raises(ValueError, match=r"share of groups that teach 1\.5"):
-        expected_alone(1.5, 4, COST)
 
 
 def test_rounds_tell_what_sharing_brought():
@@ -126,7 +75,7 @@ def test_what_a_hint_taught_came_of_others():
     made = [replace(each, hinted_groups=3, hinted_taught=2) for each in rounds_with(3, 1)]
     found = usefulness(made, 4)
     assert found is not None
-    assert (found.found.own, found.found.foreign) == (1.0, 3.0)
+    assert (found.own, found.foreign) == (1.0, 3.0)
 
 
 def test_a_node_that_generates_nothing_learns_from_others():
@@ -146,7 +95,7 @@ def test_what_rescued_a_group_came_of_others():
     made = [replace(each, rescued_groups=3) for each in rounds_with(1, 0)]
     found = usefulness(made, 4)
     assert found is not None
-    assert (found.found.foreign, found.per_token) == (3.0, 4.0)
+    assert (found.foreign, found.per_token) == (3.0, 4.0)
 
 
 def test_a_round_says_what_it_wanted_and_an_old_log_does_not_say_what_taught():

@@ -6,7 +6,6 @@ groups to whoever trained on them, and carries their number since the receiver's
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from swarm.telemetry.fleet_view import NodeView
@@ -15,19 +14,10 @@ DRAWN_MAX: Final = 36  # nodes drawn one by one
 EDGES_MAX: Final = 240
 FRESH_S: Final = 30.0  # an edge that carried something in this time is alive
 CENTRE_ROLES: Final = ("learner", "coordinator")
-UNWATCHED: Final = "unwatched"  # peers that watched nodes speak of, and that do not report
+UNWATCHED: Final = "unwatched"  # peers in reports of others that do not report themselves
+UNWATCHED_DOT: Final = f"*{UNWATCHED}"
 
 Edge = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """The dot that stands for each peer id."""
-
-    of: Mapping[str, str]
-
-    def __getitem__(self, peer: str) -> str:
-        return self.of.get(peer, f"*{UNWATCHED}")
 
 
 class Feeding:
@@ -42,7 +32,7 @@ class Feeding:
         drawn = _drawn(nodes, edges)
         together: Counter[Edge] = Counter()
         for (giver, taker), groups in edges.items():
-            together[drawn[giver], drawn[taker]] += groups
+            together[drawn.get(giver, UNWATCHED_DOT), drawn[taker]] += groups
         shown = together.most_common(EDGES_MAX)
         self._carried = {edge: self._last(edge, groups, now_s) for edge, groups in shown}
         return {
@@ -76,7 +66,8 @@ def _edges(nodes: Iterable[NodeView]) -> Counter[Edge]:
     return edges
 
 
-def _drawn(nodes: Sequence[NodeView], edges: Mapping[Edge, int]) -> _Drawn:
+def _drawn(nodes: Sequence[NodeView], edges: Mapping[Edge, int]) -> dict[str, str]:
+    """The dot of each watched node, by peer id."""
     moved: Counter[str] = Counter()
     for (giver, taker), groups in edges.items():
         moved[giver] += groups
@@ -91,27 +82,25 @@ def _drawn(nodes: Sequence[NodeView], edges: Mapping[Edge, int]) -> _Drawn:
     room = len(single) if len(single) <= DRAWN_MAX else DRAWN_MAX - 1
     of = {node.report.peer_id: node.report.peer_id for node in single[:room]}
     of |= {node.report.peer_id: f"*{node.report.role}" for node in single[room:]}
-    return _Drawn(of)
+    return of
 
 
-def _dots(nodes: Sequence[NodeView], drawn: _Drawn, ends: set[str]) -> list[dict[str, Any]]:
-    """One for each node that is drawn by itself, and one for each kind of the others. Peers that
-    nobody watches have one where an edge ends there."""
-    dots: dict[str, dict[str, Any]] = {}
+def _dots(
+    nodes: Sequence[NodeView], drawn: Mapping[str, str], ends: set[str]
+) -> list[dict[str, Any]]:
+    """One for each node that is drawn by itself, one for each role of the others, and one for
+    unwatched peers if an edge ends there."""
+    dots = {UNWATCHED_DOT: _dot(UNWATCHED_DOT, UNWATCHED)} if UNWATCHED_DOT in ends else {}
     for node in nodes:
         report = node.report
         name = drawn[report.peer_id]
-        dot = dots.setdefault(
-            name,
-            {"id": name, "role": report.role, "count": 0, "gone": 0, "alarms": 0,
-             "centre": report.role in CENTRE_ROLES and not name.startswith("*")},
-        )  # fmt: skip
+        dot = dots.setdefault(name, _dot(name, report.role))
         dot["count"] += 1
         dot["gone"] += node.gone is not None
         dot["alarms"] += bool(report.alarms) and node.gone is None
-    unwatched = f"*{UNWATCHED}"
-    if unwatched in ends:
-        dots[unwatched] = {
-            "id": unwatched, "role": UNWATCHED, "count": 0, "gone": 0, "alarms": 0, "centre": False
-        }  # fmt: skip
     return [dots[name] for name in sorted(dots)]
+
+
+def _dot(name: str, role: str) -> dict[str, Any]:
+    centre = role in CENTRE_ROLES and not name.startswith("*")
+    return {"id": name, "role": role, "count": 0, "gone": 0, "alarms": 0, "centre": centre}

@@ -1,4 +1,4 @@
-"""From a broker into a `Watch`, and what to say of that broker."""
+"""Feeds a broker's messages into a `Watch`, and keeps the page's history in a file."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ TOPICS: Final = ("swarm/+/+/report", "swarm/+/+/status")
 
 
 class Listening:
-    """Hears what nodes publish at a broker. `unix_s` and `rng` as in `Watch` and `Subscriber`."""
+    """Receives the nodes' reports at a broker."""
 
     def __init__(
         self, broker: Broker, watch: Watch, *, unix_s: Callable[[], float], rng: Random
@@ -31,7 +31,7 @@ class Listening:
         self._heard_s = unix_s()  # when it was connected, for all that was seen
 
     async def run(self) -> None:
-        """Listen until cancelled; a broker that does not answer is tried again and again."""
+        """Listen until cancelled, reconnecting as needed."""
         await self._subscriber.listen(self._take)
 
     def _take(self, message: Incoming) -> None:
@@ -51,7 +51,7 @@ class Listening:
         return self._subscriber.failure
 
     def counters(self) -> Mapping[str, int]:
-        """Counts messages by what became of them before the watch saw them."""
+        """Counts of messages and connections."""
         return {
             "messages_received": self._subscriber.received,
             "messages_dropped": self._subscriber.dropped,
@@ -84,7 +84,7 @@ def write_kept(path: Path, content: bytes) -> None:
 
 
 def kept(watch: Watch, state: DashboardState, now_s: float) -> bytes:
-    """All of it at `now_s`, unix time; nodes that were heard last first, none that is not shown."""
+    """The curves and the nodes that are shown at `now_s`, unix time."""
     nodes = [node for node in watch.nodes(now_s) if node.heard_s <= SHOWN_S][:NODES_KEPT_MAX]
     told = {
         "form": FORM,
@@ -104,8 +104,7 @@ def _kept_node(node: NodeView, now_s: float) -> dict[str, Any]:
 
 
 def restore(content: bytes, watch: Watch, state: DashboardState, now_s: float) -> bool:
-    """Go on with what was kept; False, and nothing is changed but nodes that were read, where it
-    is not what `kept` makes. That nobody listened in between says nothing of the nodes."""
+    """Go on with the content of `kept`; False, with nothing changed, if it is something else."""
     if len(content) > FILE_BYTES_MAX:
         return False
     try:

@@ -1,8 +1,8 @@
 """The page over HTTP: Starlette on uvicorn, in a thread with a loop of its own.
 
-The caller's loop makes one frame each interval and leaves it at the `Board`; all who watch get the
-same bytes. Whoever reads slowly skips frames, so nothing waits for anybody. uvicorn, because it
-brings two packages and Hypercorn, which could share the caller's loop, seven.
+The caller's loop makes one frame each interval and leaves it at the `Board`; all watchers get the
+same bytes. A slow reader skips frames, so nothing waits for it. uvicorn, because it brings two
+packages and Hypercorn, which could share the caller's loop, seven.
 """
 
 import functools
@@ -37,14 +37,14 @@ from swarm.telemetry.fleet_view import NodeView, Watch
 from swarm.telemetry.web_hosts import WebHosts
 
 KEEP_EVERY_S: Final = 20.0
-STREAMS_MAX: Final = 32  # who watches at once; more are sent away, and the page then asks by itself
+STREAMS_MAX: Final = 32  # watchers at once; a page that is refused a stream polls
 CONNECTIONS_MAX: Final = 128  # beyond these one of the address with most ends, silent ones first
 HEAD_TIMEOUT_S: Final = 10.0  # for the head of a request, from connecting or from the last answer
 ACTION_BYTES_MAX: Final = 4_096
 INTERVAL_S: Final = 0.5  # between two frames
-PAUSE_S: Final = 0.1  # until a stream looks whether there is another one
-LEISURE: Final = 7  # times as long as a frame took to make, the loop is left to others at least
-RETRY_MS: Final = 2_000  # after which a browser asks again for a stream that broke
+PAUSE_S: Final = 0.1  # between two looks of a stream for a new frame
+LEISURE: Final = 7  # the least pause after a frame, as a multiple of the time that it took to make
+RETRY_MS: Final = 2_000  # before a browser asks again for a stream that broke
 LEAVE_TIMEOUT_S: Final = 2
 PORT_DEFAULT: Final = 8080
 TOKEN_CHARS_MIN: Final = 16
@@ -62,8 +62,7 @@ HEADERS: Final = (
     (b"cache-control", b"no-store"),
 )
 Action = Callable[[Mapping[str, Any]], str]
-"""Does what was asked and says so in one sentence; raises ConfigError where it cannot. It is called
-in a thread of its own."""
+"""Returns one sentence on what it did, or raises ConfigError. Called in a thread of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,14 @@ class Board:
     def streams(self) -> int:
         """The number of open streams."""
         return len(self.watchers)
+
+    def counters(self) -> dict[str, int]:
+        """Open and refused streams, and skipped frames."""
+        return {
+            "pages_open": self.streams,
+            "pages_refused": self.streams_refused,
+            "frames_skipped": self.frames_skipped,
+        }
 
     @property
     def frame(self) -> bytes:
@@ -136,11 +143,7 @@ def application(board: Board, *, hosts: WebHosts, guarded: Guarded | None = None
     for name, content in page_files().items():
         path = "/" if name == "index.html" else f"/{name}"
         routes.append(Route(path, functools.partial(_file, name, content)))
-    middleware = [
-        Middleware(_Headers),
-        Middleware(_OurNames, hosts=hosts),
-    ]
-    return Starlette(routes=routes, middleware=middleware)
+    return Starlette(routes=routes, middleware=[Middleware(_Guard, hosts=hosts)])
 
 
 async def _file(name: str, content: bytes, _: Request) -> Response:
@@ -202,36 +205,27 @@ def _wanted(body: bytes) -> Mapping[str, Any]:
     return wanted
 
 
-class _Headers:
-    """The same protecting headers on all answers."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
-            await send(message)
-
-        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
-
-
-class _OurNames:
-    """Answers to names that are ours alone."""
+class _Guard:
+    """Answers only to names of ours, and with the same protecting headers everywhere."""
 
     def __init__(self, app: ASGIApp, hosts: WebHosts) -> None:
         self._app = app
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Request(scope).headers
-            refusal = self._hosts.objection(headers.getlist("host"), headers.getlist("origin"))
-            if refusal is not None:
-                await PlainTextResponse(refusal.text, refusal.status)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *HEADERS]
+            await send(message)
+
+        given = Request(scope).headers
+        refusal = self._hosts.objection(given.getlist("host"), given.getlist("origin"))
+        answer = PlainTextResponse(refusal.text, refusal.status) if refusal else self._app
+        await answer(scope, receive, with_headers)
 
 
 # --- who is connected --------------------------------------------------------------------------
@@ -292,8 +286,8 @@ def frame_of(state: Mapping[str, Any]) -> bytes:
 
 
 class Frames:
-    """Makes frames of what is watched. That came from strangers: where no frame can be made of it,
-    the last good one is shown again, with `failing` set, and counted."""
+    """Makes frames from strangers' reports. If a frame fails, the last good one is shown again with
+    `failing` set, and counted."""
 
     def __init__(self, state: DashboardState) -> None:
         self._state = state
@@ -303,9 +297,10 @@ class Frames:
     def make(
         self, nodes: Sequence[NodeView], told: Mapping[str, int], source: ReportSource, now_s: float
     ) -> bytes | None:
-        """The next frame; None where there has been none that could be made."""
+        """The next frame; None before the first good one."""
+        told = {**told, "frames_failed": self.failed}
         try:
-            state = self._state.look(nodes, {**told, "frames_failed": self.failed}, source, now_s)
+            state = self._state.look(nodes, told, source, now_s)
             frame = frame_of(state)
         except (ArithmeticError, LookupError, TypeError, ValueError):
             self.failed += 1
@@ -335,17 +330,6 @@ def listen_on(address: str) -> socket.socket:
         raise ConfigError(f"cannot listen on {address}: {error.strerror or error}") from None
 
 
-def url_of(listener: socket.socket) -> str:
-    """The address for a browser on this machine."""
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-
-
-def hosts_of(listener: socket.socket, names: Sequence[str] = ()) -> WebHosts:
-    """The names by which it may be called; see `WebHosts`."""
-    return WebHosts(listener.getsockname()[0], [socket.gethostname(), *names])
-
-
 async def serve(
     watch: Watch,
     listen: str,
@@ -371,19 +355,18 @@ async def serve(
     listener, board = listen_on(listen), Board()
     state = DashboardState(can_act=guarded is not None)
     frames = Frames(state)
-    keeper = None if keep is None else _Keeper(keep, watch, state, unix_s)
     async with trio.open_nursery() as nursery:
-        if keeper is not None:
-            await keeper.begin()
-            nursery.start_soon(keeper.run)
+        if keep is not None:
+            content = await trio.to_thread.run_sync(read_kept, keep)
+            if content is not None:
+                restore(content, watch, state, unix_s())
+            nursery.start_soon(_keep, keep, watch, state, unix_s)
         served = functools.partial(serve_board, listener, board, guarded=guarded, names=names)
         url = await nursery.start(served)
         task_status.started(url)
         while True:
             now_s, began_s = unix_s(), trio.current_time()
-            told = {**telemetry_of(watch), **counters()}
-            told |= {"pages_open": board.streams, "pages_refused": board.streams_refused}
-            told["frames_skipped"] = board.frames_skipped
+            told = {**watch.counters(), **counters(), **board.counters()}
             frame = frames.make(watch.nodes(now_s), told, source(), now_s)
             if frame is not None:
                 board.put(frame)
@@ -391,32 +374,22 @@ async def serve(
             await trio.sleep(max(interval_s - took_s, LEISURE * took_s))
 
 
-class _Keeper:
-    """Has what the page has seen kept, every now and then and at the end."""
+async def _keep(
+    path: Path, watch: Watch, state: DashboardState, unix_s: Callable[[], float]
+) -> None:
+    """Write what the page has seen every `KEEP_EVERY_S`, and once more at the end."""
 
-    def __init__(
-        self, keep: Path, watch: Watch, state: DashboardState, unix_s: Callable[[], float]
-    ) -> None:
-        self._keep, self._watch, self._state, self._unix_s = keep, watch, state, unix_s
+    async def write() -> None:
+        content = kept(watch, state, unix_s())
+        await trio.to_thread.run_sync(write_kept, path, content)
 
-    async def begin(self) -> None:
-        """With what the start before has left."""
-        content = await trio.to_thread.run_sync(read_kept, self._keep)
-        if content is not None:
-            restore(content, self._watch, self._state, self._unix_s())
-
-    async def run(self) -> None:
-        try:
-            while True:
-                await trio.sleep(KEEP_EVERY_S)
-                await self._write()
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._write()
-
-    async def _write(self) -> None:
-        content = kept(self._watch, self._state, self._unix_s())
-        await trio.to_thread.run_sync(write_kept, self._keep, content)
+    try:
+        while True:
+            await trio.sleep(KEEP_EVERY_S)
+            await write()
+    finally:
+        with trio.CancelScope(shield=True):
+            await write()
 
 
 async def serve_broker(
@@ -438,29 +411,19 @@ async def serve_broker(
     """
     watch = Watch(run_id)
     listening = Listening(broker, watch, unix_s=unix_s, rng=rng)
-    page = functools.partial(
-        serve,
-        unix_s=unix_s,
-        counters=listening.counters,
-        guarded=guarded,
-        names=names,
-        keep=keep,
-    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listening.run)
-        task_status.started(await nursery.start(page, watch, listen, listening.source))
-
-
-def telemetry_of(watch: Watch) -> dict[str, int]:
-    """Counts of reports taken, and of reports dropped by reason."""
-    dropped = {f"dropped_{reason}": count for reason, count in sorted(watch.dropped.items())}
-    return {
-        "reports_taken": watch.taken,
-        "reports_lost": watch.lost,
-        "reports_repeated": watch.repeated,
-        "nodes_forgotten": watch.forgotten,
-        **dropped,
-    }
+        await serve(
+            watch,
+            listen,
+            listening.source,
+            unix_s=unix_s,
+            counters=listening.counters,
+            guarded=guarded,
+            names=names,
+            keep=keep,
+            task_status=task_status,
+        )
 
 
 async def serve_board(
@@ -473,9 +436,11 @@ async def serve_board(
 ) -> None:
     """Serve a board until cancelled, in a thread of its own; reports the page's address. Closes the
     listener."""
+    host, port = listener.getsockname()[:2]
+    hosts = WebHosts(host, [socket.gethostname(), *names])
     clients = Clients(CONNECTIONS_MAX, rank_of=lambda client, _: client.is_answered)
     config = uvicorn.Config(
-        application(board, guarded=guarded, hosts=hosts_of(listener, names)),
+        application(board, guarded=guarded, hosts=hosts),
         loop="asyncio",
         http=functools.partial(_Client, clients),  # type: ignore[arg-type]
         ws="none",
@@ -495,7 +460,8 @@ async def serve_board(
             server.should_exit = True
 
     with listener:
-        task_status.started(url_of(listener))  # who comes from now on waits in its backlog
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        task_status.started(url)  # clients that connect before the server runs wait in its backlog
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leave)
             with trio.CancelScope(shield=True):

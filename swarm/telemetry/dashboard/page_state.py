@@ -16,12 +16,12 @@ from swarm.telemetry.dashboard.feeding import Feeding
 from swarm.telemetry.dashboard.series import REJECTED, Outages, Rates, Series, short, total
 from swarm.telemetry.dashboard.version_broadcasts import broadcast_rows
 from swarm.telemetry.fleet_view import NodeView, plausible
-from swarm.telemetry.reports import AlarmReport, NodeReport, WorkerRow
+from swarm.telemetry.reports import AlarmReport
 
-SAMPLE_S: Final = 0.9  # from one point of a curve to the next, at least
+SAMPLE_S: Final = 0.9  # the least time between two points of a curve
 NODES_SHOWN_MAX: Final = 1_024
-LATELY_S: Final = 600.0  # a node that is gone for longer is no news
-SHOWN_S: Final = 3_600.0  # and for so long it is not shown any more
+LATELY_S: Final = 600.0  # a node that has been gone for longer is not counted as gone lately
+SHOWN_S: Final = 3_600.0  # and after so long it is not shown
 WORKERS_SHOWN_MAX: Final = 512
 ALARMS_SHOWN_MAX: Final = 32
 ALARM_NODES_SHOWN_MAX: Final = 8
@@ -29,21 +29,11 @@ NOTES_SHOWN_MAX: Final = 16
 LABELS_SHOWN_MAX: Final = 12
 RUNS_SHOWN_MAX: Final = 8
 CENTRAL: Final = ("learner", "coordinator")  # of a run, one of each
-BAND: Final = 0.1  # of the nodes lie below the band of a curve, and as many above it
+BAND: Final = 0.1  # the share of nodes below the band of a curve, and above it
 
 HISTORY: Final = (
     "in_bytes_per_s", "out_bytes_per_s", m.TOKENS_PER_S, "nodes",
     "reward", "reward_low", "reward_high", "held_out", "held_out_low", "held_out_high",
-)  # fmt: skip
-NODE_COLUMNS: Final = (
-    "id", "role", "phase", m.ROUND, "version", "reward", "held_out", "in_bytes_per_s",
-    "out_bytes_per_s", "in_bytes", "out_bytes", m.PEERS, "accepted", "rejected", "trained_groups",
-    "foreign_groups", "foreign_wanted", m.TOKENS_PER_S, m.MEMORY_BYTES, "heard_s", "gone", "alarms",
-    "lost", "agent", m.UPTIME_S,
-)  # fmt: skip
-WORKER_COLUMNS: Final = (
-    "name", "id", "phase", "version", "behind", "groups_per_s", "price_per_h", "admitted",
-    "refused", "leased", "heard_s",
 )  # fmt: skip
 FIGURE_COLUMNS: Final = ("name", "unit", "low", "middle", "high", "nodes", "help")
 
@@ -74,7 +64,7 @@ class ReportSource:
 
 
 class DashboardState:
-    """Makes what is shown of what is watched. Holds history, in bounds; see `history.py`."""
+    """Makes the page's state from the watched nodes. Holds a bounded history."""
 
     def __init__(self, *, can_act: bool = False) -> None:
         self._series = Series(HISTORY)
@@ -93,13 +83,12 @@ class DashboardState:
         """With the curves of a start that ended at `until_s`.
 
         Raises:
-            ValueError, TypeError, KeyError: they are none.
+            ValueError, TypeError, KeyError: these are no curves.
         """
         self._series.go_on(curves)
         for nobody_listened_s in (until_s, now_s):
             self._outages.note(nobody_listened_s, connected=False, away_s=0.0)
 
-    # Long: one page, part by part.
     def look(
         self,
         nodes: Sequence[NodeView],
@@ -107,8 +96,8 @@ class DashboardState:
         source: ReportSource,
         now_s: float,
     ) -> dict[str, Any]:
-        """All of the page at `now_s`, unix time. `nodes`: those heard last first; `telemetry`: what
-        was heard, dropped and lost, counted by name."""
+        """The page at `now_s`, unix time. `nodes`: those heard last first; `telemetry`: counts of
+        reports taken, dropped and lost."""
         self._outages.note(now_s, connected=source.connected, away_s=source.away_s)
         nodes = [self._outages.excused(node, now_s) for node in nodes]
         # A node that was heard of in two runs is shown in the one that it was heard in last.
@@ -209,8 +198,8 @@ def _key(node: NodeView) -> tuple[str, str]:
 
 
 def _missed(nodes: Sequence[NodeView]) -> set[tuple[str, str]]:
-    """Learners and coordinators that are gone, however long ago, while workers of their run report
-    and nobody has taken their place: a run without them does nothing."""
+    """Learners and coordinators that are gone while workers of their run report and no other has
+    their role: the run waits for them."""
     there = {(n.report.run_id, n.report.role) for n in nodes if n.gone is None}
     return {
         _key(n)
@@ -235,7 +224,7 @@ def _points(present: Sequence[NodeView], headline: Mapping[str, Any]) -> dict[st
 
 
 def band(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Between which of sorted values all but the `BAND` at either end lie; None for no values."""
+    """The ends of sorted values without the `BAND` at either end; None for no values."""
     if not values:
         return None, None
     cut = int(len(values) * BAND)
@@ -297,10 +286,16 @@ def _nodes(nodes: Sequence[NodeView], rates: Mapping[str, Mapping[str, float]]) 
         nodes,
         key=lambda n: (not n.report.alarms or n.gone is not None, n.gone is None, n.report.peer_id),
     )
+    rows = [_node_row(node, rates[node.report.peer_id]) for node in ordered[:NODES_SHOWN_MAX]]
+    return _table(rows, max(0, len(nodes) - NODES_SHOWN_MAX))
+
+
+def _table(rows: Sequence[Mapping[str, Any]], left_out: int) -> dict[str, Any]:
+    """Rows of the same keys, which are sent once."""
     return {
-        "columns": NODE_COLUMNS,
-        "rows": [_node_row(n, rates[n.report.peer_id]) for n in ordered[:NODES_SHOWN_MAX]],
-        "left_out": max(0, len(nodes) - NODES_SHOWN_MAX),
+        "columns": list(rows[0]) if rows else [],
+        "rows": [list(row.values()) for row in rows],
+        "left_out": left_out,
     }
 
 
@@ -320,41 +315,41 @@ def _figures(present: Sequence[NodeView]) -> dict[str, Any]:
     return {"columns": FIGURE_COLUMNS, "rows": rows}
 
 
-def _node_row(node: NodeView, rates: Mapping[str, float]) -> list[Any]:
+def _node_row(node: NodeView, rates: Mapping[str, float]) -> dict[str, Any]:
     report = node.report
     figure = report.metrics.get
     live = {} if node.gone else rates
-    return [
-        report.peer_id,
-        report.role,
-        report.phase,
-        figure(m.ROUND),
-        figure(m.POLICY_VERSION),
-        short(figure(m.OWN_REWARD)),
-        short(figure(m.HELD_OUT_RATIO)),
-        short(live.get(m.BYTES_IN_TOTAL)),
-        short(live.get(m.BYTES_OUT_TOTAL)),
-        figure(m.BYTES_IN_TOTAL),
-        figure(m.BYTES_OUT_TOTAL),
-        figure(m.PEERS),
-        figure(m.ACCEPTED_TOTAL),
-        total(report.labelled.get(REJECTED, {})),
-        sum(peer.groups_trained for peer in report.peers),
-        figure(m.EXTERNAL_GROUPS),
-        figure(m.EXTERNAL_GROUPS_WANTED),
-        short(figure(m.TOKENS_PER_S)),
-        figure(m.MEMORY_BYTES),
-        round(node.heard_s, 1),
-        node.gone is not None,
-        [alarm.kind.value for alarm in report.alarms],
-        node.lost,
-        report.agent,
-        figure(m.UPTIME_S),
-    ]
+    return {
+        "id": report.peer_id,
+        "role": report.role,
+        "phase": report.phase,
+        m.ROUND: figure(m.ROUND),
+        "version": figure(m.POLICY_VERSION),
+        "reward": short(figure(m.OWN_REWARD)),
+        "held_out": short(figure(m.HELD_OUT_RATIO)),
+        "in_bytes_per_s": short(live.get(m.BYTES_IN_TOTAL)),
+        "out_bytes_per_s": short(live.get(m.BYTES_OUT_TOTAL)),
+        "in_bytes": figure(m.BYTES_IN_TOTAL),
+        "out_bytes": figure(m.BYTES_OUT_TOTAL),
+        m.PEERS: figure(m.PEERS),
+        "accepted": figure(m.ACCEPTED_TOTAL),
+        "rejected": total(report.labelled.get(REJECTED, {})),
+        "trained_groups": sum(peer.groups_trained for peer in report.peers),
+        "foreign_groups": figure(m.EXTERNAL_GROUPS),
+        "foreign_wanted": figure(m.EXTERNAL_GROUPS_WANTED),
+        m.TOKENS_PER_S: short(figure(m.TOKENS_PER_S)),
+        m.MEMORY_BYTES: figure(m.MEMORY_BYTES),
+        "heard_s": round(node.heard_s, 1),
+        "gone": node.gone is not None,
+        "alarms": [alarm.kind.value for alarm in report.alarms],
+        "lost": node.lost,
+        "agent": report.agent,
+        m.UPTIME_S: figure(m.UPTIME_S),
+    }
 
 
 def _workers(present: Sequence[NodeView]) -> dict[str, Any]:
-    """Workers by the coordinator, who knows prices, and the learner, who knows their groups."""
+    """Workers as the coordinator, which knows prices, and then the learner report them."""
     newest = max(metrics(present, m.PUBLISHED_VERSION), default=None)
     rows: dict[str, dict[str, Any]] = {}
     left_out = 0
@@ -366,53 +361,44 @@ def _workers(present: Sequence[NodeView]) -> dict[str, Any]:
             for worker in node.report.workers:
                 key = worker.peer_id or worker.name
                 if key in rows:
-                    _fill(rows[key], worker)
+                    told = worker.model_dump().items()
+                    rows[key].update({name: v for name, v in told if not rows[key][name]})
                 elif len(rows) < WORKERS_SHOWN_MAX:
                     rows[key] = worker.model_dump()
                 else:
                     left_out += 1
+    return _table([_worker_row(row, newest) for row in rows.values()], left_out)
+
+
+def _worker_row(row: Mapping[str, Any], newest: float | None) -> dict[str, Any]:
+    version, heard_s = row["version"], row["heard_s"]
     return {
-        "columns": WORKER_COLUMNS,
-        "rows": [_worker_row(row, newest) for row in rows.values()],
-        "left_out": left_out,
+        "name": row["name"],
+        "id": row["peer_id"],
+        "phase": row["phase"],
+        "version": version,
+        "behind": None if version is None or newest is None else max(0, int(newest) - version),
+        "groups_per_s": short(row["groups_per_s"]),
+        "price_per_h": row["price_per_h"],
+        "admitted": row["admitted"],
+        "refused": row["refused"],
+        "leased": row["leased"],
+        "heard_s": None if heard_s is None else round(heard_s, 1),
     }
 
 
-def _fill(row: dict[str, Any], worker: WorkerRow) -> None:
-    """Take from another's row what the first one does not say."""
-    row.update({name: value for name, value in worker.model_dump().items() if not row[name]})
-
-
-def _worker_row(row: Mapping[str, Any], newest: float | None) -> list[Any]:
-    version = row["version"]
-    behind = None if version is None or newest is None else max(0, int(newest) - version)
-    return [
-        row["name"],
-        row["peer_id"],
-        row["phase"],
-        version,
-        behind,
-        short(row["groups_per_s"]),
-        row["price_per_h"],
-        row["admitted"],
-        row["refused"],
-        row["leased"],
-        None if row["heard_s"] is None else round(row["heard_s"], 1),
-    ]
-
-
 def _capacity(present: Sequence[NodeView]) -> dict[str, float | None] | None:
-    """The capacity model beside what is measured; None where there is neither. Of several learners
-    the first one by id counts."""
+    """The capacity model beside the measurements; None without learner and coordinator. Of several
+    learners the first one by id counts."""
     central = [n.report for n in present if n.report.role in CENTRAL]
     central.sort(key=lambda report: (report.role != "learner", report.peer_id))
 
-    def first(name: str, reports: Sequence[NodeReport] = central) -> float | None:
-        return next((r.metrics[name] for r in reports if name in r.metrics), None)
-
     if not central:
         return None
-    return {name: first(name) for name in CAPACITY}
+    return {
+        name: next((r.metrics[name] for r in central if name in r.metrics), None)
+        for name in CAPACITY
+    }
 
 
 def _by_label(present: Sequence[NodeView], name: str) -> list[list[Any]]:

@@ -21,8 +21,8 @@ Row = tuple[float | None, ...]
 
 
 class Fold:
-    """A series of any length in at most `points_max` rows, evenly spread: whenever it is full,
-    each two neighbours become their mean."""
+    """A series of any length in at most `points_max` rows: if it is full, pairs of neighbours are
+    replaced by their mean."""
 
     def __init__(self, columns: int, points_max: int = FOLDED_POINTS_MAX) -> None:
         if points_max < 2 or points_max % 2:
@@ -106,11 +106,7 @@ class Series:
         return {"names": self._names, "recent": list(self._recent), "all": self._all.as_kept()}
 
     def go_on(self, told: Mapping[str, Any]) -> None:
-        """With what a series of the same names had.
-
-        Raises:
-            ValueError, TypeError, KeyError: it is not what `as_kept` gave.
-        """
+        """Restore the points of `as_kept`; raises as `Fold.go_on`."""
         if tuple(told["names"]) != self._names:
             raise ValueError("other curves")
         recent = _rows(told["recent"], len(self._names))
@@ -136,12 +132,12 @@ def short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{DIGITS}g}")
 
 
-# From counters to rates: what each node did in its last seconds, by its own clock. Pure.
+# --- rates of counters, by each node's own clock -------------------------------------------------
 
 WINDOW_S: Final = 5.0  # a rate is over at least this much, or one interval
 SAMPLES_MAX: Final = 16  # of one node
-RATE_INTERVAL_S_MIN: Final = 0.1  # between two reports; of what is shorter no rate is made
-RATE_MAX: Final = 1e15  # a second, of anything; what is above it nobody measured
+RATE_INTERVAL_S_MIN: Final = 0.1  # between two reports; a shorter one gives no rate
+RATE_MAX: Final = 1e15  # a second, of any figure; bounds invented ones
 COUNTERS: Final = (m.BYTES_IN_TOTAL, m.BYTES_OUT_TOTAL, m.ACCEPTED_TOTAL, m.GENERATED_TOKENS_TOTAL)
 REJECTED: Final = m.REJECTED_TOTAL
 
@@ -201,7 +197,7 @@ def _rates(samples: deque[Sample]) -> dict[str, float]:
     }
 
 
-# While a broker is away no node is heard of: that says nothing of the nodes. Pure.
+# --- outages of the broker, which say nothing of the nodes ---------------------------------------
 
 
 class Outages:
@@ -221,8 +217,8 @@ class Outages:
         self._is_away = not connected
 
     def excused(self, node: NodeView, now_s: float) -> NodeView:
-        """The node, and not gone where only the broker was: it then has as long to be heard of from
-        the broker's return on as it has after a report."""
+        """The node, not gone if only the broker was away: from its return on the node has as much
+        time as after a report."""
         if node.gone is not Gone.SILENT:
             return node
         patience_s, heard_at_s = gone_after_s(node.report), now_s - node.heard_s

@@ -17,8 +17,8 @@ LEVELS: Final = "0123456789"  # of a cell: none of its chunks, up to all of them
 def broadcast_rows(present: Sequence[NodeView]) -> dict[str, Any] | None:
     """The newest version that is on its way or complete; None where there is none.
 
-    `rows` are nodes and their cells, those that miss most first; `swarm` the mean over all. A node
-    that reports no or an older version of it has none of its chunks.
+    `rows` are nodes and their cells, those that miss most first; `swarm` is the mean over all. A
+    node that reports an older version has none of its chunks.
     """
     reported = [(n, n.report.broadcast) for n in present if n.report.broadcast is not None]
     if not reported:
@@ -66,8 +66,8 @@ def cells_of(chunks: int) -> int:
 
 
 def cell_shares(broadcast: BroadcastReport) -> list[float]:
-    """For each cell, which share of its chunks is there, 0 to 1. A bitfield may be coarser than the
-    chunks; it is spread evenly over them. One that is no hexadecimal number counts as empty."""
+    """The share of chunks that is there, 0 to 1, for each cell. A coarser bitfield is spread
+    evenly; one that is no hexadecimal number counts as empty."""
     width = cells_of(broadcast.chunks)
     if broadcast.complete:
         return [1.0] * width
