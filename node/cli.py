@@ -1,4 +1,4 @@
-"""`swarm-node`: parse flags, hand over, turn errors into one line. No logic lives here."""
+"""`swarm-node`: parse flags, call the command, turn errors into one line."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ DOCTORED = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point. 0: done; 1: it failed on the way; 2: the input was wrong; 130: interrupted."""
+    """Run one command. 0: done; 1: it failed; 2: wrong input; 130: interrupted."""
     before = signal.signal(signal.SIGINT, _leave_at_once)
     try:
         return _run(arguments)
@@ -49,8 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _leave_at_once(*_: object) -> None:
-    """Ctrl-C until a running node watches for it. As an exception it could strike within an import
-    whose library swallows it; nothing is lost, for what counts is written whole or not at all."""
+    """Handle Ctrl-C until a running node watches for it. As an exception it could strike in an
+    import whose library swallows it. Nothing is lost, because files are written whole or not at
+    all."""
     os._exit(EXIT_INTERRUPTED)
 
 

@@ -1,4 +1,4 @@
-"""What reads the arguments of `swarm-node`, and those of its smaller commands."""
+"""The parser of `swarm-node`, and its smaller commands."""
 
 import argparse
 import difflib
@@ -30,18 +30,16 @@ class Parser(argparse.ArgumentParser):
         self.settings: dict[str, Setting] = {}  # that it takes, by name
 
     def take_settings(self, *names: str, as_joined: bool = False) -> None:
-        """Have these settings of a node as flags, or all of them where none is named.
+        """Take these settings of a node as flags, or all settings if none is named. `as_joined`:
+        settings that are not given come from the node's last start.
 
-        They are added when the parser is used, as they take a quarter of a second to import.
-
-        Args:
-            as_joined: settings that are not given are those with which the node was started.
+        The flags are added when the parser is used, because they take a quarter of a second to
+        import.
         """
         self._wanted, self._as_joined = names, as_joined
         self.set_defaults(as_joined=as_joined)
 
     def fill(self) -> None:
-        """Add the flags of settings to this parser."""
         names, self._wanted = self._wanted, None
         if names is None:
             return
@@ -90,7 +88,7 @@ class Parser(argparse.ArgumentParser):
         return text.replace("%", "%%")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in the base class; a command's own parser refuses what it does not know."""
+        """As in the base class; but a command's own parser refuses unknown arguments."""
         self.fill()
         found, unknown = super().parse_known_args(args, namespace)
         if unknown and self._subparsers is None:
@@ -166,8 +164,7 @@ def _parts(name: str) -> set[str]:
 def given(
     options: argparse.Namespace,
 ) -> tuple[dict[str, Any], Mapping[str, str], Path | None]:
-    """Flags by field, environment, run file: where settings come from. Of commands that look at a
-    node's data the node's own are what is not given."""
+    """Flags by field, the environment and the run file: the sources of settings."""
     from node.config import NodeConfig
 
     take_invitation(options)
@@ -185,7 +182,7 @@ def given(
 
 
 def say(line: str) -> None:
-    """Print a line for whoever reads, at once."""
+    """Print a line at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -198,7 +195,6 @@ def add_command(commands: Any, name: str, run: Command, help: str, about: str = 
 
 
 def add_data_dir(parser: Parser) -> None:
-    """The data directory of a node that was here before."""
     parser.add_argument(
         "--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR", help="the node's"
     )
@@ -225,8 +221,6 @@ def add_runs(commands: Any, config_of: Callable[[argparse.Namespace], Any]) -> N
 
 
 def add_completion(commands: Any, whole: argparse.ArgumentParser) -> None:
-    """`swarm-node completion`, of the whole command line."""
-
     def run_command(options: argparse.Namespace) -> int:
         import shtab
 
@@ -241,7 +235,7 @@ def add_completion(commands: Any, whole: argparse.ArgumentParser) -> None:
 
 
 def _complete_paths(parser: argparse.ArgumentParser, kinds: Mapping[str, Any]) -> None:
-    """Have arguments complete to names of files that are such."""
+    """Let arguments for files and directories complete to their names."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
@@ -251,7 +245,6 @@ def _complete_paths(parser: argparse.ArgumentParser, kinds: Mapping[str, Any]) -
 
 
 def add_model(commands: Any) -> None:
-    """`swarm-node model`."""
     model = commands.add_parser("model", help="models that need no hub: smollm2")
     actions = model.add_subparsers(required=True, metavar="ACTION")
     get = add_command(actions, "get", _get_model, "fetch a model and convert it, once")
@@ -266,7 +259,6 @@ def _add_cache_dir(parser: Parser) -> None:
 
 
 def add_clean(commands: Any) -> None:
-    """`swarm-node clean`."""
     clean = add_command(commands, "clean", _clean, "remove models and policies that are kept here")
     _add_cache_dir(clean)
     clean.add_argument("--yes", action="store_true", help="agree to it")
@@ -296,7 +288,6 @@ def _list_models(options: argparse.Namespace) -> int:
 
 
 def add_env(commands: Any) -> None:
-    """`swarm-node env`."""
     env = commands.add_parser("env", help="environments: which there are, and one of your own")
     actions = env.add_subparsers(required=True, metavar="ACTION")
     told = "all by group, plug-ins, and what is refused and why"

@@ -1,4 +1,4 @@
-"""`swarm-node data`: what a file of questions and answers would be as a run's items."""
+"""`swarm-node data`: check a file of questions and answers before a run uses it."""
 
 import argparse
 from collections import Counter
@@ -14,7 +14,6 @@ SETTINGS: Final = ("tolerance", "relative_tolerance", "ignore_case")
 
 
 def add_data(commands: Any, say: Callable[[str], None]) -> None:
-    """Add the command to those of a parser."""
     data = commands.add_parser("data", help="questions and answers of your own")
     actions = data.add_subparsers(required=True, metavar="ACTION")
     check = actions.add_parser("check", help="what a file would be as a run's items; keeps nothing")
@@ -40,12 +39,8 @@ def add_data(commands: Any, say: Callable[[str], None]) -> None:
 
 
 def check_file(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
-    """What a person wants to know before a run is founded on a file, and the table for its run
-    file.
-
-    Raises:
-        ConfigError: it is none, or not for this scorer: one line.
-    """
+    """Describe a file as a run's items, and give its table for a run file. Refuses wrong own
+    answers."""
     from node.envs.data import items as store
     from node.envs.data.dataset import DataRules, prompt_of
     from node.envs.data.items import Items
@@ -80,7 +75,6 @@ def check_file(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
 
 
 def _table(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
-    """For a run file beside the working directory's."""
     from node.envs.data.items import canonical_json
 
     yield "[[environments]]"

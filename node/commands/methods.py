@@ -1,4 +1,4 @@
-"""`swarm-node methods`: what a node may compute with, by name."""
+"""`swarm-node methods`: the methods of losses, advantages and other choices, by name."""
 
 import argparse
 import difflib
@@ -13,7 +13,6 @@ Say = Callable[[str], None]
 
 
 def add_methods(commands: Any, say: Say) -> None:
-    """Add the command to those of a parser."""
     methods = commands.add_parser("methods", help="losses, advantages and others, by name")
     methods.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its defaults")
     methods.add_argument(
@@ -43,7 +42,7 @@ def add_methods(commands: Any, say: Say) -> None:
 
 
 def list_methods(say: Say) -> None:
-    """Say which there are, by family, and which no loop of a node uses yet."""
+    """Say all methods by family, and those that no loop of a node uses yet."""
     from node.methods.registry import families
 
     for family, methods in families().items():
@@ -62,12 +61,8 @@ def list_methods(say: Say) -> None:
 def list_usable(
     say: Say, given: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None
 ) -> None:
-    """Say which methods a node with these settings may use, and why not the others: what the
-    settings themselves refuse.
-
-    Raises:
-        ConfigError: the settings are none that a node could start with.
-    """
+    """Say which methods a node with these settings may use, and why the settings refuse the
+    others."""
     from node.config import load_config
     from node.hosting.models import trainer_spec
     from node.methods.registry import families
@@ -96,7 +91,8 @@ def list_usable(
 
 
 def list_literature(say: Say) -> None:
-    """Say of each system by which functions it is here, who uses them, or why it is not."""
+    """Say for each published system which functions implement it, which loop uses them, or why it
+    is absent."""
     from node.methods.registry import LITERATURE, METHODS
 
     known = {each.name: each for each in METHODS}
@@ -111,11 +107,7 @@ def list_literature(say: Say) -> None:
 
 
 def show_method(name: str, say: Say) -> None:
-    """Say what one method is, in each family that has one of the name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Say what one method is, in each family that has one of this name."""
     from node.methods.registry import METHODS
 
     found = [each for each in METHODS if each.name == name]

@@ -1,4 +1,5 @@
-"""What service managers read: a user unit of systemd, a launch agent of macOS."""
+"""`swarm-node service`, `pause` and `resume`: a node that a service manager starts, and its
+pauses."""
 
 import argparse
 import os
@@ -24,7 +25,7 @@ BAD_INPUT: Final = 2  # the exit status of wrong settings, which another start d
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`words`: what is run, its program first. `environment`: a file with lines `NAME=value`."""
+    """One installed node. `words`: the command. `environment`: a file of lines `NAME=value`."""
 
     name: str
     title: str
@@ -35,7 +36,7 @@ class Service:
 
 
 def systemd_unit(service: Service) -> str:
-    """As systemd.service(5) has it."""
+    """The text of a user unit; see systemd.service(5)."""
     command = " ".join(_quoted(word) for word in service.words)
     return f"""\
 [Unit]
@@ -58,7 +59,7 @@ WantedBy=default.target
 
 
 def launch_agent(service: Service) -> bytes:
-    """As launchd.plist(5) has it."""
+    """The property list of a launch agent; see launchd.plist(5)."""
     import plistlib  # brings a parser of XML in, on macOS alone
 
     # launchd reads no file of variables; a shell does, and is then the node itself
@@ -81,12 +82,12 @@ def launch_agent(service: Service) -> bytes:
 
 
 def _escaped(text: str) -> str:
-    """`%` begins a specifier."""
+    """Double the `%`, which begins a specifier in a unit."""
     return text.replace("%", "%%")
 
 
 def _quoted(word: str) -> str:
-    """One argument, whatever is in it: `$` begins a variable besides, and `\\` an escape."""
+    """One argument of a unit's command. `$` begins a variable, and `\\` an escape."""
     text = _escaped(word).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     return '"' + text.replace("\n", "\\n") + '"'
 
@@ -104,7 +105,7 @@ Say = Callable[[str], None]
 
 
 def add_service(commands: Any, check: Check, say: Say) -> None:
-    """The subcommand. `check`: raises `ConfigError` where a command could not start."""
+    """`check` raises `ConfigError` if the command could not start."""
     service = commands.add_parser(
         "service", help="run a node whenever this machine is on: install, remove, logs"
     )
@@ -133,18 +134,17 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """What starts services here, for this user."""
+    """The service manager of this user."""
 
     kind: str  # `systemd`, `launchd`
 
     def file(self, name: str) -> Path:
-        """Where a service's description is."""
+        """The path of a service's description."""
         if self.kind == "launchd":
             return Path.home() / "Library" / "LaunchAgents" / f"{name}.plist"
         return _config_home() / "systemd" / "user" / f"{name}.service"
 
     def start(self, name: str) -> None:
-        """Start what was installed, now and with the machine."""
         if self.kind == "launchd":
             _run("launchctl", "bootstrap", f"gui/{os.getuid()}", str(self.file(name)))
             return
@@ -152,23 +152,18 @@ class Manager:
         _run("systemctl", "--user", "enable", "--now", name)
 
     def stop(self, name: str) -> None:
-        """Stop it, and start it no more."""
         if self.kind == "launchd":
             _run("launchctl", "bootout", f"gui/{os.getuid()}/{name}")
             return
         _run("systemctl", "--user", "disable", "--now", name)
 
     def forget(self) -> None:
-        """A description is gone."""
+        """Have the manager read its descriptions again after one was removed."""
         if self.kind == "systemd":
             _run("systemctl", "--user", "daemon-reload")
 
 
 def manager_here() -> Manager:
-    """
-    Raises:
-        ConfigError: there is none that this knows.
-    """
     if sys.platform == "darwin":
         return Manager("launchd")
     if shutil.which("systemctl") is not None:
@@ -191,10 +186,6 @@ def _config_home() -> Path:
 
 
 def _run(*words: str) -> None:
-    """
-    Raises:
-        ConfigError: it failed; in its own words.
-    """
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S
@@ -213,7 +204,7 @@ def _checked(name: str) -> str:
 
 
 def described(name: str, words: Sequence[str], directory: Path) -> Service:
-    """The service that runs `swarm-node` with these words, from that directory on."""
+    """The service that runs `swarm-node` with these words in that directory."""
     config = _config_home() / NAME
     return Service(
         name,
@@ -227,12 +218,8 @@ def described(name: str, words: Sequence[str], directory: Path) -> Service:
 
 
 def without_invitation(words: Sequence[str]) -> tuple[list[str], str]:
-    """A command without its invitation, which may hold a join key, and that: what a service is
-    told, others of the machine may see. Empty: it has none, or names a file.
-
-    Raises:
-        ConfigError: nothing came by standard input.
-    """
+    """A command without its invitation, and the invitation. It may hold a join key, and other users
+    can read a service's command. Empty: the command has none, or names a file."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--invite", nargs="?", const="")
     options, others = parser.parse_known_args(list(words))
@@ -242,12 +229,12 @@ def without_invitation(words: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _invitation_file(name: str) -> Path:
-    """Where a service's invitation is kept, for its owner alone."""
+    """The file with a service's invitation, readable by its owner alone."""
     return _config_home() / NAME / f"{name}.invite"
 
 
 def left_behind(environ: Mapping[str, str]) -> list[str]:
-    """Settings that this terminal has by variables, which a service does not see."""
+    """Settings in this terminal's variables, which the service will not see."""
     return sorted(name for name in environ if name.startswith(ENVIRON_PREFIX))
 
 
@@ -299,7 +286,7 @@ def _flag(name: str) -> str:
 
 
 def _lingers() -> bool:
-    """Whether the user's services go on without a session; True where that cannot be told."""
+    """Whether the user's services survive a logout; True if unknown."""
     try:
         done = subprocess.run(
             ["loginctl", "show-user", str(os.getuid()), "--property=Linger"],
@@ -343,7 +330,6 @@ def _logs(options: argparse.Namespace) -> int:
 
 
 def add_pausing(commands: Any, say: Say) -> None:
-    """Both subcommands."""
     pause = commands.add_parser("pause", help="have the node do nothing after its present round")
     pause.set_defaults(run_command=partial(_pause, say))
     resume = commands.add_parser("resume", help="have a node that was paused go on")

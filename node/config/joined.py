@@ -42,11 +42,7 @@ def recall(data_dir: Path) -> Joined:
 
 
 def remember(config: NodeConfig, run: str, ports: Sequence[int]) -> None:
-    """Keep it. `run`: as it was given.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
+    """Keep it. `run`: as it was given."""
     joined = Joined(_lasting(run), _lasting(config.model), config.lora_rank, tuple(ports))
     write_whole(config.data_dir / FILE_NAME, json.dumps(asdict(joined)))
 

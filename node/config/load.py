@@ -141,11 +141,7 @@ def load_run(
     run_file: Path | None, environ: Mapping[str, str], data_dir: Path | None = None
 ) -> tuple[RunConfig, dict[str, Any]]:
     """The run, and the `[node]` table of its file. `data_dir`: where rules are kept that peers
-    handed on.
-
-    Raises:
-        ConfigError: unreadable or wrong.
-    """
+    handed on."""
     return _run_of(_read_run_file(_wanted(run_file, environ), data_dir))
 
 

@@ -548,11 +548,7 @@ class Conflict(Exception):
 
 
 def rules_of(config: NodeConfig) -> LearnerRules:
-    """The learner's rules of a run.
-
-    Raises:
-        ConfigError: the run has no learner.
-    """
+    """The learner's rules of a run."""
     if config.run.learner is None:
         raise ConfigError(
             f"run {config.run.name} has no learner: put learner.peer into its file (swarm-node "

@@ -58,11 +58,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal text, 1 and 1.0 among them.
-
-    Raises:
-        TypeError, ValueError: a number is not finite, or something is no plain data.
-    """
+    """JSON with sorted keys and no spaces: equal values give equal text, 1 and 1.0 among them."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

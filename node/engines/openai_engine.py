@@ -1,7 +1,7 @@
-"""An engine whose model somebody else serves, and the trainer of a node that has none.
+"""An engine whose model another server serves, and the trainer of a node that has none.
 
-Such a node generates, verifies and shares: others learn of what it says. It takes no weights and
-trains on nothing, so that it needs no torch. While its server is away it waits.
+The node generates, verifies and shares. It takes no weights and trains nothing, so it needs no
+torch. While its server is away it waits.
 """
 
 import math
@@ -28,7 +28,7 @@ TRIAL: Final = "1+1="
 
 
 class ServedModel(Engine):
-    """Engine and trainer in one, as the trainer's process is. Made by `open_served_model`."""
+    """Engine and trainer in one. Made by `open_served_model`."""
 
     capabilities = Capabilities(loads=False, counts=True)
 
@@ -44,7 +44,6 @@ class ServedModel(Engine):
 
     @property
     def tells_logprobs(self) -> bool:
-        """True if log-probs go along where the distribution is whole and at temperature 1."""
         return bool(self._tokenizer) and self._server.tells_logprobs
 
     # --- the engine ----------------------------------------------------------------------------
@@ -52,12 +51,8 @@ class ServedModel(Engine):
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `Engine.generate`: a request for each completion, as many servers give one
-        whatever they are asked for. That the same seed gives the same is up to the server.
-
-        Raises:
-            ConfigError: the server refuses such a request.
-        """
+        """Send one request for each completion, because many servers ignore a larger number.
+        Whether a seed repeats its completions depends on the server."""
         rng = Random(seed)
         seeds = [[rng.getrandbits(31) for _ in range(completions_each)] for _ in prompts]
         found: dict[tuple[int, int], Completion] = {}
@@ -85,7 +80,7 @@ class ServedModel(Engine):
         ]
 
     async def _said(self, prompt: str, sampling: Sampling, seed: int) -> Said:
-        """The server's completion, asked for until it comes."""
+        """Ask the server for a completion until it answers."""
         tries = 0
         while True:
             try:
@@ -102,7 +97,7 @@ class ServedModel(Engine):
                 return said
 
     async def _note(self, text: str) -> None:
-        """Once for each time that the server is away."""
+        """Report the server's absence once."""
         if not self._away:
             self._away = True
             if self.tell is not None:
@@ -124,57 +119,39 @@ class ServedModel(Engine):
         return sampled
 
     async def load(self, weights: Path, policy_version: int) -> None:
-        """See `Engine.load`.
-
-        Raises:
-            ChildFailed: always.
-        """
         raise ChildFailed("a served model takes no weights")
 
     # --- the trainer -----------------------------------------------------------------------------
 
     async def info(self) -> PolicyInfo:
-        """See `Trainer.info`. Without a known tokenizer, one of its own name, which nobody has."""
+        """The server's model. An unknown tokenizer gets a name that no other node has."""
         name = self._server.name
         tokenizer = self._tokenizer or f"served:{name}"[:NAME_CHARS_MAX]
         return PolicyInfo(name, 0, tokenizer, 0, 0, clipping_active=True)
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
-        """See `Trainer.train`: nothing is trained. It ends no sooner than `ROUND_S_MIN` after the
-        last one."""
+        """Train nothing, and return `ROUND_S_MIN` after the last call at the earliest."""
         await trio.sleep_until(max(trio.current_time(), self._next_round_at))
         self._next_round_at = trio.current_time() + ROUND_S_MIN
         nan = float("nan")
         return TrainReport(0, 0.0, 0.0, 0, 0.0, nan, nan, 0, 0.0)
 
     async def save(self, directory: Path) -> None:
-        """See `Trainer.save`: there is nothing of it to keep."""
         await trio.lowlevel.checkpoint()
 
     async def roll_back(self, directory: Path) -> int:
-        """See `Trainer.roll_back`.
-
-        Raises:
-            ChildFailed: always.
-        """
         raise ChildFailed("a served model takes no weights")
 
     async def slow_down(self, rate_share: float) -> None:
         await trio.lowlevel.checkpoint()
 
     async def export(self, directory: Path, precision: Precision = "float32") -> None:
-        """See `Trainer.export`.
-
-        Raises:
-            ChildFailed: always.
-        """
         raise ChildFailed("a served model has no weights here")
 
     async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
         await self.export(directory, precision)
 
     async def memory_bytes(self) -> int:
-        """See `Trainer.memory_bytes`: the server's is not ours."""
         return 0
 
 
@@ -189,11 +166,7 @@ async def open_served_model(
     requests_max: int = 16,
 ) -> AsyncIterator[ServedModel]:
     """A served model that has answered once. `model` None: the server's only one. `tokenizer`: its
-    fingerprint, where that is known.
-
-    Raises:
-        ConfigError: the server is not there, does not serve the model, or refuses to complete.
-    """
+    fingerprint, if known."""
     async with open_server(url, key, prompts, requests_max) as server:
         try:
             await server.choose(model)

@@ -1,9 +1,7 @@
-"""One server that speaks OpenAI's HTTP interface: llama.cpp, Ollama, vLLM, SGLang, MLX and others.
+"""A server that speaks OpenAI's HTTP interface: llama.cpp, Ollama, vLLM, SGLang, MLX and others.
 
-What it answers is somebody else's program: it is read up to a bound, and what is not what was asked
-for is an error with one line. Whether to try again is for the caller: a server that is down, busy
-or confused may be well a minute later (`ServerTrouble`), one that refuses a request will refuse it
-again (`ConfigError`).
+Answers are untrusted: they are read up to a bound and checked. `ServerTrouble` may pass and can be
+tried again; a request that the server refuses is a `ConfigError`.
 """
 
 import json
@@ -47,8 +45,7 @@ _WHOLE: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class ServerTrouble(ChildFailed):
-    """The server gave no answer, or one that is none; it may be well again later. `wait_s`: what it
-    asks for before the next try."""
+    """The server gave no valid answer, but may recover. `wait_s`: the delay that it asks for, s."""
 
     def __init__(self, what: str, wait_s: float = 0.0) -> None:
         super().__init__(what)
@@ -57,8 +54,8 @@ class ServerTrouble(ChildFailed):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One completion as the server tells it. `token_ids` and `logprobs` are as long as each other,
-    and empty where it does not tell both."""
+    """One completion from the server. `token_ids` and `logprobs` have equal lengths, and are empty
+    if either is unknown."""
 
     text: str
     finish_reason: FinishReason
@@ -80,16 +77,11 @@ class OpenAiServer:
 
     @property
     def tells_logprobs(self) -> bool:
-        """True if it is one of those that can be made to sample from the whole distribution."""
+        """True if this kind of server can be made to sample from the whole distribution."""
         return self._kind in _WHOLE
 
     async def choose(self, wanted: str | None) -> None:
-        """Ask for that model from now on; None: for the only one that it serves.
-
-        Raises:
-            ServerTrouble: as `complete`.
-            ConfigError: it does not serve it, or several and none is named.
-        """
+        """Select a model for further requests; None: the only one that the server has."""
         served = await self._served()
         if wanted is None and len(served) != 1:
             names = ", ".join(sorted(served)) or "none that it names"
@@ -110,8 +102,7 @@ class OpenAiServer:
 
     @property
     def name(self) -> str:
-        """Of the model, for others: llama.cpp names one by its file, and where that lies is nobody
-        else's business."""
+        """The model's public name. llama.cpp uses a file's path, whose folder is private."""
         return printable(PurePath(self.model).name, NAME_CHARS_MAX)
 
     async def complete(self, prompt: str, sampling: Sampling, seed: int) -> Said:
@@ -141,7 +132,7 @@ class OpenAiServer:
         return _said(answer)
 
     async def _served(self) -> dict[str, dict[str, Any]]:
-        """Models by name, each with what the server says of it."""
+        """Models by name, each with the server's description of it."""
         answer = await self._ask("GET", "/models")
         listed = answer.get("data")
         models = listed if isinstance(listed, list) else []
@@ -182,7 +173,7 @@ class OpenAiServer:
     async def _answer(
         self, method: str, route: str, body: Mapping[str, Any] | None
     ) -> tuple[int, httpx.Headers, bytes]:
-        """Status, headers and body, as they come and no longer than allowed."""
+        """Status, headers and body; the body is read up to a bound."""
         request = self._client.build_request(method, f"{self.url}{route}", json=body)
         request.stream = WholeBody(request.content)
         response = await self._client.send(request, stream=True)
@@ -205,8 +196,7 @@ class OpenAiServer:
 async def open_server(
     url: str, key: str | None, prompts: Prompts, requests_max: int
 ) -> AsyncIterator[OpenAiServer]:
-    """A server by its base URL, such as `http://127.0.0.1:8080/v1`, for so many requests at a time.
-    `key`: as a bearer token."""
+    """A server by its base URL, such as `http://127.0.0.1:8080/v1`. `key`: the bearer token."""
     headers = {"accept-encoding": "identity"}
     if key:
         headers["authorization"] = f"Bearer {key}"
@@ -223,10 +213,6 @@ async def open_server(
 
 
 def _said(answer: Mapping[str, Any]) -> Said:
-    """
-    Raises:
-        ServerTrouble: it is no completion.
-    """
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
@@ -254,7 +240,7 @@ def _said(answer: Mapping[str, Any]) -> Said:
 
 
 def _columns(told: object) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Numbers of tokens and their log-probs; nothing where one of them is missing anywhere."""
+    """Token ids and their log-probs; empty if any of them is missing."""
     nothing: tuple[tuple[int, ...], tuple[float, ...]] = (), ()
     if not isinstance(told, dict):
         return nothing
@@ -292,7 +278,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def _seconds(text: str) -> float:
-    """Of `Retry-After`, which may also be a date."""
+    """Seconds of a `Retry-After`; 0 for a date."""
     return min(float(text), 60.0) if text.isdecimal() and len(text) < 6 else 0.0
 
 

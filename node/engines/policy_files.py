@@ -1,11 +1,9 @@
-"""The policy's versions as model directories, on their way from the trainer to an engine in a
-process of its own.
+"""Versions of the policy as model directories, from the trainer to an engine in another process.
 
-They are files in shared memory where it has room, so that no second copy of a model is written to
-a disk; else in the data directory. A directory is written as `policy-<version>.partial` and renamed
-when it is whole. Only what the engine may still read is kept, and nothing once the node has ended:
-what a node that was killed leaves in shared memory goes when its engine ends, or when the next node
-of the same user starts. That a node lives shows by its lock.
+They are in shared memory if it has room, else in the data directory. Each is written as
+`policy-<version>.partial` and renamed when whole; those that the engine no longer reads are
+removed. Shared memory of a node that was killed is freed when its engine ends or the same user's
+next node starts; a lock shows which nodes live.
 """
 
 import fcntl
@@ -34,19 +32,15 @@ class PolicyFiles:
     """The directories of one node. Made by `policy_files`."""
 
     def __init__(self, parent: Path, data_directory: Path, policy_bytes: int) -> None:
-        """`parent` other than the data directory is in shared memory, which others fill as well: an
-        export that finds no room there goes to the data directory."""
+        """If `parent` is not the data directory, it is shared memory; when that is full, exports go
+        to the data directory."""
         self.parent = parent.absolute()
         self._data = data_directory.absolute()
         self._export_bytes = COPIES / 2 * policy_bytes
         self._remove_but(None)
 
     async def export(self, trainer: Trainer, policy_version: int) -> Path:
-        """The directory of the trainer's present policy, with an adapter merged into it.
-
-        Raises:
-            ChildFailed: the trainer could not write it.
-        """
+        """Write the trainer's present policy, with an adapter merged into it; its directory."""
         name = f"{_PREFIX}{policy_version}"
         if self.parent != self._data and await self._fits():
             try:
@@ -70,7 +64,7 @@ class PolicyFiles:
         return await trio.to_thread.run_sync(_has_room, self.parent, self._export_bytes)
 
     async def keep_only(self, directory: Path) -> None:
-        """Remove all the others: the engine has loaded this one."""
+        """Remove all other versions; the engine has loaded this one."""
         await trio.to_thread.run_sync(self._remove_but, directory)
 
     def _remove_but(self, kept: Path | None) -> None:
@@ -84,7 +78,7 @@ class PolicyFiles:
 def policy_files(
     data_directory: Path, policy_bytes: int, memory: Path = SHARED_MEMORY
 ) -> Iterator[PolicyFiles]:
-    """Room for a policy of about that size, which is given back at the end of the block."""
+    """Room for a policy of about that size; freed at the end of the block."""
     remove_abandoned(memory)
     if not _has_room(memory, COPIES * policy_bytes):
         files = PolicyFiles(data_directory, data_directory, policy_bytes)
@@ -106,7 +100,7 @@ def policy_files(
 
 
 def remove_abandoned(memory: Path = SHARED_MEMORY) -> None:
-    """Remove what nodes of this user left in shared memory that live no more."""
+    """Remove the directories of this user's dead nodes from shared memory."""
     for parent in memory.glob(f"{_mark()}*"):
         try:
             with _opened_lock(parent) as lock:
@@ -117,12 +111,8 @@ def remove_abandoned(memory: Path = SHARED_MEMORY) -> None:
 
 
 def _opened_lock(parent: Path) -> BinaryIO:
-    """The lock in a directory of this user. Everybody may write into shared memory: what others
-    put there, under a name of ours or as a link, is neither followed nor changed.
-
-    Raises:
-        OSError: it is no directory of this user, or has no lock.
-    """
+    """The lock in a directory of this user. Anybody may write to shared memory, so directories of
+    other users and links are refused by an OSError."""
     status = parent.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(f"{parent} is not ours")

@@ -1,4 +1,4 @@
-"""The settings of a trainer. Free of torch, so that the node's own process can hold it."""
+"""The settings of a trainer. Free of torch, for the node's own process."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -19,11 +19,8 @@ CONTEXT_TOKENS_MIN = 8
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """All that decides what a trainer computes; validated on construction.
-
-    `model` is a local Hugging Face model directory or a hub id (the `tiny` preset is such a
-    directory, made by `node.policies.tiny`).
-    """
+    """All settings that decide what a trainer computes. `model`: a Hugging Face directory or a hub
+    id."""
 
     model: str
     learning_rate: float | None = None  # None: what suits the policy (`node.train.default_rate`)

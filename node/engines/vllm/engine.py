@@ -1,19 +1,16 @@
 """Sampling with a vLLM server in a process of its own, over HTTP.
 
-Prompts go as token ids, encoded as the trainer encodes them (`node.interfaces.prompts`).
-Completions come back as token ids with the log-probs of the distribution that was sampled from.
+Prompts and completions are token ids, encoded as the trainer does it (`node.interfaces.prompts`).
 
-New weights are loaded in place, in the middle of completions. What is under way is interrupted and
-handed back: its tokens are kept here, with the version that made them, and the rest is asked for
-under the new weights. The server keeps nothing meanwhile (vLLM could, with its pause mode `keep`),
-so that the probe runs alone, between the load and the first token of the new version; and so that a
-server which dies in a load takes no token with it.
+New weights are loaded in the middle of completions. Unfinished ones are interrupted and their
+tokens are kept here with their version; the rest is asked for under the new weights. vLLM's pause
+mode `keep` is not used: the probe must run before the first new token, and a server that dies must
+lose no token.
 
-Where it shares a GPU with a trainer, it sleeps while this trains: the server gives its memory back
-and forgets its weights, and the next ones wake it.
+On a GPU shared with a trainer the server sleeps while this trains, without weights and memory.
 
-A server that died, or whose weights a failed load left in doubt, is started anew from the last good
-directory, and what it had not handed back is asked for again.
+A server that died, or whose weights are doubtful after a failed load, is restarted from the last
+good directory.
 """
 
 import json
@@ -85,12 +82,11 @@ T = TypeVar("T")
 
 # Long: requests, weights and life of one child process share its lock.
 class VllmEngine(Engine):
-    """See `Engine`. Generations may run at the same time, and loads in the middle of them.
+    """An `Engine` whose generations and loads may overlap.
 
-    `update_mode` says what becomes of completions that new weights find under way: `keep` goes on
-    with them under the new weights, `drain` waits until they are finished, `abort` samples them
-    again from their beginnings. Weights of an older version than before are another line of
-    versions, and then all are.
+    `update_mode` decides about completions that new weights interrupt: `keep` continues them,
+    `drain` finishes them first, `abort` begins them again. A version older than the last begins
+    another line of versions, and then all begin again.
     """
 
     capabilities = Capabilities(turns=True, partial=True)
@@ -106,9 +102,8 @@ class VllmEngine(Engine):
         reference: probe.Reference | None = None,
         tell: Tell | None = None,
     ) -> None:
-        """Made by `open_vllm`. `reference` says what log-probs should be after each load; None:
-        nobody checks. `tell` gets a sentence for each server that ended by itself or had to be
-        ended."""
+        """Made by `open_vllm`. `reference` computes the log-probs to expect after each load; None:
+        no check. `tell` gets a sentence for each server that ended."""
         self._text = ModelText(directory, settings.context_tokens)
         self._encoding = trio.CapacityLimiter(1)  # threads that use it
         kind = settings.quantization
@@ -142,23 +137,17 @@ class VllmEngine(Engine):
         self.paused_s: float = 0.0  # of the last load, however it went
 
     async def start(self) -> None:
-        """Start the server, or start it anew where it cannot go on.
-
-        Raises:
-            ChildFailed: it does not start.
-        """
+        """Start the server, or restart it if it cannot continue."""
         async with self._lifecycle:
             await self._start()
 
     async def close(self) -> None:
-        """End the server if one runs."""
         if self._server is not None:
             await self._server.close()
             self._server, self._sound, self._asleep = None, False, False
 
     @property
     def directory(self) -> Path:
-        """The directory of the weights that serve."""
         return self._directory
 
     @property
@@ -172,7 +161,7 @@ class VllmEngine(Engine):
 
     @property
     def pid(self) -> int | None:
-        """The server's process group, None while none runs."""
+        """The server's process group; None while none runs."""
         return self._server.pid if self._server is not None else None
 
     # --- completions ---------------------------------------------------------------------------
@@ -187,7 +176,7 @@ class VllmEngine(Engine):
     async def go_on(
         self, contexts: Sequence[Context], sampling: Sampling, seed: int
     ) -> list[Completion]:
-        """See `Engine.go_on`. What came before is in the server's prefix cache."""
+        """Sample the next turn of each context; the server's prefix cache has the turns before."""
         check(sampling, 1)
         encoded = await self._encoded(contexts)
         # Each turn has random numbers of its own
@@ -240,7 +229,7 @@ class VllmEngine(Engine):
         )
 
     async def _tend(self, harvest: Harvest) -> None:
-        """Let as much in as the server can take; once enough is done, have the rest handed back."""
+        """Adjust the limit while it runs; when enough groups are done, interrupt the rest."""
         while not harvest.is_full:
             server = self._server
             load = await server.load() if server is not None and server.usable else None
@@ -252,11 +241,7 @@ class VllmEngine(Engine):
             pass
 
     async def _encoded(self, contexts: Sequence[Context]) -> list[list[int]]:
-        """The ids of prompts and their turns.
-
-        Raises:
-            ConfigError: the model's chat template fails, or leaves out turns.
-        """
+        """The ids of prompts and their turns."""
         if (request := self._text.affixes_request()) is not None:
             answer = await self._persist(lambda: self._running().post("/tokenize", request))
             self._text.take_affixes(json.loads(answer)["tokens"])
@@ -266,7 +251,7 @@ class VllmEngine(Engine):
         )
 
     async def _finish(self, work: VllmWork, harvest: Harvest) -> None:
-        """Ask until the work or the harvest is done, across interruptions and servers that die."""
+        """Ask until the group or the harvest is done, across interruptions and restarts."""
         longest = work.rows.longest_tokens + CACHE_BLOCK_TOKENS  # the last block is never full
         async with self.flow.place(work.completions, longest):
             while not work.done and not harvest.is_full:
@@ -292,11 +277,7 @@ class VllmEngine(Engine):
             work.rows.take(ask, pieces, version)
 
     async def _persist(self, job: Callable[[], Awaitable[T]]) -> T:
-        """The result of a job, which is tried again at a server started anew.
-
-        Raises:
-            ChildFailed: it failed more than `RESTARTS_MAX` times.
-        """
+        """Run a job; a ChildFailed restarts the server and tries again, `RESTARTS_MAX` times."""
         for failures in range(RESTARTS_MAX):
             try:
                 return await job()
@@ -310,9 +291,9 @@ class VllmEngine(Engine):
     # --- versions ------------------------------------------------------------------------------
 
     async def load(self, weights: Path, policy_version: int, *, lent: bool = False) -> None:
-        """See `Engine.load`. The directory must stay until another one is loaded: a server
-        that dies is started from it. What failed or does not say what it should is taken back.
-        `lent`: a trainer on the same device has lent its tensors there, and holds still."""
+        """Load a directory, which must stay until the next load. Weights that fail, or whose
+        log-probs differ from the expected ones, are rolled back. `lent`: a trainer on the same
+        device lends its tensors and does not change them meanwhile."""
         async with self._lifecycle:
             if not await self._sleeps():
                 await self._start()
@@ -341,12 +322,8 @@ class VllmEngine(Engine):
             )
 
     async def sleep(self) -> None:
-        """Give the device's memory back until the next load or completion. What is under way is
-        interrupted and kept. Does nothing where no server runs.
-
-        Raises:
-            ChildFailed: the server failed; it is started anew when it is needed.
-        """
+        """Free the device's memory until the next load or completion. Completions in flight are
+        kept."""
         async with self._lifecycle:
             server = self._server
             if server is None or not server.usable or not self._sound:
@@ -357,8 +334,8 @@ class VllmEngine(Engine):
                 self._asleep = True
 
     async def _wakes(self) -> bool:
-        """Wake the server with the weights that it slept with, if it sleeps. False: it does not, or
-        it failed and has to be started anew."""
+        """Wake a sleeping server with its last weights. False: it did not sleep, or needs a
+        restart."""
         if not await self._sleeps():
             return False
         with suppress(ChildFailed):
@@ -367,13 +344,13 @@ class VllmEngine(Engine):
         return self._sound
 
     async def _sleeps(self) -> bool:
-        """True if there is a server to wake."""
         server = self._server
         return self._asleep and server is not None and server.usable and await server.healthy()
 
     @asynccontextmanager
     async def _still(self, holder: str, *, drain: bool) -> AsyncIterator[None]:
-        """Nothing is sampled within the block. With `drain` what is under way is finished first."""
+        """Let nothing be sampled within the block. `drain`: requests in flight are finished
+        first."""
         began_s = trio.current_time()
         self._holders.add(holder)
         try:
@@ -397,8 +374,7 @@ class VllmEngine(Engine):
             nursery.cancel_scope.cancel()
 
     async def _hand_back(self) -> None:
-        """Have the server hand back what it has, until this is cancelled: what was sent just before
-        may get there after the first time."""
+        """Interrupt the server's requests until cancelled: one may arrive after the first call."""
         while True:
             server = self._server
             if server is not None and server.usable:
@@ -414,12 +390,8 @@ class VllmEngine(Engine):
         *,
         lent: bool = False,
     ) -> probe.Difference | None:
-        """Load a directory, or some tensors of it, into a server that samples nothing, and see
-        whether it has them. One that sleeps takes a whole directory, and wakes.
-
-        Raises:
-            ChildFailed: the server failed, or has them not.
-        """
+        """Load a directory, or some of its tensors, into an idle server, wake it if it sleeps, and
+        probe it."""
         server = self._running()
         self._sound = False
         if self._asleep:
@@ -449,7 +421,7 @@ class VllmEngine(Engine):
         self._not_lent = said
 
     async def _relabel(self) -> None:
-        """Name the weights that the server has now; each token comes back with the name."""
+        """Name the server's present weights; each token comes back with the name."""
         self._loads += 1
         await self._running().order("/update_weight_version", {"new_version": self._label})
 
@@ -458,11 +430,8 @@ class VllmEngine(Engine):
         return f"load-{self._loads}"
 
     async def _go_back(self, error: ChildFailed, weights: Path) -> None:
-        """Have the server serve the version before again; one that cannot is started anew later.
-
-        Raises:
-            ChildFailed: always, with the reason.
-        """
+        """Restore the version before, and raise. A server that cannot restore it is restarted
+        later."""
         self.rolled_back += 1
         if self._running().usable:
             with suppress(ChildFailed):
@@ -476,11 +445,6 @@ class VllmEngine(Engine):
         return None if self._reference is None else await self._reference(weights, self._rows)
 
     async def _probe(self, expected: probe.LogProbs | None) -> probe.Difference | None:
-        """
-        Raises:
-            ServerRefused: the log-probs are not as expected.
-            ChildFailed: the server failed.
-        """
         if expected is None:
             return None
         found = await self._each([partial(self._logprobs, row) for row in self._rows])
@@ -494,10 +458,6 @@ class VllmEngine(Engine):
         return apart
 
     def _check_moved(self, expected: probe.LogProbs | None) -> None:
-        """
-        Raises:
-            ChildFailed: the server says what it said under the weights before.
-        """
         said, says, before = self._said, self._says, self._expected
         if said and says and before and expected and probe.is_stale(said, says, before, expected):
             raise ChildFailed("vLLM still samples with the weights before")
@@ -510,7 +470,7 @@ class VllmEngine(Engine):
     # --- the server ----------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """`start`, with the lock held."""
+        """As `start`, with the lock held."""
         server = self._server
         if server is not None and server.usable and self._sound and await server.healthy():
             return
@@ -533,7 +493,6 @@ class VllmEngine(Engine):
         self._sound = True
 
     async def _start_server(self) -> None:
-        """In place of the one before."""
         for failures in range(RESTARTS_MAX + 1):
             await self.close()
             try:
@@ -554,10 +513,6 @@ class VllmEngine(Engine):
             await self._reload(directory, None, lent=False)
 
     def _running(self) -> VllmServer:
-        """
-        Raises:
-            ChildFailed: none runs.
-        """
         if self._server is None:
             raise ChildFailed("no vLLM server runs")
         return self._server
@@ -568,7 +523,7 @@ class VllmEngine(Engine):
         limiter: trio.CapacityLimiter | None = None,
         beside: Callable[[], Awaitable[None]] | None = None,
     ) -> list[Any]:
-        """The results of all jobs, in order, or the first failure. `beside` runs as long."""
+        """The results of all jobs in order, or the first failure. `beside` runs meanwhile."""
         results: list[Any] = [None] * len(jobs)
         failures: list[ChildFailed] = []
 
@@ -612,14 +567,8 @@ async def make_vllm(
 ) -> VllmEngine:
     """An engine on a complete model directory, to be started and closed.
 
-    In `settings`, `threads` 0 means one less than the cores, and the context is at most the
-    model's own; the sizes of the cache and of a batch are set here (see `ModelText.cache_bytes`).
-    For `update_mode`, `reference` and `tell` see `VllmEngine`.
-
-    Raises:
-        ConfigError: vLLM is not installed, or the directory holds no model, or one that it cannot
-            quantise so.
-        ChildFailed: its weights are damaged.
+    The context in `settings` is at most the model's own; sizes of the cache and of a batch are set
+    here. For other arguments see `VllmEngine`.
     """
     if find_spec("vllm") is None:
         raise ConfigError(NOT_INSTALLED)
@@ -653,12 +602,7 @@ async def make_vllm(
 async def open_vllm(
     model_directory: Path, data_directory: Path, settings: ServerSettings, **options: Any
 ) -> AsyncIterator[VllmEngine]:
-    """A started engine whose server ends with the block; see `make_vllm`.
-
-    Raises:
-        ConfigError: as `make_vllm`.
-        ChildFailed: the server does not start.
-    """
+    """A started engine whose server ends with the block; see `make_vllm`."""
     engine = await make_vllm(model_directory, data_directory, settings, **options)
     try:
         await engine.start()

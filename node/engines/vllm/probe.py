@@ -1,8 +1,7 @@
-"""Checks an engine's weights by comparing its log-probs with the trainer's.
+"""Checks an engine's weights by comparing its log-probs with the trainer's. Pure.
 
-The same few rows of random tokens each time. Every log-prob is over the whole vocabulary, so that
-every weight takes part; a tensor that was left behind, or a packed copy of one, shows in them.
-Pure.
+The rows of random tokens are always the same. A log-prob is over the whole vocabulary and depends
+on every weight, so a tensor that was not loaded shows.
 """
 
 import math
@@ -27,7 +26,7 @@ Reference = Callable[[Path, Rows], Awaitable[LogProbs]]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between two opinions of the same tokens, in nats: mean and maximum of |delta log p|."""
+    """Mean and maximum of |delta log p| over the same tokens, in nats."""
 
     mean: float
     max: float
@@ -51,7 +50,7 @@ QUANTISED: Final = {
 
 
 def tolerance_of(precision: str) -> Difference:
-    """The difference from the trainer that rounding explains at a precision (see `EngineInfo`)."""
+    """The difference that rounding explains at a precision (see `EngineInfo`)."""
     return FP32 if precision == "float32" else QUANTISED.get(precision, BF16)
 
 
@@ -63,7 +62,7 @@ def probe_rows(vocabulary: int, context_tokens: int) -> list[list[int]]:
 
 
 def difference(ours: LogProbs, theirs: LogProbs) -> Difference:
-    """The difference of two sets of log-probs; infinite if one is not a number or lacks a token."""
+    """The difference of two sets of log-probs; infinite for missing or not finite values."""
     if [len(row) for row in ours] != [len(row) for row in theirs]:
         return Difference(math.inf, math.inf)
     each = [
@@ -79,17 +78,14 @@ def difference(ours: LogProbs, theirs: LogProbs) -> Difference:
 def is_stale(
     before: LogProbs, after: LogProbs, expected_before: LogProbs, expected_after: LogProbs
 ) -> bool:
-    """True if an engine still says what it said `before`, although it should say something else.
+    """True if an engine still gives the log-probs of `before` although the weights changed.
 
-    Rounding is of no account here: the same engine rounds the same weights alike, and one that
-    quantises moves by 0.01 and more at the smallest of steps. So this sees a whole update that was
-    not loaded where it is far smaller than what two kinds of kernels, or two dtypes, make of the
-    same weights.
+    One engine rounds equal weights equally, so this detects an update that was not loaded even if
+    it is far smaller than the difference between two kernels or dtypes.
     """
     wanted = difference(expected_after, expected_before).mean
     return wanted > MOVED_MIN and difference(after, before).mean < STALE_SHARE * wanted
 
 
 def agrees(found: Difference, tolerance: Difference) -> bool:
-    """True if a difference is within another."""
     return found.mean <= tolerance.mean and found.max <= tolerance.max
