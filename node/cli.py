@@ -318,9 +318,9 @@ def _invite(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from node.commands.doctor import examine_here
+    from node.commands.doctor import examine
 
-    return examine_here(_config(options, joins=True), say)
+    return examine(_config(options, joins=True), say)
 
 
 def _keygen(options: argparse.Namespace) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
-from swarm.peers.invite import add_invitation, take_invitation
 
 if TYPE_CHECKING:
     from node.config.described import Setting
@@ -25,6 +24,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.allow_abbrev = False  # the beginning of a flag is often that of several
         self._wanted: tuple[str, ...] | None = None  # settings; empty: all
         self._as_joined = False
         self.settings: dict[str, Setting] = {}  # that it takes, by name
@@ -126,6 +126,8 @@ def _add_setting(group: Any, setting: "Setting") -> None:
     if flag.alias:
         options.append(f"--{flag.alias}" if len(flag.alias) > 1 else f"-{flag.alias}")
     if setting.name == "invite":
+        from swarm.peers.invite import add_invitation
+
         add_invitation(group, setting.brief)
         return
     kinds: dict[str, Any] = {"metavar": flag.metavar or _METAVARS.get(type_, "TEXT")}
@@ -166,6 +168,7 @@ def given(
 ) -> tuple[dict[str, Any], Mapping[str, str], Path | None]:
     """Flags by field, the environment and the run file: the sources of settings."""
     from node.config import NodeConfig
+    from swarm.peers.invite import take_invitation
 
     take_invitation(options)
     flags = {

@@ -26,7 +26,7 @@ from node.config import NodeConfig
 from node.config.run import RUN_ID
 from node.engines.vllm.server import is_installed
 from node.envs.registry import is_known, needs_sandbox
-from node.hosting.membership import JOIN_KEY_FILE, known_key
+from node.hosting.membership import known_key
 from node.hosting.models import resolved_model, served_model, trainer_spec
 from node.hosting.run_data import ask_each
 from node.interfaces.trainer_spec import TrainerSpec
@@ -291,13 +291,12 @@ HEARD_MAX = 64
 CARRIER_NAT = "100."  # 100.64.0.0/10; what of 100/8 is not global is in there
 
 
-def examine(
-    config: NodeConfig,
-    spec: TrainerSpec | None,
-    say: Callable[[str], None],
-    now_s: Callable[[], float],
-) -> int:
+def examine(config: NodeConfig, say: Callable[[str], None]) -> int:
     """Run all checks and say each result. 0 if a node would work here, else 1."""
+    is_worker = config.run.learner is not None and config.role == "worker"
+    spec = None
+    if not is_worker and config.engine != "openai" and find_spec("torch") is not None:
+        spec = trainer_spec(config, resolved_model(config)[0])
     findings: list[Finding] = []
 
     def tell(finding: Finding) -> None:
@@ -314,7 +313,7 @@ def examine(
         tell(trio.run(check_server, config))
     password = os.environ.get(PASSWORD_VARIABLE)
     tell(trio.run(check_broker, config, password, Random(secrets.randbits(64))))
-    trio.run(examine_network, config, tell, now_s)
+    trio.run(examine_network, config, tell, RealNetwork().now_s)
     failed = [finding.check for finding in findings if finding.level == "fail"]
     say(f"a node would not work here: {', '.join(failed)}" if failed else "a node would work here")
     return 1 if failed else 0
@@ -331,7 +330,7 @@ async def examine_network(config: NodeConfig, tell: Tell, now_s: Callable[[], fl
         tell(Finding("node", "ok", "one runs on this data directory; testing beside it"))
         listen = tuple(each.rpartition("/")[0] + "/0" for each in listen)
     try:
-        key = _join_key(config)
+        key = known_key(config.invitation, config.data_dir)
         identity = _identity(config, beside=runs)
         async with open_libp2p(
             identity, listen, config.announce,
@@ -350,12 +349,6 @@ def _runs(data_dir: Path) -> bool:
     except SwarmError:
         return False
     return True
-
-
-def _join_key(config: NodeConfig) -> JoinKey | None:
-    if config.invitation is not None and config.invitation.key is not None:
-        return config.invitation.key
-    return JoinKey.load(config.data_dir / JOIN_KEY_FILE)
 
 
 def _identity(config: NodeConfig, *, beside: bool) -> Identity:
@@ -554,42 +547,22 @@ class FoundRun:
     rules: Mapping[str, Any] | None = None  # None: no node handed them on
 
 
-class _Asking:
-    """Asks one peer after the other."""
-
-    def __init__(self, identity: Identity, now_s: Callable[[], float]) -> None:
-        self.runs: dict[str, FoundRun] = {}
-        self._identity = identity
-        self._now_s = now_s
-
-    async def ask(self, transport: Transport, peer: PeerId, address: str) -> None:
-        """Ask a peer for its run, the other nodes of the run, and the run's rules."""
-        reply = await self._greet(transport, peer)
-        packages = {each.name: each.version for each in reply.packages}
-        found_now = FoundRun(reply.run_id, address, reply.agent, packages)
-        run = self.runs.setdefault(reply.run_id, found_now)
-        run.nodes.add(peer)
-        run.nodes |= {PeerId(each.peer_id) for each in reply.known_peers}
-        if run.rules is None:
-            run.rules = _table(await ask_for_rules(transport, peer, reply.run_id))
-
-    async def _greet(self, transport: Transport, peer: PeerId) -> HelloReply:
-        now_s = int(self._now_s())
-        hello = Hello(
-            type="hello",
-            run_id=NOBODYS_RUN,
-            instance=bytes(16),
-            started_at_s=now_s,
-            sent_at_s=now_s,
-            agent="swarm-node-runs",
-            packages=(),
-            addresses=(),
-        )
-        answer = await transport.request(
-            peer, HELLO_PROTOCOL, codec.sign_hello(hello, self._identity),
-            timeout_s=ASK_TIMEOUT_S, response_bytes_max=HELLO_REPLY_BYTES_MAX,
-        )  # fmt: skip
-        return codec.decode(answer, HelloReply, HELLO_REPLY_BYTES_MAX)
+async def _greet(transport: Transport, peer: PeerId, identity: Identity, now_s: int) -> HelloReply:
+    hello = Hello(
+        type="hello",
+        run_id=NOBODYS_RUN,
+        instance=bytes(16),
+        started_at_s=now_s,
+        sent_at_s=now_s,
+        agent="swarm-node-runs",
+        packages=(),
+        addresses=(),
+    )
+    answer = await transport.request(
+        peer, HELLO_PROTOCOL, codec.sign_hello(hello, identity),
+        timeout_s=ASK_TIMEOUT_S, response_bytes_max=HELLO_REPLY_BYTES_MAX,
+    )  # fmt: skip
+    return codec.decode(answer, HelloReply, HELLO_REPLY_BYTES_MAX)
 
 
 def _table(rules: bytes) -> Mapping[str, Any] | None:
@@ -598,9 +571,6 @@ def _table(rules: bytes) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return table if isinstance(table, dict) else None
-
-
-# --- in words ------------------------------------------------------------------------------------
 
 
 def described(run: FoundRun) -> list[str]:
@@ -665,36 +635,27 @@ def _needs(run: FoundRun) -> list[str]:
     return needs
 
 
-def show_runs(config: NodeConfig, say: Callable[[str], None], now_s: Callable[[], float]) -> int:
+def list_runs(config: NodeConfig, say: Callable[[str], None]) -> int:
     """List the runs of the peers in these settings. 0 if there is one, else 1."""
     if not config.bootstrap:
         raise ConfigError("runs: of whom? name a node with --peer, or its --invite")
-    identity = Identity.generate()
-    asking = _Asking(identity, now_s)
+    identity, now_s = Identity.generate(), RealNetwork().now_s
+    runs: dict[str, FoundRun] = {}
+
+    async def ask(transport: Transport, peer: PeerId, address: str) -> None:
+        reply = await _greet(transport, peer, identity, int(now_s()))
+        packages = {each.name: each.version for each in reply.packages}
+        found_now = FoundRun(reply.run_id, address, reply.agent, packages)
+        run = runs.setdefault(reply.run_id, found_now)
+        run.nodes |= {peer, *(PeerId(each.peer_id) for each in reply.known_peers)}
+        if run.rules is None:
+            run.rules = _table(await ask_for_rules(transport, peer, reply.run_id))
+
     key = known_key(config.invitation, config.data_dir)
-    _, troubles = ask_each(identity, key, config.bootstrap[:PEERS_MAX], asking.ask)
-    runs = sorted(asking.runs.values(), key=lambda run: (-len(run.nodes), run.run_id))
+    _, troubles = ask_each(identity, key, config.bootstrap[:PEERS_MAX], ask)
     for trouble in troubles:
         say(f"! {trouble}")
-    for run in runs:
+    for run in sorted(runs.values(), key=lambda run: (-len(run.nodes), run.run_id)):
         for line in described(run):
             say(line)
     return 0 if runs else 1
-
-
-# `swarm-node doctor`: what works from this machine, under these settings.
-
-
-def list_runs(config: NodeConfig, say: Callable[[str], None]) -> int:
-    """Say which runs the peers of these settings take part in. Returns the exit status."""
-    return show_runs(config, say, RealNetwork().now_s)
-
-
-def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:
-    """Say what works from here. Returns the exit status."""
-    is_worker = config.run.learner is not None and config.role == "worker"
-    spec = None
-    trains = not is_worker and config.engine != "openai"
-    if trains and find_spec("torch") is not None:  # else said among the findings
-        spec = trainer_spec(config, resolved_model(config)[0])
-    return examine(config, spec, say, RealNetwork().now_s)

@@ -13,9 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from node.system.child_process import ENVIRON_PREFIX
 from swarm.errors import ConfigError, SwarmError
-from swarm.peers.invite import take_invitation
 from swarm.storage import write_whole
 
 STOP_TIMEOUT_S: Final = 180  # a node that is told to leave saves first
@@ -220,6 +218,8 @@ def described(name: str, words: Sequence[str], directory: Path) -> Service:
 def without_invitation(words: Sequence[str]) -> tuple[list[str], str]:
     """A command without its invitation, and the invitation. It may hold a join key, and other users
     can read a service's command. Empty: the command has none, or names a file."""
+    from swarm.peers.invite import take_invitation
+
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--invite", nargs="?", const="")
     options, others = parser.parse_known_args(list(words))
@@ -235,6 +235,8 @@ def _invitation_file(name: str) -> Path:
 
 def left_behind(environ: Mapping[str, str]) -> list[str]:
     """Settings in this terminal's variables, which the service will not see."""
+    from node.system.child_process import ENVIRON_PREFIX
+
     return sorted(name for name in environ if name.startswith(ENVIRON_PREFIX))
 
 

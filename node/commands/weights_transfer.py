@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import trio
 
+from node.commands.arguments import EXIT_FAILED, EXIT_OK
 from node.config import NodeConfig
 from node.hosting.membership import Membership, load_identity
 from node.hosting.policy_weights import (
@@ -34,7 +35,7 @@ from swarm.weights.publisher import Published, Publisher, Spread
 from swarm.weights.version_store import MANIFEST_SUFFIX, LocalVersion
 from swarm.weights.weights_service import Follower, Outcome, WeightsRules, WeightsService
 
-EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+EXIT_INTERRUPTED: Final = 130
 DEFAULT_POLICY: Final = "policy"
 LOOK_S: Final = 0.5
 BARS_S: Final = 0.25

@@ -18,12 +18,12 @@ from node.interfaces.engine import Capabilities, Engine, EngineInfo, Sampling, T
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision
 from swarm.errors import ChildFailed, ConfigError
+from swarm.limits.backoff import Backoff
 from swarm.rollouts import Completion
 from swarm.wire.messages import NAME_CHARS_MAX
 
-RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # and so on
-# Who trains needs a second and more for a round, and so for what it tells others in one.
-ROUND_S_MIN: Final = 1.0
+RETRY: Final = Backoff(1.0, 60.0)  # seconds between tries of an absent server
+ROUND_S_MIN: Final = 1.0  # bounds the rate of announcements, which training bounds elsewhere
 TRIAL: Final = "1+1="
 
 
@@ -86,7 +86,7 @@ class ServedModel(Engine):
             try:
                 said = await self._server.complete(prompt, sampling, seed)
             except ServerTrouble as trouble:
-                wait_s = max(trouble.wait_s, RETRY_S[min(tries, len(RETRY_S) - 1)])
+                wait_s = max(trouble.wait_s, RETRY.after(tries))
                 tries += 1
                 await self._note(
                     f"the server at {self._server.url}: {trouble}; the node tries until it answers"

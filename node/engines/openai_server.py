@@ -32,9 +32,8 @@ _PASSING: Final = frozenset({408, 425, 429})  # beside those of the server's own
 _PRECISIONS: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _TOKEN_ID: Final = "token_id:"  # how vLLM spells a token whose number was asked for
 
-# By what a server calls itself in its list of models: what turns off what it would do to the
-# distribution unasked, and what makes it say the numbers of tokens. Of other servers nobody knows
-# what they sample from.
+# Parameters for sampling from the whole distribution and for token ids, by the server's own name
+# in its list of models. The distribution of other servers is unknown.
 _WHOLE: Final[Mapping[str, Mapping[str, Any]]] = {
     "vllm": {
         "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "return_tokens_as_token_ids": True,

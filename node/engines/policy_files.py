@@ -12,7 +12,8 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -48,7 +49,7 @@ class PolicyFiles:
             except ChildFailed:
                 partly = self.parent / (name + _PARTIAL)
                 full = not await self._fits()  # asked while what was written still takes its room
-                await trio.to_thread.run_sync(_free, partly)
+                await trio.to_thread.run_sync(partial(shutil.rmtree, partly, ignore_errors=True))
                 if not full:
                     raise
         return await self._export(trainer, self._data / name)
@@ -80,23 +81,17 @@ def policy_files(
 ) -> Iterator[PolicyFiles]:
     """Room for a policy of about that size; freed at the end of the block."""
     remove_abandoned(memory)
-    if not _has_room(memory, COPIES * policy_bytes):
-        files = PolicyFiles(data_directory, data_directory, policy_bytes)
-        try:
-            yield files
-        finally:
-            files._remove_but(None)
-        return
-    new = Path(tempfile.mkdtemp(prefix="swarm-new-", dir=memory))
-    with (new / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        parent = new.rename(new.with_name(new.name.replace("swarm-new-", _mark())))
+    with ExitStack() as stack:
+        parent = data_directory
+        if _has_room(memory, COPIES * policy_bytes):
+            new = Path(tempfile.mkdtemp(prefix="swarm-new-", dir=memory))
+            lock = stack.enter_context((new / _LOCK).open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            parent = new.rename(new.with_name(new.name.replace("swarm-new-", _mark())))
+            stack.callback(shutil.rmtree, parent, ignore_errors=True)
         files = PolicyFiles(parent, data_directory, policy_bytes)
-        try:
-            yield files
-        finally:
-            files._remove_but(None)
-            shutil.rmtree(parent, ignore_errors=True)
+        stack.callback(files._remove_but, None)
+        yield files
 
 
 def remove_abandoned(memory: Path = SHARED_MEMORY) -> None:
@@ -125,10 +120,6 @@ def _mark() -> str:
 
 def _has_room(memory: Path, size_bytes: float) -> bool:
     return os.access(memory, os.W_OK | os.X_OK) and shutil.disk_usage(memory).free >= size_bytes
-
-
-def _free(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _make_empty(directory: Path) -> None:

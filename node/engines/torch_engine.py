@@ -78,7 +78,7 @@ class Generation:
     ) -> None:
         """Compute nothing yet. `encoded` replaces each prompt's ids, with the limit of new tokens;
         then the prompts only determine random numbers."""
-        _check(sampling, completions_each)
+        sampling.check(completions_each)
         self._policy, self._sampling = policy, sampling
         self._prompts, self._each, self._seed = tuple(prompts), completions_each, seed
         self._limits: list[int] | None = None
@@ -218,15 +218,6 @@ def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
     ordered = ordered.masked_fill(before >= top_p, 0.0)
     kept = torch.zeros_like(probs).scatter(-1, order, ordered)
     return kept / kept.sum(dim=-1, keepdim=True)
-
-
-def _check(sampling: Sampling, completions_each: int) -> None:
-    if sampling.temperature <= 0 or not 0 < sampling.top_p <= 1 or sampling.max_new_tokens < 1:
-        raise ConfigError(
-            f"sampling {sampling}: take temperature > 0, 0 < top_p <= 1, max_new_tokens >= 1"
-        )
-    if completions_each < 1:
-        raise ConfigError(f"completions_each = {completions_each}: take at least 1")
 
 
 def uniforms_of(

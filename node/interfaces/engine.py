@@ -9,7 +9,7 @@ import trio
 
 from node.methods.drafts import Draft
 from node.methods.generation import Speculative
-from swarm.errors import LocalProtocolError
+from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Completion, FinishReason
 
 Tell = Callable[[str], Awaitable[None]]  # reports an event to the operator of the node
@@ -28,6 +28,15 @@ class Sampling:
         """True if any token may be sampled. Only then are an engine's log-probs comparable with a
         trainer's, which are over the whole vocabulary."""
         return self.top_p == 1.0
+
+    def check(self, completions_each: int) -> None:
+        """Refuse settings that no engine can sample with."""
+        if self.temperature <= 0 or not 0 < self.top_p <= 1 or self.max_new_tokens < 1:
+            raise ConfigError(
+                f"sampling {self}: take temperature > 0, 0 < top_p <= 1, max_new_tokens >= 1"
+            )
+        if completions_each < 1:
+            raise ConfigError(f"completions_each = {completions_each}: take at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Between processes and peers a prompt is one text, `Prompt.text`; random numbers 
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
@@ -18,8 +18,6 @@ _ROLES: Final = frozenset({"system", "user", "assistant"})
 _READ_MAX: Final = 4096  # prompts kept decoded
 
 ChatMessage = dict[str, str]  # `role` and `content`, as chat templates and servers take it
-Encode = Callable[[str], list[int]]
-Decode = Callable[[list[int]], str]
 
 
 class PromptMessage(NamedTuple):
@@ -208,8 +206,14 @@ class PromptEncoder:
         return [*ending, *plain, *self.encode_special(begin)]
 
     def text_of(self, prompt: str, token_ids: Sequence[int]) -> str:
-        """The text of a prompt's completion; see `decode`."""
-        return decoded(prompt, token_ids, self.encode_completion, self.decode)
+        """The text of a completion's ids. After a beginning it is what the ids add, because some
+        tokenizers drop the space that a text begins with."""
+        if beginning := Prompt.read(prompt).continued:
+            before = self.encode_completion(beginning)
+            alone, both = self.decode(before), self.decode([*before, *token_ids])
+            if both.startswith(alone):
+                return both.removeprefix(alone)
+        return self.decode(token_ids)
 
     def _encode_chat(self, messages: list[ChatMessage]) -> list[int]:
         """Encode so that the template's special tokens count and those in a message do not."""
@@ -228,16 +232,6 @@ class PromptEncoder:
                 return self.encode_completion(self.render(messages))
             ids += [*self.encode_special(before), *tokens]
         return [*ids, *self.encode_special(rest)]
-
-
-def decoded(prompt: str, ids: Sequence[int], encode: Encode, decode: Decode) -> str:
-    """The text of a completion's ids. After a beginning it is what the ids add, because some
-    tokenizers drop the space that a text begins with."""
-    if not (beginning := Prompt.read(prompt).continued):
-        return decode(list(ids))
-    before = list(encode(beginning))
-    alone, both = decode(before), decode([*before, *ids])
-    return both.removeprefix(alone) if both.startswith(alone) else decode(list(ids))
 
 
 def takes_system(chat_template: str | Mapping[str, str] | None) -> bool:

@@ -106,7 +106,7 @@ class TrainReport:
     unlikely_tokens: int = 0  # foreign ones left out, below a floor of likelihood
     left_out_completions: int = 0  # foreign ones, for their advantage below zero (`positives`)
     weighted_tokens: int = 0  # foreign ones that count by the log-probs that came along
-    # of |d loss / d log p|, summed over the tokens of the first update, what is of others' tokens
+    # share of the sum of |d loss / d log p| that comes from foreign tokens, in the first update
     foreign_gradient: float = math.nan  # 0 to 1; nan: there is no gradient
     # of losses that use behaviour log-probs
     mask_fraction: float = 0.0  # of tokens, left out by the loss

@@ -121,7 +121,7 @@ class VllmEngine(Engine):
         self._connections = trio.CapacityLimiter(CONNECTIONS_MAX)
         self.flow = Flow(settings.sequences_max)
         self._server: VllmServer | None = None
-        self._directory = directory  # of the policy that serves
+        self.directory = directory  # of the policy that serves
         self._version = policy_version
         self._line = 0  # of versions; those of one line only grow
         self._loads = 0
@@ -145,10 +145,6 @@ class VllmEngine(Engine):
         if self._server is not None:
             await self._server.close()
             self._server, self._sound, self._asleep = None, False, False
-
-    @property
-    def directory(self) -> Path:
-        return self._directory
 
     @property
     def sizes(self) -> str:
@@ -219,7 +215,7 @@ class VllmEngine(Engine):
         if self._asleep:
             await self.start()
         jobs = [partial(self._finish, work, harvest) for work in left]
-        await self._each(jobs, beside=partial(self._tend, harvest))
+        await self._each(jobs, partial(self._tend, harvest))
 
     async def collect(self, works: Sequence[PendingGroup]) -> list[tuple[Completion, ...]]:
         text_of = self._text.text_of
@@ -261,11 +257,10 @@ class VllmEngine(Engine):
     async def _advance(self, work: VllmWork, harvest: Harvest) -> None:
         if work.rows.line != self._line:
             work.rows.begin_again(self._line)
-        asks = [partial(self._ask, work, ask, harvest) for ask in work.rows.asks()]
-        await self._each(asks, self._connections)
+        await self._each([partial(self._ask, work, ask, harvest) for ask in work.rows.asks()])
 
     async def _ask(self, work: VllmWork, ask: Ask, harvest: Harvest) -> None:
-        async with self._gate.passing():
+        async with self._connections, self._gate.passing():
             if work.rows.line != self._line or harvest.is_full:
                 return  # that was before it got in
             if not self._sound:
@@ -297,10 +292,10 @@ class VllmEngine(Engine):
         async with self._lifecycle:
             if not await self._sleeps():
                 await self._start()
-            await trio.to_thread.run_sync(check_alike, self._directory, weights)
+            await trio.to_thread.run_sync(check_alike, self.directory, weights)
             # What is lent is taken whole: to find what changed takes longer than to copy it.
             whole = self._asleep or lent
-            look = all_tensors if whole else partial(changed_tensors, self._directory)
+            look = all_tensors if whole else partial(changed_tensors, self.directory)
             changes = await trio.to_thread.run_sync(look, weights)
             expected = await self._expect(weights)
             async with self._still("load", drain=self._mode == "drain"):
@@ -312,7 +307,7 @@ class VllmEngine(Engine):
                     await self._go_back(error, weights)
                 if policy_version < self._version or self._mode == "abort":
                     self._line += 1
-                self._directory, self._version = weights, policy_version
+                self.directory, self._version = weights, policy_version
                 self._expected, self._sound = expected, True
                 self._said = self._says
             loaded = changes.total if names is None else len(names)
@@ -339,7 +334,7 @@ class VllmEngine(Engine):
         if not await self._sleeps():
             return False
         with suppress(ChildFailed):
-            await self._replace(self._directory, None, self._expected)
+            await self._replace(self.directory, None, self._expected)
             self._sound = True
         return self._sound
 
@@ -435,7 +430,7 @@ class VllmEngine(Engine):
         self.rolled_back += 1
         if self._running().usable:
             with suppress(ChildFailed):
-                await self._replace(self._directory, None, self._expected)
+                await self._replace(self.directory, None, self._expected)
                 self._sound = True
         raise ChildFailed(
             f"weights {weights}: {error}; version {self._version} serves on"
@@ -486,7 +481,7 @@ class VllmEngine(Engine):
         await self._start_server()
         await self._relabel()
         if self._expected is None:
-            self._expected = await self._expect(self._directory)
+            self._expected = await self._expect(self.directory)
         await self._probe(self._expected)
         self._running().proven = True
         self._said = self._says
@@ -507,7 +502,7 @@ class VllmEngine(Engine):
                 return
 
     async def _open_server(self) -> None:
-        directory = self._directory
+        directory = self.directory
         self._server = await VllmServer.start(directory, self._settings, self._log, self._tell)
         if begins_empty(self._settings.quantization):
             await self._reload(directory, None, lent=False)
@@ -520,7 +515,6 @@ class VllmEngine(Engine):
     async def _each(
         self,
         jobs: Sequence[Callable[[], Awaitable[Any]]],
-        limiter: trio.CapacityLimiter | None = None,
         beside: Callable[[], Awaitable[None]] | None = None,
     ) -> list[Any]:
         """The results of all jobs in order, or the first failure. `beside` runs meanwhile."""
@@ -529,11 +523,7 @@ class VllmEngine(Engine):
 
         async def one(index: int) -> None:
             try:
-                if limiter is None:
-                    results[index] = await jobs[index]()
-                else:
-                    async with limiter:
-                        results[index] = await jobs[index]()
+                results[index] = await jobs[index]()
             except ChildFailed as error:
                 failures.append(error)
                 outer.cancel_scope.cancel()

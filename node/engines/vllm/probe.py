@@ -35,12 +35,9 @@ class Difference:
         return f"by {self.mean:.2g} in the mean and {self.max:.2g} at most"
 
 
-# What other kernels and another order of sums may make of the same weights. On random policies of
-# 0.1 to 92 million parameters the means were at most 6e-6 in fp32 (2.1e-5 at most), and 0.05 (0.2)
-# where both sides computed in bfloat16; one packed tensor left behind made 0.7. SmolLM2-135M made
-# 1e-5 (4.8e-5) in fp32 and, in bfloat16 against fp32, 0.067 (0.33). Against a trainer
-# in fp32, quantised engines made 0.013 to 0.029 in int8 and 0.05 to 0.1 in fp8; with weights
-# sharpened two- and threefold 0.09 (0.3) and 0.21 (1.5).
+# Rounding differences of other kernels, some three times the measured means (maxima in brackets):
+# 1e-5 (4.8e-5) in fp32, 0.067 (0.33) in bfloat16 against fp32, 0.03 in int8, 0.1 in fp8. With
+# sharpened weights fp8 made 0.21 (1.5). One packed tensor that was not loaded makes 0.7.
 FP32: Final = Difference(mean=5e-5, max=1e-3)
 BF16: Final = Difference(mean=0.15, max=1.5)
 QUANTISED: Final = {

@@ -186,14 +186,9 @@ def prompt_seeds(prompts: Sequence[str], seed: int) -> list[int]:
 
 
 def check(sampling: Sampling, completions_each: int) -> None:
-    if sampling.temperature <= 0 or not 0 < sampling.top_p <= 1 or sampling.max_new_tokens < 1:
-        raise ConfigError(
-            f"sampling {sampling}: take temperature > 0, 0 < top_p <= 1, max_new_tokens >= 1"
-        )
+    sampling.check(completions_each)
     if sampling.temperature > TEMPERATURE_MAX:
         raise ConfigError(
             f"temperature {sampling.temperature:g}: vLLM takes at most {TEMPERATURE_MAX:g}; lower "
             "it in the run file, or use --engine torch"
         )
-    if completions_each < 1:
-        raise ConfigError(f"completions_each = {completions_each}: take at least 1")
