@@ -58,7 +58,7 @@ def _leave_at_once(*_: object) -> None:
 def _run(arguments: Sequence[str] | None) -> int:
     try:
         options = _parser().parse_args(arguments)
-        return int(options.run_command(options))
+        return int(options.run_command(options) or EXIT_OK)
     except (ConfigError, IdentityInUse) as error:
         print(f"swarm-node: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -98,12 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_policies(commands)
     add_runs(commands, _config)
     add_tools(commands, parser)
-    add_pausing(commands, say)
-    add_service(commands, lambda words: _config(_parser().parse_args(words), joins=True), say)
+    add_pausing(commands)
+    add_service(commands, lambda words: _config(_parser().parse_args(words), joins=True))
     _add_simulate(commands)
     _add_weights(commands)
-    add_data(commands, say)
-    add_methods(commands, say)
+    add_data(commands)
+    add_methods(commands)
     return parser
 
 
@@ -304,7 +304,7 @@ def _run_app(options: argparse.Namespace, config: Any, makes: Any) -> int:
         return run_node(config, view, view.say, makes, options.run or "")
 
 
-def _invite(options: argparse.Namespace) -> int:
+def _invite(options: argparse.Namespace) -> None:
     from node.hosting.membership import invitation_of
 
     invitation = invitation_of(options.data_dir)
@@ -314,7 +314,6 @@ def _invite(options: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     say(invitation.encode())
-    return EXIT_OK
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -323,33 +322,30 @@ def _doctor(options: argparse.Namespace) -> int:
     return examine(_config(options, joins=True), say)
 
 
-def _keygen(options: argparse.Namespace) -> int:
+def _keygen(options: argparse.Namespace) -> None:
     from node.commands.keygen import make_key
 
     say(make_key(options.out, options.passphrase_env))
-    return EXIT_OK
 
 
-def _explain_config(options: argparse.Namespace) -> int:
+def _explain_config(options: argparse.Namespace) -> None:
     from node.config.explain import explained
     from node.config.load import load_with_sources
 
     for line in explained(*load_with_sources(*given(options))):
         say(line)
-    return EXIT_OK
 
 
-def _status(options: argparse.Namespace) -> int:
+def _status(options: argparse.Namespace) -> None:
     from node.hosting.membership import JOIN_KEY_FILE
     from node.observe.status import fetch_status, render_status, snapshot_json
 
     snapshot = fetch_status(options.data_dir)
     private = (options.data_dir / JOIN_KEY_FILE).exists()
     say(snapshot_json(snapshot) if options.json else render_status(snapshot, private=private))
-    return EXIT_OK
 
 
-def _samples(options: argparse.Namespace) -> int:
+def _samples(options: argparse.Namespace) -> None:
     from node.observe.samples import read_samples, render_samples
 
     if options.count < 1:
@@ -358,7 +354,6 @@ def _samples(options: argparse.Namespace) -> int:
         options.data_dir, own=not options.foreign, order=options.order, count=options.count
     )
     say(render_samples(found))
-    return EXIT_OK
 
 
 def _top(options: argparse.Namespace) -> int:
@@ -390,20 +385,18 @@ def _monitor(options: argparse.Namespace) -> int:
     return monitor(MonitorOptions(**given, password=password), say)
 
 
-def _eval(options: argparse.Namespace) -> int:
+def _eval(options: argparse.Namespace) -> None:
     from node.commands.policy import examine_node
 
     examine_node(_config(options), say, samples=options.samples, against=options.against)
-    return EXIT_OK
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> None:
     from node.commands.policy import export_policy
 
     what = {"adapter": options.adapter, "precision": options.precision, "repository": options.push}
     round_number = export_policy(_config(options), options.out, say, **what)
     say(f"{options.out}: the policy after round {round_number}")
-    return EXIT_OK
 
 
 def _chat(options: argparse.Namespace) -> int:
@@ -412,7 +405,7 @@ def _chat(options: argparse.Namespace) -> int:
     return chat(options.directory, options.system, options.max_new_tokens, options.temperature)
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     from node.observe.progress_bars import on_stderr
     from node.observe.saved_report import write_report
 
@@ -422,14 +415,12 @@ def _report(options: argparse.Namespace) -> int:
     with on_stderr().showing("drawing the report"):
         summary = write_report(options.data_dirs, options.out)
     say(str(summary))
-    return EXIT_OK
 
 
-def _prepare(options: argparse.Namespace) -> int:
+def _prepare(options: argparse.Namespace) -> None:
     from node.hosting.models import resolve_model
 
     say(resolve_model(_config(options), say))
-    return EXIT_OK
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -446,12 +437,11 @@ def _simulate(options: argparse.Namespace) -> int:
     return EXIT_FAILED if report.violation_count else EXIT_OK
 
 
-def _list_weights(options: argparse.Namespace) -> int:
+def _list_weights(options: argparse.Namespace) -> None:
     from node.hosting.policy_weights import list_weights
 
     for line in list_weights(options.data_dir):
         say(line)
-    return EXIT_OK
 
 
 def _verify_weights(options: argparse.Namespace) -> int:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
-
 if TYPE_CHECKING:
     from node.config.described import Setting
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
-Command = Callable[[argparse.Namespace], int]
+Command = Callable[[argparse.Namespace], int | None]  # None: `EXIT_OK`
 _METAVARS = {int: "N", float: "X", Path: "FILE"}
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$")
 
@@ -224,13 +223,12 @@ def add_runs(commands: Any, config_of: Callable[[argparse.Namespace], Any]) -> N
 
 
 def add_completion(commands: Any, whole: argparse.ArgumentParser) -> None:
-    def run_command(options: argparse.Namespace) -> int:
+    def run_command(options: argparse.Namespace) -> None:
         import shtab
 
         fill_all(whole)
         _complete_paths(whole, {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY})
         say(shtab.complete(whole, options.shell))
-        return EXIT_OK
 
     told = "what a shell needs to complete commands"
     completion = add_command(commands, "completion", run_command, told)
@@ -267,27 +265,24 @@ def add_clean(commands: Any) -> None:
     clean.add_argument("--yes", action="store_true", help="agree to it")
 
 
-def _clean(options: argparse.Namespace) -> int:
+def _clean(options: argparse.Namespace) -> None:
     from node.commands.policy import clean
     from node.hosting.fetched_models import ask
 
     clean(options.cache_dir, ask(options.yes, by_default=False), say)
-    return EXIT_OK
 
 
-def _get_model(options: argparse.Namespace) -> int:
+def _get_model(options: argparse.Namespace) -> None:
     from node.commands.policy import get_model
 
     say(str(get_model(options.name, options.cache_dir, say)))
-    return EXIT_OK
 
 
-def _list_models(options: argparse.Namespace) -> int:
+def _list_models(options: argparse.Namespace) -> None:
     from node.commands.policy import list_models
 
     for line in list_models(options.cache_dir):
         say(line)
-    return EXIT_OK
 
 
 def add_env(commands: Any) -> None:
@@ -316,28 +311,25 @@ def add_env(commands: Any) -> None:
     new.add_argument("directory", type=Path, metavar="DIR", help="to write; names the package")
 
 
-def _list_environments(_: argparse.Namespace) -> int:
+def _list_environments(_: argparse.Namespace) -> None:
     from node.commands.environments import list_environments
 
     list_environments(say)
-    return EXIT_OK
 
 
-def _show_environment(options: argparse.Namespace) -> int:
+def _show_environment(options: argparse.Namespace) -> None:
     from node.commands.environments import show_environment
 
     show_environment(options.name, options.parameters, say)
-    return EXIT_OK
 
 
-def _try_environment(options: argparse.Namespace) -> int:
+def _try_environment(options: argparse.Namespace) -> None:
     from node.commands.environments import model_that_answers, try_environment
 
     answered = (
         model_that_answers(options.model, options.max_new_tokens, say) if options.model else _typed
     )
     try_environment(options.name, options.parameters, options.seed, answered, say)
-    return EXIT_OK
 
 
 def _typed(_said: str, one_line: bool) -> str:
@@ -354,8 +346,7 @@ def _check_environment(options: argparse.Namespace) -> int:
     return EXIT_OK if is_fit else EXIT_FAILED
 
 
-def _new_environment(options: argparse.Namespace) -> int:
+def _new_environment(options: argparse.Namespace) -> None:
     from node.commands.environments import new_environment
 
     new_environment(options.directory, say)
-    return EXIT_OK

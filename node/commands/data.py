@@ -2,10 +2,11 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from node.commands.arguments import add_command, say
 from swarm.errors import ConfigError
 
 REFUSED_SHOWN_MAX: Final = 5
@@ -13,10 +14,18 @@ COLUMNS: Final = ("question", "answer", "choices", "rule")
 SETTINGS: Final = ("tolerance", "relative_tolerance", "ignore_case")
 
 
-def add_data(commands: Any, say: Callable[[str], None]) -> None:
+def add_data(commands: Any) -> None:
+    def run(options: argparse.Namespace) -> None:
+        given = {name: getattr(options, name) for name in (*COLUMNS, "scorer", *SETTINGS)}
+        for line in check_file(
+            Path(options.file), {k: v for k, v in given.items() if v is not None}
+        ):
+            say(line)
+
     data = commands.add_parser("data", help="questions and answers of your own")
     actions = data.add_subparsers(required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="what a file would be as a run's items; keeps nothing")
+    told = "what a file would be as a run's items; keeps nothing"
+    check = add_command(actions, "check", run, told)
     check.add_argument("file", metavar="FILE", help="JSON lines, Parquet, or a saved dataset")
     for column in COLUMNS:
         check.add_argument(
@@ -26,16 +35,6 @@ def add_data(commands: Any, say: Callable[[str], None]) -> None:
     check.add_argument("--tolerance", type=float, metavar="X", help="of numeric: absolute")
     check.add_argument("--relative-tolerance", type=float, metavar="X", help="of numeric")
     check.add_argument("--ignore-case", action="store_true", default=None, help="of exact")
-
-    def run(options: argparse.Namespace) -> int:
-        given = {name: getattr(options, name) for name in (*COLUMNS, "scorer", *SETTINGS)}
-        for line in check_file(
-            Path(options.file), {k: v for k, v in given.items() if v is not None}
-        ):
-            say(line)
-        return 0
-
-    check.set_defaults(run_command=run)
 
 
 def check_file(path: Path, parameters: dict[str, Any]) -> Iterator[str]:

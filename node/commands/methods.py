@@ -7,38 +7,36 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from node.commands.arguments import add_command, say
 from swarm.errors import ConfigError
 
 Say = Callable[[str], None]
 
 
-def add_methods(commands: Any, say: Say) -> None:
-    methods = commands.add_parser("methods", help="losses, advantages and others, by name")
+def add_methods(commands: Any) -> None:
+    methods = add_command(commands, "methods", _run, "losses, advantages and others, by name")
     methods.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its defaults")
     methods.add_argument(
         "--literature",
         action="store_true",
         help="by which systems they are, and what is left out",
     )
-
     methods.add_argument("--run", metavar="FILE", help="which of them a node of that run may use")
     methods.add_argument("--engine", help="of that node: torch (default), vllm or openai")
 
-    def run(options: argparse.Namespace) -> int:
-        if options.literature:
-            list_literature(say)
-        elif options.run is not None or options.engine is not None:
-            if options.name is not None:
-                raise ConfigError(f"method {options.name}: --run is for all; leave the name out")
-            given = {} if options.engine is None else {"engine": options.engine}
-            list_usable(say, given, os.environ, options.run and Path(options.run))
-        elif options.name is None:
-            list_methods(say)
-        else:
-            show_method(options.name, say)
-        return 0
 
-    methods.set_defaults(run_command=run)
+def _run(options: argparse.Namespace) -> None:
+    if options.literature:
+        list_literature(say)
+    elif options.run is not None or options.engine is not None:
+        if options.name is not None:
+            raise ConfigError(f"method {options.name}: --run is for all; leave the name out")
+        given = {} if options.engine is None else {"engine": options.engine}
+        list_usable(say, given, os.environ, options.run and Path(options.run))
+    elif options.name is None:
+        list_methods(say)
+    else:
+        show_method(options.name, say)
 
 
 def list_methods(say: Say) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from node.commands.arguments import add_command, add_data_dir, say
 from swarm.errors import ConfigError, SwarmError
 from swarm.storage import write_whole
 
@@ -99,34 +100,25 @@ LOG_LINES: Final = 50
 _NAMES: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 Check = Callable[[list[str]], object]
-Say = Callable[[str], None]
 
 
-def add_service(commands: Any, check: Check, say: Say) -> None:
+def add_service(commands: Any, check: Check) -> None:
     """`check` raises `ConfigError` if the command could not start."""
     service = commands.add_parser(
         "service", help="run a node whenever this machine is on: install, remove, logs"
     )
     actions = service.add_subparsers(required=True, metavar="ACTION")
-    install = actions.add_parser(
-        "install", help="install and start it: swarm-node service install join --peer <addr>"
-    )
-    _add_name(install)
+    told = "install and start it: swarm-node service install join --peer <addr>"
+    install = add_command(actions, "install", partial(_install, check), told)
+    told = "stop it and remove it; what it learned stays"
+    remove = add_command(actions, "remove", _remove, told)
+    logs = add_command(actions, "logs", _logs, "what it says, as it says it")
+    for parser in (install, remove, logs):
+        parser.add_argument(
+            "--name", default=NAME, help=f"which service, where there are several (default: {NAME})"
+        )
     install.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="COMMAND", help=f"{', '.join(RUNS)}, with flags"
-    )
-    install.set_defaults(run_command=partial(_install, check, say))
-    remove = actions.add_parser("remove", help="stop it and remove it; what it learned stays")
-    _add_name(remove)
-    remove.set_defaults(run_command=partial(_remove, say))
-    logs = actions.add_parser("logs", help="what it says, as it says it")
-    _add_name(logs)
-    logs.set_defaults(run_command=_logs)
-
-
-def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--name", default=NAME, help=f"which service, where there are several (default: {NAME})"
     )
 
 
@@ -240,7 +232,7 @@ def left_behind(environ: Mapping[str, str]) -> list[str]:
     return sorted(name for name in environ if name.startswith(ENVIRON_PREFIX))
 
 
-def _install(check: Check, say: Say, options: argparse.Namespace) -> int:
+def _install(check: Check, options: argparse.Namespace) -> None:
     words, name = list(options.words), _checked(options.name)
     if not words or words[0] not in RUNS:
         raise ConfigError(
@@ -280,7 +272,6 @@ def _install(check: Check, say: Say, options: argparse.Namespace) -> int:
         say(f"{', '.join(left)} of this terminal are not the service's: {service.environment} is")
     if manager.kind == "systemd" and not _lingers():
         say("it ends when you log out; this keeps it: loginctl enable-linger")
-    return 0
 
 
 def _flag(name: str) -> str:
@@ -307,17 +298,16 @@ def _installed(name: str) -> tuple[Manager, Path]:
     return manager, file
 
 
-def _remove(say: Say, options: argparse.Namespace) -> int:
+def _remove(options: argparse.Namespace) -> None:
     manager, file = _installed(options.name)
     manager.stop(options.name)
     file.unlink(missing_ok=True)
     _invitation_file(options.name).unlink(missing_ok=True)
     manager.forget()
     say(f"{options.name} is removed; its data directory is as it was")
-    return 0
 
 
-def _logs(options: argparse.Namespace) -> int:
+def _logs(options: argparse.Namespace) -> None:
     manager, _ = _installed(options.name)
     if manager.kind == "launchd":
         log = described(options.name, (), Path.cwd()).log
@@ -331,16 +321,14 @@ def _logs(options: argparse.Namespace) -> int:
 # `swarm-node pause` and `swarm-node resume`.
 
 
-def add_pausing(commands: Any, say: Say) -> None:
-    pause = commands.add_parser("pause", help="have the node do nothing after its present round")
-    pause.set_defaults(run_command=partial(_pause, say))
-    resume = commands.add_parser("resume", help="have a node that was paused go on")
-    resume.set_defaults(run_command=partial(_resume, say))
-    for parser in (pause, resume):
-        parser.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
+def add_pausing(commands: Any) -> None:
+    told = "have the node do nothing after its present round"
+    add_data_dir(add_command(commands, "pause", _pause, told))
+    told = "have a node that was paused go on"
+    add_data_dir(add_command(commands, "resume", _resume, told))
 
 
-def _pause(say: Say, options: argparse.Namespace) -> int:
+def _pause(options: argparse.Namespace) -> None:
     from node.system.pause_rules import PAUSED_FILE
 
     data_dir: Path = options.data_dir
@@ -355,10 +343,9 @@ def _pause(say: Say, options: argparse.Namespace) -> int:
         raise ConfigError("a learner is not paused, for its workers would wait: stop it instead")
     else:
         say("it pauses after its present round, and serves what it has: swarm-node resume")
-    return 0
 
 
-def _resume(say: Say, options: argparse.Namespace) -> int:
+def _resume(options: argparse.Namespace) -> None:
     from node.system.pause_rules import PAUSED_FILE
 
     data_dir: Path = options.data_dir
@@ -367,7 +354,6 @@ def _resume(say: Say, options: argparse.Namespace) -> int:
     except FileNotFoundError:
         raise ConfigError(f"--data-dir {data_dir}: no node is paused here") from None
     say("it goes on")
-    return 0
 
 
 def _role(data_dir: Path) -> str | None:

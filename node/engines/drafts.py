@@ -19,7 +19,7 @@ from node.engines.torch_engine import (
     open_decoder,
     uniforms_of,
 )
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Sampling, extend_spans
 from node.methods.drafts import Draft
 from node.methods.generation import Speculative, speculative
 from node.policies.policy import Policy
@@ -171,8 +171,7 @@ class DraftGeneration(Generation):
 
 def _after(kept: Sequence[float], version: int, spans: Sequence[tuple[int, int]]) -> Spans:
     """The version spans of kept and sampled tokens."""
-    if not kept:
-        return tuple(spans)
-    if spans and spans[0][0] == version:
-        return ((version, len(kept) + spans[0][1]), *spans[1:])
-    return ((version, len(kept)), *spans)
+    found: list[tuple[int, int]] = []
+    for made_by, count in ((version, len(kept)), *spans):
+        extend_spans(found, made_by, count)
+    return tuple(found)

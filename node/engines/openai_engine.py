@@ -88,20 +88,14 @@ class ServedModel(Engine):
             except ServerTrouble as trouble:
                 wait_s = max(trouble.wait_s, RETRY.after(tries))
                 tries += 1
-                await self._note(
-                    f"the server at {self._server.url}: {trouble}; the node tries until it answers"
-                )
+                if self.tell is not None and not self._away:
+                    where = f"the server at {self._server.url}"
+                    await self.tell(f"{where}: {trouble}; the node tries until it answers")
+                self._away = True
                 await trio.sleep(wait_s)
             else:
                 self._away = False
                 return said
-
-    async def _note(self, text: str) -> None:
-        """Report the server's absence once."""
-        if not self._away:
-            self._away = True
-            if self.tell is not None:
-                await self.tell(text)
 
     def _completion(self, said: Said) -> Completion:
         self._sampled += said.tokens

@@ -153,7 +153,8 @@ class OpenAiServer:
             what = str(error) or type(error).__name__
             raise ServerTrouble(f"{route}: {printable(what, _LINE_CHARS)}") from error
         if status >= httpx.codes.INTERNAL_SERVER_ERROR or status in _PASSING:
-            wait_s = _seconds(headers.get("retry-after", ""))
+            told = headers.get("retry-after", "")  # or a date, which is ignored
+            wait_s = min(float(told), 60.0) if told.isdecimal() and len(told) < 6 else 0.0
             raise ServerTrouble(f"{route}: status {status}{_reason(content)}", wait_s)
         if status != httpx.codes.OK:
             key = status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
@@ -274,11 +275,6 @@ def _row(told: object) -> tuple[int, float] | None:
 
 def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _seconds(text: str) -> float:
-    """Seconds of a `Retry-After`; 0 for a date."""
-    return min(float(text), 60.0) if text.isdecimal() and len(text) < 6 else 0.0
 
 
 def _reason(content: bytes) -> str:

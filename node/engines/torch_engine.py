@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from node.interfaces.engine import NO_TURN, Context, Sampling
+from node.interfaces.engine import NO_TURN, Context, Sampling, extend_spans
 from node.policies import lean, prefixes
 from node.policies.policy import Policy
 from swarm.errors import ConfigError
@@ -57,10 +57,7 @@ class SampledRow:
     def credit(self, policy_version: int) -> None:
         """Attribute all tokens without a version to this one."""
         count = len(self.tokens) - sum(count for _, count in self.spans)
-        if count and self.spans and self.spans[-1][0] == policy_version:
-            self.spans[-1] = (policy_version, self.spans[-1][1] + count)
-        elif count:
-            self.spans.append((policy_version, count))
+        extend_spans(self.spans, policy_version, count)
 
 
 class Generation:
@@ -178,21 +175,6 @@ class TurnGeneration(Generation):
         for at, (completion,) in zip(self._places, super().completions(), strict=True):
             found[at] = (completion,)
         return list(found)
-
-
-def generate(
-    policy: Policy,
-    prompts: Sequence[str],
-    completions_each: int,
-    sampling: Sampling,
-    seed: int,
-    policy_version: int,
-) -> list[tuple[Completion, ...]]:
-    """Sample everything in one call; see `Engine.generate`. Synchronous."""
-    generation = Generation(policy, prompts, completions_each, sampling, seed)
-    while not generation.done:
-        generation.advance(sampling.max_new_tokens, policy_version)
-    return generation.completions()
 
 
 def pick_tokens(

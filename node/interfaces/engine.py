@@ -39,6 +39,14 @@ class Sampling:
             raise ConfigError(f"completions_each = {completions_each}: take at least 1")
 
 
+def extend_spans(spans: list[tuple[int, int]], policy_version: int, count: int) -> None:
+    """Attribute `count` more tokens to a version."""
+    if count and spans and spans[-1][0] == policy_version:
+        spans[-1] = (policy_version, spans[-1][1] + count)
+    elif count:
+        spans.append((policy_version, count))
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """The engine that sampled a rollout group, as the group names it."""

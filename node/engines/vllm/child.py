@@ -72,11 +72,6 @@ def _copy(source: int, log: _Log) -> None:
         log.write(data)
 
 
-def _wait_for_end_of_input() -> None:
-    while os.read(sys.stdin.fileno(), _READ_BYTES):
-        pass
-
-
 def _end(server: subprocess.Popen[bytes], scratch: Path) -> NoReturn:
     """End the server, then its whole process group, this process included."""
     server.terminate()
@@ -103,7 +98,8 @@ def main(log_path: Path, scratch: Path, command: list[str]) -> NoReturn:
     copier.start()
 
     def watch() -> None:
-        _wait_for_end_of_input()
+        while os.read(sys.stdin.fileno(), _READ_BYTES):
+            pass
         _end(server, scratch)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -349,24 +349,18 @@ class VllmEngine(Engine):
         began_s = trio.current_time()
         self._holders.add(holder)
         try:
-            await self._interrupt(drain=drain)
+            async with trio.open_nursery() as nursery:
+                if not drain:
+                    nursery.start_soon(self._hand_back)
+                await self._gate.pause()
+                nursery.cancel_scope.cancel()
             yield
         finally:
-            self._release(holder)
+            self._holders.discard(holder)
+            if not self._holders:
+                self._gate.resume()
             if holder == "load":
                 self.paused_s = trio.current_time() - began_s
-
-    def _release(self, holder: str) -> None:
-        self._holders.discard(holder)
-        if not self._holders:
-            self._gate.resume()
-
-    async def _interrupt(self, *, drain: bool) -> None:
-        async with trio.open_nursery() as nursery:
-            if not drain:
-                nursery.start_soon(self._hand_back)
-            await self._gate.pause()
-            nursery.cancel_scope.cancel()
 
     async def _hand_back(self) -> None:
         """Interrupt the server's requests until cancelled: one may arrive after the first call."""
@@ -491,7 +485,11 @@ class VllmEngine(Engine):
         for failures in range(RESTARTS_MAX + 1):
             await self.close()
             try:
-                await self._open_server()
+                self._server = await VllmServer.start(
+                    self.directory, self._settings, self._log, self._tell
+                )
+                if begins_empty(self._settings.quantization):
+                    await self._reload(self.directory, None, lent=False)
             except ServerRefused:
                 raise
             except ChildFailed:
@@ -500,12 +498,6 @@ class VllmEngine(Engine):
                 await trio.sleep(RESTART.after(failures))
             else:
                 return
-
-    async def _open_server(self) -> None:
-        directory = self.directory
-        self._server = await VllmServer.start(directory, self._settings, self._log, self._tell)
-        if begins_empty(self._settings.quantization):
-            await self._reload(directory, None, lent=False)
 
     def _running(self) -> VllmServer:
         if self._server is None:

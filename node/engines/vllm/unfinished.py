@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from node.engines.vllm import probe
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Sampling, extend_spans
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason
 
@@ -49,11 +49,7 @@ class _Row:
     def take(self, piece: Piece, policy_version: int) -> None:
         self.tokens += piece.token_ids
         self.logprobs += piece.logprobs
-        count = len(piece.token_ids)
-        if count and self.spans and self.spans[-1][0] == policy_version:
-            self.spans[-1] = (policy_version, self.spans[-1][1] + count)
-        elif count:
-            self.spans.append((policy_version, count))
+        extend_spans(self.spans, policy_version, len(piece.token_ids))
         if piece.finish_reason is not FinishReason.ABORT:
             self.finish_reason = piece.finish_reason
 
