@@ -49,9 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _leave_at_once(*_: object) -> None:
-    """Handle Ctrl-C until a running node watches for it. As an exception it could strike in an
-    import whose library swallows it. Nothing is lost, because files are written whole or not at
-    all."""
+    """End on Ctrl-C until a running node watches for it: an import could swallow an exception.
+    Files are written whole or not at all, so nothing is lost."""
     os._exit(EXIT_INTERRUPTED)
 
 
@@ -323,9 +322,16 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _keygen(options: argparse.Namespace) -> None:
-    from node.commands.keygen import make_key
+    from swarm.identity import Identity
 
-    say(make_key(options.out, options.passphrase_env))
+    name, passphrase = options.passphrase_env, None
+    if name:
+        passphrase = os.environ.get(name)
+        if not passphrase:
+            raise ConfigError(f"--passphrase-env {name}: no such variable; set it first")
+    identity = Identity.generate()
+    identity.save(options.out, passphrase)
+    say(identity.peer_id)
 
 
 def _explain_config(options: argparse.Namespace) -> None:

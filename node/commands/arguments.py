@@ -29,12 +29,9 @@ class Parser(argparse.ArgumentParser):
         self.settings: dict[str, Setting] = {}  # that it takes, by name
 
     def take_settings(self, *names: str, as_joined: bool = False) -> None:
-        """Take these settings of a node as flags, or all settings if none is named. `as_joined`:
-        settings that are not given come from the node's last start.
-
-        The flags are added when the parser is used, because they take a quarter of a second to
-        import.
-        """
+        """Take these settings as flags, or all if none is named. `as_joined`: other settings come
+        from the node's last start. The parser adds the flags at its first use, because the import
+        is slow."""
         self._wanted, self._as_joined = names, as_joined
         self.set_defaults(as_joined=as_joined)
 

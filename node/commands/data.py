@@ -38,7 +38,7 @@ def add_data(commands: Any) -> None:
 
 
 def check_file(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
-    """Describe a file as a run's items, and give its table for a run file. Refuses wrong own
+    """Describe a file as a run's items, with its table for a run file. Refuses wrong own
     answers."""
     from node.envs.data import items as store
     from node.envs.data.dataset import DataRules, prompt_of

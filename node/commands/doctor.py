@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 
 import trio
 
+from node.commands.service import running_role
 from node.config import NodeConfig
 from node.config.run import RUN_ID
 from node.engines.vllm.server import is_installed
@@ -30,7 +31,6 @@ from node.hosting.membership import known_key
 from node.hosting.models import resolved_model, served_model, trainer_spec
 from node.hosting.run_data import ask_each
 from node.interfaces.trainer_spec import TrainerSpec
-from node.observe.status import fetch_status
 from node.observe.telemetry import broker_of
 from node.observe.text_format import amount, printable
 from node.run.machine import RealNetwork
@@ -41,7 +41,6 @@ from swarm.errors import (
     ChildFailed,
     ConfigError,
     RequestRefused,
-    SwarmError,
     TransportError,
     first_of,
 )
@@ -199,8 +198,7 @@ def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
 
 
 def usual_tokens(config: NodeConfig) -> int:
-    """Tokens of a typical update: each prompt once, and half of a round's groups, because the
-    others teach nothing."""
+    """Tokens of a typical update: half of a round's groups, because the others teach nothing."""
     groups = -(-(config.local_groups + config.external_groups) // 2)
     completions = config.group_size * config.run.sampling.max_new_tokens
     return groups * (PROMPT_TOKENS + completions)
@@ -325,7 +323,7 @@ Tell = Callable[[Finding], None]
 
 
 async def examine_network(config: NodeConfig, tell: Tell, now_s: Callable[[], float]) -> None:
-    listen, runs = config.listen, _runs(config.data_dir)
+    listen, runs = config.listen, running_role(config.data_dir) is not None
     if runs:
         tell(Finding("node", "ok", "one runs on this data directory; testing beside it"))
         listen = tuple(each.rpartition("/")[0] + "/0" for each in listen)
@@ -341,14 +339,6 @@ async def examine_network(config: NodeConfig, tell: Tell, now_s: Callable[[], fl
             await _examine_transport(config, key, identity, transport, tell, now_s)
     except ConfigError as error:
         tell(Finding("listening", "fail", str(error)))
-
-
-def _runs(data_dir: Path) -> bool:
-    try:
-        fetch_status(data_dir)
-    except SwarmError:
-        return False
-    return True
 
 
 def _identity(config: NodeConfig, *, beside: bool) -> Identity:

@@ -59,8 +59,7 @@ def list_methods(say: Say) -> None:
 def list_usable(
     say: Say, given: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None
 ) -> None:
-    """Say which methods a node with these settings may use, and why the settings refuse the
-    others."""
+    """Say which methods a node with these settings may use, and why it refuses the others."""
     from node.config import load_config
     from node.hosting.models import trainer_spec
     from node.methods.registry import families
@@ -89,8 +88,8 @@ def list_usable(
 
 
 def list_literature(say: Say) -> None:
-    """Say for each published system which functions implement it, which loop uses them, or why it
-    is absent."""
+    """Say which functions implement each published system and who uses them, or why it is
+    absent."""
     from node.methods.registry import LITERATURE, METHODS
 
     known = {each.name: each for each in METHODS}

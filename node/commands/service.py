@@ -1,5 +1,4 @@
-"""`swarm-node service`, `pause` and `resume`: a node that a service manager starts, and its
-pauses."""
+"""`swarm-node service`, `pause` and `resume`: run a node without a terminal, and pause it."""
 
 import argparse
 import os
@@ -335,7 +334,7 @@ def _pause(options: argparse.Namespace) -> None:
     if not data_dir.is_dir():
         raise ConfigError(f"--data-dir {data_dir}: no node has been here")
     (data_dir / PAUSED_FILE).touch(mode=0o600)
-    runs = _role(data_dir)
+    runs = running_role(data_dir)
     if runs is None:
         say("no node runs here now; one that starts waits until: swarm-node resume")
     elif runs == "learner":
@@ -356,7 +355,8 @@ def _resume(options: argparse.Namespace) -> None:
     say("it goes on")
 
 
-def _role(data_dir: Path) -> str | None:
+def running_role(data_dir: Path) -> str | None:
+    """The role of the node that runs on a data directory; None: none runs."""
     from node.observe.status import fetch_status
 
     try:

@@ -171,9 +171,8 @@ async def _until_signal(left: trio.Event) -> None:
 def publish(
     options: TransferOptions, directory: Path, say: Say, *, once: bool, follow: bool
 ) -> int:
-    """Publish the weights in a directory and serve them until interrupted. `once`: leave when all
-    peers that came have everything. `follow`: publish a new version whenever the directory
-    changes."""
+    """Publish the weights in a directory until interrupted. `once`: leave when all peers that came
+    have everything. `follow`: publish each change of the directory."""
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory; name one of safetensors files")
     return _run(options.config, lambda: _publish(options, directory, say, once, follow))
@@ -429,8 +428,7 @@ def _check_out(out: Path) -> None:
 
 
 def export(local: LocalVersion, out: Path) -> None:
-    """Copy a version to `out`, whole or not at all, and its manifest beside it for `weights
-    verify`."""
+    """Copy a version and its manifest, for `weights verify`, to `out`, whole or not at all."""
     partial, old = (out.with_name(out.name + suffix) for suffix in (".partial", ".old"))
     body = local.directory.with_name(local.directory.name + MANIFEST_SUFFIX)
     try:

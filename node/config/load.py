@@ -1,5 +1,5 @@
-"""Loads settings. The first source wins: flags, `SWARM_NODE_<FIELD>` variables, the `[node]` table
-of the run file, defaults."""
+"""Loads settings: flags, then `SWARM_NODE_<FIELD>`, then `[node]` of the run file, then
+defaults."""
 
 import json
 import re
@@ -92,8 +92,7 @@ class _RunFile:
 
 
 def _read_run_file(wanted: str, data_dir: Path | None) -> _RunFile:
-    """The run file of a path, a packaged run's name, or an id. `data_dir` has the rules that peers
-    sent."""
+    """The run file of a path, a packaged run, or an id whose rules peers sent to `data_dir`."""
     path, run_id = Path(wanted), ""
     if _is_run_id(wanted):
         wanted = packaged_run_ids().get(wanted, wanted)

@@ -72,8 +72,7 @@ class PolicySettings(Group):
     run: Annotated[RunConfig, Flag(metavar="FILE", often=True)]
     """The rules that all nodes share: a run file, a packaged run, or a run's id."""
     model: Annotated[Name, Flag(metavar="MODEL", often=True)] = "tiny"
-    """The policy to start from: `tiny`, `smollm2`, a Hugging Face directory, a GGUF file, or a hub
-    id."""
+    """The initial policy: `tiny`, `smollm2`, a Hugging Face directory, a GGUF file, or a hub id."""
     yes: Annotated[bool, OFTEN] = False
     """Agree beforehand to fetching a model, to plug-ins, and to the model of a run from a peer."""
     lora_rank: Annotated[int, Field(ge=0, le=RANK_MAX), OFTEN] = 0
@@ -117,13 +116,12 @@ class NetworkSettings(Group):
         Field(min_length=1, max_length=ADDRESSES_MAX),
         Flag(metavar="ADDR", often=True),
     ] = ("/ip4/0.0.0.0/tcp/0",)
-    """The addresses for incoming connections. Port 0 takes any free port, and the same one after a
-    restart if possible."""
+    """The addresses to listen on. Port 0 takes a free port, after a restart the same if
+    possible."""
     announce: Annotated[
         tuple[AnnounceAddress, ...], Listed, Field(max_length=ADDRESSES_MAX), Flag(metavar="ADDR")
     ] = ()
-    """The addresses that others dial, in place of the detected ones. Set them if you forward a
-    port."""
+    """The addresses for others to dial instead of the detected ones, if you forward a port."""
     allow: Path | None = None
     """A file of the only peer ids that the node talks to, one a line."""
     relay: bool = True
@@ -131,8 +129,7 @@ class NetworkSettings(Group):
     upnp: bool = True
     """Ask the router to forward the node's port."""
     dht: bool = True
-    """Find peers of the run by the distributed hash table, and serve it. Never in a private
-    swarm."""
+    """Find the run's peers by the distributed hash table. Never in a private swarm."""
     lan: bool = True
     """Look for peers on the local network."""
     role: Annotated[Literal["worker", "node"], OFTEN] = "worker"
@@ -240,8 +237,7 @@ class TrainingSettings(Group):
     """The learning rate of Adam. None: 1e-4 for an adapter and a model up to 10 million parameters,
     1e-5 up to 1 billion, 2e-6 above."""
     warm_up_updates: Annotated[int, Field(ge=0, le=100_000)] | None = None
-    """The number of updates until the learning rate is full. None: 10, or none up to 10 million
-    parameters."""
+    """The updates until the learning rate is full. None: 10, or 0 up to 10 million parameters."""
     updates_per_batch: Annotated[int, Field(ge=1, le=64)] = 1
     """The number of optimizer steps on one batch."""
     clips_to_median: bool = True
@@ -262,8 +258,7 @@ class TrainingSettings(Group):
     elsewhere, and in completions below their group's mean, it leaves out unlikely tokens.
     `positives` leaves out completions below the mean. `none` takes every text in full."""
     foreign_logprob_min: Annotated[float, Field(lt=0)] | None = None
-    """Leave out foreign tokens whose log-prob under the own policy is below this. None: keep
-    all."""
+    """Leave out foreign tokens below this log-prob under the own policy. None: keep all."""
     micro_batch_tokens: Annotated[int, Field(ge=64)] | None = None
     """The number of tokens in one forward pass of training, with prompts and padding. None: 16,384
     on a GPU and 4,096 on a CPU, fewer if memory is short."""
@@ -387,8 +382,8 @@ class NodeConfig(
     @model_validator(mode="before")
     @classmethod
     def _trains_nothing(cls, values: Any) -> Any:
-        """Turn drawing and evaluating off for a node without a trainer, even if the run file sets
-        them."""
+        """Turn drawing and evaluating off for a node without a trainer, whatever the run file
+        says."""
         if isinstance(values, dict) and values.get("engine") == "openai":
             return {**values, "external_groups": 0, "evaluate_every_rounds": 0}
         return values

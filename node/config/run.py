@@ -147,8 +147,7 @@ class EnvironmentAnswers(Frozen):
 
 
 class EnvironmentSpec(Frozen):
-    """One environment of a run. The installed version is filled in; if a run file names another
-    version, that is an error."""
+    """One environment of a run. Its version is filled in, and must be the installed one."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     """The name of a built-in environment, a plug-in or a group."""
@@ -229,8 +228,7 @@ class HeldOutRules(Frozen):
 
 
 class CommonRules(Frozen):
-    """Tasks that all nodes share besides their own, so that their groups can be compared and
-    solutions of others help."""
+    """Tasks that all nodes share, so that groups can be compared and others' solutions help."""
 
     tasks: Annotated[int, Field(ge=1, le=COMMON_TASKS_MAX)] = 256
     """The number of common tasks. A node does all of them before it repeats one."""
@@ -361,8 +359,7 @@ class RunConfig(Frozen):
 
     @model_validator(mode="after")
     def _answers_fit_together(self) -> Self:
-        """Check for one rule for each task, valid examples, and one source of fractional
-        rewards."""
+        """Require one rule for each task, valid examples, and one source of fractional rewards."""
         known: dict[tuple[str, str], AnswerRules] = {}
         for spec in self.environments:
             rules = self._answers_of(spec)
@@ -398,8 +395,7 @@ class RunConfig(Frozen):
         return found
 
     def answer_rule(self, environment: str, parameters: str) -> AnswerRule:
-        """The answer rule of an environment; for one outside the run, whose tasks are refused
-        elsewhere, the run's."""
+        """The answer rule of an environment, or the run's rule for environments outside the run."""
         rule = self._rule_by_environment.get((environment, parameters))
         return rule or AnswerRule(self.answer.format, self.answer.format_reward)
 

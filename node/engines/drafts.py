@@ -112,8 +112,7 @@ class DraftGeneration(Generation):
         return scaled.gather(-1, tokens[..., None]).squeeze(-1)
 
     def _go_on(self, places: Sequence[int], decoder: Decoder | None) -> None:
-        """Set up batches that continue from the kept tokens, with the decoder that scored them or
-        with new prefixes."""
+        """Set up batches that continue the kept tokens, with the same decoder if it can rewind."""
         owners: dict[tuple[int, ...], int] = {}
         running: list[tuple[int, SampledRow]] = []
         for number, at in enumerate(places):

@@ -46,8 +46,6 @@ class ServedModel(Engine):
     def tells_logprobs(self) -> bool:
         return bool(self._tokenizer) and self._server.tells_logprobs
 
-    # --- the engine ----------------------------------------------------------------------------
-
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
@@ -115,8 +113,6 @@ class ServedModel(Engine):
     async def load(self, weights: Path, policy_version: int) -> None:
         raise ChildFailed("a served model takes no weights")
 
-    # --- the trainer -----------------------------------------------------------------------------
-
     async def info(self) -> PolicyInfo:
         """The server's model. An unknown tokenizer gets a name that no other node has."""
         name = self._server.name
@@ -159,8 +155,8 @@ async def open_served_model(
     tokenizer: str = "",
     requests_max: int = 16,
 ) -> AsyncIterator[ServedModel]:
-    """A served model that has answered once. `model` None: the server's only one. `tokenizer`: its
-    fingerprint, if known."""
+    """A served model that has answered once. `model` None: the only one. `tokenizer`:
+    fingerprint."""
     async with open_server(url, key, prompts, requests_max) as server:
         try:
             await server.choose(model)

@@ -53,8 +53,8 @@ class ServerTrouble(ChildFailed):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One completion from the server. `token_ids` and `logprobs` have equal lengths, and are empty
-    if either is unknown."""
+    """One completion. `token_ids` and `logprobs` have equal lengths, both empty if one is
+    unknown."""
 
     text: str
     finish_reason: FinishReason

@@ -33,8 +33,7 @@ class PolicyFiles:
     """The directories of one node. Made by `policy_files`."""
 
     def __init__(self, parent: Path, data_directory: Path, policy_bytes: int) -> None:
-        """If `parent` is not the data directory, it is shared memory; when that is full, exports go
-        to the data directory."""
+        """`parent`: shared memory or the data directory, which also takes what no longer fits."""
         self.parent = parent.absolute()
         self._data = data_directory.absolute()
         self._export_bytes = COPIES / 2 * policy_bytes

@@ -249,8 +249,7 @@ def batches_of(
 
 
 def _limits(policy: Policy) -> tuple[int, int]:
-    """Rows and cached tokens of one batch. They depend on the model alone, so that a seed always
-    gives the same bits."""
+    """Rows and cached tokens of one batch, by the model alone, so that a seed repeats its bits."""
     config = policy.model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None) or 1
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -357,8 +356,7 @@ class _HuggingFaceDecoder:
 
 
 class _PlainDecoder:
-    """Decoding without a cache, for recurrent models, whose caches have no common interface. Slow.
-    Prompts are of one length."""
+    """Slow decoding of equally long prompts without a cache, for recurrent models."""
 
     def __init__(self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]) -> None:
         self._policy = policy

@@ -135,8 +135,8 @@ class Engine(Protocol):
     async def go_on(
         self, contexts: Sequence[Context], sampling: Sampling, seed: int
     ) -> list[Completion]:
-        """The next turn of each transcript, from its sampled ids, within its own limit; `NO_TURN`
-        if the context is full."""
+        """The next turn of each transcript, from its sampled ids; `NO_TURN` if the context is
+        full."""
         raise self._lacks("turns")
 
     async def redraft(

@@ -66,8 +66,7 @@ class Prompt:
 
     @property
     def continued(self) -> str:
-        """The beginning to continue, without white space at its end: tokens hold the gap before a
-        word."""
+        """The beginning without white space at its end: tokens hold the gap before a word."""
         return self.beginning.rstrip()
 
     def whole(self, text: str) -> str:
@@ -75,8 +74,8 @@ class Prompt:
         return self.continued + text
 
     def chat(self, *, with_system: bool = True) -> list[ChatMessage]:
-        """The messages for a chat template. Without `with_system` the system message goes before
-        the first question."""
+        """The messages for a chat template; without `with_system` its text begins the first
+        question."""
         messages = [message._asdict() for message in self.messages]
         if with_system or messages[0]["role"] != "system":
             return messages
@@ -85,8 +84,7 @@ class Prompt:
 
     @property
     def plain(self) -> str:
-        """The prompt for a policy without a chat template. After worked examples the answer begins
-        on its own line."""
+        """The prompt without a template. After examples the answer begins on its own line."""
         parts = [
             f"{each.content}\n" if each.role == "user" else f"{each.content}\n\n"
             for each in self.messages[:-1]

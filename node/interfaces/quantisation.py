@@ -47,11 +47,6 @@ def server_flags(kind: Quantisation) -> dict[str, Any]:
     return {}
 
 
-def begins_empty(kind: Quantisation) -> bool:
-    """True if a started server has no weights yet."""
-    return kind == "int8"
-
-
 def in_int8(
     tensors: Iterator[tuple[str, Any]], layers: Collection[str]
 ) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ CONTEXT_TOKENS_MIN = 8
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """All settings that decide what a trainer computes. `model`: a Hugging Face directory or a hub
+    """Settings of a trainer, within the bounds of `NodeConfig`. `model`: a directory or a hub
     id."""
 
     model: str

@@ -87,8 +87,7 @@ class Flow:
             self._changed.set()
 
     def look(self, load: EngineLoad) -> None:
-        """Adjust the limit by the engine's load. A smaller total means that the engine
-        restarted."""
+        """Adjust the limit by the engine's load. A smaller total means a restarted engine."""
         preempted = max(0, load.preempted_total - self._seen)
         self._seen = load.preempted_total
         self.preempted += preempted

@@ -1,16 +1,12 @@
-"""Sampling with a vLLM server in a process of its own, over HTTP.
-
-Prompts and completions are token ids, encoded as the trainer does it (`node.interfaces.prompts`).
+"""Sampling with a vLLM server in a process of its own, over HTTP, by token ids.
 
 New weights are loaded in the middle of completions. Unfinished ones are interrupted and their
 tokens are kept here with their version; the rest is asked for under the new weights. vLLM's pause
 mode `keep` is not used: the probe must run before the first new token, and a server that dies must
 lose no token.
 
-On a GPU shared with a trainer the server sleeps while this trains, without weights and memory.
-
-A server that died, or whose weights are doubtful after a failed load, is restarted from the last
-good directory.
+On a GPU shared with a trainer the server sleeps while this trains. A server that died, or whose
+weights are doubtful after a failed load, is restarted from the last good directory.
 """
 
 import json
@@ -58,7 +54,6 @@ from node.interfaces.engine import (
     Sampling,
     Tell,
 )
-from node.interfaces.quantisation import begins_empty
 from node.policies.weight_diff import all_tensors, changed_tensors, check_alike, tensors_of
 from node.system.machine import core_count, free_memory_bytes, threads_of
 from node.system.pause_gate import Gate
@@ -159,8 +154,6 @@ class VllmEngine(Engine):
     def pid(self) -> int | None:
         """The server's process group; None while none runs."""
         return self._server.pid if self._server is not None else None
-
-    # --- completions ---------------------------------------------------------------------------
 
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
@@ -283,8 +276,6 @@ class VllmEngine(Engine):
                 await self.start()
         return await job()
 
-    # --- versions ------------------------------------------------------------------------------
-
     async def load(self, weights: Path, policy_version: int, *, lent: bool = False) -> None:
         """Load a directory, which must stay until the next load. Weights that fail, or whose
         log-probs differ from the expected ones, are rolled back. `lent`: a trainer on the same
@@ -317,8 +308,7 @@ class VllmEngine(Engine):
             )
 
     async def sleep(self) -> None:
-        """Free the device's memory until the next load or completion. Completions in flight are
-        kept."""
+        """Free the device's memory until the next load or completion; unfinished ones are kept."""
         async with self._lifecycle:
             server = self._server
             if server is None or not server.usable or not self._sound:
@@ -329,7 +319,7 @@ class VllmEngine(Engine):
                 self._asleep = True
 
     async def _wakes(self) -> bool:
-        """Wake a sleeping server with its last weights. False: it did not sleep, or needs a
+        """Wake a sleeping server with its last weights. False: not asleep, or it needs a
         restart."""
         if not await self._sleeps():
             return False
@@ -344,8 +334,7 @@ class VllmEngine(Engine):
 
     @asynccontextmanager
     async def _still(self, holder: str, *, drain: bool) -> AsyncIterator[None]:
-        """Let nothing be sampled within the block. `drain`: requests in flight are finished
-        first."""
+        """Sample nothing within the block. `drain`: requests in flight are finished first."""
         began_s = trio.current_time()
         self._holders.add(holder)
         try:
@@ -379,8 +368,7 @@ class VllmEngine(Engine):
         *,
         lent: bool = False,
     ) -> probe.Difference | None:
-        """Load a directory, or some of its tensors, into an idle server, wake it if it sleeps, and
-        probe it."""
+        """Load a directory or some of its tensors into an idle or sleeping server, and probe it."""
         server = self._running()
         self._sound = False
         if self._asleep:
@@ -419,8 +407,7 @@ class VllmEngine(Engine):
         return f"load-{self._loads}"
 
     async def _go_back(self, error: ChildFailed, weights: Path) -> None:
-        """Restore the version before, and raise. A server that cannot restore it is restarted
-        later."""
+        """Restore the version before, and raise. If that fails, the server restarts later."""
         self.rolled_back += 1
         if self._running().usable:
             with suppress(ChildFailed):
@@ -456,8 +443,6 @@ class VllmEngine(Engine):
         answer = await self._running().post("/inference/v1/generate", request)
         return self._text.probe_answer(row, answer)
 
-    # --- the server ----------------------------------------------------------------------------
-
     async def _start(self) -> None:
         """As `start`, with the lock held."""
         server = self._server
@@ -488,7 +473,7 @@ class VllmEngine(Engine):
                 self._server = await VllmServer.start(
                     self.directory, self._settings, self._log, self._tell
                 )
-                if begins_empty(self._settings.quantization):
+                if self._settings.quantization == "int8":  # vLLM has started without weights
                     await self._reload(self.directory, None, lent=False)
             except ServerRefused:
                 raise

@@ -151,8 +151,7 @@ class ModelText(PromptEncoder):
         }
 
     def pieces(self, answer: bytes, label: str) -> list[Piece]:
-        """The completions in an answer, in the order of the ask's rows. Refuses tokens that weights
-        with another label made."""
+        """The completions in an answer, in the order of rows; all tokens must carry the label."""
         choices = sorted(json.loads(answer)["choices"], key=lambda choice: choice["index"])
         return [self._piece(choice, label) for choice in choices]
 

@@ -75,10 +75,6 @@ class Unfinished:
     def done(self) -> bool:
         return all(row.finish_reason is not None for row in self._rows)
 
-    @property
-    def tokens(self) -> int:
-        return sum(len(row.tokens) for row in self._rows)
-
     def asks(self) -> list[Ask]:
         """The next requests: one for everything at first, which repeats for a seed; after an
         interruption one for each completion, with new random numbers."""
