@@ -317,8 +317,6 @@ def examine(config: NodeConfig, say: Callable[[str], None]) -> int:
     return 1 if failed else 0
 
 
-# --- the network -------------------------------------------------------------------------------
-
 Tell = Callable[[Finding], None]
 
 

@@ -361,9 +361,6 @@ def _say_text(say: Say, what: str, text: str) -> None:
         say(f"… {len(text) - SHOWN_CHARS_MAX} characters more")
 
 
-# --- a model that answers -----------------------------------------------------------------------
-
-
 def model_that_answers(model: str, max_new_tokens: int, say: Say) -> Answerer:
     """Completions by a model: `tiny`, which is made first, `smollm2`, or a directory."""
     from node.config import load_config
@@ -381,9 +378,6 @@ def model_that_answers(model: str, max_new_tokens: int, say: Say) -> Answerer:
         return done.stdout
 
     return answered
-
-
-# --- one of your own ----------------------------------------------------------------------------
 
 
 def new_environment(directory: Path, say: Say) -> None:

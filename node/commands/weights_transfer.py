@@ -73,9 +73,6 @@ class TransferOptions:
             raise ConfigError(f"--store-bytes {self.store_bytes}: must be at least 1")
 
 
-# --- what both need ----------------------------------------------------------------------------
-
-
 def _rules(options: TransferOptions, own: PeerId, *, publishes: bool) -> WeightsRules:
     """The swarm to join, and the publishers to believe."""
     run = options.config.run
@@ -163,9 +160,6 @@ async def _until_signal(left: trio.Event) -> None:
             if left.is_set():
                 os._exit(EXIT_INTERRUPTED)
             left.set()
-
-
-# --- publish -----------------------------------------------------------------------------------
 
 
 def publish(
@@ -278,9 +272,6 @@ def _signature(directory: Path) -> object:
     except OSError:
         return None  # while somebody writes there
     return tuple(found)
-
-
-# --- fetch -------------------------------------------------------------------------------------
 
 
 def fetch(options: TransferOptions, out: Path | None, say: Say, *, follow: bool) -> int:
@@ -413,9 +404,6 @@ async def _explain(service: WeightsService, swarm: _Swarm, say: Say) -> None:
             if line not in said and len(said) < 16:
                 said.add(line)
                 say(line)
-
-
-# --- out of the data directory -----------------------------------------------------------------
 
 
 def _check_out(out: Path) -> None:

@@ -65,7 +65,14 @@ class ServedModel(Engine):
                     refused.append(error)
                     nursery.cancel_scope.cancel()
                     return
-                found[at, place] = self._completion(said)
+                self._sampled += said.tokens
+                found[at, place] = Completion(
+                    text=said.text,
+                    token_ids=said.token_ids if self._tokenizer else (),
+                    logprobs=said.logprobs if self._tokenizer else (),
+                    finish_reason=said.finish_reason,
+                    policy_version=0,
+                )
 
             for at in range(len(prompts)):
                 for place in range(completions_each):
@@ -94,17 +101,6 @@ class ServedModel(Engine):
             else:
                 self._away = False
                 return said
-
-    def _completion(self, said: Said) -> Completion:
-        self._sampled += said.tokens
-        known = bool(self._tokenizer)
-        return Completion(
-            text=said.text,
-            token_ids=said.token_ids if known else (),
-            logprobs=said.logprobs if known else (),
-            finish_reason=said.finish_reason,
-            policy_version=0,
-        )
 
     def take_sampled(self) -> int:
         sampled, self._sampled = self._sampled, 0

@@ -209,9 +209,6 @@ async def open_server(
         yield OpenAiServer(client, url.rstrip("/"), prompts)
 
 
-# --- what answers hold ---------------------------------------------------------------------------
-
-
 def _said(answer: Mapping[str, Any]) -> Said:
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
