@@ -1,4 +1,4 @@
-"""`swarm-node`: parse flags, hand over, turn errors into one line. No logic lives here."""
+"""`swarm-node`: parse flags, call the command, turn errors into one line."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ DOCTORED = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point. 0: done; 1: it failed on the way; 2: the input was wrong; 130: interrupted."""
+    """Run one command. 0: done; 1: it failed; 2: wrong input; 130: interrupted."""
     before = signal.signal(signal.SIGINT, _leave_at_once)
     try:
         return _run(arguments)
@@ -49,15 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _leave_at_once(*_: object) -> None:
-    """Ctrl-C until a running node watches for it. As an exception it could strike within an import
-    whose library swallows it; nothing is lost, for what counts is written whole or not at all."""
+    """End on Ctrl-C until a running node watches for it: an import could swallow an exception.
+    Files are written whole or not at all, so nothing is lost."""
     os._exit(EXIT_INTERRUPTED)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
         options = _parser().parse_args(arguments)
-        return int(options.run_command(options))
+        return int(options.run_command(options) or EXIT_OK)
     except (ConfigError, IdentityInUse) as error:
         print(f"swarm-node: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -97,12 +97,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_policies(commands)
     add_runs(commands, _config)
     add_tools(commands, parser)
-    add_pausing(commands, say)
-    add_service(commands, lambda words: _config(_parser().parse_args(words), joins=True), say)
+    add_pausing(commands)
+    add_service(commands, lambda words: _config(_parser().parse_args(words), joins=True))
     _add_simulate(commands)
     _add_weights(commands)
-    add_data(commands, say)
-    add_methods(commands, say)
+    add_data(commands)
+    add_methods(commands)
     return parser
 
 
@@ -303,7 +303,7 @@ def _run_app(options: argparse.Namespace, config: Any, makes: Any) -> int:
         return run_node(config, view, view.say, makes, options.run or "")
 
 
-def _invite(options: argparse.Namespace) -> int:
+def _invite(options: argparse.Namespace) -> None:
     from node.hosting.membership import invitation_of
 
     invitation = invitation_of(options.data_dir)
@@ -313,42 +313,45 @@ def _invite(options: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     say(invitation.encode())
-    return EXIT_OK
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from node.commands.doctor import examine_here
+    from node.commands.doctor import examine
 
-    return examine_here(_config(options, joins=True), say)
-
-
-def _keygen(options: argparse.Namespace) -> int:
-    from node.commands.keygen import make_key
-
-    say(make_key(options.out, options.passphrase_env))
-    return EXIT_OK
+    return examine(_config(options, joins=True), say)
 
 
-def _explain_config(options: argparse.Namespace) -> int:
+def _keygen(options: argparse.Namespace) -> None:
+    from swarm.identity import Identity
+
+    name, passphrase = options.passphrase_env, None
+    if name:
+        passphrase = os.environ.get(name)
+        if not passphrase:
+            raise ConfigError(f"--passphrase-env {name}: no such variable; set it first")
+    identity = Identity.generate()
+    identity.save(options.out, passphrase)
+    say(identity.peer_id)
+
+
+def _explain_config(options: argparse.Namespace) -> None:
     from node.config.explain import explained
     from node.config.load import load_with_sources
 
     for line in explained(*load_with_sources(*given(options))):
         say(line)
-    return EXIT_OK
 
 
-def _status(options: argparse.Namespace) -> int:
+def _status(options: argparse.Namespace) -> None:
     from node.hosting.membership import JOIN_KEY_FILE
     from node.observe.status import fetch_status, render_status, snapshot_json
 
     snapshot = fetch_status(options.data_dir)
     private = (options.data_dir / JOIN_KEY_FILE).exists()
     say(snapshot_json(snapshot) if options.json else render_status(snapshot, private=private))
-    return EXIT_OK
 
 
-def _samples(options: argparse.Namespace) -> int:
+def _samples(options: argparse.Namespace) -> None:
     from node.observe.samples import read_samples, render_samples
 
     if options.count < 1:
@@ -357,7 +360,6 @@ def _samples(options: argparse.Namespace) -> int:
         options.data_dir, own=not options.foreign, order=options.order, count=options.count
     )
     say(render_samples(found))
-    return EXIT_OK
 
 
 def _top(options: argparse.Namespace) -> int:
@@ -389,20 +391,18 @@ def _monitor(options: argparse.Namespace) -> int:
     return monitor(MonitorOptions(**given, password=password), say)
 
 
-def _eval(options: argparse.Namespace) -> int:
+def _eval(options: argparse.Namespace) -> None:
     from node.commands.policy import examine_node
 
     examine_node(_config(options), say, samples=options.samples, against=options.against)
-    return EXIT_OK
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> None:
     from node.commands.policy import export_policy
 
     what = {"adapter": options.adapter, "precision": options.precision, "repository": options.push}
     round_number = export_policy(_config(options), options.out, say, **what)
     say(f"{options.out}: the policy after round {round_number}")
-    return EXIT_OK
 
 
 def _chat(options: argparse.Namespace) -> int:
@@ -411,7 +411,7 @@ def _chat(options: argparse.Namespace) -> int:
     return chat(options.directory, options.system, options.max_new_tokens, options.temperature)
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     from node.observe.progress_bars import on_stderr
     from node.observe.saved_report import write_report
 
@@ -421,14 +421,12 @@ def _report(options: argparse.Namespace) -> int:
     with on_stderr().showing("drawing the report"):
         summary = write_report(options.data_dirs, options.out)
     say(str(summary))
-    return EXIT_OK
 
 
-def _prepare(options: argparse.Namespace) -> int:
+def _prepare(options: argparse.Namespace) -> None:
     from node.hosting.models import resolve_model
 
     say(resolve_model(_config(options), say))
-    return EXIT_OK
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -445,12 +443,11 @@ def _simulate(options: argparse.Namespace) -> int:
     return EXIT_FAILED if report.violation_count else EXIT_OK
 
 
-def _list_weights(options: argparse.Namespace) -> int:
+def _list_weights(options: argparse.Namespace) -> None:
     from node.hosting.policy_weights import list_weights
 
     for line in list_weights(options.data_dir):
         say(line)
-    return EXIT_OK
 
 
 def _verify_weights(options: argparse.Namespace) -> int:

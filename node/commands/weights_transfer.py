@@ -1,8 +1,7 @@
 """`swarm-node weights publish` and `weights fetch`: checkpoints over a swarm, without training.
 
-A publisher and those who fetch form a swarm: of a run, if one is named, and else one of their own,
-whose id follows from the publisher's key. Everything is kept in the data directory, so that a
-command that was killed goes on where it was.
+The peers form the swarm of a named run, or one of their own, whose id follows from the publisher's
+key. A command that was killed continues from its data directory.
 """
 
 import os
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 import trio
 
+from node.commands.arguments import EXIT_FAILED, EXIT_OK
 from node.config import NodeConfig
 from node.hosting.membership import Membership, load_identity
 from node.hosting.policy_weights import (
@@ -35,7 +35,7 @@ from swarm.weights.publisher import Published, Publisher, Spread
 from swarm.weights.version_store import MANIFEST_SUFFIX, LocalVersion
 from swarm.weights.weights_service import Follower, Outcome, WeightsRules, WeightsService
 
-EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+EXIT_INTERRUPTED: Final = 130
 DEFAULT_POLICY: Final = "policy"
 LOOK_S: Final = 0.5
 BARS_S: Final = 0.25
@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
-    """What the two commands have in common. `run_given`: `config.run` was named by the user."""
+    """Options of both commands. `run_given`: the user named `config.run`."""
 
     config: NodeConfig
     run_given: bool
@@ -73,11 +73,8 @@ class TransferOptions:
             raise ConfigError(f"--store-bytes {self.store_bytes}: must be at least 1")
 
 
-# --- what both need ----------------------------------------------------------------------------
-
-
 def _rules(options: TransferOptions, own: PeerId, *, publishes: bool) -> WeightsRules:
-    """In which swarm, and whose weights are believed."""
+    """The swarm to join, and the publishers to believe."""
     run = options.config.run
     named = (PeerId(options.publisher),) if options.publisher else ()
     publishers = tuple(map(PeerId, run.weights_publishers)) if options.run_given else ()
@@ -110,7 +107,7 @@ def _rules(options: TransferOptions, own: PeerId, *, publishes: bool) -> Weights
 
 @dataclass(slots=True)
 class _Swarm:
-    """A running service, and what it stands on."""
+    """A running service with its peer and progress bars."""
 
     service: WeightsService
     peer: Peer
@@ -123,7 +120,7 @@ class _Swarm:
 async def _open(
     options: TransferOptions, tell: Callable[[Outcome], None], *, publishes: bool
 ) -> AsyncIterator[_Swarm]:
-    """Join the swarm and share what is here, until the block ends."""
+    """Join the swarm and share the local versions until the block ends."""
     config = options.config
     identity = load_identity(config)
     membership = Membership.of(config)
@@ -148,7 +145,7 @@ async def _open(
 
 
 def _run(config: NodeConfig, work: Callable[[], Any]) -> int:
-    """Run one command on its data directory. Returns the exit status."""
+    """Run one command on its data directory; its exit status."""
     with data_directory(config.data_dir):
         try:
             status: int = trio.run(work)
@@ -165,21 +162,11 @@ async def _until_signal(left: trio.Event) -> None:
             left.set()
 
 
-# --- publish -----------------------------------------------------------------------------------
-
-
 def publish(
     options: TransferOptions, directory: Path, say: Say, *, once: bool, follow: bool
 ) -> int:
-    """Publish the weights in a directory and serve them until interrupted.
-
-    Args:
-        once: leave as soon as all peers that came have everything.
-        follow: publish a further version whenever what is in the directory changes.
-
-    Raises:
-        ConfigError: bad input. StoreFull, StorageFailed: no room.
-    """
+    """Publish the weights in a directory until interrupted. `once`: leave when all peers that came
+    have everything. `follow`: publish each change of the directory."""
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory; name one of safetensors files")
     return _run(options.config, lambda: _publish(options, directory, say, once, follow))
@@ -256,7 +243,7 @@ def _over(seconds: float, bound_s: float | None) -> str:
 async def _publish_changes(
     publisher: Publisher, directory: Path, published: object, swarm: _Swarm, say: Say
 ) -> None:
-    """Publish each state of a directory in which it stays for a moment."""
+    """Publish each state of a directory that lasts for some looks."""
     before, looks = published, 0
     while True:
         await trio.sleep(LOOK_S)
@@ -276,7 +263,7 @@ async def _publish_changes(
 
 
 def _signature(directory: Path) -> object:
-    """What shows that a directory changed, without reading its files."""
+    """A value that changes with the directory, found without reading its files."""
     found = []
     try:
         for path in sorted(directory.resolve().rglob("*")):
@@ -287,18 +274,9 @@ def _signature(directory: Path) -> object:
     return tuple(found)
 
 
-# --- fetch -------------------------------------------------------------------------------------
-
-
 def fetch(options: TransferOptions, out: Path | None, say: Say, *, follow: bool) -> int:
-    """Get the newest version, or with `follow` each one, until interrupted.
-
-    Args:
-        out: where to copy each version; None: it is left in the data directory.
-
-    Raises:
-        ConfigError: bad input.
-    """
+    """Get the newest version, or with `follow` each one, until interrupted. `out`: the directory to
+    copy it to; None: it stays in the data directory."""
     config = options.config
     if not config.bootstrap and not (config.data_dir / ADDRESSES_FILE).exists():
         raise ConfigError("from whom? name a peer with --peer; weights publish prints its address")
@@ -341,7 +319,7 @@ async def _fetch(options: TransferOptions, out: Path | None, say: Say, follow: b
 
 
 async def _notice_current(service: WeightsService, send: trio.MemorySendChannel[Outcome]) -> None:
-    """Where the newest version is here already, say so as if it had just come."""
+    """Report the newest version as if it had just come, if it is here already."""
     await service.heard.wait()
     await trio.sleep(LOOK_S)
     head = service.heads.newest(service.rules.policy)
@@ -352,7 +330,7 @@ async def _notice_current(service: WeightsService, send: trio.MemorySendChannel[
 
 
 async def _take(outcome: Outcome, service: WeightsService, out: Path | None, say: Say) -> bool:
-    """Tell what came of a version, and copy it out. Whether all of it worked."""
+    """Say the outcome of a version and copy it out. True if all of it worked."""
     applied = outcome.applied
     for doubt in outcome.doubts:
         say(doubt)
@@ -391,7 +369,7 @@ def _summary(outcome: Outcome) -> str:
 
 
 async def _show(swarm: _Swarm) -> None:
-    """Bars of the version on its way, and of what others still fetch from here."""
+    """Show progress bars of the version on its way, and of what others fetch from here."""
     service = swarm.service
     while True:
         await trio.sleep(BARS_S)
@@ -405,7 +383,7 @@ async def _show(swarm: _Swarm) -> None:
 
 
 async def _explain(service: WeightsService, swarm: _Swarm, say: Say) -> None:
-    """Say what is waited for, once for each reason."""
+    """Say why nothing comes, once for each reason."""
     said: set[str] = set()
     waited_s = 0.0
     while True:
@@ -428,11 +406,8 @@ async def _explain(service: WeightsService, swarm: _Swarm, say: Say) -> None:
                 say(line)
 
 
-# --- out of the data directory -----------------------------------------------------------------
-
-
 def _check_out(out: Path) -> None:
-    """A directory that holds something else than an earlier version is nobody's to replace."""
+    """Refuse a directory that holds something other than an earlier version."""
     is_ours = out.with_name(out.name + MANIFEST_SUFFIX).exists()
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise ConfigError(f"--out {out}: is there already and no directory; name another")
@@ -441,12 +416,7 @@ def _check_out(out: Path) -> None:
 
 
 def export(local: LocalVersion, out: Path) -> None:
-    """Copy a version to `out`, whole or not at all, and its manifest beside it: `weights verify`
-    finds it there.
-
-    Raises:
-        StorageFailed: no room, or worse; what was there before is still there.
-    """
+    """Copy a version and its manifest, for `weights verify`, to `out`, whole or not at all."""
     partial, old = (out.with_name(out.name + suffix) for suffix in (".partial", ".old"))
     body = local.directory.with_name(local.directory.name + MANIFEST_SUFFIX)
     try:

@@ -1,5 +1,4 @@
-"""What a run and a node are told, by files, flags and environment variables: one frozen tree of
-settings, validated at start. A run is one training effort, which all its nodes share."""
+"""Settings of a run, which all its nodes share, and of a node; validated at start."""
 
 from node.config.load import DEFAULT_RUN, load_config, load_run, packaged_runs, run_argument
 from node.config.node import NodeConfig

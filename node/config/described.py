@@ -1,4 +1,4 @@
-"""Settings in words, read from the classes that declare them.
+"""Settings in words, read from the classes that declare them, and the types of their values.
 
 Flags, `--help`, error messages, `swarm-node config` and docs/settings.md all read this.
 """
@@ -42,7 +42,7 @@ _KINDS: Final[Mapping[Any, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Metadata of a setting: what its flag does not take from the setting's name and type."""
+    """The parts of a setting's flag that do not follow from its name and type."""
 
     name: str = ""  # without dashes
     alias: str = ""  # a second name
@@ -63,7 +63,6 @@ class Setting:
 
     @property
     def option(self) -> str:
-        """The flag that sets it."""
         return f"--{self.flag.name or self.name.replace('_', '-')}"
 
     @property
@@ -113,7 +112,7 @@ def settings_of(model: type[BaseModel]) -> Mapping[str, Setting]:
 
 
 def groups_of(model: type[BaseModel]) -> Iterator[tuple[str, list[Setting]]]:
-    """The settings that each base of a model declares, with the base's docstring as the title."""
+    """The settings of each base of a model; the base's docstring is the title."""
     settings = settings_of(model)
     for base in model.__bases__:
         title = (base.__doc__ or "").partition(".")[0]
@@ -121,7 +120,7 @@ def groups_of(model: type[BaseModel]) -> Iterator[tuple[str, list[Setting]]]:
 
 
 def with_unit(name: str, kind: str) -> str:
-    """The type of a setting of that name with the unit of its numbers."""
+    """A type in words, with the unit of its number."""
     if not kind.startswith(("number", "whole number")):
         return kind
     found = _UNIT.search(name)
@@ -178,7 +177,7 @@ def _number(value: float) -> str:
 
 
 def default_of(value: Any) -> str:
-    """A default as a file would give it; `none` where there is none that can be written."""
+    """A default as a file would give it, or `none`."""
     if value is PydanticUndefined:
         return "required"
     if isinstance(value, BaseModel):
@@ -187,7 +186,7 @@ def default_of(value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as it is typed; empty where it cannot be."""
+    """A value as a user types it; empty if that is impossible."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
@@ -206,7 +205,7 @@ _DNS_NAME = re.compile(rf"({_DNS_LABEL}\.)*{_DNS_LABEL}")
 
 
 def _listed(value: Any) -> Any:
-    """A list from text with commas, as flags and environment variables have it."""
+    """Split text at commas, for flags and environment variables."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return tuple(value) if isinstance(value, list) else value
@@ -215,7 +214,7 @@ def _listed(value: Any) -> Any:
 Listed = BeforeValidator(_listed)
 
 
-def _check_address(text: str, *, with_peer: bool) -> str:
+def _check_address(text: str, *, with_peer: bool = False) -> str:
     shape = "/ip4/<address>/tcp/<port>" + ("/p2p/<peer id>" if with_peer else "")
     match = _ADDRESS.fullmatch(text)
     if match is None or (with_peer and match["peer"] is None) or int(match["port"]) > 65_535:
@@ -244,12 +243,8 @@ def _peer_address(text: str) -> str:
     return text
 
 
-def _announce_address(text: str) -> str:
-    return _check_address(text, with_peer=False)
-
-
 def _listen_address(text: str) -> str:
-    _check_address(text, with_peer=False)
+    _check_address(text)
     if not text.startswith(("/ip4/", "/ip6/")) or "/p2p/" in text:
         raise ValueError("must look like /ip4/0.0.0.0/tcp/0 or /ip6/::/tcp/0")
     return text
@@ -266,7 +261,7 @@ def _publisher_id(text: str) -> str:
 
 
 def _parsed(parse: Callable[[str], object], skipped: str = "") -> AfterValidator:
-    """Text that a parser takes. `skipped`: the parser's message begins with a part that ends so."""
+    """Check text with a parser. `skipped` ends the part of its message that is left out."""
 
     def check(text: str) -> str:
         try:
@@ -297,7 +292,7 @@ def _host_and_port(text: str) -> str:
 
 _AddressText = Annotated[str, Field(max_length=ADDRESS_CHARS_MAX)]
 ListenAddress = Annotated[_AddressText, AfterValidator(_listen_address)]
-AnnounceAddress = Annotated[_AddressText, AfterValidator(_announce_address)]
+AnnounceAddress = Annotated[_AddressText, AfterValidator(_check_address)]
 PeerAddress = Annotated[_AddressText, AfterValidator(_peer_address)]
 PublisherId = Annotated[str, AfterValidator(_publisher_id)]
 InvitationText = Annotated[str, _parsed(Invitation.decode)]

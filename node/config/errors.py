@@ -46,7 +46,7 @@ _KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The place that a setting came from, and how it is written there."""
+    """The place that a setting came from, and its spelling there."""
 
     name: str
     template: str  # of a name and a value
@@ -59,18 +59,17 @@ class Source:
 
     @property
     def is_file(self) -> bool:
-        """Whether settings have their own names there, and lists entries."""
+        """True if settings have their own names there, and lists have entries."""
         return self not in (FLAGS, ENVIRON)
 
     def written(self, field: str) -> str:
-        """The setting's name there."""
         if self == FLAGS:
             setting = settings_of(NodeConfig).get(field)
             return setting.option if setting else "--" + field.replace("_", "-")
         return self.prefix + (field.upper() if self == ENVIRON else field)
 
     def message(self, field: str, value: Any, problem: str, fix: str | None) -> str:
-        """The whole line. `value` None: there was none."""
+        """The whole error line. `value` None: no value was given."""
         name = self.written(field)
         shown = name if value is None else self.template.format(name, _short(value))
         where = f" in {self.name}" if self.is_file else ""
@@ -89,7 +88,7 @@ def _short(value: Any) -> str:
 def config_error(
     error: ValidationError, model: type[BaseModel], source_of: Callable[[str], Source]
 ) -> ConfigError:
-    """The first of pydantic's complaints as one line. `source_of` knows a top-level field's."""
+    """The first of pydantic's errors as one line. `source_of`: of a top-level field."""
     detail = error.errors(include_url=False)[0]
     location = detail["loc"] or ("settings",)
     source = source_of(str(location[0]))
@@ -107,14 +106,14 @@ def config_error(
 
 
 def shown(field: str, value: Any) -> Any:
-    """A value as it may be shown; None where it is secret."""
+    """A value for messages; None if it is secret."""
     if field == "telemetry" and value is not None:
         return without_password(str(value))
     return None if field == "invite" else value
 
 
 def _bound(detail: ErrorDetails) -> str | None:
-    """The nearest allowed value, where the complaint names it."""
+    """The nearest allowed value, if the error names it."""
     context = detail.get("ctx", {})
     nearest = context.get("ge", context.get("le"))
     return None if nearest is None else str(nearest)
@@ -128,7 +127,7 @@ def _problem(detail: ErrorDetails) -> str:
 
 
 def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:
-    """The model that the location leads to, through fields and entries of tuples."""
+    """The model at a location, through fields and entries of tuples."""
     for part in location:
         if isinstance(part, int):
             continue
@@ -148,7 +147,7 @@ def _near(location: tuple[int | str, ...], model: type[BaseModel], source: Sourc
 
 
 def _default(model: type[BaseModel], location: tuple[int | str, ...]) -> str | None:
-    """The default, where the field has one that can be written."""
+    """The default, if the field has one that can be typed."""
     names = [part for part in location if isinstance(part, str)]
     found = _model_at(model, tuple(names[:-1])).model_fields.get(names[-1]) if names else None
     if found is None or found.default in (PydanticUndefined, "{}"):

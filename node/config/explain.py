@@ -1,4 +1,4 @@
-"""All settings as they hold, each with its source: the output of `swarm-node config`."""
+"""The output of `swarm-node config`: all settings with their sources."""
 
 import json
 from collections.abc import Iterator, Mapping

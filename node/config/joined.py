@@ -1,5 +1,4 @@
-"""What a node was started with last, kept in its data directory: what looks at the node later need
-not be told again, and others find it where it was."""
+"""The settings of a node's last start, kept in its data directory for later commands and starts."""
 
 import json
 import os
@@ -21,7 +20,7 @@ PORTS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """As `join` or `learn` was started."""
+    """Settings of the last `join` or `learn`."""
 
     run: str = ""  # as --run takes it, a file by its whole path
     model: str = ""
@@ -30,7 +29,7 @@ class Joined:
 
 
 def recall(data_dir: Path) -> Joined:
-    """What is known; nothing where no node was started there, or the file is not ours."""
+    """The last start; empty if none is known or the file is damaged."""
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         path = data_dir / FILE_NAME
         if path.stat().st_size <= FILE_BYTES_MAX:
@@ -42,25 +41,20 @@ def recall(data_dir: Path) -> Joined:
 
 
 def remember(config: NodeConfig, run: str, ports: Sequence[int]) -> None:
-    """Keep it. `run`: as it was given.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
+    """Keep the settings of this start. `run`: as the user gave it."""
     joined = Joined(_lasting(run), _lasting(config.model), config.lora_rank, tuple(ports))
     write_whole(config.data_dir / FILE_NAME, json.dumps(asdict(joined)))
 
 
 def _lasting(name: str) -> str:
-    """A file or directory by its whole path: somebody may ask from elsewhere."""
+    """A path as an absolute one, because a later command may run elsewhere."""
     return os.path.abspath(name) if os.path.exists(name) else name
 
 
 def as_joined(
     flags: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None
 ) -> tuple[dict[str, Any], Path | None]:
-    """Flags and run file, with what the data directory's node was started with where neither they
-    nor the environment say it."""
+    """Flags and run file, completed by those of the last start unless the environment sets them."""
     joined = recall(data_dir_of(flags, environ))
     known = {name: value for name, value in flags.items() if value is not None}
     for name in ("model", "lora_rank"):

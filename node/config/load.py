@@ -1,5 +1,5 @@
-"""Where settings come from. First match wins: flags, `SWARM_NODE_<FIELD>` environment variables,
-the `[node]` table of the run file, the defaults."""
+"""Loads settings: flags, then `SWARM_NODE_<FIELD>`, then `[node]` of the run file, then
+defaults."""
 
 import json
 import re
@@ -29,7 +29,6 @@ _RUN_ID: Final = re.compile(rf"[^/]+-[0-9a-f]{{{RUN_HASH_CHARS}}}")
 
 
 def packaged_runs() -> tuple[str, ...]:
-    """Names of the runs that come with the package."""
     return tuple(
         sorted(
             entry.name.removesuffix(".toml")
@@ -46,19 +45,18 @@ def packaged_run_ids() -> Mapping[str, str]:
 
 
 def run_argument(run: RunConfig) -> str:
-    """What `--run` takes on a machine that may know nothing of this run; empty where it needs no
-    such flag."""
+    """The value of `--run` on any machine; empty for the default run."""
     name = packaged_run_ids().get(run.run_id, run.run_id)
     return "" if name == DEFAULT_RUN else name
 
 
 def handed_on_path(data_dir: Path, run_id: str) -> Path:
-    """Where the rules of a run are kept that a peer handed on."""
+    """The file of a run's rules that a peer sent."""
     return data_dir / HANDED_ON / f"{run_id}.json"
 
 
 def data_dir_of(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
-    """The data directory as far as flags and environment say it."""
+    """The data directory by flags and environment."""
     default = NodeConfig.model_fields["data_dir"].default
     return Path(flags.get("data_dir") or environ.get(f"{ENVIRON_PREFIX}DATA_DIR") or default)
 
@@ -66,7 +64,7 @@ def data_dir_of(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
 def unknown_run(
     flags: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None
 ) -> str | None:
-    """The id of the run that is wanted, where its rules are not on this machine."""
+    """The id of the wanted run if its rules are not on this machine."""
     wanted = _wanted(run_file or _invited_run(flags, environ), environ)
     if not _is_run_id(wanted) or wanted in packaged_run_ids():
         return None
@@ -78,7 +76,7 @@ def _wanted(run_file: Path | None, environ: Mapping[str, str]) -> str:
 
 
 def _is_run_id(wanted: str) -> bool:
-    """Whether a text is a run's id and no file's path."""
+    """True if a text is a run's id and not a file's path."""
     try:
         return bool(_RUN_ID.fullmatch(wanted)) and not Path(wanted).exists()
     except OSError:  # such as a name that no file can have
@@ -94,8 +92,7 @@ class _RunFile:
 
 
 def _read_run_file(wanted: str, data_dir: Path | None) -> _RunFile:
-    """The run file of a path, of a packaged run's name, or of an id. `data_dir`: where the rules
-    of other ids are."""
+    """The run file of a path, a packaged run, or an id whose rules peers sent to `data_dir`."""
     path, run_id = Path(wanted), ""
     if _is_run_id(wanted):
         wanted = packaged_run_ids().get(wanted, wanted)
@@ -140,12 +137,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
 def load_run(
     run_file: Path | None, environ: Mapping[str, str], data_dir: Path | None = None
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """The run, and the `[node]` table of its file. `data_dir`: where rules are kept that peers
-    handed on.
-
-    Raises:
-        ConfigError: unreadable or wrong.
-    """
+    """The run, and the `[node]` table of its file. `data_dir` has the rules that peers sent."""
     return _run_of(_read_run_file(_wanted(run_file, environ), data_dir))
 
 
@@ -175,7 +167,7 @@ def _run_of(file: _RunFile) -> tuple[RunConfig, dict[str, Any]]:
 
 
 def _invited_run(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path | None:
-    """The run that an invitation is to, where no run is named otherwise."""
+    """The run of the invitation, unless another run is named."""
     text = flags.get("invite") or environ.get(f"{ENVIRON_PREFIX}INVITE")
     if not text or RUN_VARIABLE in environ:
         return None
@@ -189,16 +181,12 @@ def _invited_run(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path |
 def load_config(
     flags: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None = None
 ) -> NodeConfig:
-    """All settings of this node.
-
-    Args:
-        flags: by field name; None means not given.
-        environ: the process environment.
-        run_file: a path, the name of a packaged run, or a run's id; None: `SWARM_NODE_RUN`, else
-            the run of the invitation, else the demo.
+    """All settings of this node. Flags are by field name; None means not given. `run_file`: a path,
+    a packaged run's name or a run's id; None: `SWARM_NODE_RUN`, else the run of the invitation,
+    else the demo.
 
     Raises:
-        ConfigError: one line that names the setting, its value and what to do.
+        ConfigError: one line that names the setting, its value and the fix.
     """
     return load_with_sources(flags, environ, run_file)[0]
 
@@ -206,8 +194,7 @@ def load_config(
 def load_with_sources(
     flags: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None = None
 ) -> tuple[NodeConfig, Mapping[str, Source]]:
-    """As `load_config`, with where each setting came from; those that are not in it have their
-    defaults."""
+    """As `load_config`, with the source of each setting that is not a default."""
     wanted = _wanted(run_file or _invited_run(flags, environ), environ)
     file = _read_run_file(wanted, data_dir_of(flags, environ))
     run, node_table = _run_of(file)
@@ -226,15 +213,12 @@ def load_with_sources(
         sources.update(dict.fromkeys(layer, source))
     sources["run"] = Source.in_file(label)
     values["run"] = run
-    return _validated(values, sources), sources
 
-
-def _validated(values: Mapping[str, Any], sources: Mapping[str, Source]) -> NodeConfig:
     def source_of(field: str) -> Source:
         return sources.get(field, FLAGS) if field != "run" else FLAGS
 
     try:
-        return NodeConfig.model_validate(values)
+        return NodeConfig.model_validate(values), sources
     except ValidationError as error:
         raise config_error(error, NodeConfig, source_of) from None
     except Conflict as conflict:

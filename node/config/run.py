@@ -1,5 +1,5 @@
-"""What all nodes of a run must share: environments, rules, limits. Its fingerprint is part of the
-run's id, so that nodes with different rules never meet."""
+"""The rules that all nodes of a run share. The run's id contains their fingerprint, so nodes with
+different rules never meet."""
 
 import hashlib
 import json
@@ -57,16 +57,12 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal text, 1 and 1.0 among them.
-
-    Raises:
-        TypeError, ValueError: a number is not finite, or something is no plain data.
-    """
+    """JSON with sorted keys and no spaces: equal values give equal text, 1 and 1.0 included."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
-    """The same with each whole number as an integer: a float has many spellings of it."""
+    """The value with each whole float as an integer."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
@@ -77,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parameters_text(value: Any) -> Any:
-    """Canonical JSON from a table, or from JSON text as a dumped run holds it."""
+    """Canonical JSON from a table or JSON text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -109,70 +105,66 @@ class Example(Frozen):
     """A question, and a completion that answers it in the run's format."""
 
     question: Annotated[_Instruction, Field(min_length=1)]
-    """What is asked."""
+    """The question."""
     completion: Annotated[_Instruction, Field(min_length=1)]
-    """What answers it."""
+    """A completion that answers it."""
 
 
 _Examples = Annotated[tuple[Example, ...], Field(max_length=EXAMPLES_MAX)]
 
 
 class AnswerRules(Frozen):
-    """What of a completion is its answer (`node.envs.answers`), and what a policy is told
-    about that."""
+    """The answer in a completion (`node.envs.answers`), and the instructions for the policy."""
 
     format: AnswerFormat = "whole"
-    """Where the answer stands: it is the `whole` completion, the `last_line`, in `tags`, `boxed`,
-    the `last_number`, or the last block of `code`."""
+    """The place of the answer: the `whole` completion, the `last_line`, in `tags`, `boxed`, the
+    `last_number`, or the last block of `code`."""
     format_reward: _FormatReward = 0.0
-    """What a wrong answer in the right format is worth. It needs `reward = "exact"`."""
+    """The reward of a wrong answer in the right format. It needs `reward = "exact"`."""
     system: _Instruction = ""
-    """What the policy is told before each question."""
+    """The system message before each question."""
     examples: _Examples = ()
-    """Questions with completions that answer them, which the policy is shown before
-    each question."""
+    """Worked examples that the policy sees before each question."""
 
 
 class EnvironmentAnswers(Frozen):
-    """What of these rules is another for one environment; None: the run's."""
+    """The answer rules of one environment; None: the run's."""
 
     format: AnswerFormat | None = None
-    """Where the answer stands."""
+    """The place of the answer."""
     format_reward: _FormatReward | None = None
-    """What a wrong answer in the right format is worth."""
+    """The reward of a wrong answer in the right format."""
     system: _Instruction | None = None
-    """What the policy is told before each question."""
+    """The system message before each question."""
     examples: _Examples | None = None
-    """Questions with completions that answer them."""
+    """Worked examples before each question."""
 
     def over(self, rules: AnswerRules) -> AnswerRules:
-        """The rules of the run with these in their places."""
+        """The run's rules with these in their places."""
         own = {name: value for name, value in self if value is not None}
         return rules.model_copy(update=own)
 
 
 class EnvironmentSpec(Frozen):
-    """One environment of a run. `version` is filled in from what is installed; a run file may pin
-    it, and then another installed version is an error instead of another run."""
+    """One environment of a run. Its version is filled in, and must be the installed one."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    """The environment's name, built in or plugged in, or that of a group."""
+    """The name of a built-in environment, a plug-in or a group."""
     weight: Annotated[float, Field(ge=WEIGHT_MIN, le=WEIGHT_MAX)] = 1.0
-    """Its share of the tasks, relative to the other environments' weights."""
+    """Its share of the tasks, relative to the other weights."""
     parameters: Annotated[
         str, Field(max_length=PARAMETERS_CHARS_MAX), BeforeValidator(_parameters_text)
     ] = "{}"
-    """A table of the environment's own parameters; of a group, such tables by member."""
+    """A table of the environment's own parameters; for a group, such tables by member."""
     version: Annotated[str, Field(max_length=64)] = ""
-    """The version that must be installed. Left out, the installed one counts, and another
-    version makes another run."""
+    """The required version. By default the installed one; another version makes another run."""
     answer: EnvironmentAnswers | None = None
-    """What of the table `[answer]` is another for this environment's tasks."""
+    """Differences from the table `[answer]` for this environment."""
 
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, value: Any, info: ValidationInfo) -> Any:
-        """`info.context`: the folder of a run file of the user's."""
+        """`info.context`: the folder of the user's run file."""
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             return value
         source = environment(value["name"])
@@ -190,36 +182,36 @@ class EnvironmentSpec(Frozen):
 
 
 def _without_groups(value: Any) -> Any:
-    """Entries with the members of a group in its place."""
+    """Entries with each group replaced by its members."""
     if not isinstance(value, list | tuple):
         return value
     return [each for entry in value for each in expanded(entry)]
 
 
 class SamplingRules(Frozen):
-    """How every node of the run samples."""
+    """The sampling of every node of the run."""
 
     temperature: Annotated[float, Field(ge=TEMPERATURE_MIN, le=10)] = 1.0
-    """The temperature that completions are sampled at."""
+    """The sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the likeliest tokens that together have this probability."""
     max_new_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAX)] = 64
-    """How many tokens a completion has at most."""
+    """The tokens of a completion at most."""
 
 
 class RunLimits(Frozen):
-    """What a node of the run accepts from another."""
+    """Limits of what a node accepts from another."""
 
     group_size_max: Annotated[int, Field(ge=1, le=COMPLETIONS_MAX)] = COMPLETIONS_MAX
-    """How many completions a group may have."""
+    """The completions of a group at most."""
     record_life_s: Annotated[int, Field(ge=1, le=604_800)] = 3600
-    """The seconds from a group's creation to its expiry."""
+    """The time from a group's creation to its expiry."""
     clock_skew_s: Annotated[int, Field(ge=0, le=3600)] = 120
-    """By how many seconds a record may be dated ahead of the receiver's clock."""
+    """The time by which a record may be ahead of the receiver's clock."""
     prompt_chars_max: Annotated[int, Field(ge=1, le=TEXT_CHARS_MAX)] = 8192
-    """How many characters a prompt may have."""
+    """The characters of a prompt at most."""
     text_chars_max: Annotated[int, Field(ge=1, le=TEXT_CHARS_MAX)] = 8192
-    """How many characters a completion may have."""
+    """The characters of a completion at most."""
 
 
 GREEDY_TEMPERATURE: Final = 0.01  # engines sample, and below it they all take the likeliest token
@@ -229,23 +221,22 @@ class HeldOutRules(Frozen):
     """The evaluation that all nodes of the run share."""
 
     tasks: Annotated[int, Field(ge=1, le=10_000)] = 200
-    """How many held-out tasks an evaluation has. No node trains on them."""
+    """The held-out tasks of an evaluation. No node trains on them."""
     greedy: bool = False
     """Judge the likeliest completion of each task instead of a sampled one."""
 
 
 class CommonRules(Frozen):
-    """Tasks that all nodes of the run have, beside those that each has for itself: on them nodes
-    meet, whose groups can then be compared, and who fails at one may see how others solved it."""
+    """Tasks that all nodes share, so that groups can be compared and others' solutions help."""
 
     tasks: Annotated[int, Field(ge=1, le=COMMON_TASKS_MAX)] = 256
-    """How many tasks the run has in common. A node does all of them before it does one again."""
+    """The number of common tasks. A node does all of them before it repeats one."""
     share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Their share of each node's tasks."""
 
     @property
     def epoch(self) -> int:
-        """Of so many tasks in a row of a node each common one is done once; share > 0."""
+        """The number of a node's tasks in which each common one comes once; share > 0."""
         return max(self.tasks, round(self.tasks / self.share))
 
     @model_validator(mode="after")
@@ -260,32 +251,29 @@ class CommonRules(Frozen):
 
 
 class LearnerRules(Frozen):
-    """A central learner, and what it and its workers must agree on."""
+    """A central learner, and the rules that it shares with its workers."""
 
     peer: PublisherId
     """The learner's peer id. Its workers generate with the weights that it publishes."""
     model: Annotated[str, Field(min_length=1)] = "tiny"
-    """The model that learner and workers start from."""
+    """The initial model of learner and workers."""
     staleness_max: Annotated[int, Field(ge=0, le=1024)] = 4
-    """S: how many steps old a group may be when the learner trains on it."""
+    """S: the age of a group at most when the learner trains on it, in steps."""
     publish_every_steps: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """κ: how many steps there are from one published version to the next. None: S - 1, or 1 if
-    that is 0."""
+    """κ: the steps between published versions. None: S - 1, at least 1."""
     groups_per_step: Annotated[int, Field(ge=1, le=4096)] = 16
-    """R: how many groups one step trains on."""
+    """R: the groups of one step."""
     group_size: Annotated[int, Field(ge=2, le=COMPLETIONS_MAX)] = 8
-    """G: how many completions a group has."""
+    """G: the completions of a group."""
     lease_life_s: Annotated[int, Field(ge=1, le=LEASE_MS_MAX // 1000)] = 300
-    """The seconds that a worker has for a lease."""
+    """The time that a worker has for a lease."""
     pool_groups_per_step: Annotated[int, Field(ge=0, le=1024)] = 0
-    """J: how many groups the learner also draws, in each step, from what nodes share."""
+    """J: the groups that the learner also draws from other nodes in each step."""
     rescored_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """The share of groups of workers in good standing whose log-probs the learner computes
-    again."""
+    """The share of trusted workers' groups whose log-probs the learner recomputes."""
 
     @property
     def publish_every(self) -> int:
-        """How many steps there are from one published version to the next."""
         return self.publish_every_steps or max(1, self.staleness_max - 1)
 
     @model_validator(mode="after")
@@ -303,12 +291,12 @@ class TrainingRules(Frozen):
     """The training of nodes that do not set their own."""
 
     loss: Loss | None = None
-    """The loss, and what it is set to, as in `tis, behaviour_weight_max=3`. None: `dapo` for a
-    learner, `sapo` for every other node. `swarm-node methods` lists them."""
+    """The loss, by a method's name and parameters, as in `tis, behaviour_weight_max=3`. None:
+    `dapo` for a learner, `sapo` for other nodes. `swarm-node methods` lists them."""
 
 
 class RunConfig(Frozen):
-    """What all nodes of a run share; any difference makes another run id."""
+    """The rules that all nodes of a run share; any difference makes another run id."""
 
     name: Annotated[str, AfterValidator(_run_name)]
     """The run's name: up to 40 lower-case letters, digits and hyphens."""
@@ -317,17 +305,17 @@ class RunConfig(Frozen):
         Field(min_length=1, max_length=128),
         BeforeValidator(_without_groups),
     ]
-    """The environments that tasks come from."""
+    """The environments of the tasks."""
     sampling: SamplingRules = SamplingRules()
-    """How every node of the run samples."""
+    """The sampling of every node."""
     limits: RunLimits = RunLimits()
-    """What a node of the run accepts from another."""
+    """Limits of what a node accepts from another."""
     held_out: HeldOutRules = HeldOutRules()
     """The evaluation that all nodes share."""
     training: TrainingRules = TrainingRules()
     """The loss and its parameters."""
     models: tuple[str, ...] = ()
-    """The models that nodes may start from. With none named, any."""
+    """The allowed initial models. None named: any."""
     reward: Literal["exact", "partial"] = "exact"
     """`exact`: a full score is worth 1, anything else 0. `partial`: the environment's own score."""
     publishers: Annotated[
@@ -335,23 +323,23 @@ class RunConfig(Frozen):
         Field(max_length=PUBLISHERS_MAX),
         AfterValidator(lambda ids: tuple(sorted(set(ids)))),
     ] = ()
-    """The peer ids of those who may publish weights. With none named, only the learner may."""
+    """The peer ids that may publish weights. None named: the learner alone."""
     learner: LearnerRules | None = None
     """The central learner, if the run has one."""
     answer: AnswerRules = AnswerRules()
-    """What of a completion is its answer."""
+    """The answer in a completion."""
     common: CommonRules = CommonRules()
     """The tasks that all nodes have."""
 
     @property
     def has_turns(self) -> bool:
-        """Whether tasks of the run may have several turns."""
+        """True if a task may have several turns."""
         return any(interaction(spec.name) is not None for spec in self.environments)
 
     @property
     def group_bytes_max(self) -> int:
-        """How large a signed group of the run may be: an ordinary one at least, and more where the
-        tokens that it can have need that. Tokens take 8 bytes, and of text as much at most."""
+        """The size of a signed group at most: at least the ordinary limit, more if its tokens need
+        it. A token takes 8 bytes, and its text as much at most."""
         limits, tokens = self.limits, 8 * self.sampling.max_new_tokens
         each = COMPLETION_OVERHEAD_BYTES + tokens + min(tokens, 4 * limits.text_chars_max)
         wanted = GROUP_OVERHEAD_BYTES + limits.group_size_max * each
@@ -370,7 +358,7 @@ class RunConfig(Frozen):
 
     @model_validator(mode="after")
     def _answers_fit_together(self) -> Self:
-        """One rule for each task, examples that obey it, and fractions from one source alone."""
+        """Require one rule for each task, valid examples, and one source of fractional rewards."""
         known: dict[tuple[str, str], AnswerRules] = {}
         for spec in self.environments:
             rules = self._answers_of(spec)
@@ -406,20 +394,19 @@ class RunConfig(Frozen):
         return found
 
     def answer_rule(self, environment: str, parameters: str) -> AnswerRule:
-        """What the run says about completions of that environment's tasks. Of one that is not the
-        run's, whose tasks are refused elsewhere, what it says of all."""
+        """The answer rule of an environment, or the run's rule for environments outside the run."""
         rule = self._rule_by_environment.get((environment, parameters))
         return rule or AnswerRule(self.answer.format, self.answer.format_reward)
 
     @property
     def weights_publishers(self) -> tuple[str, ...]:
-        """Whose weights are believed."""
+        """The peer ids that may publish weights."""
         learner = (self.learner.peer,) if self.learner else ()
         return tuple(sorted({*self.publishers, *learner}))
 
     @cached_property
     def run_id(self) -> str:
-        """`<name>-<fingerprint of everything in here>`, 128 bits of SHA-256."""
+        """`<name>-<fingerprint of all rules>`, 128 bits of SHA-256."""
         rules = self.model_dump(mode="json")
         rules["training"]["loss"] = str(self.training.loss or SapoLoss())  # the default of nodes
         for spec, told in zip(self.environments, rules["environments"], strict=True):
@@ -428,25 +415,21 @@ class RunConfig(Frozen):
         return f"{self.name}-{digest[:RUN_HASH_CHARS]}"
 
     def as_json(self) -> bytes:
-        """These rules as one line of canonical JSON, without what has its default: what
-        a peer hands on, and `RunConfig.model_validate` takes when it was parsed."""
+        """The rules that differ from defaults, as canonical JSON to hand on to peers."""
         return canonical_json(self.model_dump(mode="json", exclude_defaults=True)).encode()
 
     @property
     def completion_chars_max(self) -> int:
-        """How long the text of a completion may be that is trained on: what so many tokens of any
-        tokenizer may come to. In a node's own tokens the limit would leave out the long answers of
-        others where these are bytes."""
+        """The characters of a trained completion at most. It counts characters, because another
+        node's tokens may be much longer than the own ones."""
         return min(self.limits.text_chars_max, CHARS_PER_TOKEN_MAX * self.sampling.max_new_tokens)
 
     @property
     def engine_sampling(self) -> Sampling:
-        """The sampling rules as an engine takes them."""
         rules = self.sampling
         return Sampling(rules.temperature, rules.top_p, rules.max_new_tokens)
 
     @property
     def held_out_sampling(self) -> Sampling:
-        """How completions of held-out tasks are sampled."""
         rules = self.engine_sampling
         return replace(rules, temperature=GREEDY_TEMPERATURE) if self.held_out.greedy else rules

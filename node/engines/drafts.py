@@ -1,6 +1,6 @@
-"""Completions from drafts: the policy of now keeps what it would still say, and goes on from there.
+"""Completions from drafts: the policy keeps what it would still say and continues from there.
 
-What was kept has the log-probs of the policy of now, like what follows (SPEC-RL, arXiv 2509.23232).
+Log-probs of the kept tokens are the present policy's (SPEC-RL, arXiv 2509.23232).
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from node.engines.torch_engine import (
     open_decoder,
     uniforms_of,
 )
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Sampling, extend_spans
 from node.methods.drafts import Draft
 from node.methods.generation import Speculative, speculative
 from node.policies.policy import Policy
@@ -30,10 +30,10 @@ _KEEPING = "keep"  # its random numbers are others than those that tokens are dr
 
 
 class DraftGeneration(Generation):
-    """One completion of each draft; see `Engine.redraft`.
+    """One completion of each draft, for `Engine.redraft`.
 
-    As many drafts as a batch holds are weighed together, sharing their prompts, and what they keep
-    is gone on from before the next ones are weighed.
+    Drafts that fit in a batch are scored together, sharing prompts; then their kept tokens are
+    continued, and the next drafts follow.
     """
 
     def __init__(
@@ -44,12 +44,6 @@ class DraftGeneration(Generation):
         sampling: Sampling,
         seed: int,
     ) -> None:
-        """Computes nothing yet.
-
-        Raises:
-            ConfigError: as `Generation`; or not every token may be sampled, so that log-probs are
-                of another distribution than the policy's.
-        """
         if not sampling.is_whole:
             raise ConfigError("drafts are weighed by the whole distribution: set top_p to 1")
         self._drafts, self._set_to = tuple(drafts), set_to
@@ -69,11 +63,10 @@ class DraftGeneration(Generation):
 
     @property
     def done(self) -> bool:
-        """True if every completion has ended."""
         return not self._batches and not self._unweighed
 
     def advance(self, steps: int, policy_version: int) -> None:
-        """See `Generation.advance`. To weigh a batch of drafts counts as a step."""
+        """As `Generation.advance`. Scoring a batch of drafts counts as one step."""
         if self._version is not None and policy_version < self._version:
             self._begin()
         self._version = policy_version
@@ -84,7 +77,7 @@ class DraftGeneration(Generation):
         super().advance(steps, policy_version)
 
     def _weigh(self, places: Sequence[int], policy_version: int) -> None:
-        """Find out what is kept of some drafts, and set up what is to follow."""
+        """Find the kept tokens of some drafts, and set up their continuation."""
         cut = [self._cut(at) for at in places]
         decoder: Decoder | None = None
         if any(cut):
@@ -99,8 +92,8 @@ class DraftGeneration(Generation):
         self._go_on(places, decoder)
 
     def _weighed(self, decoder: Decoder, drafts: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """Log-probs of drafts' tokens under the policy of now, at the temperature of sampling.
-        Logits are there for some tokens at a time."""
+        """Log-probs of the drafts' tokens under the present policy at the sampling temperature.
+        Logits are computed for some tokens at a time."""
         longest = max(map(len, drafts))
         padded = [[*ids, *[self._policy.eos_id] * (longest - len(ids))] for ids in drafts]
         tokens = torch.tensor(padded, device=self._policy.device)
@@ -114,13 +107,12 @@ class DraftGeneration(Generation):
         return [row[: len(ids)] for row, ids in zip(rows, drafts, strict=True)]
 
     def _logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Of tokens (rows, C) by logits (rows, C, V) before them."""
+        """Log-probs of tokens (rows, C), given the logits (rows, C, V) before them."""
         scaled = (logits.double() / self._sampling.temperature).log_softmax(-1)
         return scaled.gather(-1, tokens[..., None]).squeeze(-1)
 
     def _go_on(self, places: Sequence[int], decoder: Decoder | None) -> None:
-        """Set up the batches of rows that go on from what is kept: with the decoder that has
-        weighed them, or with their prefixes anew, of which equal ones are shared."""
+        """Set up batches that continue the kept tokens, with the same decoder if it can rewind."""
         owners: dict[tuple[int, ...], int] = {}
         running: list[tuple[int, SampledRow]] = []
         for number, at in enumerate(places):
@@ -147,12 +139,12 @@ class DraftGeneration(Generation):
             self._batches = in_batches(self._policy, prefixes, rows, self._sampling)
 
     def _cut(self, place: int) -> tuple[int, ...]:
-        """A draft's tokens, as many as may be sampled and fit."""
+        """The draft's tokens up to the limit of sampling and of the context."""
         room = self._policy.context_tokens - len(self._encoded[place])
         return self._drafts[place].token_ids[: min(self._sampling.max_new_tokens, room)]
 
     def completions(self) -> list[tuple[Completion, ...]]:
-        """One group of one completion for each draft. A prefix that was kept ends at its splice."""
+        """One group of one completion for each draft. Its splice is where the kept prefix ends."""
         found: list[tuple[Completion, ...]] = []
         for row, draft, kept, version in zip(
             self._rows, self._drafts, self._kept, self._kept_versions, strict=True
@@ -177,9 +169,8 @@ class DraftGeneration(Generation):
 
 
 def _after(kept: Sequence[float], version: int, spans: Sequence[tuple[int, int]]) -> Spans:
-    """The versions of what was kept and of what was sampled."""
-    if not kept:
-        return tuple(spans)
-    if spans and spans[0][0] == version:
-        return ((version, len(kept) + spans[0][1]), *spans[1:])
-    return ((version, len(kept)), *spans)
+    """The version spans of kept and sampled tokens."""
+    found: list[tuple[int, int]] = []
+    for made_by, count in ((version, len(kept)), *spans):
+        extend_spans(found, made_by, count)
+    return tuple(found)

@@ -1,7 +1,7 @@
-"""An engine whose model somebody else serves, and the trainer of a node that has none.
+"""An engine whose model another server serves, and the trainer of a node that has none.
 
-Such a node generates, verifies and shares: others learn of what it says. It takes no weights and
-trains on nothing, so that it needs no torch. While its server is away it waits.
+The node generates, verifies and shares. It takes no weights and trains nothing, so it needs no
+torch. While its server is away it waits.
 """
 
 import math
@@ -18,17 +18,17 @@ from node.interfaces.engine import Capabilities, Engine, EngineInfo, Sampling, T
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision
 from swarm.errors import ChildFailed, ConfigError
+from swarm.limits.backoff import Backoff
 from swarm.rollouts import Completion
 from swarm.wire.messages import NAME_CHARS_MAX
 
-RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # and so on
-# Who trains needs a second and more for a round, and so for what it tells others in one.
-ROUND_S_MIN: Final = 1.0
+RETRY: Final = Backoff(1.0, 60.0)  # seconds between tries of an absent server
+ROUND_S_MIN: Final = 1.0  # bounds the rate of announcements, which training bounds elsewhere
 TRIAL: Final = "1+1="
 
 
 class ServedModel(Engine):
-    """Engine and trainer in one, as the trainer's process is. Made by `open_served_model`."""
+    """Engine and trainer in one. Made by `open_served_model`."""
 
     capabilities = Capabilities(loads=False, counts=True)
 
@@ -44,20 +44,13 @@ class ServedModel(Engine):
 
     @property
     def tells_logprobs(self) -> bool:
-        """True if log-probs go along where the distribution is whole and at temperature 1."""
         return bool(self._tokenizer) and self._server.tells_logprobs
-
-    # --- the engine ----------------------------------------------------------------------------
 
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `Engine.generate`: a request for each completion, as many servers give one
-        whatever they are asked for. That the same seed gives the same is up to the server.
-
-        Raises:
-            ConfigError: the server refuses such a request.
-        """
+        """Send one request for each completion, because many servers ignore a larger number.
+        Whether a seed repeats its completions depends on the server."""
         rng = Random(seed)
         seeds = [[rng.getrandbits(31) for _ in range(completions_each)] for _ in prompts]
         found: dict[tuple[int, int], Completion] = {}
@@ -72,7 +65,14 @@ class ServedModel(Engine):
                     refused.append(error)
                     nursery.cancel_scope.cancel()
                     return
-                found[at, place] = self._completion(said)
+                self._sampled += said.tokens
+                found[at, place] = Completion(
+                    text=said.text,
+                    token_ids=said.token_ids if self._tokenizer else (),
+                    logprobs=said.logprobs if self._tokenizer else (),
+                    finish_reason=said.finish_reason,
+                    policy_version=0,
+                )
 
             for at in range(len(prompts)):
                 for place in range(completions_each):
@@ -85,96 +85,59 @@ class ServedModel(Engine):
         ]
 
     async def _said(self, prompt: str, sampling: Sampling, seed: int) -> Said:
-        """The server's completion, asked for until it comes."""
+        """Ask the server for a completion until it answers."""
         tries = 0
         while True:
             try:
                 said = await self._server.complete(prompt, sampling, seed)
             except ServerTrouble as trouble:
-                wait_s = max(trouble.wait_s, RETRY_S[min(tries, len(RETRY_S) - 1)])
+                wait_s = max(trouble.wait_s, RETRY.after(tries))
                 tries += 1
-                await self._note(
-                    f"the server at {self._server.url}: {trouble}; the node tries until it answers"
-                )
+                if self.tell is not None and not self._away:
+                    where = f"the server at {self._server.url}"
+                    await self.tell(f"{where}: {trouble}; the node tries until it answers")
+                self._away = True
                 await trio.sleep(wait_s)
             else:
                 self._away = False
                 return said
-
-    async def _note(self, text: str) -> None:
-        """Once for each time that the server is away."""
-        if not self._away:
-            self._away = True
-            if self.tell is not None:
-                await self.tell(text)
-
-    def _completion(self, said: Said) -> Completion:
-        self._sampled += said.tokens
-        known = bool(self._tokenizer)
-        return Completion(
-            text=said.text,
-            token_ids=said.token_ids if known else (),
-            logprobs=said.logprobs if known else (),
-            finish_reason=said.finish_reason,
-            policy_version=0,
-        )
 
     def take_sampled(self) -> int:
         sampled, self._sampled = self._sampled, 0
         return sampled
 
     async def load(self, weights: Path, policy_version: int) -> None:
-        """See `Engine.load`.
-
-        Raises:
-            ChildFailed: always.
-        """
         raise ChildFailed("a served model takes no weights")
 
-    # --- the trainer -----------------------------------------------------------------------------
-
     async def info(self) -> PolicyInfo:
-        """See `Trainer.info`. Without a known tokenizer, one of its own name, which nobody has."""
+        """The server's model. An unknown tokenizer gets a name that no other node has."""
         name = self._server.name
         tokenizer = self._tokenizer or f"served:{name}"[:NAME_CHARS_MAX]
         return PolicyInfo(name, 0, tokenizer, 0, 0, clipping_active=True)
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
-        """See `Trainer.train`: nothing is trained. It ends no sooner than `ROUND_S_MIN` after the
-        last one."""
+        """Train nothing, and return `ROUND_S_MIN` after the last call at the earliest."""
         await trio.sleep_until(max(trio.current_time(), self._next_round_at))
         self._next_round_at = trio.current_time() + ROUND_S_MIN
         nan = float("nan")
         return TrainReport(0, 0.0, 0.0, 0, 0.0, nan, nan, 0, 0.0)
 
     async def save(self, directory: Path) -> None:
-        """See `Trainer.save`: there is nothing of it to keep."""
         await trio.lowlevel.checkpoint()
 
     async def roll_back(self, directory: Path) -> int:
-        """See `Trainer.roll_back`.
-
-        Raises:
-            ChildFailed: always.
-        """
         raise ChildFailed("a served model takes no weights")
 
     async def slow_down(self, rate_share: float) -> None:
         await trio.lowlevel.checkpoint()
 
     async def export(self, directory: Path, precision: Precision = "float32") -> None:
-        """See `Trainer.export`.
-
-        Raises:
-            ChildFailed: always.
-        """
         raise ChildFailed("a served model has no weights here")
 
     async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
         await self.export(directory, precision)
 
     async def memory_bytes(self) -> int:
-        """See `Trainer.memory_bytes`: the server's is not ours."""
         return 0
 
 
@@ -188,12 +151,8 @@ async def open_served_model(
     tokenizer: str = "",
     requests_max: int = 16,
 ) -> AsyncIterator[ServedModel]:
-    """A served model that has answered once. `model` None: the server's only one. `tokenizer`: its
-    fingerprint, where that is known.
-
-    Raises:
-        ConfigError: the server is not there, does not serve the model, or refuses to complete.
-    """
+    """A served model that has answered once. `model` None: the only one. `tokenizer`:
+    fingerprint."""
     async with open_server(url, key, prompts, requests_max) as server:
         try:
             await server.choose(model)

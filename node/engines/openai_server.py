@@ -1,9 +1,7 @@
-"""One server that speaks OpenAI's HTTP interface: llama.cpp, Ollama, vLLM, SGLang, MLX and others.
+"""A server that speaks OpenAI's HTTP interface: llama.cpp, Ollama, vLLM, SGLang, MLX and others.
 
-What it answers is somebody else's program: it is read up to a bound, and what is not what was asked
-for is an error with one line. Whether to try again is for the caller: a server that is down, busy
-or confused may be well a minute later (`ServerTrouble`), one that refuses a request will refuse it
-again (`ConfigError`).
+Answers are untrusted: they are read up to a bound and checked. `ServerTrouble` may pass and can be
+tried again; a request that the server refuses is a `ConfigError`.
 """
 
 import json
@@ -34,9 +32,8 @@ _PASSING: Final = frozenset({408, 425, 429})  # beside those of the server's own
 _PRECISIONS: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _TOKEN_ID: Final = "token_id:"  # how vLLM spells a token whose number was asked for
 
-# By what a server calls itself in its list of models: what turns off what it would do to the
-# distribution unasked, and what makes it say the numbers of tokens. Of other servers nobody knows
-# what they sample from.
+# Parameters for sampling from the whole distribution and for token ids, by the server's own name
+# in its list of models. The distribution of other servers is unknown.
 _WHOLE: Final[Mapping[str, Mapping[str, Any]]] = {
     "vllm": {
         "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "return_tokens_as_token_ids": True,
@@ -47,8 +44,7 @@ _WHOLE: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class ServerTrouble(ChildFailed):
-    """The server gave no answer, or one that is none; it may be well again later. `wait_s`: what it
-    asks for before the next try."""
+    """The server gave no valid answer, but may recover. `wait_s`: the delay that it asks for, s."""
 
     def __init__(self, what: str, wait_s: float = 0.0) -> None:
         super().__init__(what)
@@ -57,8 +53,8 @@ class ServerTrouble(ChildFailed):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One completion as the server tells it. `token_ids` and `logprobs` are as long as each other,
-    and empty where it does not tell both."""
+    """One completion. `token_ids` and `logprobs` have equal lengths, both empty if one is
+    unknown."""
 
     text: str
     finish_reason: FinishReason
@@ -80,16 +76,11 @@ class OpenAiServer:
 
     @property
     def tells_logprobs(self) -> bool:
-        """True if it is one of those that can be made to sample from the whole distribution."""
+        """True if this kind of server can be made to sample from the whole distribution."""
         return self._kind in _WHOLE
 
     async def choose(self, wanted: str | None) -> None:
-        """Ask for that model from now on; None: for the only one that it serves.
-
-        Raises:
-            ServerTrouble: as `complete`.
-            ConfigError: it does not serve it, or several and none is named.
-        """
+        """Select a model for further requests; None: the only one that the server has."""
         served = await self._served()
         if wanted is None and len(served) != 1:
             names = ", ".join(sorted(served)) or "none that it names"
@@ -110,8 +101,7 @@ class OpenAiServer:
 
     @property
     def name(self) -> str:
-        """Of the model, for others: llama.cpp names one by its file, and where that lies is nobody
-        else's business."""
+        """The model's public name. llama.cpp uses a file's path, whose folder is private."""
         return printable(PurePath(self.model).name, NAME_CHARS_MAX)
 
     async def complete(self, prompt: str, sampling: Sampling, seed: int) -> Said:
@@ -141,7 +131,7 @@ class OpenAiServer:
         return _said(answer)
 
     async def _served(self) -> dict[str, dict[str, Any]]:
-        """Models by name, each with what the server says of it."""
+        """Models by name, each with the server's description of it."""
         answer = await self._ask("GET", "/models")
         listed = answer.get("data")
         models = listed if isinstance(listed, list) else []
@@ -163,7 +153,8 @@ class OpenAiServer:
             what = str(error) or type(error).__name__
             raise ServerTrouble(f"{route}: {printable(what, _LINE_CHARS)}") from error
         if status >= httpx.codes.INTERNAL_SERVER_ERROR or status in _PASSING:
-            wait_s = _seconds(headers.get("retry-after", ""))
+            told = headers.get("retry-after", "")  # or a date, which is ignored
+            wait_s = min(float(told), 60.0) if told.isdecimal() and len(told) < 6 else 0.0
             raise ServerTrouble(f"{route}: status {status}{_reason(content)}", wait_s)
         if status != httpx.codes.OK:
             key = status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
@@ -182,7 +173,7 @@ class OpenAiServer:
     async def _answer(
         self, method: str, route: str, body: Mapping[str, Any] | None
     ) -> tuple[int, httpx.Headers, bytes]:
-        """Status, headers and body, as they come and no longer than allowed."""
+        """Status, headers and body; the body is read up to a bound."""
         request = self._client.build_request(method, f"{self.url}{route}", json=body)
         request.stream = WholeBody(request.content)
         response = await self._client.send(request, stream=True)
@@ -205,8 +196,7 @@ class OpenAiServer:
 async def open_server(
     url: str, key: str | None, prompts: Prompts, requests_max: int
 ) -> AsyncIterator[OpenAiServer]:
-    """A server by its base URL, such as `http://127.0.0.1:8080/v1`, for so many requests at a time.
-    `key`: as a bearer token."""
+    """A server by its base URL, such as `http://127.0.0.1:8080/v1`. `key`: the bearer token."""
     headers = {"accept-encoding": "identity"}
     if key:
         headers["authorization"] = f"Bearer {key}"
@@ -219,14 +209,7 @@ async def open_server(
         yield OpenAiServer(client, url.rstrip("/"), prompts)
 
 
-# --- what answers hold ---------------------------------------------------------------------------
-
-
 def _said(answer: Mapping[str, Any]) -> Said:
-    """
-    Raises:
-        ServerTrouble: it is no completion.
-    """
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
@@ -254,7 +237,7 @@ def _said(answer: Mapping[str, Any]) -> Said:
 
 
 def _columns(told: object) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Numbers of tokens and their log-probs; nothing where one of them is missing anywhere."""
+    """Token ids and their log-probs; empty if any of them is missing."""
     nothing: tuple[tuple[int, ...], tuple[float, ...]] = (), ()
     if not isinstance(told, dict):
         return nothing
@@ -289,11 +272,6 @@ def _row(told: object) -> tuple[int, float] | None:
 
 def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _seconds(text: str) -> float:
-    """Of `Retry-After`, which may also be a date."""
-    return min(float(text), 60.0) if text.isdecimal() and len(text) < 6 else 0.0
 
 
 def _reason(content: bytes) -> str:

@@ -1,8 +1,5 @@
-"""The fingerprint of a tokenizer, computed in a child process: the node's process imports neither
-torch nor transformers.
-
-    python -m node.engines.openai_tokenizer DIRECTORY
-"""
+"""The fingerprint of a tokenizer, computed in a child process, because the node's own process
+imports neither torch nor transformers."""
 
 import subprocess
 import sys
@@ -18,11 +15,7 @@ LINE_CHARS = 200
 
 
 async def fingerprint_of(directory: Path) -> str:
-    """Of the tokenizer in a model directory, as a trainer of that model has it.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The fingerprint of a model directory's tokenizer, as a trainer computes it."""
     done = await trio.run_process(
         [sys.executable, "-m", "node.engines.openai_tokenizer", str(directory)],
         capture_stdout=True,
@@ -39,7 +32,6 @@ async def fingerprint_of(directory: Path) -> str:
 
 
 def main() -> None:
-    """The child."""
     from node.policies.policy import load_tokenizer, tokenizer_fingerprint
 
     directory = Path(sys.argv[1])

@@ -1,11 +1,9 @@
-"""The policy's versions as model directories, on their way from the trainer to an engine in a
-process of its own.
+"""Versions of the policy as model directories, from the trainer to an engine in another process.
 
-They are files in shared memory where it has room, so that no second copy of a model is written to
-a disk; else in the data directory. A directory is written as `policy-<version>.partial` and renamed
-when it is whole. Only what the engine may still read is kept, and nothing once the node has ended:
-what a node that was killed leaves in shared memory goes when its engine ends, or when the next node
-of the same user starts. That a node lives shows by its lock.
+They are in shared memory if it has room, else in the data directory. Each is written as
+`policy-<version>.partial` and renamed when whole; those that the engine no longer reads are
+removed. Shared memory of a node that was killed is freed when its engine ends or the same user's
+next node starts; a lock shows which nodes live.
 """
 
 import fcntl
@@ -14,7 +12,8 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -34,19 +33,14 @@ class PolicyFiles:
     """The directories of one node. Made by `policy_files`."""
 
     def __init__(self, parent: Path, data_directory: Path, policy_bytes: int) -> None:
-        """`parent` other than the data directory is in shared memory, which others fill as well: an
-        export that finds no room there goes to the data directory."""
+        """`parent`: shared memory or the data directory, which also takes what no longer fits."""
         self.parent = parent.absolute()
         self._data = data_directory.absolute()
         self._export_bytes = COPIES / 2 * policy_bytes
         self._remove_but(None)
 
     async def export(self, trainer: Trainer, policy_version: int) -> Path:
-        """The directory of the trainer's present policy, with an adapter merged into it.
-
-        Raises:
-            ChildFailed: the trainer could not write it.
-        """
+        """Write the trainer's present policy, with an adapter merged into it; its directory."""
         name = f"{_PREFIX}{policy_version}"
         if self.parent != self._data and await self._fits():
             try:
@@ -54,7 +48,7 @@ class PolicyFiles:
             except ChildFailed:
                 partly = self.parent / (name + _PARTIAL)
                 full = not await self._fits()  # asked while what was written still takes its room
-                await trio.to_thread.run_sync(_free, partly)
+                await trio.to_thread.run_sync(partial(shutil.rmtree, partly, ignore_errors=True))
                 if not full:
                     raise
         return await self._export(trainer, self._data / name)
@@ -70,7 +64,7 @@ class PolicyFiles:
         return await trio.to_thread.run_sync(_has_room, self.parent, self._export_bytes)
 
     async def keep_only(self, directory: Path) -> None:
-        """Remove all the others: the engine has loaded this one."""
+        """Remove all other versions; the engine has loaded this one."""
         await trio.to_thread.run_sync(self._remove_but, directory)
 
     def _remove_but(self, kept: Path | None) -> None:
@@ -84,29 +78,23 @@ class PolicyFiles:
 def policy_files(
     data_directory: Path, policy_bytes: int, memory: Path = SHARED_MEMORY
 ) -> Iterator[PolicyFiles]:
-    """Room for a policy of about that size, which is given back at the end of the block."""
+    """Room for a policy of about that size; freed at the end of the block."""
     remove_abandoned(memory)
-    if not _has_room(memory, COPIES * policy_bytes):
-        files = PolicyFiles(data_directory, data_directory, policy_bytes)
-        try:
-            yield files
-        finally:
-            files._remove_but(None)
-        return
-    new = Path(tempfile.mkdtemp(prefix="swarm-new-", dir=memory))
-    with (new / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        parent = new.rename(new.with_name(new.name.replace("swarm-new-", _mark())))
+    with ExitStack() as stack:
+        parent = data_directory
+        if _has_room(memory, COPIES * policy_bytes):
+            new = Path(tempfile.mkdtemp(prefix="swarm-new-", dir=memory))
+            lock = stack.enter_context((new / _LOCK).open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            parent = new.rename(new.with_name(new.name.replace("swarm-new-", _mark())))
+            stack.callback(shutil.rmtree, parent, ignore_errors=True)
         files = PolicyFiles(parent, data_directory, policy_bytes)
-        try:
-            yield files
-        finally:
-            files._remove_but(None)
-            shutil.rmtree(parent, ignore_errors=True)
+        stack.callback(files._remove_but, None)
+        yield files
 
 
 def remove_abandoned(memory: Path = SHARED_MEMORY) -> None:
-    """Remove what nodes of this user left in shared memory that live no more."""
+    """Remove the directories of this user's dead nodes from shared memory."""
     for parent in memory.glob(f"{_mark()}*"):
         try:
             with _opened_lock(parent) as lock:
@@ -117,12 +105,8 @@ def remove_abandoned(memory: Path = SHARED_MEMORY) -> None:
 
 
 def _opened_lock(parent: Path) -> BinaryIO:
-    """The lock in a directory of this user. Everybody may write into shared memory: what others
-    put there, under a name of ours or as a link, is neither followed nor changed.
-
-    Raises:
-        OSError: it is no directory of this user, or has no lock.
-    """
+    """The lock in a directory of this user. Anybody may write to shared memory, so directories of
+    other users and links are refused by an OSError."""
     status = parent.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(f"{parent} is not ours")
@@ -135,10 +119,6 @@ def _mark() -> str:
 
 def _has_room(memory: Path, size_bytes: float) -> bool:
     return os.access(memory, os.W_OK | os.X_OK) and shutil.disk_usage(memory).free >= size_bytes
-
-
-def _free(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _make_empty(directory: Path) -> None:

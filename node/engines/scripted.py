@@ -1,8 +1,7 @@
-"""An engine and a trainer without a model, for simulations and tests of everything around them.
+"""An engine and a trainer without a model, for simulations and tests.
 
-The engine answers the `scripted_sum` environment rightly with a given skill; the trainer's update
-raises it with every informative group, so that a simulated swarm has something to learn. Both take
-as long as they are told to, on the loop's clock.
+The engine answers the `scripted_sum` environment with a given skill, which each informative group
+raises. Both take the given time on the loop's clock.
 """
 
 from collections.abc import Sequence
@@ -24,8 +23,6 @@ TOKENIZER = "scripted-bytes"
 
 
 class ScriptedPolicy(Engine):
-    """Engine and trainer in one, as the real trainer process is."""
-
     maker = EngineInfo("scripted")
 
     def __init__(
@@ -44,9 +41,8 @@ class ScriptedPolicy(Engine):
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `Engine.generate`. A prompt is "a+b="; a wrong answer is off by one. A
-        completion goes on from the prompt's hint where that is the answer's beginning. All is
-        sampled at the end, with the version of that moment."""
+        """A prompt is "a+b="; a wrong answer is off by one, and a hint that begins the answer is
+        continued. Everything is sampled after the wait, with the version of that moment."""
         await trio.sleep(self._generate_s)
         rng = Random(seed)
         return [
@@ -69,7 +65,7 @@ class ScriptedPolicy(Engine):
         )
 
     async def load(self, weights: Path, policy_version: int) -> None:
-        """See `Engine.load`: the skill is the file's text."""
+        """Read the skill from the file's text."""
         try:
             skill = float(await trio.to_thread.run_sync((weights / "skill").read_text))
         except (OSError, ValueError) as error:

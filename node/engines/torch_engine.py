@@ -1,12 +1,10 @@
 """Batched KV-cache sampling with torch, in the trainer's process.
 
-A prompt is run once and its keys and values are shared by its completions. Finished rows leave
-the batch when enough of them have piled up. Each prompt has its own stream of random numbers, drawn
-before the first token, so what else is in the batch changes a completion by rounding at most.
+Completions share the keys and values of their prompt. Finished rows leave the batch in bulk. Each
+prompt has its own random numbers, so other rows change a completion by rounding at most.
 
-A `Generation` is sampled in segments. Where they begin and end changes nothing; but between two of
-them the weights may be replaced. Then the new weights run over each prompt and the tokens so far,
-and sampling goes on with the same random numbers.
+A `Generation` is sampled in segments, and the weights may change between two. Then the new weights
+run over each prompt and its tokens, and sampling continues with the same random numbers.
 """
 
 import hashlib
@@ -17,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from node.interfaces.engine import NO_TURN, Context, Sampling
+from node.interfaces.engine import NO_TURN, Context, Sampling, extend_spans
 from node.policies import lean, prefixes
 from node.policies.policy import Policy
 from swarm.errors import ConfigError
@@ -33,7 +31,7 @@ _KEEP_SHARE = 0.75  # rows still running, below which the batch is shrunk
 
 @dataclass(slots=True)
 class SampledRow:
-    """One completion in the making."""
+    """One unfinished completion."""
 
     owner: int  # index of its prompt
     uniforms: torch.Tensor  # (tokens,) in [0, 1)
@@ -48,7 +46,7 @@ class SampledRow:
         return not self.stopped and len(self.tokens) < self.limit
 
     def take(self, token: int, logprob: float, eos_ids: frozenset[int]) -> bool:
-        """Add a token to a row that still runs; whether it runs on."""
+        """Add a token to a running row; True if it still runs."""
         if not self.running:
             return False
         self.tokens.append(token)
@@ -57,19 +55,14 @@ class SampledRow:
         return self.running
 
     def credit(self, policy_version: int) -> None:
-        """Put all tokens that have no version yet down to this one."""
+        """Attribute all tokens without a version to this one."""
         count = len(self.tokens) - sum(count for _, count in self.spans)
-        if count and self.spans and self.spans[-1][0] == policy_version:
-            self.spans[-1] = (policy_version, self.spans[-1][1] + count)
-        elif count:
-            self.spans.append((policy_version, count))
+        extend_spans(self.spans, policy_version, count)
 
 
 class Generation:
-    """Completions in the making, a segment at a time. Synchronous.
-
-    Whoever changes the policy's weights between two segments calls `weights_changed`.
-    """
+    """Unfinished completions, sampled a segment at a time. Synchronous. Call `weights_changed` when
+    the policy's weights change between two segments."""
 
     def __init__(
         self,
@@ -80,13 +73,9 @@ class Generation:
         seed: int,
         encoded: Sequence[tuple[list[int], int]] | None = None,
     ) -> None:
-        """Computes nothing yet. `encoded`: ids to go on from in place of each prompt's, and how
-        many tokens may follow; of the prompts only random numbers are made then.
-
-        Raises:
-            ConfigError: a prompt leaves no room for a token, or the sampling makes no sense.
-        """
-        _check(sampling, completions_each)
+        """Compute nothing yet. `encoded` replaces each prompt's ids, with the limit of new tokens;
+        then the prompts only determine random numbers."""
+        sampling.check(completions_each)
         self._policy, self._sampling = policy, sampling
         self._prompts, self._each, self._seed = tuple(prompts), completions_each, seed
         self._limits: list[int] | None = None
@@ -119,15 +108,13 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """True if every completion has ended."""
         return not self._batches
 
     def advance(self, steps: int, policy_version: int) -> None:
-        """Sample on for at most `steps` tokens of each row in the batch at hand, or of several
-        batches one after the other.
+        """Sample at most `steps` more tokens of each row, one batch after the other.
 
-        Weights of an older version than before are another line of versions: their numbers do not
-        say any more what made which tokens, so everything is sampled again from its beginning.
+        An older version than before begins another line of versions. Its numbers are ambiguous, so
+        everything is sampled again from its beginning.
         """
         if self._version is not None and policy_version < self._version:
             self._begin()
@@ -139,12 +126,12 @@ class Generation:
                     self._batches.popleft()
 
     def weights_changed(self) -> None:
-        """Forget what the weights before have computed; the tokens stay."""
+        """Drop what the old weights computed; the tokens stay."""
         if self._batches:
             self._batches[0].forget()
 
     def completions(self) -> list[tuple[Completion, ...]]:
-        """One tuple for each prompt, once all is done."""
+        """One tuple for each prompt, after all are done."""
         groups: list[list[Completion]] = [[] for _ in self._prompts]
         for row in self._rows:
             groups[row.owner].append(
@@ -161,16 +148,11 @@ class Generation:
 
 
 class TurnGeneration(Generation):
-    """A turn of each context, each with a limit of its own; see `Engine.go_on`."""
+    """One turn of each context, each with its own limit, for `Engine.go_on`."""
 
     def __init__(
         self, policy: Policy, contexts: Sequence[Context], sampling: Sampling, seed: int
     ) -> None:
-        """Computes nothing yet.
-
-        Raises:
-            ConfigError: the policy's chat template has no turns, or the sampling makes no sense.
-        """
         encoded = [policy.encode_turns(each.prompt, each.turns) for each in contexts]
         limits = [
             min(each.tokens_max, policy.context_tokens - len(ids))
@@ -189,37 +171,17 @@ class TurnGeneration(Generation):
         )
 
     def completions(self) -> list[tuple[Completion, ...]]:
-        """One group of one completion for each context."""
         found = [(NO_TURN,)] * self._contexts
         for at, (completion,) in zip(self._places, super().completions(), strict=True):
             found[at] = (completion,)
         return list(found)
 
 
-def generate(
-    policy: Policy,
-    prompts: Sequence[str],
-    completions_each: int,
-    sampling: Sampling,
-    seed: int,
-    policy_version: int,
-) -> list[tuple[Completion, ...]]:
-    """Sample in one go; see `Engine.generate`. Synchronous.
-
-    Raises:
-        ConfigError: a prompt leaves no room for a token, or the sampling settings make no sense.
-    """
-    generation = Generation(policy, prompts, completions_each, sampling, seed)
-    while not generation.done:
-        generation.advance(sampling.max_new_tokens, policy_version)
-    return generation.completions()
-
-
 def pick_tokens(
     logits: torch.Tensor, uniforms: torch.Tensor, temperature: float, top_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens (R,) by inverse transform sampling from logits (R, V) with uniforms (R,) in [0, 1),
-    and their log-probs under the distribution after temperature and top-p."""
+    and their log-probs after temperature and top-p."""
     scaled = logits.double() / temperature
     probs = torch.softmax(scaled, dim=-1)
     if top_p < 1.0:
@@ -232,7 +194,7 @@ def pick_tokens(
 
 
 def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Keep the fewest most probable tokens that reach `top_p` together, renormalised."""
+    """Keep the fewest likeliest tokens that together reach `top_p`, renormalised."""
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
     ordered = ordered.masked_fill(before >= top_p, 0.0)
@@ -240,20 +202,11 @@ def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
     return kept / kept.sum(dim=-1, keepdim=True)
 
 
-def _check(sampling: Sampling, completions_each: int) -> None:
-    if sampling.temperature <= 0 or not 0 < sampling.top_p <= 1 or sampling.max_new_tokens < 1:
-        raise ConfigError(
-            f"sampling {sampling}: take temperature > 0, 0 < top_p <= 1, max_new_tokens >= 1"
-        )
-    if completions_each < 1:
-        raise ConfigError(f"completions_each = {completions_each}: take at least 1")
-
-
 def uniforms_of(
     prompts: Sequence[str], each: int, tokens_max: int, seed: int, purpose: str = ""
 ) -> list[torch.Tensor]:
-    """Random numbers (tokens_max,) in [0, 1) for each completion of each prompt. They depend on the
-    purpose, the seed, the prompt and its repetition alone."""
+    """Random numbers (tokens_max,) in [0, 1) for each completion. They depend on the purpose, the
+    seed, the prompt and its repetition alone."""
     seen: Counter[str] = Counter()
     found = []
     for prompt in prompts:
@@ -268,7 +221,7 @@ def uniforms_of(
 def in_batches(
     policy: Policy, encoded: Sequence[list[int]], rows: Sequence[SampledRow], sampling: Sampling
 ) -> "deque[Batch]":
-    """Rows that go on from where their owners' ids end, cut into batches that fit."""
+    """Cut rows into batches that fit in memory."""
     return deque(
         Batch(policy, encoded, some, sampling)
         for some in batches_of(policy, encoded, rows, sampling.max_new_tokens)
@@ -278,8 +231,8 @@ def in_batches(
 def batches_of(
     policy: Policy, encoded: Sequence[list[int]], rows: Sequence[SampledRow], tokens_max: int
 ) -> Iterator[list[SampledRow]]:
-    """Rows with prompts of similar lengths (of equal ones, for models with a state), as many as
-    memory allows with `tokens_max` more tokens each, and at least one."""
+    """Rows with prompts of similar lengths (equal ones for recurrent models), as many as fit in
+    memory with `tokens_max` more tokens each, at least one."""
     rows_max, cached_max = _limits(policy)
     batch: list[SampledRow] = []
     for row in sorted(rows, key=lambda row: len(encoded[row.owner])):
@@ -296,8 +249,7 @@ def batches_of(
 
 
 def _limits(policy: Policy) -> tuple[int, int]:
-    """Rows and cached tokens of one batch. They depend on the model alone, not on free memory,
-    so that the same seed gives the same bits at every start."""
+    """Rows and cached tokens of one batch, by the model alone, so that a seed repeats its bits."""
     config = policy.model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None) or 1
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -310,26 +262,26 @@ def _limits(policy: Policy) -> tuple[int, int]:
 
 
 class Decoder(Protocol):
-    """Rows of a batch, some tokens on."""
+    """Decodes the rows of one batch."""
 
     logits: torch.Tensor  # (rows, V), of each row's next token
 
     def select(self, rows: list[int]) -> None:
-        """Go on with these rows alone; ascending positions in the present batch."""
+        """Keep these rows alone, by ascending position."""
         ...
 
     def step(self, tokens: torch.Tensor) -> None:
-        """Take more tokens (rows, C), as many for each row."""
+        """Take tokens (rows, C)."""
         ...
 
     def foretold(self, tokens: torch.Tensor) -> torch.Tensor:
-        """As `step`; the logits (rows, C, V) after each of them."""
+        """As `step`; the logits (rows, C, V) after each token."""
         ...
 
     def rewind(self, rows: list[int], kept: Sequence[int], tokens: Sequence[int]) -> bool:
-        """Go on with these rows alone, each of which takes back all after the first `kept` tokens
-        since its prompt. `tokens`: the last one that each row is left with, be it the prompt's.
-        Whether that can be done; if not, the decoder is of no more use."""
+        """Keep these rows alone, each with its first `kept` tokens after the prompt. `tokens`: the
+        last remaining token of each row or its prompt. False: impossible, and the decoder is
+        useless."""
         ...
 
 
@@ -397,17 +349,14 @@ class _HuggingFaceDecoder:
         return logits
 
     def _positions(self, count: int) -> torch.Tensor:
-        """Of the next tokens (rows, C). A row that has ended, or whose draft is shorter than
-        others', has some beyond the context, which some models cannot look up: they count for
-        nothing."""
+        """Positions of the next tokens (rows, C). Those of ended rows and padded drafts may exceed
+        the context and are clamped; they count for nothing."""
         ahead = torch.arange(count, device=self._lengths.device)
         return (self._lengths[:, None] + ahead).clamp_max(self._policy.context_tokens - 1)
 
 
 class _PlainDecoder:
-    """Decoding without a cache, each step from the start: slow, but right for models with recurrent
-    state, whose caches Hugging Face names and indexes in ways of their own. Prompts are of one
-    length."""
+    """Slow decoding of equally long prompts without a cache, for recurrent models."""
 
     def __init__(self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]) -> None:
         self._policy = policy
@@ -437,7 +386,7 @@ class _PlainDecoder:
 
 
 class _LeanDecoder:
-    """Decoding small models in a grid of prompts by rows, prompts never copied to their rows."""
+    """Decoding of small models in a grid of prompts by rows, without copies of the prompts."""
 
     def __init__(
         self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int], room: int
@@ -483,8 +432,8 @@ class _LeanDecoder:
         return self._model.logits(self._run(tokens))
 
     def rewind(self, rows: list[int], kept: Sequence[int], tokens: Sequence[int]) -> bool:
-        """The last token that is left is taken once more, which foretells the next. A prompt's own
-        sees itself among the prompt's, and so what it adds to its row is never seen."""
+        """The last remaining token runs once more to predict the next. A prompt's own token sees
+        itself in the prompt, so the row's copy is masked."""
         self._next = self._next - self._cache.used
         self.select(rows)
         left = torch.zeros(len(self._next), self._each, dtype=torch.long)
@@ -512,7 +461,7 @@ class _LeanDecoder:
 
 
 def _grid(owners: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
-    """A cell (prompt, column) for each row, and how many columns that takes."""
+    """A cell (prompt, column) for each row, and the number of columns."""
     counts: Counter[int] = Counter()
     cells = []
     for owner in owners:
@@ -530,7 +479,7 @@ def _columns(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 
 def _kept_segment(segment: lean.Segment, kept: torch.Tensor) -> lean.Segment:
-    """The segment for some of its prompts; one that all prompts share stays as it is."""
+    """The segment of some prompts; a segment that all prompts share is unchanged."""
     if segment.layers[0][0].shape[0] == 1:
         return segment
     bias = segment.bias[kept] if segment.bias is not None else None
@@ -552,7 +501,7 @@ def open_decoder(
 
 
 class Batch:
-    """Rows that are sampled together, from their first tokens to their ends."""
+    """Rows that are sampled together until all end."""
 
     def __init__(
         self,
@@ -562,7 +511,7 @@ class Batch:
         sampling: Sampling,
         decoder: Decoder | None = None,
     ) -> None:
-        """`decoder`: one that stands before the first token of these rows, if there is one."""
+        """`decoder`: stands before the first token of these rows; None: one is opened."""
         self._policy, self._encoded, self._sampling = policy, encoded, sampling
         self._live = list(rows)  # still in the batch, finished ones perhaps among them
         self._step = 0  # tokens that each running row has
@@ -574,11 +523,11 @@ class Batch:
         return not self._live
 
     def forget(self) -> None:
-        """Give the decoder up; the next segment opens another one."""
+        """Drop the decoder; the next segment opens another one."""
         self._decoder = None
 
     def advance(self, steps: int, policy_version: int) -> int:
-        """Sample up to `steps` tokens a row; how many it were."""
+        """Sample up to `steps` tokens a row; the number of steps made."""
         decoder = self._open() if self._decoder is None else self._decoder
         segment = list(self._live)
         made = 0
@@ -591,7 +540,7 @@ class Batch:
         return made
 
     def _open(self) -> Decoder:
-        """A decoder that stands before the next token of the rows that run."""
+        """A decoder that stands before the next token of the running rows."""
         self._live = [row for row in self._live if row.running]
         owners = sorted({row.owner for row in self._live})
         place = {owner: index for index, owner in enumerate(owners)}
@@ -613,7 +562,7 @@ class Batch:
         return torch.stack([row.uniforms for row in self._live]).to(self._policy.device)
 
     def _sample(self, decoder: Decoder) -> None:
-        """One token for each row; and, if any runs on, the logits of the next."""
+        """Sample one token for each row; if any still runs, compute the next logits."""
         sampling = self._sampling
         tokens, logprobs = pick_tokens(
             decoder.logits, self._uniforms[:, self._step], sampling.temperature, sampling.top_p

@@ -1,10 +1,7 @@
-"""A version of a policy as an adapter: a directory in PEFT's own format, and its base's name.
+"""An adapter as a directory in PEFT's format, with the name of its base model.
 
-`adapter_model.safetensors` and `adapter_config.json` are PEFT's. `base.json` names the model that
-the adapter was trained on by a hash of its weights: on another one it would be some other policy.
-The hash is of the numbers in the model's files, as fp32, whatever they are held in; what they were
-held in while the adapter was trained stands beside it.
-Free of torch, for the node's own process.
+`base.json` names the model that the adapter was trained on, by a hash of its weights as fp32, and
+the precision they were held in. Free of torch, for the node's own process.
 """
 
 import json
@@ -60,15 +57,10 @@ class AdapterCard:
 
 
 def is_adapter(directory: Path) -> bool:
-    """True if a directory holds an adapter and not a whole model."""
     return (directory / CONFIG_FILE).exists()
 
 
 def card_of(directory: Path) -> AdapterCard:
-    """
-    Raises:
-        ConfigError: its files are damaged, or it is of a kind that is not known here.
-    """
     config, base = _read(directory / CONFIG_FILE), _read(directory / BASE_FILE)
     targets = config.get("target_modules")
     rank, alpha = config.get("r"), config.get("lora_alpha")

@@ -9,10 +9,10 @@ _SWITCHING: Final = ("longrope", "su")
 
 
 def context_in(config: Mapping[str, Any]) -> int | None:
-    """Tokens, by a configuration of text; None: it names no limit.
+    """The context length by a text configuration; None: it names no limit.
 
-    Where rotations are others beyond a length (LongRoPE), it is that length: a longer text in a
-    batch would change those of all beside it, and of what is already in a cache.
+    For LongRoPE it is the length at which the rotations change: a longer text would change the
+    others in its batch and the cache.
     """
     lengths: list[Any] = [config.get(key) for key in _LENGTHS]
     lengths = [each for each in lengths if _is_length(each)][:1]

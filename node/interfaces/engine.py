@@ -1,8 +1,4 @@
-"""The one protocol of rollout engines: prompts in, sampled completions with their log-probs out.
-
-`scripted` serves tests and simulations, `torch` samples inside the trainer process, `vllm` runs a
-vLLM server, `openai` uses a server that somebody else runs. One contract suite tests them all.
-"""
+"""The one protocol of rollout engines: prompts in, sampled completions with their log-probs out."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +9,7 @@ import trio
 
 from node.methods.drafts import Draft
 from node.methods.generation import Speculative
-from swarm.errors import LocalProtocolError
+from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Completion, FinishReason
 
 Tell = Callable[[str], Awaitable[None]]  # reports an event to the operator of the node
@@ -21,7 +17,7 @@ Tell = Callable[[str], Awaitable[None]]  # reports an event to the operator of t
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling settings. Generation stops at EOS, which is kept in the record, or at the limit."""
+    """Sampling settings. Generation stops at EOS, which the record keeps, or at the limit."""
 
     temperature: float = 1.0  # > 0
     top_p: float = 1.0  # 0 < top_p <= 1
@@ -29,9 +25,26 @@ class Sampling:
 
     @property
     def is_whole(self) -> bool:
-        """True if any token may be sampled. Trainers' log-probs are at the temperature, over the
-        whole vocabulary; an engine's are of what it samples from: with top-p the two differ."""
+        """True if any token may be sampled. Only then are an engine's log-probs comparable with a
+        trainer's, which are over the whole vocabulary."""
         return self.top_p == 1.0
+
+    def check(self, completions_each: int) -> None:
+        """Refuse settings that no engine can sample with."""
+        if self.temperature <= 0 or not 0 < self.top_p <= 1 or self.max_new_tokens < 1:
+            raise ConfigError(
+                f"sampling {self}: take temperature > 0, 0 < top_p <= 1, max_new_tokens >= 1"
+            )
+        if completions_each < 1:
+            raise ConfigError(f"completions_each = {completions_each}: take at least 1")
+
+
+def extend_spans(spans: list[tuple[int, int]], policy_version: int, count: int) -> None:
+    """Attribute `count` more tokens to a version."""
+    if count and spans and spans[-1][0] == policy_version:
+        spans[-1] = (policy_version, spans[-1][1] + count)
+    elif count:
+        spans.append((policy_version, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +90,9 @@ class PendingGroup(Protocol):
 class Engine(Protocol):
     """Generates with one policy version at a time.
 
-    An engine is started by the function or context manager that makes it. Weights may be loaded
-    while completions are being sampled. Either the rest of these uses the new weights, or the load
-    waits for them; a completion's spans name the version of each token. A subclass overrides the
-    optional methods that its `capabilities` name.
+    The function or context manager that makes an engine starts it. Weights may be loaded during
+    sampling: either the rest uses the new weights, or the load waits. Spans name the version of
+    each token. A subclass overrides the methods that its `capabilities` name.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -99,9 +111,8 @@ class Engine(Protocol):
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """`completions_each` completions for each prompt, in the order of the prompts.
-
-        The same policy version, arguments and seed give the same completions.
+        """`completions_each` completions for each prompt, in their order. The same version,
+        arguments and seed give the same completions.
 
         Raises:
             ChildFailed: the engine died or answered with an error; it may be retried.
@@ -118,47 +129,32 @@ class Engine(Protocol):
         raise NotImplementedError
 
     def take_sampled(self) -> int:
-        """The number of tokens sampled since the last call, for engines whose completions carry
-        none."""
+        """The tokens sampled since the last call, for engines whose completions carry none."""
         raise self._lacks("counts")
 
     async def go_on(
         self, contexts: Sequence[Context], sampling: Sampling, seed: int
     ) -> list[Completion]:
-        """The next turn of each transcript, continued from the ids that were sampled, within its
-        own limit. A context without room for another token gives `NO_TURN`.
-
-        Raises:
-            ChildFailed, ConfigError: as `generate`.
-        """
+        """The next turn of each transcript, from its sampled ids; `NO_TURN` if the context is
+        full."""
         raise self._lacks("turns")
 
     async def redraft(
         self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
     ) -> list[Completion]:
-        """One completion of each draft. The first tokens, up to its splice, are the draft's, as far
-        as `speculative` keeps them; all log-probs are of the present policy. Drafts of one prompt
-        and of no tokens are completed as by `generate`.
-
-        Raises:
-            ChildFailed: as `generate`.
-            ConfigError: as `generate`, or top-p is not 1.
-        """
+        """One completion of each draft, which keeps the draft's tokens as far as `speculative`
+        does. All log-probs are the present policy's."""
         raise self._lacks("drafts")
 
     async def begin(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> Sequence[PendingGroup]:
-        """As `generate`, without sampling yet.
-
-        Raises:
-            ChildFailed, ConfigError: as `generate`.
-        """
+        """As `generate`, without sampling yet."""
         raise self._lacks("partial")
 
     async def advance(self, works: Sequence[PendingGroup], enough: int) -> None:
-        """Sample until `enough` of these groups are done, counting those that were done before;
-        then interrupt the others, which keep their tokens and may continue under other weights.
+        """Sample until `enough` of these groups are done, earlier ones included; then interrupt the
+        others, which keep their tokens and may continue under other weights.
 
         Raises:
             ChildFailed: as `generate`; the tokens made so far are kept.

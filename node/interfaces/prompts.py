@@ -1,12 +1,11 @@
 """A prompt, and the one place that renders prompts to text and to tokens.
 
-Between processes, in pools and in `swarm` a prompt is one text, `Prompt.text`, which nobody there
-takes apart; random numbers are drawn by it as well. `Prompt.read` is its inverse. A question alone
-is its own text. Any other prompt is `MARK` and JSON.
+Between processes and peers a prompt is one text, `Prompt.text`; random numbers depend on it too.
+`Prompt.read` is its inverse. A question alone is its own text; any other prompt is `MARK` and JSON.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
@@ -19,13 +18,9 @@ _ROLES: Final = frozenset({"system", "user", "assistant"})
 _READ_MAX: Final = 4096  # prompts kept decoded
 
 ChatMessage = dict[str, str]  # `role` and `content`, as chat templates and servers take it
-Encode = Callable[[str], list[int]]
-Decode = Callable[[list[int]], str]
 
 
 class PromptMessage(NamedTuple):
-    """One message of a prompt."""
-
     role: str  # `system`, `user` or `assistant`
     content: str
 
@@ -41,7 +36,6 @@ class Prompt:
     def of(
         cls, question: str, system: str = "", examples: Sequence[tuple[str, str]] = ()
     ) -> "Prompt":
-        """The prompt of a question. `examples`: pairs of question and completion."""
         told = [PromptMessage("system", system)] if system else []
         shown = [
             each
@@ -52,7 +46,7 @@ class Prompt:
 
     @classmethod
     def read(cls, text: str) -> "Prompt":
-        """The prompt of a text. A text that is not what `Prompt.text` writes is a question."""
+        """The prompt of a text. A text that `Prompt.text` did not write is a question."""
         return _read(text)
 
     @property
@@ -64,18 +58,15 @@ class Prompt:
         return MARK + json.dumps([*self.messages, *last], ensure_ascii=False, separators=(",", ":"))
 
     def begun(self, beginning: str) -> "Prompt":
-        """This prompt with a beginning for its completions."""
         return replace(self, beginning=beginning)
 
     @property
     def question(self) -> str:
-        """The question alone."""
         return self.messages[-1].content
 
     @property
     def continued(self) -> str:
-        """The beginning that a policy continues: without white space at its end, because tokens
-        hold words together with the gaps before them."""
+        """The beginning without white space at its end: tokens hold the gap before a word."""
         return self.beginning.rstrip()
 
     def whole(self, text: str) -> str:
@@ -83,8 +74,8 @@ class Prompt:
         return self.continued + text
 
     def chat(self, *, with_system: bool = True) -> list[ChatMessage]:
-        """The messages for a chat template. Without `with_system` the system message is put before
-        the first question, for templates that have no such role."""
+        """The messages for a chat template; without `with_system` its text begins the first
+        question."""
         messages = [message._asdict() for message in self.messages]
         if with_system or messages[0]["role"] != "system":
             return messages
@@ -93,8 +84,7 @@ class Prompt:
 
     @property
     def plain(self) -> str:
-        """The prompt for a policy without a chat template. After worked examples the answer begins
-        on a line of its own, as in the examples."""
+        """The prompt without a template. After examples the answer begins on its own line."""
         parts = [
             f"{each.content}\n" if each.role == "user" else f"{each.content}\n\n"
             for each in self.messages[:-1]
@@ -143,16 +133,14 @@ class PromptEncoder:
 
     @property
     def chat_template(self) -> str | Mapping[str, str] | None:
-        """The template's own text."""
         raise NotImplementedError
 
     def template_renderer(self) -> TemplateRenderer:
-        """The chat template, ready for use."""
         raise NotImplementedError
 
     def encode_completion(self, text: str) -> list[int]:
-        """Token ids of a completion's text: special tokens are neither added nor recognised, so
-        that text from elsewhere cannot hold any."""
+        """Token ids of a completion's text. Special tokens are neither added nor recognised, so
+        text from strangers cannot hold any."""
         raise NotImplementedError
 
     def encode_special(self, text: str) -> list[int]:
@@ -164,23 +152,18 @@ class PromptEncoder:
         raise NotImplementedError
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a completion without the EOS that ends it. Other special tokens are spelled
-        out, and a token without text is `NO_TEXT`: what a scorer cannot see could be taught."""
+        """The text of a completion without its final EOS. Other special tokens are spelled out and
+        a token without text is `NO_TEXT`, so that the scorer sees all of them."""
         raise NotImplementedError
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
-        """Messages by the chat template, up to where the policy's next turn begins.
-
-        Raises:
-            ConfigError: the template fails, or comes to a limit.
-        """
+        """Messages by the chat template, up to where the policy's next turn begins."""
         return self.template_renderer().render(messages)
 
     def encode_prompt(self, prompt: str) -> list[int]:
-        """Token ids of a prompt's text: its messages through the chat template where there is one,
-        else its plain text with the tokenizer's own special tokens. Special tokens spelled out in
-        the prompt stay text. The beginning of a completion comes last, as far as it leaves room for
-        a token. At least one token."""
+        """Token ids of a prompt's text, at least one: by the chat template if there is one, else
+        plain with the tokenizer's special tokens. Special tokens in messages stay text. The
+        beginning comes last, as far as it leaves room for a token."""
         said = Prompt.read(prompt)
         if self.chat_template:
             has_system = takes_system(self.chat_template)
@@ -194,24 +177,15 @@ class PromptEncoder:
         return [*ids, *self.encode_completion(said.continued)[:room]]
 
     def encode_turns(self, prompt: str, turns: Iterable[tuple[Iterable[int], str]]) -> list[int]:
-        """Token ids of a prompt and its turns so far: sampled ids, each with the reply to them.
-
-        Raises:
-            ConfigError: as `between_turns`.
-        """
+        """Token ids of a prompt and its turns so far: sampled ids, each with the reply to them."""
         ids = self.encode_prompt(prompt)
         for sampled, reply in turns:
             ids += [*sampled, *self.between_turns(reply)]
         return ids
 
     def between_turns(self, reply: str) -> list[int]:
-        """The ids between a turn of the policy's that ended by itself, its end token included, and
-        its next one. They are rendered by difference: nothing that came before is rendered again,
-        so a chat template that rewrites earlier turns changes none.
-
-        Raises:
-            ConfigError: the chat template leaves out what it is given.
-        """
+        """The ids between a turn, its end token included, and the next one. They are rendered by
+        difference, so a template that rewrites earlier turns changes none."""
         plain = self.encode_completion(reply)
         if not self.chat_template:
             word = placeholder(0)
@@ -230,11 +204,17 @@ class PromptEncoder:
         return [*ending, *plain, *self.encode_special(begin)]
 
     def text_of(self, prompt: str, token_ids: Sequence[int]) -> str:
-        """The text of a prompt's completion; see `decode`."""
-        return decoded(prompt, token_ids, self.encode_completion, self.decode)
+        """The text of a completion's ids. After a beginning it is what the ids add, because some
+        tokenizers drop the space that a text begins with."""
+        if beginning := Prompt.read(prompt).continued:
+            before = self.encode_completion(beginning)
+            alone, both = self.decode(before), self.decode([*before, *token_ids])
+            if both.startswith(alone):
+                return both.removeprefix(alone)
+        return self.decode(token_ids)
 
     def _encode_chat(self, messages: list[ChatMessage]) -> list[int]:
-        """The template's special tokens count, those that a message spells out do not."""
+        """Encode so that the template's special tokens count and those in a message do not."""
         contents = [message["content"] for message in messages]
         plain = [self.encode_completion(content) for content in contents]
         if plain == [self.encode_special(content) for content in contents]:
@@ -252,26 +232,14 @@ class PromptEncoder:
         return [*ids, *self.encode_special(rest)]
 
 
-def decoded(prompt: str, ids: Sequence[int], encode: Encode, decode: Decode) -> str:
-    """The text of a completion's ids. Behind a beginning it is what these ids add to it: some
-    tokenizers lose the gap that a text begins with, and then tokens alone do not say whether the
-    policy made one."""
-    if not (beginning := Prompt.read(prompt).continued):
-        return decode(list(ids))
-    before = list(encode(beginning))
-    alone, both = decode(before), decode([*before, *ids])
-    return both.removeprefix(alone) if both.startswith(alone) else decode(list(ids))
-
-
 def takes_system(chat_template: str | Mapping[str, str] | None) -> bool:
-    """True if a chat template has a place for the system message. One that does not either never
-    names that role or raises an error that says so."""
+    """True if a chat template supports the system role; others never name it or raise an error."""
     text = chat_template if isinstance(chat_template, str) else str(chat_template or "")
     return "system" in text and "not supported" not in text.lower()
 
 
 def placeholder(number: int) -> str:
-    """A word that no template has, which stands for a message in it."""
+    """A word that no template contains, in place of a message."""
     return f"0cd1e2a7{number:04}"
 
 
@@ -283,8 +251,8 @@ TWO_TURNS: Final[list[ChatMessage]] = [
 
 
 def around_reply(rendered: str) -> tuple[str, str] | None:
-    """The texts that a chat template puts between a policy's turn and a reply, and behind the
-    reply; None: it leaves one of them out. `rendered`: `TWO_TURNS`, up to the next turn."""
+    """The texts of a chat template between a turn and a reply, and after the reply; None: it omits
+    one. `rendered`: `TWO_TURNS`, up to the next turn."""
     _, said, place = _PLACES
     _, found, rest = rendered.partition(said)
     end, found_reply, begin = rest.partition(place)
@@ -292,7 +260,7 @@ def around_reply(rendered: str) -> tuple[str, str] | None:
 
 
 def around(plain: Sequence[int], ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids before and behind those of a text alone (`plain`); none where they are not in it."""
+    """The ids before and after those of a text alone (`plain`); empty if it is not found."""
     for at in range(len(ids) - len(plain) + 1):
         if list(ids[at : at + len(plain)]) == list(plain):
             return tuple(ids[:at]), tuple(ids[at + len(plain) :])

@@ -1,11 +1,8 @@
-"""Quantised sampling: vLLM quantises weights as it loads them, the trainer's policy is exact.
+"""Quantised sampling: vLLM quantises weights as it loads them; the trainer's policy stays exact.
 
-`fp8` is vLLM's own: it quantises each layer as it is loaded, with a scale for each output and, of
-what is multiplied, for each token. Of dense layers in `int8` it only knows checkpoints. So it is
-told that the model is such a one (compressed-tensors), begins with no weights of it, and the worker
-quantises what it reads, for the first load and all others.
-
-Imports neither torch nor vLLM: tensors are whoever calls'.
+vLLM does `fp8` itself, with a scale for each output and token. It knows `int8` only from
+checkpoints, so it is told that the model is such a checkpoint (compressed-tensors), starts without
+weights, and the worker quantises what it loads. Imports neither torch nor vLLM.
 """
 
 from collections.abc import Collection, Iterator
@@ -50,16 +47,11 @@ def server_flags(kind: Quantisation) -> dict[str, Any]:
     return {}
 
 
-def begins_empty(kind: Quantisation) -> bool:
-    """True if a server that has started has no weights yet."""
-    return kind == "int8"
-
-
 def in_int8(
     tensors: Iterator[tuple[str, Any]], layers: Collection[str]
 ) -> Iterator[tuple[str, Any]]:
-    """A model's tensors (name, torch tensor) with those of some layers, named by the last part of
-    their names, as int8 and a scale for each output. What is in int8 already is left as it is."""
+    """A model's tensors by name, with those of `layers` (last parts of names) as int8 and a scale
+    for each output. Tensors in int8 are unchanged."""
     for name, tensor in tensors:
         layer, _, kind = name.rpartition(".")
         wanted = kind == "weight" and layer.rpartition(".")[2] in layers

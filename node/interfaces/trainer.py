@@ -1,5 +1,5 @@
-"""The protocol of trainers. `node.train.process` has the real one, in a process of its own;
-`node.engines.scripted` stands in where a simulation needs none of the learning."""
+"""The protocol of trainers. `node.train.process` has the real one, in its own process;
+`node.engines.scripted` has one for simulations."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,18 +35,15 @@ def error_of(name: str, message: str) -> SwarmError:
 
 @dataclass(frozen=True, slots=True)
 class TrainingGroup:
-    """One group as the trainer takes it. `advantages` has one entry for each completion.
+    """One group for the trainer. `advantages` has one entry for each completion.
 
-    With `own_tokens` the completions' token ids are this trainer's own and are used as they are;
-    otherwise they are ignored and the text is encoded again with the trainer's tokenizer, with
-    EOS added where the completion finished by itself. Where `source` names another machine, so is
-    a text that is not that of its tokens.
+    With `own_tokens` the token ids are the trainer's own and are used. Otherwise the text is
+    encoded again, with EOS if the completion ended by itself, unless `tokenizer` is the trainer's;
+    see `node.train.rows`. A text from another machine (`source`) that differs from its tokens is
+    encoded again too.
 
-    Without `own_tokens`, a `tokenizer` that is the trainer's says that the ids are of its tokens
-    all the same, so that they can be taken with their log-probs; see `node.train.rows`.
-
-    A completion's log-probs are used, with its token ids, by the losses that correct for the policy
-    that generated it. None, as many as not fit, all zero, above zero or not finite: unknown.
+    Log-probs are used by losses that correct for the behaviour policy. They are unknown if absent,
+    of a wrong number, all zero, above zero or not finite.
     """
 
     prompt: str
@@ -68,7 +65,7 @@ def training_group(
     source: str = "",
     tokenizer: str = "",
 ) -> TrainingGroup:
-    """Those completions that are to be trained on: the others' advantage is None."""
+    """The completions to train on; those with advantage None are left out."""
     kept = [(each, a) for each, a in zip(completions, advantages, strict=True) if a is not None]
     return TrainingGroup(
         prompt,
@@ -81,11 +78,7 @@ def training_group(
 
 
 def check_scorable(groups: Sequence[TrainingGroup]) -> None:
-    """Text that is encoded again has other tokens than those whose log-probs are in question.
-
-    Raises:
-        LocalProtocolError: a group without `own_tokens`.
-    """
+    """Refuse groups without `own_tokens`: text that is encoded again has other tokens."""
     if not all(group.own_tokens for group in groups):
         raise LocalProtocolError("score: only token ids of our own tokenizer can be scored")
 
@@ -94,9 +87,8 @@ def check_scorable(groups: Sequence[TrainingGroup]) -> None:
 class TrainReport:
     """The figures of one update. Means are over trained tokens.
 
-    An update whose loss or gradient is not finite is not made, and one that the guard takes back is
-    as if it was not: `policy_version` stays and `trained_tokens` is 0, while `loss` and `grad_norm`
-    tell what was seen.
+    After an update that is not finite, or that the guard undoes, `policy_version` stays and
+    `trained_tokens` is 0; `loss` and `grad_norm` are what was measured.
     """
 
     policy_version: int  # after the update
@@ -114,7 +106,7 @@ class TrainReport:
     unlikely_tokens: int = 0  # foreign ones left out, below a floor of likelihood
     left_out_completions: int = 0  # foreign ones, for their advantage below zero (`positives`)
     weighted_tokens: int = 0  # foreign ones that count by the log-probs that came along
-    # of |d loss / d log p|, summed over the tokens of the first update, what is of others' tokens
+    # share of the sum of |d loss / d log p| that comes from foreign tokens, in the first update
     foreign_gradient: float = math.nan  # 0 to 1; nan: there is no gradient
     # of losses that use behaviour log-probs
     mask_fraction: float = 0.0  # of tokens, left out by the loss
@@ -132,8 +124,6 @@ class TrainReport:
 
 @dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """The policy that is loaded."""
-
     name: str
     parameters: int
     tokenizer: str  # fingerprint
@@ -155,8 +145,8 @@ class Trainer(Protocol):
     async def info(self) -> PolicyInfo: ...
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
-        """One batch. The result does not depend on the order of groups or on micro-batching, but
-        for floating-point rounding.
+        """Train on one batch. The order of groups and micro-batching change the result by rounding
+        alone.
 
         Raises:
             ChildFailed: out of memory or a crash; the policy is as before or the process is gone.
@@ -168,27 +158,26 @@ class Trainer(Protocol):
         ...
 
     async def roll_back(self, directory: Path) -> int:
-        """Take the weights of what `save` wrote, without momentum. The new policy version: one
-        above the present one, as no two policies may have one version.
+        """Load the weights that `save` wrote, without momentum; the new policy version, one above
+        the present one, because versions are unique.
 
         Raises:
-            ConfigError: it is damaged, or of another model; the policy is of no use any more.
+            ConfigError: damaged, or of another model; the policy is useless now.
             ChildFailed: out of memory or a crash.
         """
         ...
 
     async def slow_down(self, rate_share: float) -> None:
-        """Updates take this share of the rate from now on, until the trainer ends."""
+        """Multiply the learning rate of later updates by this share, until the trainer ends."""
         ...
 
     async def export(self, directory: Path, precision: Precision = "float32") -> None:
-        """Write the policy alone, for an engine to load: a Hugging Face model directory, with
-        numbers of that precision, or an adapter in PEFT's format, in fp32, where one is trained."""
+        """Write the policy for an engine: a Hugging Face model directory of that precision, or the
+        trained adapter in PEFT's format, in fp32."""
         ...
 
     async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
-        """Write the policy alone as a Hugging Face model directory, an adapter merged into it, with
-        numbers of that precision."""
+        """Write the policy as a Hugging Face model directory, with an adapter merged into it."""
         ...
 
     async def memory_bytes(self) -> int:

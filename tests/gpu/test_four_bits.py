@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.engines.torch_engine import generate
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import adapters, checkpoint, frozen
 from node.train.trainer import GroupTrainer
 from node.train.trainer_worker import opened
 from tests.unit import training_support
-from tests.unit.training_support import group, open_policy, qwen_directory
+from tests.unit.training_support import generate, group, open_policy, qwen_directory
 
 SPEC = TrainerSpec("test", learning_rate=1e-2)
 MANY = 100_000

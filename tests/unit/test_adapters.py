@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from node.config import load_config
-from node.engines.torch_engine import generate
 from node.hosting.models import trainer_spec
 from node.interfaces.adapter_files import BASE_FILE, CONFIG_FILE, WEIGHTS_FILE, AdapterShape
 from node.interfaces.engine import Sampling
@@ -30,6 +29,7 @@ from node.train.trainer_worker import TrainerCore, load_version
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from tests.support import run
 from tests.unit.training_support import (
+    generate,
     gpt2_directory,
     group,
     mamba_directory,

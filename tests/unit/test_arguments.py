@@ -19,6 +19,8 @@ from node.config.described import settings_of
         ("join --learning_rate=1", "join: there is no --learning_rate; did you mean --learning-r"),
         ("join --rate 1", "there is no --rate; did you mean --learning-rate?"),
         ("join --local-groups 4", "there is no --local-groups; did you mean --local?"),
+        ("join --round 3", "there is no --round; did you mean --rounds?"),
+        ("weights fetch --follo", "there is no --follo; did you mean --follow?"),
         ("join --zzz", "swarm-node join: there is no --zzz; swarm-node join --help-all lists them"),
         ("join here", "swarm-node join: here is one argument too many"),
         ("weights publsh x", "swarm-node weights: there is no publsh; did you mean publish?"),
@@ -54,7 +56,7 @@ def test_help_is_short_and_the_rest_is_a_flag_away(capsys) -> None:
     for command in ("join", "learn"):
         short, whole = help_of(capsys, command, "--help"), help_of(capsys, command, "--help-all")
         default = NodeConfig.model_fields["evaluate_every_rounds"].default
-        assert f"held-out tasks to the next; default: {default} " in short
+        assert f"evaluations on the held-out tasks; default: {default} " in short
         assert "--coordinator PEER" in short
         assert "--serve-bytes-per-s-max" not in short
         assert (
@@ -65,7 +67,7 @@ def test_help_is_short_and_the_rest_is_a_flag_away(capsys) -> None:
             assert f"{setting.option} " in whole.replace(",", " ")
             assert (f"{setting.option} " in short.replace(",", " ")) == setting.flag.often
     assert "as the node" not in help_of(capsys, "eval", "--help")
-    assert "model on the hub; default: that of the node" in help_of(capsys, "eval", "--help")
+    assert "or a hub id; default: that of the node" in help_of(capsys, "eval", "--help")
     assert "serve-bytes" not in help_of(capsys, "status", "--help")
 
 

@@ -15,7 +15,6 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from node.config import load_config
-from node.engines.torch_engine import generate
 from node.hosting import models
 from node.interfaces.adapter_files import BASE_FILE, AdapterShape, card_of
 from node.interfaces.engine import Sampling
@@ -28,6 +27,7 @@ from node.train.trainer import GroupTrainer
 from node.train.trainer_worker import TrainerCore, load_version, opened
 from swarm.errors import ConfigError
 from tests.unit.training_support import (
+    generate,
     gpt2_directory,
     group,
     open_policy,

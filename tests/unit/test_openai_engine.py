@@ -22,6 +22,7 @@ from node.interfaces.engine import EngineInfo, Sampling
 from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import PolicyInfo
 from swarm.errors import ChildFailed, ConfigError
+from swarm.limits.backoff import Backoff
 from swarm.rollouts import Completion, FinishReason
 from tests.openai_server import Handler, OpenAiTestServer, no_such_server, openai_server
 from tests.support import run
@@ -39,7 +40,7 @@ def served() -> Iterator[OpenAiTestServer]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test waits as long as a node."""
-    monkeypatch.setattr(engine, "RETRY_S", (0.01,))
+    monkeypatch.setattr(engine, "RETRY", Backoff(0.01, 0.01))
 
 
 def generated(

@@ -9,7 +9,6 @@ from node.config import load_config
 from node.engines import drafts as drafting
 from node.engines import torch_engine
 from node.engines.drafts import DraftGeneration
-from node.engines.torch_engine import generate
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.drafts import Draft, DraftBank
@@ -23,6 +22,7 @@ from tests.unit.test_training_generation import NEW, OLD, PROMPTS, SAMPLING, Mod
 from tests.unit.test_training_generation import models as models
 from tests.unit.test_training_generation import qwen as qwen
 from tests.unit.training_support import (
+    generate,
     gpt2_directory,
     open_policy,
     qwen_directory,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from node.engines import torch_engine
-from node.engines.torch_engine import generate, pick_tokens
+from node.engines.torch_engine import pick_tokens
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
@@ -14,6 +14,7 @@ from node.train.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from swarm.rollouts import FinishReason
 from tests.unit.training_support import (
+    generate,
     gpt2_directory,
     mamba_directory,
     open_policy,

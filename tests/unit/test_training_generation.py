@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from node.engines import torch_engine
-from node.engines.torch_engine import Generation, generate
+from node.engines.torch_engine import Generation
 from node.interfaces.engine import Sampling
 from node.policies.policy import Policy
 from swarm.rollouts import Completion, version_spans
 from tests.unit.training_support import (
+    generate,
     gpt2_directory,
     mamba_directory,
     open_policy,

@@ -4,7 +4,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.engines.torch_engine import generate
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
@@ -14,6 +13,7 @@ from node.train import trainer as trainer_module
 from node.train.trainer import GroupTrainer
 from swarm.rollouts import FinishReason
 from tests.unit.training_support import (
+    generate,
     gpt2_directory,
     group,
     mamba_directory,

@@ -26,7 +26,7 @@ def test_what_was_interrupted_goes_on_where_it_was():
     work = Unfinished(PROMPT, 3, 8, seed=5)
     [first] = work.asks()
     work.take(first, [piece(4, 5), piece(6, reason=STOP), piece()], 1)
-    assert work.tokens == 3
+    assert sum(len(row.tokens) for row in work._rows) == 3
     one, other = work.asks()
     assert (one.rows, one.token_ids, one.tokens_max) == ((0,), (*PROMPT, 4, 5), 6)
     assert (other.rows, other.token_ids, other.tokens_max) == ((2,), PROMPT, 8)

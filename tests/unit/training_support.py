@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
+from node.engines.torch_engine import Generation
 from node.engines.vllm.text import ModelText
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
@@ -118,3 +119,18 @@ def model_text(directory: Path, policy: Policy) -> ModelText:
     if (request := text.affixes_request()) is not None:
         text.take_affixes(policy.encode_plain(request["prompt"]))
     return text
+
+
+def generate(
+    policy: Policy,
+    prompts: Sequence[str],
+    completions_each: int,
+    sampling: Sampling,
+    seed: int,
+    policy_version: int,
+) -> list[tuple[Completion, ...]]:
+    """Sample everything in one call; see `Engine.generate`."""
+    generation = Generation(policy, prompts, completions_each, sampling, seed)
+    while not generation.done:
+        generation.advance(sampling.max_new_tokens, policy_version)
+    return generation.completions()

@@ -1,11 +1,8 @@
-"""Runs a vLLM server for as long as the node lives: `python -m node.engines.vllm.child`.
+"""Runs a vLLM server for as long as the node lives: `python -m node.engines.vllm.child LOG SCRATCH
+COMMAND...`, as the leader of a process group.
 
-The node holds the other end of this process's standard input. When that end closes, because the
-node closed it or was killed, the server is asked to end and then the whole process group is
-killed. The server's output goes to a log file of bounded size, and its scratch directory (sockets)
-goes when it does.
-
-Arguments: LOG SCRATCH COMMAND...; the process must lead a process group of its own.
+When the node closes standard input or dies, the server is terminated and the process group killed.
+The log is bounded, and the scratch directory (sockets) is removed.
 """
 
 import os
@@ -29,8 +26,8 @@ _READ_BYTES: Final = 65_536
 
 
 class _Log:
-    """A file that is begun anew when it has grown to its limit. What a full disk does not take is
-    dropped, and counted in the next line that it takes: the server must never wait for its log."""
+    """A file that starts anew at its size limit. Bytes that a full disk refuses are dropped and
+    counted in the next line, because the server must never wait for its log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -50,7 +47,6 @@ class _Log:
         self._dropped_bytes += len(data) - self._put(data)
 
     def _put(self, data: bytes) -> int:
-        """The number of bytes that the file took."""
         try:
             if self._file is None or len(data) > self._room:
                 self._file = self._begin()
@@ -76,13 +72,8 @@ def _copy(source: int, log: _Log) -> None:
         log.write(data)
 
 
-def _wait_for_end_of_input() -> None:
-    while os.read(sys.stdin.fileno(), _READ_BYTES):
-        pass
-
-
 def _end(server: subprocess.Popen[bytes], scratch: Path) -> NoReturn:
-    """End the server, then everything that it left in the group, this process last."""
+    """End the server, then its whole process group, this process included."""
     server.terminate()
     with suppress(subprocess.TimeoutExpired):
         server.wait(POLITE_END_S)
@@ -107,7 +98,8 @@ def main(log_path: Path, scratch: Path, command: list[str]) -> NoReturn:
     copier.start()
 
     def watch() -> None:
-        _wait_for_end_of_input()
+        while os.read(sys.stdin.fileno(), _READ_BYTES):
+            pass
         _end(server, scratch)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,13 +1,10 @@
 """A limit on completions in flight: as many as the engine's key-value cache holds.
 
-Too few leave an engine idle; too many have it throw completions out of its cache and compute them
-again. So the limit grows by a share while everything fits, more is waiting, and completions end:
-before, nobody knows how much room they take. But on a large GPU long completions take minutes to
-end: up to what the cache holds however long they become, the limit doubles at once, while the cache
-is nearly empty. When something was thrown out, the cache is full, and what runs then is what it
-holds: the limit goes there, and no further. What is in flight comes down only as completions end,
-and meanwhile more are thrown out: a limit that went down for each of them would end far too low. A
-few that are thrown out cost less than room that nobody uses.
+Too few leave the engine idle; too many are preempted (thrown out of the cache and computed again).
+The limit grows by a share while everything fits, more is waiting and completions end, because only
+ended ones show their size. While the cache is nearly empty, the limit doubles up to what the cache
+holds at full length. After a preemption the limit becomes what runs now. It does not fall for every
+preemption: in-flight completions end slowly, and it would fall far too low.
 """
 
 from collections.abc import AsyncIterator
@@ -46,14 +43,8 @@ def next_limit(
     ended: bool,
     holds: int = 0,
 ) -> int:
-    """The limit from now on.
-
-    Args:
-        preempted: completions thrown out since the last look.
-        wanted: whether anything waits for a place.
-        ended: whether any completion has ended since the last look.
-        holds: completions that the cache has room for, however long they become; 0: not known.
-    """
+    """The new limit. `preempted` and `ended` count since the last look; `wanted`: something waits.
+    `holds`: full-length completions that fit in the cache; 0: unknown."""
     if preempted > 0:
         return max(LIMIT_MIN, int(limit * (1 - SHRINK_MAX)), min(limit, load.running - 1))
     if not wanted or load.waiting > 0 or load.cache_share >= CACHE_FULL:
@@ -65,7 +56,7 @@ def next_limit(
 
 
 class Flow:
-    """Places in flight, given in the order in which they are asked for."""
+    """Slots in flight, granted in the order of the requests."""
 
     def __init__(self, limit_max: int) -> None:
         self.limit = min(LIMIT_FIRST, limit_max)
@@ -80,9 +71,8 @@ class Flow:
 
     @asynccontextmanager
     async def place(self, count: int, longest_tokens: int = 0) -> AsyncIterator[None]:
-        """Have so many completions in flight within the block. More than the limit at once are let
-        in when nothing else is in flight. `longest_tokens`: room in the cache that one of them may
-        come to take, with its prompt."""
+        """Have `count` completions in flight within the block. A larger count than the limit waits
+        until nothing else is in flight. `longest_tokens`: of one completion with its prompt."""
         self._longest_tokens = max(self._longest_tokens, longest_tokens)
         async with self._turn:
             while self.in_flight and self.in_flight + count > self.limit:
@@ -97,7 +87,7 @@ class Flow:
             self._changed.set()
 
     def look(self, load: EngineLoad) -> None:
-        """Go by what the engine says now. A total that went back is of an engine started anew."""
+        """Adjust the limit by the engine's load. A smaller total means a restarted engine."""
         preempted = max(0, load.preempted_total - self._seen)
         self._seen = load.preempted_total
         self.preempted += preempted

@@ -1,19 +1,12 @@
-"""Sampling with a vLLM server in a process of its own, over HTTP.
+"""Sampling with a vLLM server in a process of its own, over HTTP, by token ids.
 
-Prompts go as token ids, encoded as the trainer encodes them (`node.interfaces.prompts`).
-Completions come back as token ids with the log-probs of the distribution that was sampled from.
+New weights are loaded in the middle of completions. Unfinished ones are interrupted and their
+tokens are kept here with their version; the rest is asked for under the new weights. vLLM's pause
+mode `keep` is not used: the probe must run before the first new token, and a server that dies must
+lose no token.
 
-New weights are loaded in place, in the middle of completions. What is under way is interrupted and
-handed back: its tokens are kept here, with the version that made them, and the rest is asked for
-under the new weights. The server keeps nothing meanwhile (vLLM could, with its pause mode `keep`),
-so that the probe runs alone, between the load and the first token of the new version; and so that a
-server which dies in a load takes no token with it.
-
-Where it shares a GPU with a trainer, it sleeps while this trains: the server gives its memory back
-and forgets its weights, and the next ones wake it.
-
-A server that died, or whose weights a failed load left in doubt, is started anew from the last good
-directory, and what it had not handed back is asked for again.
+On a GPU shared with a trainer the server sleeps while this trains. A server that died, or whose
+weights are doubtful after a failed load, is restarted from the last good directory.
 """
 
 import json
@@ -61,7 +54,6 @@ from node.interfaces.engine import (
     Sampling,
     Tell,
 )
-from node.interfaces.quantisation import begins_empty
 from node.policies.weight_diff import all_tensors, changed_tensors, check_alike, tensors_of
 from node.system.machine import core_count, free_memory_bytes, threads_of
 from node.system.pause_gate import Gate
@@ -85,12 +77,11 @@ T = TypeVar("T")
 
 # Long: requests, weights and life of one child process share its lock.
 class VllmEngine(Engine):
-    """See `Engine`. Generations may run at the same time, and loads in the middle of them.
+    """An `Engine` whose generations and loads may overlap.
 
-    `update_mode` says what becomes of completions that new weights find under way: `keep` goes on
-    with them under the new weights, `drain` waits until they are finished, `abort` samples them
-    again from their beginnings. Weights of an older version than before are another line of
-    versions, and then all are.
+    `update_mode` decides about completions that new weights interrupt: `keep` continues them,
+    `drain` finishes them first, `abort` begins them again. A version older than the last begins
+    another line of versions, and then all begin again.
     """
 
     capabilities = Capabilities(turns=True, partial=True)
@@ -106,9 +97,8 @@ class VllmEngine(Engine):
         reference: probe.Reference | None = None,
         tell: Tell | None = None,
     ) -> None:
-        """Made by `open_vllm`. `reference` says what log-probs should be after each load; None:
-        nobody checks. `tell` gets a sentence for each server that ended by itself or had to be
-        ended."""
+        """Made by `open_vllm`. `reference` computes the log-probs to expect after each load; None:
+        no check. `tell` gets a sentence for each server that ended."""
         self._text = ModelText(directory, settings.context_tokens)
         self._encoding = trio.CapacityLimiter(1)  # threads that use it
         kind = settings.quantization
@@ -126,7 +116,7 @@ class VllmEngine(Engine):
         self._connections = trio.CapacityLimiter(CONNECTIONS_MAX)
         self.flow = Flow(settings.sequences_max)
         self._server: VllmServer | None = None
-        self._directory = directory  # of the policy that serves
+        self.directory = directory  # of the policy that serves
         self._version = policy_version
         self._line = 0  # of versions; those of one line only grow
         self._loads = 0
@@ -142,24 +132,14 @@ class VllmEngine(Engine):
         self.paused_s: float = 0.0  # of the last load, however it went
 
     async def start(self) -> None:
-        """Start the server, or start it anew where it cannot go on.
-
-        Raises:
-            ChildFailed: it does not start.
-        """
+        """Start the server, or restart it if it cannot continue."""
         async with self._lifecycle:
             await self._start()
 
     async def close(self) -> None:
-        """End the server if one runs."""
         if self._server is not None:
             await self._server.close()
             self._server, self._sound, self._asleep = None, False, False
-
-    @property
-    def directory(self) -> Path:
-        """The directory of the weights that serve."""
-        return self._directory
 
     @property
     def sizes(self) -> str:
@@ -172,10 +152,8 @@ class VllmEngine(Engine):
 
     @property
     def pid(self) -> int | None:
-        """The server's process group, None while none runs."""
+        """The server's process group; None while none runs."""
         return self._server.pid if self._server is not None else None
-
-    # --- completions ---------------------------------------------------------------------------
 
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
@@ -187,7 +165,7 @@ class VllmEngine(Engine):
     async def go_on(
         self, contexts: Sequence[Context], sampling: Sampling, seed: int
     ) -> list[Completion]:
-        """See `Engine.go_on`. What came before is in the server's prefix cache."""
+        """Sample the next turn of each context; the server's prefix cache has the turns before."""
         check(sampling, 1)
         encoded = await self._encoded(contexts)
         # Each turn has random numbers of its own
@@ -230,7 +208,7 @@ class VllmEngine(Engine):
         if self._asleep:
             await self.start()
         jobs = [partial(self._finish, work, harvest) for work in left]
-        await self._each(jobs, beside=partial(self._tend, harvest))
+        await self._each(jobs, partial(self._tend, harvest))
 
     async def collect(self, works: Sequence[PendingGroup]) -> list[tuple[Completion, ...]]:
         text_of = self._text.text_of
@@ -240,7 +218,7 @@ class VllmEngine(Engine):
         )
 
     async def _tend(self, harvest: Harvest) -> None:
-        """Let as much in as the server can take; once enough is done, have the rest handed back."""
+        """Adjust the limit while it runs; when enough groups are done, interrupt the rest."""
         while not harvest.is_full:
             server = self._server
             load = await server.load() if server is not None and server.usable else None
@@ -252,11 +230,7 @@ class VllmEngine(Engine):
             pass
 
     async def _encoded(self, contexts: Sequence[Context]) -> list[list[int]]:
-        """The ids of prompts and their turns.
-
-        Raises:
-            ConfigError: the model's chat template fails, or leaves out turns.
-        """
+        """The ids of prompts and their turns."""
         if (request := self._text.affixes_request()) is not None:
             answer = await self._persist(lambda: self._running().post("/tokenize", request))
             self._text.take_affixes(json.loads(answer)["tokens"])
@@ -266,7 +240,7 @@ class VllmEngine(Engine):
         )
 
     async def _finish(self, work: VllmWork, harvest: Harvest) -> None:
-        """Ask until the work or the harvest is done, across interruptions and servers that die."""
+        """Ask until the group or the harvest is done, across interruptions and restarts."""
         longest = work.rows.longest_tokens + CACHE_BLOCK_TOKENS  # the last block is never full
         async with self.flow.place(work.completions, longest):
             while not work.done and not harvest.is_full:
@@ -276,11 +250,10 @@ class VllmEngine(Engine):
     async def _advance(self, work: VllmWork, harvest: Harvest) -> None:
         if work.rows.line != self._line:
             work.rows.begin_again(self._line)
-        asks = [partial(self._ask, work, ask, harvest) for ask in work.rows.asks()]
-        await self._each(asks, self._connections)
+        await self._each([partial(self._ask, work, ask, harvest) for ask in work.rows.asks()])
 
     async def _ask(self, work: VllmWork, ask: Ask, harvest: Harvest) -> None:
-        async with self._gate.passing():
+        async with self._connections, self._gate.passing():
             if work.rows.line != self._line or harvest.is_full:
                 return  # that was before it got in
             if not self._sound:
@@ -292,11 +265,7 @@ class VllmEngine(Engine):
             work.rows.take(ask, pieces, version)
 
     async def _persist(self, job: Callable[[], Awaitable[T]]) -> T:
-        """The result of a job, which is tried again at a server started anew.
-
-        Raises:
-            ChildFailed: it failed more than `RESTARTS_MAX` times.
-        """
+        """Run a job; a ChildFailed restarts the server and tries again, `RESTARTS_MAX` times."""
         for failures in range(RESTARTS_MAX):
             try:
                 return await job()
@@ -307,19 +276,17 @@ class VllmEngine(Engine):
                 await self.start()
         return await job()
 
-    # --- versions ------------------------------------------------------------------------------
-
     async def load(self, weights: Path, policy_version: int, *, lent: bool = False) -> None:
-        """See `Engine.load`. The directory must stay until another one is loaded: a server
-        that dies is started from it. What failed or does not say what it should is taken back.
-        `lent`: a trainer on the same device has lent its tensors there, and holds still."""
+        """Load a directory, which must stay until the next load. Weights that fail, or whose
+        log-probs differ from the expected ones, are rolled back. `lent`: a trainer on the same
+        device lends its tensors and does not change them meanwhile."""
         async with self._lifecycle:
             if not await self._sleeps():
                 await self._start()
-            await trio.to_thread.run_sync(check_alike, self._directory, weights)
+            await trio.to_thread.run_sync(check_alike, self.directory, weights)
             # What is lent is taken whole: to find what changed takes longer than to copy it.
             whole = self._asleep or lent
-            look = all_tensors if whole else partial(changed_tensors, self._directory)
+            look = all_tensors if whole else partial(changed_tensors, self.directory)
             changes = await trio.to_thread.run_sync(look, weights)
             expected = await self._expect(weights)
             async with self._still("load", drain=self._mode == "drain"):
@@ -331,7 +298,7 @@ class VllmEngine(Engine):
                     await self._go_back(error, weights)
                 if policy_version < self._version or self._mode == "abort":
                     self._line += 1
-                self._directory, self._version = weights, policy_version
+                self.directory, self._version = weights, policy_version
                 self._expected, self._sound = expected, True
                 self._said = self._says
             loaded = changes.total if names is None else len(names)
@@ -341,12 +308,7 @@ class VllmEngine(Engine):
             )
 
     async def sleep(self) -> None:
-        """Give the device's memory back until the next load or completion. What is under way is
-        interrupted and kept. Does nothing where no server runs.
-
-        Raises:
-            ChildFailed: the server failed; it is started anew when it is needed.
-        """
+        """Free the device's memory until the next load or completion; unfinished ones are kept."""
         async with self._lifecycle:
             server = self._server
             if server is None or not server.usable or not self._sound:
@@ -357,48 +319,40 @@ class VllmEngine(Engine):
                 self._asleep = True
 
     async def _wakes(self) -> bool:
-        """Wake the server with the weights that it slept with, if it sleeps. False: it does not, or
-        it failed and has to be started anew."""
+        """Wake a sleeping server with its last weights. False: not asleep, or it needs a
+        restart."""
         if not await self._sleeps():
             return False
         with suppress(ChildFailed):
-            await self._replace(self._directory, None, self._expected)
+            await self._replace(self.directory, None, self._expected)
             self._sound = True
         return self._sound
 
     async def _sleeps(self) -> bool:
-        """True if there is a server to wake."""
         server = self._server
         return self._asleep and server is not None and server.usable and await server.healthy()
 
     @asynccontextmanager
     async def _still(self, holder: str, *, drain: bool) -> AsyncIterator[None]:
-        """Nothing is sampled within the block. With `drain` what is under way is finished first."""
+        """Sample nothing within the block. `drain`: requests in flight are finished first."""
         began_s = trio.current_time()
         self._holders.add(holder)
         try:
-            await self._interrupt(drain=drain)
+            async with trio.open_nursery() as nursery:
+                if not drain:
+                    nursery.start_soon(self._hand_back)
+                await self._gate.pause()
+                nursery.cancel_scope.cancel()
             yield
         finally:
-            self._release(holder)
+            self._holders.discard(holder)
+            if not self._holders:
+                self._gate.resume()
             if holder == "load":
                 self.paused_s = trio.current_time() - began_s
 
-    def _release(self, holder: str) -> None:
-        self._holders.discard(holder)
-        if not self._holders:
-            self._gate.resume()
-
-    async def _interrupt(self, *, drain: bool) -> None:
-        async with trio.open_nursery() as nursery:
-            if not drain:
-                nursery.start_soon(self._hand_back)
-            await self._gate.pause()
-            nursery.cancel_scope.cancel()
-
     async def _hand_back(self) -> None:
-        """Have the server hand back what it has, until this is cancelled: what was sent just before
-        may get there after the first time."""
+        """Interrupt the server's requests until cancelled: one may arrive after the first call."""
         while True:
             server = self._server
             if server is not None and server.usable:
@@ -414,12 +368,7 @@ class VllmEngine(Engine):
         *,
         lent: bool = False,
     ) -> probe.Difference | None:
-        """Load a directory, or some tensors of it, into a server that samples nothing, and see
-        whether it has them. One that sleeps takes a whole directory, and wakes.
-
-        Raises:
-            ChildFailed: the server failed, or has them not.
-        """
+        """Load a directory or some of its tensors into an idle or sleeping server, and probe it."""
         server = self._running()
         self._sound = False
         if self._asleep:
@@ -449,7 +398,7 @@ class VllmEngine(Engine):
         self._not_lent = said
 
     async def _relabel(self) -> None:
-        """Name the weights that the server has now; each token comes back with the name."""
+        """Name the server's present weights; each token comes back with the name."""
         self._loads += 1
         await self._running().order("/update_weight_version", {"new_version": self._label})
 
@@ -458,15 +407,11 @@ class VllmEngine(Engine):
         return f"load-{self._loads}"
 
     async def _go_back(self, error: ChildFailed, weights: Path) -> None:
-        """Have the server serve the version before again; one that cannot is started anew later.
-
-        Raises:
-            ChildFailed: always, with the reason.
-        """
+        """Restore the version before, and raise. If that fails, the server restarts later."""
         self.rolled_back += 1
         if self._running().usable:
             with suppress(ChildFailed):
-                await self._replace(self._directory, None, self._expected)
+                await self._replace(self.directory, None, self._expected)
                 self._sound = True
         raise ChildFailed(
             f"weights {weights}: {error}; version {self._version} serves on"
@@ -476,11 +421,6 @@ class VllmEngine(Engine):
         return None if self._reference is None else await self._reference(weights, self._rows)
 
     async def _probe(self, expected: probe.LogProbs | None) -> probe.Difference | None:
-        """
-        Raises:
-            ServerRefused: the log-probs are not as expected.
-            ChildFailed: the server failed.
-        """
         if expected is None:
             return None
         found = await self._each([partial(self._logprobs, row) for row in self._rows])
@@ -494,10 +434,6 @@ class VllmEngine(Engine):
         return apart
 
     def _check_moved(self, expected: probe.LogProbs | None) -> None:
-        """
-        Raises:
-            ChildFailed: the server says what it said under the weights before.
-        """
         said, says, before = self._said, self._says, self._expected
         if said and says and before and expected and probe.is_stale(said, says, before, expected):
             raise ChildFailed("vLLM still samples with the weights before")
@@ -507,10 +443,8 @@ class VllmEngine(Engine):
         answer = await self._running().post("/inference/v1/generate", request)
         return self._text.probe_answer(row, answer)
 
-    # --- the server ----------------------------------------------------------------------------
-
     async def _start(self) -> None:
-        """`start`, with the lock held."""
+        """As `start`, with the lock held."""
         server = self._server
         if server is not None and server.usable and self._sound and await server.healthy():
             return
@@ -526,18 +460,21 @@ class VllmEngine(Engine):
         await self._start_server()
         await self._relabel()
         if self._expected is None:
-            self._expected = await self._expect(self._directory)
+            self._expected = await self._expect(self.directory)
         await self._probe(self._expected)
         self._running().proven = True
         self._said = self._says
         self._sound = True
 
     async def _start_server(self) -> None:
-        """In place of the one before."""
         for failures in range(RESTARTS_MAX + 1):
             await self.close()
             try:
-                await self._open_server()
+                self._server = await VllmServer.start(
+                    self.directory, self._settings, self._log, self._tell
+                )
+                if self._settings.quantization == "int8":  # vLLM has started without weights
+                    await self._reload(self.directory, None, lent=False)
             except ServerRefused:
                 raise
             except ChildFailed:
@@ -547,17 +484,7 @@ class VllmEngine(Engine):
             else:
                 return
 
-    async def _open_server(self) -> None:
-        directory = self._directory
-        self._server = await VllmServer.start(directory, self._settings, self._log, self._tell)
-        if begins_empty(self._settings.quantization):
-            await self._reload(directory, None, lent=False)
-
     def _running(self) -> VllmServer:
-        """
-        Raises:
-            ChildFailed: none runs.
-        """
         if self._server is None:
             raise ChildFailed("no vLLM server runs")
         return self._server
@@ -565,20 +492,15 @@ class VllmEngine(Engine):
     async def _each(
         self,
         jobs: Sequence[Callable[[], Awaitable[Any]]],
-        limiter: trio.CapacityLimiter | None = None,
         beside: Callable[[], Awaitable[None]] | None = None,
     ) -> list[Any]:
-        """The results of all jobs, in order, or the first failure. `beside` runs as long."""
+        """The results of all jobs in order, or the first failure. `beside` runs meanwhile."""
         results: list[Any] = [None] * len(jobs)
         failures: list[ChildFailed] = []
 
         async def one(index: int) -> None:
             try:
-                if limiter is None:
-                    results[index] = await jobs[index]()
-                else:
-                    async with limiter:
-                        results[index] = await jobs[index]()
+                results[index] = await jobs[index]()
             except ChildFailed as error:
                 failures.append(error)
                 outer.cancel_scope.cancel()
@@ -612,14 +534,8 @@ async def make_vllm(
 ) -> VllmEngine:
     """An engine on a complete model directory, to be started and closed.
 
-    In `settings`, `threads` 0 means one less than the cores, and the context is at most the
-    model's own; the sizes of the cache and of a batch are set here (see `ModelText.cache_bytes`).
-    For `update_mode`, `reference` and `tell` see `VllmEngine`.
-
-    Raises:
-        ConfigError: vLLM is not installed, or the directory holds no model, or one that it cannot
-            quantise so.
-        ChildFailed: its weights are damaged.
+    The context in `settings` is at most the model's own; sizes of the cache and of a batch are set
+    here. For other arguments see `VllmEngine`.
     """
     if find_spec("vllm") is None:
         raise ConfigError(NOT_INSTALLED)
@@ -653,12 +569,7 @@ async def make_vllm(
 async def open_vllm(
     model_directory: Path, data_directory: Path, settings: ServerSettings, **options: Any
 ) -> AsyncIterator[VllmEngine]:
-    """A started engine whose server ends with the block; see `make_vllm`.
-
-    Raises:
-        ConfigError: as `make_vllm`.
-        ChildFailed: the server does not start.
-    """
+    """A started engine whose server ends with the block; see `make_vllm`."""
     engine = await make_vllm(model_directory, data_directory, settings, **options)
     try:
         await engine.start()

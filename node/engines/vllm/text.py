@@ -35,15 +35,11 @@ _REASONS: Final = {
 
 
 class ModelText(PromptEncoder):
-    """The tokenizer, chat template and end tokens of a model directory, as the trainer has them,
-    and the requests to a server of it. Synchronous, for one thread at a time."""
+    """The tokenizer, chat template and end tokens of a model directory, and the requests to its
+    server. Synchronous, for one thread at a time."""
 
     def __init__(self, directory: Path, context_tokens: int = CONTEXT_TOKENS_MAX) -> None:
-        """`context_tokens`: a limit below the model's own.
-
-        Raises:
-            ConfigError: not a complete model directory.
-        """
+        """`context_tokens`: a limit below the model's own."""
         config = _read(directory, "config.json")
         tokens = _read(directory, "tokenizer_config.json")
         self.name = directory.name
@@ -82,9 +78,8 @@ class ModelText(PromptEncoder):
         return self._renderer
 
     def cache_bytes(self, context_tokens: int, free_bytes: int, number_bytes: int) -> int:
-        """Room for the keys and values, in numbers of so many bytes, of as many full sequences as
-        are sampled at a time; but at most `CPU_CACHE_SHARE` of the free memory, within
-        `CPU_CACHE_BYTES_MIN` and `CPU_CACHE_BYTES_MAX`, and always room for two."""
+        """Bytes for keys and values: room for a full batch of full sequences, at most
+        `CPU_CACHE_SHARE` of the free memory within the two bounds, at least two sequences."""
         most = min(max(CPU_CACHE_BYTES_MIN, int(CPU_CACHE_SHARE * free_bytes)), CPU_CACHE_BYTES_MAX)
         config = self._config
         heads = config.get("num_attention_heads")
@@ -98,10 +93,6 @@ class ModelText(PromptEncoder):
         return max(2 * one, min(SEQUENCES_MAX * one, most))
 
     def check_quantisation(self, kind: Quantisation, *, cpu: bool) -> None:
-        """
-        Raises:
-            ConfigError: vLLM, on `cpu` or else on a GPU, cannot quantise this model so.
-        """
         problem = ""
         if kind != "none" and self.quantised:
             problem = f"the model's weights are quantised already ({self.quantised})"
@@ -117,15 +108,14 @@ class ModelText(PromptEncoder):
         return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
 
     def affixes_request(self) -> dict[str, Any] | None:
-        """The request to `/tokenize` whose answer `take_affixes` needs; None: it has it, or has a
-        chat template. The special tokens around a plain text are the tokenizer class's affair,
-        which is not in `tokenizer.json` for every model."""
+        """The request to `/tokenize` for `take_affixes`; None: not needed. Not every
+        `tokenizer.json` names the special tokens around a plain text, so the server is asked."""
         if self._template is not None or self._around is not None:
             return None
         return {"model": MODEL_NAME, "prompt": placeholder(0)}
 
     def take_affixes(self, ids: Sequence[int]) -> None:
-        """Learn from the server's ids of a word which ids stand around any plain text."""
+        """Find the ids around any plain text, from the server's ids of one word."""
         self._around = around(self.encode_completion(placeholder(0)), ids)
 
     def encode_plain(self, text: str) -> list[int]:
@@ -144,7 +134,7 @@ class ModelText(PromptEncoder):
         return ids
 
     def generate_request(self, ask: Ask, sampling: Sampling) -> dict[str, Any]:
-        """The request to `/inference/v1/generate` for completions."""
+        """The body for `/inference/v1/generate`."""
         return {
             "model": MODEL_NAME,
             "token_ids": ask.token_ids,
@@ -161,12 +151,7 @@ class ModelText(PromptEncoder):
         }
 
     def pieces(self, answer: bytes, label: str) -> list[Piece]:
-        """The completions in an answer, in the order of the ask's rows.
-
-        Raises:
-            ChildFailed: it is not what was asked for, or the weights that made a token are not
-                those with this label.
-        """
+        """The completions in an answer, in the order of rows; all tokens must carry the label."""
         choices = sorted(json.loads(answer)["choices"], key=lambda choice: choice["index"])
         return [self._piece(choice, label) for choice in choices]
 
@@ -190,7 +175,7 @@ class ModelText(PromptEncoder):
         return Piece(ids, tuple(entry["logprob"] for entry in entries), reason)
 
     def probe_request(self, row: Sequence[int]) -> dict[str, Any]:
-        """The request to `/inference/v1/generate` for the log-probs of a row's tokens."""
+        """The body for the log-probs of a row's tokens."""
         return {
             "model": MODEL_NAME,
             "token_ids": row,
@@ -229,11 +214,7 @@ def _special_texts(tokens: Mapping[str, Any]) -> dict[str, str]:
 
 
 def quantisation_of(directory: Path) -> str:
-    """The quantisation of a model directory's weights, such as `fp8` or `awq`; empty: none.
-
-    Raises:
-        ConfigError: not a complete model directory.
-    """
+    """The quantisation of a model directory's weights, such as `fp8` or `awq`; empty: none."""
     told = _read(directory, "config.json").get("quantization_config")
     if (directory / _MODELOPT).exists():
         told = told or {"quant_method": "modelopt"}

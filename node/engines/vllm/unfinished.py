@@ -1,9 +1,7 @@
-"""Completions of one prompt in the making, at an engine that hands back what it has when it is
-interrupted; and how many of them have to be done.
+"""Unfinished completions of one prompt, at an engine that can be interrupted.
 
-What was handed back is kept, with the policy version that made it, and the engine is asked for the
-rest. So a completion may be made of pieces by several versions, and an engine that dies takes with
-it what it made since it was asked last, and no more.
+Tokens are kept with the policy version that made them, and the engine is asked for the rest. An
+engine that dies loses only the tokens since its last answer.
 """
 
 import hashlib
@@ -15,7 +13,7 @@ from typing import Final
 import trio
 
 from node.engines.vllm import probe
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Sampling, extend_spans
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason
 
@@ -24,7 +22,7 @@ TEMPERATURE_MAX: Final = 2.0  # vLLM's own
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of one completion, from one request."""
+    """Part of one completion, from one request."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -33,7 +31,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request: as many completions of these tokens as there are rows."""
+    """A request for one completion of these tokens for each row."""
 
     rows: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -51,11 +49,7 @@ class _Row:
     def take(self, piece: Piece, policy_version: int) -> None:
         self.tokens += piece.token_ids
         self.logprobs += piece.logprobs
-        count = len(piece.token_ids)
-        if count and self.spans and self.spans[-1][0] == policy_version:
-            self.spans[-1] = (policy_version, self.spans[-1][1] + count)
-        elif count:
-            self.spans.append((policy_version, count))
+        extend_spans(self.spans, policy_version, len(piece.token_ids))
         if piece.finish_reason is not FinishReason.ABORT:
             self.finish_reason = piece.finish_reason
 
@@ -66,7 +60,7 @@ class Unfinished:
     def __init__(
         self, prompt_ids: Sequence[int], completions_each: int, tokens_max: int, seed: int
     ) -> None:
-        """`tokens_max`: of a completion, at least 1; the context has room for them."""
+        """`tokens_max`: of a completion, at least 1, within the context."""
         self._prompt_ids = tuple(prompt_ids)
         self._tokens_max = tokens_max
         self._seed = seed
@@ -75,23 +69,15 @@ class Unfinished:
 
     @property
     def longest_tokens(self) -> int:
-        """The most tokens of a completion with its prompt."""
         return len(self._prompt_ids) + self._tokens_max
 
     @property
     def done(self) -> bool:
-        """True if every completion has ended."""
         return all(row.finish_reason is not None for row in self._rows)
 
-    @property
-    def tokens(self) -> int:
-        """The tokens of all completions so far."""
-        return sum(len(row.tokens) for row in self._rows)
-
     def asks(self) -> list[Ask]:
-        """The next requests. Untouched, it is one request, which gives the same completions each
-        time; the rest of what was interrupted is asked for by completion, with random numbers that
-        none of its tokens was drawn with."""
+        """The next requests: one for everything at first, which repeats for a seed; after an
+        interruption one for each completion, with new random numbers."""
         if not any(row.tokens or row.finish_reason for row in self._rows):
             every = tuple(range(len(self._rows)))
             return [Ask(every, self._prompt_ids, self._tokens_max, self._seed)]
@@ -107,17 +93,17 @@ class Unfinished:
         ]
 
     def take(self, ask: Ask, pieces: Sequence[Piece], policy_version: int) -> None:
-        """Add what a version made for a request: one piece for each of its rows."""
+        """Add the pieces of a request, one for each of its rows."""
         for index, piece in zip(ask.rows, pieces, strict=True):
             self._rows[index].take(piece, policy_version)
 
     def begin_again(self, line: int) -> None:
-        """Forget all that was made: it is of another line of versions than what will be."""
+        """Drop all tokens, which are of another line of versions."""
         self._rows = [_Row() for _ in self._rows]
         self.line = line
 
     def completions(self, decode: Callable[[Sequence[int]], str]) -> tuple[Completion, ...]:
-        """All of them, once they are done."""
+        """All completions, after they are done."""
         return tuple(
             Completion(
                 text=decode(row.tokens),
@@ -132,14 +118,14 @@ class Unfinished:
 
 
 def _derived(seed: int, *numbers: int) -> int:
-    """A seed that depends on all of these, below 2**48."""
+    """A seed below 2**48 that depends on all of these."""
     text = "/".join(map(str, (seed, *numbers)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
 
 
 @dataclass(eq=False, slots=True)
 class VllmWork:
-    """See `PendingGroup`."""
+    """A `PendingGroup`."""
 
     rows: Unfinished
     completions: int
@@ -164,7 +150,7 @@ class Update:
 
 
 class Harvest:
-    """Counts the groups that are still to be done before the others are interrupted."""
+    """Counts the groups to finish before the others are interrupted."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
@@ -181,7 +167,7 @@ class Harvest:
 
 
 def prompt_seeds(prompts: Sequence[str], seed: int) -> list[int]:
-    """A seed for each prompt that depends on the seed, the prompt and its repetition alone."""
+    """A seed for each prompt, by the seed, the prompt and its repetition alone."""
     seen: Counter[str] = Counter()
     seeds = []
     for prompt in prompts:
@@ -192,18 +178,9 @@ def prompt_seeds(prompts: Sequence[str], seed: int) -> list[int]:
 
 
 def check(sampling: Sampling, completions_each: int) -> None:
-    """
-    Raises:
-        ConfigError: vLLM samples no such thing.
-    """
-    if sampling.temperature <= 0 or not 0 < sampling.top_p <= 1 or sampling.max_new_tokens < 1:
-        raise ConfigError(
-            f"sampling {sampling}: take temperature > 0, 0 < top_p <= 1, max_new_tokens >= 1"
-        )
+    sampling.check(completions_each)
     if sampling.temperature > TEMPERATURE_MAX:
         raise ConfigError(
             f"temperature {sampling.temperature:g}: vLLM takes at most {TEMPERATURE_MAX:g}; lower "
             "it in the run file, or use --engine torch"
         )
-    if completions_each < 1:
-        raise ConfigError(f"completions_each = {completions_each}: take at least 1")

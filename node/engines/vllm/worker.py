@@ -1,8 +1,5 @@
 """The extension of vLLM's worker that loads weights in place, from a directory or from a trainer on
-the same device.
-
-vLLM mixes the class into its worker (`--worker-extension-cls`); it runs in vLLM's process alone.
-"""
+the same device. It runs in vLLM's process alone (`--worker-extension-cls`)."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -22,15 +19,14 @@ class ReloadExtension:
     def reload_directory(
         self: Any, directory: str, names: Sequence[str] | None = None, lent: bool = False
     ) -> dict[str, str]:
-        """Replace the weights by those of a model directory with the same shapes; only the tensors
-        `names`, where they are given, which must be all of their layers. Where they were `lent`
-        they are taken from the trainer's own memory; an answer under `not_lent` says why they had
-        to be read from the files.
+        """Load the tensors of a model directory with the same shapes; `names` selects some, whole
+        layers only. `lent` tensors come from the trainer's memory; `not_lent` in the answer says
+        why they were read from files.
 
-        On CPUs a layer may multiply with a packed copy of its weight, and vLLM leaves two kinds of
-        copies as they were. A head that is tied to the embedding is loaded through the embedding:
-        pack every copy again whose weight is still there. And experts are packed with their first
-        weights alone: have it take each load for the first. Of layers in int8 see `_int8_layers`.
+        On CPUs a layer may multiply with a packed copy of its weight, which vLLM does not renew in
+        two cases. A head tied to the embedding loads through the embedding, so every copy is packed
+        again. Experts are packed at their first load alone, so each load is made to look like the
+        first.
         """
         model = self.model_runner.get_model()
         layers = list(model.modules())
@@ -51,7 +47,7 @@ class ReloadExtension:
 
 
 def _pack_experts_at_each_load(method: Any) -> None:
-    """For a layer of experts, whose kernel packs their weights when it is made."""
+    """Change a layer of experts, whose kernel packs their weights when it is made."""
     if getattr(method, "moe_kernel", None) is None or hasattr(method, "packs_at_each_load"):
         return
     pack = method.process_weights_after_loading
@@ -72,7 +68,7 @@ def _source(
     device: Any,
     answer: dict[str, str],
 ) -> Iterator[Iterator[tuple[str, Any]]]:
-    """The tensors by name. What was borrowed is let go at the end of the block."""
+    """The tensors by name. Borrowed ones are released at the end of the block."""
     from node.policies import ipc_weights  # here, not in the node: it brings torch in
 
     borrowed: dict[str, Any] = {}
@@ -92,12 +88,10 @@ def _source(
 
 @contextmanager
 def _int8_layers(model: Any) -> Iterator[frozenset[str]]:
-    """The last parts of the names, in files, of layers whose weights are int8, to load them within
-    the block.
+    """The last parts of the names of int8 layers, to be loaded within the block.
 
-    On CPUs such a layer's weight is in its kernel alone. vLLM's reload leaves the layer without the
-    empty place that the kernel looks at; and it copies new scales to where the old ones were, and
-    frees those that the kernel, which has no hold on them, was made with.
+    On CPUs only the kernel has such a layer's weight. vLLM's reload removes the layer's empty
+    parameter, which the kernel reads, and frees the scales that the kernel points to.
     """
     found = [
         (name.rpartition(".")[2], layer)
@@ -114,7 +108,7 @@ def _int8_layers(model: Any) -> Iterator[frozenset[str]]:
 
 
 def _hold_scales(kernel: Any) -> None:
-    """Have a kernel keep what it points to."""
+    """Have a kernel keep a reference to its scales."""
     if hasattr(kernel, "holds_scales"):
         return
     make = kernel.process_weights_after_loading
@@ -140,7 +134,7 @@ def _tensors(directory: Path, wanted: frozenset[str] | None) -> Iterator[tuple[s
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences vLLM's warnings of layers that a delta does not hold."""
+    """Silence vLLM's warnings of layers that a delta does not hold."""
     loggers = [
         logger
         for name, logger in logging.Logger.manager.loggerDict.items()
