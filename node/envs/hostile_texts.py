@@ -1,4 +1,4 @@
-"""Texts that strangers may send to have a scorer run code, run long, fill memory or err. Pure."""
+"""Texts that try to make a scorer run code, run long, fill memory or err. Pure."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,11 +30,8 @@ _CODE: Final = (
 
 
 def hostile_texts(marker: Path) -> Iterator[tuple[str, str]]:
-    """Names and texts that are worth less than 1 as the answer to whatever question.
-
-    Args:
-        marker: what texts that are code would make.
-    """
+    """Names and texts that are worth less than 1 for any question. `marker`: the file that code in
+    them would make."""
     for each in _CODE:
         yield "code", each.format(path=str(marker))
     for each in _SINGLE:
@@ -52,7 +49,7 @@ def hostile_texts(marker: Path) -> Iterator[tuple[str, str]]:
 
 
 def around(answer: str) -> Iterator[tuple[str, str]]:
-    """Names and texts with a right answer in them that are worth less than 1, as they go on."""
+    """Names and texts with a right answer and more, worth less than 1."""
     yield "a word behind the answer", answer + BEHIND
     yield "a line behind the answer", answer + "\nand so on"
     yield "a word before the answer", "I say " + answer
@@ -62,8 +59,8 @@ def around(answer: str) -> Iterator[tuple[str, str]]:
 
 
 def repeated(answer: str) -> Iterator[tuple[str, str]]:
-    """Names and texts of a right answer over and over: as dear as what a guard lets pass. Where
-    steps may go on once a goal is reached, one may be right as well."""
+    """Names and texts of a repeated right answer, the slowest that pass a guard. One may be right,
+    if steps may follow a reached goal."""
     for joint in ("", " ", "\n", ",", ", ", " → "):
         for length in LENGTHS:
             text = joint.join([answer] * max(2, length // (len(answer) + len(joint))))

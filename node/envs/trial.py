@@ -1,8 +1,7 @@
 """Tests of an environment's fitness for strangers' text, in one process.
 
-`python -m node.envs.trial`, which is a fresh process, reads what to try from its input and
-writes what it finds, a line of JSON for each thing, before it goes on to the next: where a text
-ends it, the last line names that text. It needs nothing but its pipes, and bounds itself.
+`python -m node.envs.trial` reads a request from its input and writes a line of JSON for each
+finding at once: if a text ends the process, the last line names it. It bounds itself.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -29,28 +28,22 @@ from node.sandbox.bounds import IMPORTS_BYTES, memory_bound, size_bytes
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 
-TEXT_CPU_S: Final = 2.0  # of one text, before the process ends
-MEMORY_BYTES: Final = 536_870_912  # beyond what the imports take
+TEXT_CPU_S: Final = 2.0  # of one text, after which the process ends
+MEMORY_BYTES: Final = 536_870_912  # beyond the imports
 _KIB: Final = 1024
 _INDEX_STEP: Final = 1009
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The result of scoring one text."""
-
     reward: float | None  # None: the scorer failed
     cpu_s: float
-    memory_bytes: int  # how much more the process has held at once
+    memory_bytes: int  # growth of the process's peak
     error: str
 
 
 def loaded(name: str) -> Environment:
-    """The environment of that name, or what `module:attribute` makes.
-
-    Raises:
-        ConfigError: there is none, or it cannot be made.
-    """
+    """The environment of that name, or of `module:attribute`; ConfigError if it cannot be made."""
     module, colon, attribute = name.partition(":")
     if not colon:
         return environment(name)
@@ -64,7 +57,7 @@ def loaded(name: str) -> Environment:
 
 
 def tasks_of(source: Environment, parameters: str, count: int, seed: int = 0) -> list[Task]:
-    """Tasks as a run would draw them, from a stream of this seed."""
+    """Tasks as a run draws them, from a stream of this seed."""
     first = int.from_bytes(hashlib.sha256(f"{source.name} {seed}".encode()).digest()[:7], "big")
     return [
         Task(source.name, source.version, parameters, first, index * _INDEX_STEP)
@@ -73,11 +66,7 @@ def tasks_of(source: Environment, parameters: str, count: int, seed: int = 0) ->
 
 
 def parameters_text(text: str) -> str:
-    """Parameters as a task has them.
-
-    Raises:
-        ConfigError: it is no JSON object.
-    """
+    """Parameters as a task has them; ConfigError if the text is no JSON object."""
     try:
         table = json.loads(text)
     except (ValueError, RecursionError):
@@ -92,11 +81,7 @@ def _as_text(table: Mapping[str, Any]) -> str:
 
 
 def settled_text(name: str, text: str) -> str:
-    """Parameters as a run has them once its file was read.
-
-    Raises:
-        ConfigError: they are wrong.
-    """
+    """Parameters as a run has them once its file was read; ConfigError if they are wrong."""
     text = parameters_text(text)
     if ":" not in name:
         source = environment(name)
@@ -106,17 +91,17 @@ def settled_text(name: str, text: str) -> str:
 
 
 def memory_for_problems() -> AbstractContextManager[None]:
-    """The memory that making problems may take, with what they import."""
+    """Limit the memory for making problems, imports included."""
     return memory_bound(size_bytes(), IMPORTS_BYTES + MEMORY_BYTES)
 
 
 def told(problem: Problem) -> str:
-    """A digest of what a problem asks and has for right."""
+    """A digest of a problem's prompt and answer."""
     return hashlib.sha256(f"{problem.prompt}\0{problem.answer}".encode()).hexdigest()
 
 
 def scored(source: Environment, problem: Problem, text: str) -> Scored:
-    """Score one text, and measure it; one that answers also has it as the first turn."""
+    """Score one text, and measure that. An `Interaction` gets it as the first turn."""
     _forget_peak()
     before, began = _memory_bytes("VmRSS"), time.process_time()
     reward, error = _tried(partial(_as_first_turn, source, problem, text))
@@ -139,7 +124,7 @@ def _as_first_turn(source: Environment, problem: Problem, text: str) -> float:
 
 
 def _tried(score: Callable[[], float]) -> tuple[float | None, str]:
-    """A reward, or what was raised in its place, which is part of what is looked for."""
+    """A reward, or the error, which is a finding."""
     try:
         return float(score()), ""
     except Exception as raised:  # noqa: BLE001
@@ -156,8 +141,8 @@ def texts_for(problem: Problem, marker: Path) -> Iterator[tuple[str, str, bool]]
 
 
 def _memory_bytes(what: str) -> int:
-    """The memory of this process (`VmRSS`), or its peak since `_forget_peak` (`VmHWM`). On systems
-    that report neither: the peak of its life."""
+    """The memory of this process (`VmRSS`), or its peak since `_forget_peak` (`VmHWM`); the peak of
+    its life on systems that report neither."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.partition(f"{what}:")[2].split()[0]) * _KIB
@@ -171,20 +156,12 @@ def _forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _bound_memory() -> None:
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        used = int(statm.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
-
-
 def try_all(asked: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> None:
-    """Look at one environment, and tell each finding.
+    """Test one environment, and report each finding.
 
     Args:
-        asked: `name`, `parameters` (JSON), `count` of tasks, `backwards`: whether they are made
-            from the last to the first, `texts`: whether to score any, `marker`: what code would
-            make.
+        asked: `name`, `parameters` (JSON), `count` of tasks, `backwards`: make the last one first,
+            `texts`: score hostile texts, `marker`: the file that code in them would make.
     """
     source = loaded(asked["name"])
     tell({"name": source.name, "version": source.version})
@@ -198,7 +175,8 @@ def try_all(asked: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None])
     tell({"own": [own_reward(source, each) for each in in_order]})
     if not asked["texts"] or not in_order:
         return
-    _bound_memory()
+    if (used := size_bytes()) is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
     marker = Path(asked["marker"])
     for what, text, must_fail in texts_for(in_order[0], marker):
         tell({"trying": what})
@@ -219,8 +197,7 @@ def try_all(asked: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None])
         )
 
 
-def main(arguments: Sequence[str] = ()) -> None:
-    """See the top of this file."""
+def main() -> None:
     out = sys.stdout
     sys.stdout = sys.stderr  # prints of environments are no findings
 

@@ -251,7 +251,7 @@ def test_a_probability_that_begins_as_the_right_one_is_wrong() -> None:
     [("2*(3 + 4)", 14), ("-(1-2)*3", 3), ("1/3*3", 1), ("7", 7), ("((((8))))", 8), ("2--2", 4)],
 )
 def test_arithmetic_is_computed(text: str, value: int) -> None:
-    assert computed(text).value == value
+    assert computed(text)[0] == value
 
 
 @pytest.mark.parametrize(
