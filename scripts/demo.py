@@ -56,6 +56,7 @@ LOG_TAIL_LINES: Final = 15
 LOG_NAME: Final = "node.log"
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 LEFT_WELL: Final = (0, 130, -signal.SIGINT)
+COLUMNS: Final = ("peers", "round", "reward", "held-out %", "shared", "got", "used", "tokens/s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +349,7 @@ def nodes_table(children: Sequence[Child], elapsed_s: float, seconds: float) -> 
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("node", no_wrap=True)
     table.add_column("doing", no_wrap=True, min_width=10)
-    for name in ("peers", "round", "reward", "held-out %", "shared", "got", "used", "tokens/s"):
+    for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for child in children:
         table.add_row(*row(child))
@@ -388,12 +389,8 @@ def held_out(life: History) -> str:
 
 def plain_line(child: Child, elapsed_s: float) -> str:
     """The node in one line, for logs."""
-    names = ("", "", "peers", "round", "reward", "held-out %", "shared", "got", "used", "tokens/s")
-    cells = [
-        f"{name} {cell}".strip()
-        for name, cell in zip(names, row(child), strict=True)
-        if cell != "–"
-    ]
+    named = zip(("", "", *COLUMNS), row(child), strict=True)
+    cells = [f"{name} {cell}".strip() for name, cell in named if cell != "–"]
     return f"[{elapsed_s:4.0f} s] node {', '.join(cells)}"
 
 

@@ -6,7 +6,7 @@ and nobody is to blame (`scoring.py`).
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from node.envs.answers import answer_in, written
 from node.envs.base import Problem
@@ -92,9 +92,10 @@ class PythonRepair:
         found = results(code, calls)
         for arguments, result, right in zip(calls, found, problem.entry["expected"], strict=False):
             if share_passed([result], [right]) < 1:
-                came = "failed" if result is None else f"returned {_short(result[0])}"
+                came = "failed" if result is None else f"returned {_cut(repr(result[0]))}"
                 shown = ", ".join(map(repr, arguments))
-                return None, f"{FUNCTION}({_cut(shown)}) {came}, and should return {_short(right)}"
+                wanted = _cut(repr(right))
+                return None, f"{FUNCTION}({_cut(shown)}) {came}, and should return {wanted}"
         return None, None
 
     def worth(self, problem: Problem, texts: Sequence[str]) -> float:
@@ -106,12 +107,7 @@ class PythonRepair:
         return self.worth(problem, (text,))
 
     def right(self, problem: Problem) -> tuple[str, ...]:
-        """One try."""
         return (written("code", problem.answer),)
-
-
-def _short(value: Any) -> str:
-    return _cut(repr(value))
 
 
 def _cut(text: str) -> str:

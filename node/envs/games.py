@@ -1,4 +1,4 @@
-"""Games of several turns: guess a number, walk through a maze."""
+"""Built-in tasks: a sum for tests and simulations, a number to guess, a maze to walk through."""
 
 import json
 import random
@@ -37,6 +37,25 @@ def numbers(task: Task, known: Mapping[str, tuple[int, int, int]]) -> dict[str, 
                 f"a number from {least} to {most}"
             )
     return {name: given.get(name, default) for name, (default, _, _) in known.items()}
+
+
+SUM_CHARS_MAX = 16
+
+
+class ScriptedSum:
+    """Prompt `3+4=`, answer `7`. Parameter: `max`, the largest summand."""
+
+    name = "scripted_sum"
+    version = "1"
+
+    def problem(self, task: Task) -> Problem:
+        largest = numbers(task, {"max": (9, 1, 10**9)})["max"]
+        rng = random.Random(task.seed + task.index)
+        left, right = rng.randint(0, largest), rng.randint(0, largest)
+        return Problem(task, f"{left}+{right}=", str(left + right), {})
+
+    def score(self, problem: Problem, text: str) -> float:
+        return float(len(text) <= SUM_CHARS_MAX and text.strip() == problem.answer)
 
 
 TRIES_MAX = 16

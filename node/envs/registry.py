@@ -9,11 +9,10 @@ from pathlib import Path
 
 from node.envs.base import ENTRY_POINT_GROUP, Environment, Interaction
 from node.envs.code_turns import PythonQuestion, PythonRepair
-from node.envs.games import GuessNumber, TextMaze
+from node.envs.games import GuessNumber, ScriptedSum, TextMaze
 from node.envs.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.envs.gym.environment import LIBRARY, ReasoningGym
 from node.envs.python_function import PythonFunction
-from node.envs.scripted import ScriptedSum
 from node.envs.taskset_rules import NAME as TASKSETS
 from node.envs.taskset_rules import library_version
 from node.envs.tool_use import CalculatorSum, FileLookup

@@ -8,7 +8,6 @@ import ast
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
@@ -25,17 +24,11 @@ FOUND_MAX: Final = 3  # documents that a search names
 Tool = Callable[[str], str]  # an argument to a result
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    name: str
-    argument: str
-
-
-def call_in(text: str) -> ToolCall | None:
-    """The first call of a turn; None: it has none, and is an answer."""
+def call_in(text: str) -> tuple[str, str] | None:
+    """The tool and argument of a turn's first call; None: it has none, and is an answer."""
     # Only up to the last end: without one, each of many beginnings would search the whole text.
     found = CALL.search(text, 0, max(0, text.rfind(_END) + len(_END)))
-    return None if found is None else ToolCall(found[1], found[2].strip())
+    return None if found is None else (found[1], found[2].strip())
 
 
 def written(name: str, argument: str) -> str:
@@ -43,13 +36,12 @@ def written(name: str, argument: str) -> str:
     return f"<tool>{name}: {argument}</tool>"
 
 
-def answered(tools: Mapping[str, Tool], call: ToolCall) -> str:
+def answered(tools: Mapping[str, Tool], name: str, argument: str) -> str:
     """The reply to a call."""
-    tool = tools.get(call.name)
-    if tool is None:
-        result = f"no tool {call.name}; there are: {', '.join(sorted(tools))}"
+    if name in tools:
+        result = tools[name](argument)
     else:
-        result = tool(call.argument)
+        result = f"no tool {name}; there are: {', '.join(sorted(tools))}"
     return f"<result>{result[:RESULT_CHARS_MAX]}</result>"
 
 
@@ -134,7 +126,7 @@ class ToolTask:
         call = call_in(text)
         if call is None:
             return state, None
-        return state + 1, answered(self._tools(problem), call)
+        return state + 1, answered(self._tools(problem), *call)
 
     def _tools(self, problem: Problem) -> Mapping[str, Tool]:
         raise NotImplementedError

@@ -50,6 +50,7 @@ OUT_OF_TIME: Final = -signal.SIGALRM
 WAITED: Final = 1000  # no exit status: it let time go by, on a machine with a free core
 APART_BYTES_MAX: Final = 64 * 2**20  # of one fork's answer
 _LATER_S: Final = 0.1  # grace beyond a limit, and between looks at a fork's CPU time
+_TIMER_MIN_S: Final = 1e-3  # a timer of 0 s is disarmed
 _PART_BYTES: Final = 65_536  # one read of a fork's answer
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.0002, 0.02  # between looks whether a fork has ended
 _ALL_CPU_TIME: Final = 2  # clock of all threads of a process, kernel time included
@@ -84,8 +85,9 @@ def main() -> None:
         return
     # Number of the request that a fork works on, shared with the fork; 0: none.
     at_work_on = ctypes.c_uint64.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
+    serve = partial(_serve, requests, answers, cell, at_work_on)
     # A frame is sent only after the answer to the one before: `requests` holds nothing unread here.
-    while (status := _serve_in_fork(requests, answers, cell, at_work_on)) != _INPUT_ENDED:
+    while (status := _status_of(_fork(serve))) != _INPUT_ENDED:
         if status == _RUNNER_ENDED:
             return
         if number := at_work_on.value:  # else the next fork reads the request
@@ -191,18 +193,11 @@ def _status_of(fork: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
 
 
-def _serve_in_fork(
+def _serve(
     requests: BinaryIO, answers: BinaryIO, cell: _Confinement, at_work_on: ctypes.c_uint64
 ) -> int:
-    def serve() -> int:
-        cell.lock()
-        _serve(requests, answers, at_work_on)
-        return _INPUT_ENDED
-
-    return _status_of(_fork(serve))
-
-
-def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: ctypes.c_uint64) -> None:
+    """Serve in a fork until the input ends."""
+    cell.lock()
     while body := _read(requests):
         started = time.process_time()
         request = decode(body)
@@ -218,6 +213,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: ctypes.c_uint64) -
         used_s = time.process_time() - started + paid_s
         _tell(answers, {**answer, NUMBER: request[NUMBER], "cpu_s": used_s})
         at_work_on.value = 0
+    return _INPUT_ENDED
 
 
 # --- a fork for each text -------------------------------------------------------------------------
@@ -403,8 +399,7 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
     """Merged answers of forks, one for each text. Groups after those that used `enough_s` are left
     out."""
     rows: list[Any] = []
-    used_s = 0.0
-    limits = _Left(request["cpu_s"], request["apart_s"])
+    used_s = took_s = 0.0
     for place, count in enumerate(request["counts"]):
         of_one = {**request, "tasks": [request["tasks"][place]]}
         if "answers" in request:
@@ -413,12 +408,14 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
         before_s = used_s
         for number in range(max(1, count)):  # one without a text is still posed
             texts = (lambda: [[forks.next_text()]]) if count else (lambda: [[]])
-            answer = forks.ask({**of_one, **limits.for_next()}, texts)
+            of_one["cpu_s"] = max(_TIMER_MIN_S, request["cpu_s"] - used_s)
+            of_one["apart_s"] = max(_TIMER_MIN_S, request["apart_s"] - took_s)
+            answer = forks.ask(of_one, texts)
             if "ok" not in answer:
-                waited = answer.get("ended") == OUT_OF_TIME and limits.have_waited()
+                waited = answer.get("ended") == OUT_OF_TIME and used_s < took_s / 2
                 return {"ended": WAITED} if waited else answer
             used_s += answer["cpu_s"]
-            limits.use(answer["cpu_s"], answer["took_s"])
+            took_s += answer["took_s"]
             try:
                 (said,) = answer["ok"]
                 found.append(GroupVerdict(*said) if request["op"] == "score" else said)
@@ -433,31 +430,6 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
         if used_s >= request["enough_s"]:
             break
     return {"ok": rows, "cpu_s": used_s}
-
-
-@dataclass(slots=True)
-class _Left:
-    """The rest of a request's CPU time and wall-clock time for its forks."""
-
-    cpu_s: float
-    apart_s: float
-    used_s: float = 0.0
-    took_s: float = 0.0
-
-    def use(self, used_s: float, took_s: float) -> None:
-        self.used_s += used_s
-        self.took_s += took_s
-
-    def have_waited(self) -> bool:
-        """True if less than half of the elapsed time was CPU time."""
-        return self.used_s < self.took_s / 2
-
-    def for_next(self) -> dict[str, float]:
-        least = 1e-3  # a timer of 0 s is disarmed
-        return {
-            "cpu_s": max(least, self.cpu_s - self.used_s),
-            "apart_s": max(least, self.apart_s - self.took_s),
-        }
 
 
 def _merged(found: Sequence[Any], op: str, count: int, cpu_s: float) -> list[Any]:

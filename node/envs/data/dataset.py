@@ -16,14 +16,33 @@ from pydantic import BaseModel, ConfigDict, Field
 from node.envs.base import Problem, checked, wrong_parameters
 from node.envs.data import items as store
 from node.envs.data.items import Columns, Content, Item, Items, Rows, content_of
+from node.envs.data.math_scorer import MathScorer
 from node.envs.data.readers import read_rows
-from node.envs.data.scorers import LETTERS, NAMES, SCORERS, ItemScorer, ScorerName
+from node.envs.data.regex_scorer import RegexScorer
+from node.envs.data.schema_scorer import JsonSchemaScorer
+from node.envs.data.scorers import (
+    LETTERS,
+    NAMES,
+    ChoiceScorer,
+    ExactScorer,
+    ItemScorer,
+    NumericScorer,
+    ScorerName,
+)
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 
 NAME: Final = "dataset"
 FILES_REMEMBERED_MAX: Final = 16
 RULES_CACHED_MAX: Final = 64
+SCORERS: Final[Mapping[ScorerName, type[ItemScorer]]] = {
+    "exact": ExactScorer,
+    "numeric": NumericScorer,
+    "choice": ChoiceScorer,
+    "math": MathScorer,
+    "regex": RegexScorer,
+    "json_schema": JsonSchemaScorer,
+}
 _Column = Annotated[str, Field(min_length=1, max_length=64)]
 _Leave = Annotated[float, Field(ge=0)]
 
@@ -100,31 +119,6 @@ class DataRules(BaseModel):
 def rules_of(parameters: str) -> DataRules:
     """The rules in a run's settled parameters."""
     return DataRules.of(json.loads(parameters))
-
-
-def settled(parameters: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """A run's parameters as they are sent, with the hash of the items and the scorer's version.
-    `folder`: of the user's run file, where a path begins; None: the rules may name no path.
-
-    Raises:
-        ConfigError: they are wrong, or their file is unreadable or has another hash.
-    """
-    given = dict(parameters)
-    path = given.pop("path", None)
-    rules = DataRules.of(given)
-    engine = rules.judge.engine
-    if rules.engine not in ("", engine):
-        raise _wrong(
-            f"this run scores by {rules.engine}, installed is {engine or 'none'}; install that one"
-        )
-    sha256 = rules.sha256
-    if path is not None:
-        sha256 = _hash_at(path, folder, rules)
-    if not sha256:
-        raise _wrong("no items; name a file of them as path, or their hash as sha256")
-    told = rules.model_copy(update={"sha256": sha256, "engine": engine})
-    always = {name: getattr(told, name) for name in ("sha256", "question", "answer", "scorer")}
-    return told.model_dump(exclude_defaults=True) | always
 
 
 def _hash_at(path: Any, folder: Path | None, rules: DataRules) -> str:
@@ -204,7 +198,29 @@ class Dataset:
     version = f"dataset-r{REVISION}"
 
     def settled(self, parameters: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-        return settled(parameters, folder)
+        """A run's parameters as they are sent, with the hash of the items and the scorer's version.
+        `folder`: of the user's run file, where a path begins; None: the rules may name no path.
+
+        Raises:
+            ConfigError: they are wrong, or their file is unreadable or has another hash.
+        """
+        given = dict(parameters)
+        path = given.pop("path", None)
+        rules = DataRules.of(given)
+        engine = rules.judge.engine
+        if rules.engine not in ("", engine):
+            raise _wrong(
+                f"this run scores by {rules.engine}, installed is {engine or 'none'}; "
+                "install that one"
+            )
+        sha256 = rules.sha256
+        if path is not None:
+            sha256 = _hash_at(path, folder, rules)
+        if not sha256:
+            raise _wrong("no items; name a file of them as path, or their hash as sha256")
+        told = rules.model_copy(update={"sha256": sha256, "engine": engine})
+        always = {name: getattr(told, name) for name in ("sha256", "question", "answer", "scorer")}
+        return told.model_dump(exclude_defaults=True) | always
 
     def reads(self, parameters: str) -> list[Path]:
         return [store.path_of(rules_of(parameters).sha256)]

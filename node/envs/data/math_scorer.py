@@ -11,17 +11,13 @@ import functools
 import logging
 import math
 import re
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any, Final
 
 from node.envs.answers import BOX
 from node.envs.base import Undecided
 from node.envs.data.items import Item
 from node.envs.data.scorers import ItemScorer, Settings, installed
+from node.sandbox.bounds import OutOfTime, cpu_bound
 
 TEXT_CHARS_MAX: Final = 160
 NUMBER_DIGITS_MAX: Final = 32
@@ -36,7 +32,6 @@ EXPONENT_MAX: Final = 12  # of what has letters or parentheses
 NUMBERS_EXPONENT_MAX: Final = 128  # of a number
 TERMS_MAX: Final = 64
 TEXT_CPU_S: Final = 0.5
-TIMER_AGAIN_S: Final = 0.05  # while sympy goes on in spite of it
 ANSWERS_READ_MAX: Final = 256
 
 _FUNCTIONS: Final = (
@@ -88,9 +83,9 @@ class MathScorer(ItemScorer):
             return 1.0
         self.prepare()  # before the timer runs: an import that is cut off half-way stays so
         try:
-            with _bounded_cpu():
+            with cpu_bound(TEXT_CPU_S):
                 return float(_equal(answer, text))
-        except _OutOfTime:  # a faster machine may finish
+        except OutOfTime:  # a faster machine may finish
             raise Undecided from None
 
 
@@ -207,30 +202,6 @@ def _exponent(tokens: list[str], at: int) -> tuple[int | None, int]:
 # --- what costs -------------------------------------------------------------------------------
 
 
-class _OutOfTime(BaseException):
-    """No `Exception`, because sympy and math-verify swallow these."""
-
-
-@contextmanager
-def _bounded_cpu() -> Iterator[None]:
-    """End a block after `TEXT_CPU_S` of this process's CPU time; only in the main thread, which
-    gets the signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise _OutOfTime
-
-    before = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(signal.ITIMER_VIRTUAL, TEXT_CPU_S, TIMER_AGAIN_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
 # Unequal texts use more of sympy than equal ones.
 _ALIKE_AND_NOT: Final = (
     ("\\frac{1}{2}", "0.5"), ("\\frac{1}{2}", "1/2x"), ("x^2+1", "1+x^2"), ("x^2+1", "(x-1)^2"),
@@ -244,7 +215,7 @@ def _warm_up() -> None:
     text."""
     import math_verify
 
-    # It warns that its timer is off, which `_bounded_cpu` replaces.
+    # It warns that its timer is off, which `cpu_bound` replaces.
     logging.getLogger(math_verify.__name__).setLevel(logging.ERROR)
     for answer, text in _ALIKE_AND_NOT:
         _equal(answer, text)

@@ -5,7 +5,7 @@ input, beyond which a text scores 0, and takes time in proportion to it. Each it
 tried when the item is read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal, get_args
@@ -128,31 +128,3 @@ class ChoiceScorer(ItemScorer):
             return 0.0
         letter = text.removeprefix("(").rstrip(".:").removesuffix(")")
         return float(len(letter) == 1 and letter == self.own_answer(item))
-
-
-def _math(settings: Settings) -> ItemScorer:
-    from node.envs.data.math_scorer import MathScorer
-
-    return MathScorer(settings)
-
-
-def _regex(settings: Settings) -> ItemScorer:
-    from node.envs.data.regex_scorer import RegexScorer
-
-    return RegexScorer(settings)
-
-
-def _json_schema(settings: Settings) -> ItemScorer:
-    from node.envs.data.schema_scorer import JsonSchemaScorer
-
-    return JsonSchemaScorer(settings)
-
-
-SCORERS: Final[Mapping[ScorerName, Callable[[Settings], ItemScorer]]] = {
-    "exact": ExactScorer,
-    "numeric": NumericScorer,
-    "choice": ChoiceScorer,
-    "math": _math,
-    "regex": _regex,
-    "json_schema": _json_schema,
-}

@@ -16,7 +16,7 @@ _PRECISION = 28  # decimal digits
 _SOLVER = "pycosat"  # has no wheels, so it is missing where there is no compiler
 
 
-def _library() -> Any:
+def library() -> Any:
     """The table of datasets; without the solver that the library imports if that is missing."""
     try:
         importlib.import_module(_SOLVER)
@@ -36,7 +36,7 @@ def config_of(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
     Raises:
         AssertionError, TypeError, ValueError: the library refuses the settings.
     """
-    config = _library()[name][1](seed=seed, **settings)
+    config = library()[name][1](seed=seed, **settings)
     if hasattr(config, "validate"):
         config.validate()
     return config
@@ -44,7 +44,7 @@ def config_of(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
 
 def build(name: str, config: Any) -> Any:
     """The dataset of a configuration. Raises as `config_of`."""
-    datasets = _library()
+    datasets = library()
     from reasoning_gym.arithmetic import basic_arithmetic
 
     if name == "zebra_puzzles" and not hasattr(sys.modules[_SOLVER], "itersolve"):
@@ -65,11 +65,6 @@ def common_divisors(one: int, other: int) -> list[int]:
     below = [each for each in divisors(common) if each * each <= common] if common else []
     pairs = ((each, common // each) for each in below)
     return [each for low, high in pairs for each in ((low,) if low == high else (low, high))]
-
-
-def groups() -> dict[str, str]:
-    """The group of each dataset."""
-    return {name: made.__module__.split(".")[1] for name, (made, _) in _library().items()}
 
 
 def formula_names(dataset: Any, formula: str) -> set[str]:
