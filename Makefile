@@ -79,17 +79,15 @@ wheel: $(STAMP) ## Build the wheel and the sdist, in dist
 	@scripts/wheel.sh
 
 bench: $(STAMP) ## All benchmarks, each printing a table
-	@set -e; for script in $(filter-out %_real.py,$(sort $(wildcard scripts/bench/*/bench_*.py))); do $(BIN)/python $$script $(BENCH_ARGS); done
+	@set -e; for script in $(sort $(wildcard scripts/bench/*/bench_*.py)); do $(BIN)/python $$script $(BENCH_ARGS); done
 
-bench-network: $(STAMP) ## What the network costs: streams, gossip, groups, bytes
+bench-network: $(STAMP) ## What the network costs: streams, gossip, groups
 	@$(BIN)/python scripts/bench/network/bench_network.py $(BENCH_ARGS)
 	@$(BIN)/python scripts/bench/network/bench_accept.py
-	@$(BIN)/python scripts/bench/network/bench_bytes.py
 
-bench-weights: $(STAMP) ## What spreading weights takes: deltas, broadcasts by shape (FULL=1, as root: all of it, hours)
+bench-weights: $(STAMP) ## What spreading weights takes: deltas, broadcasts by shape (FULL=1: all of it, hours)
 	@$(BIN)/python scripts/bench/weights/bench_weights_codec.py
 	@$(BIN)/python scripts/bench/weights/bench_weights.py $(if $(FULL),--full)
-	@$(if $(FULL),$(BIN)/python scripts/bench/weights/bench_weights_real.py)
 
 lock: $(STAMP) ## Write constraints.txt and scripts/hashes.txt from what is installed (after the tests passed)
 	@$(BIN)/python scripts/lock.py

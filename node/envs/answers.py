@@ -1,21 +1,19 @@
-"""Extraction of the answer from a completion, by the format that a run names for its nodes. Pure.
+"""Extraction of the answer from a completion, by the format that a run names. Pure.
 
-Reasoning before an answer is free. What follows it is not: there a hostile producer could teach
-what no scorer sees, blanks for one, and a policy could learn it by itself. So each format says what
-may follow, and a completion that ends in anything else has no answer and is worth nothing:
+Any reasoning may precede an answer. Text after it could teach what no scorer sees, so a completion
+that goes on has no answer and is worth nothing:
 
-    whole        the completion is the answer, and the environment judges all of it; blanks that an
-                 answer has no use for make it worth nothing (`is_padded`)
-    last_line    the last line, which nothing follows, not even the end of the line
-    tags         what stands in `<answer>...</answer>`, which nothing follows
-    boxed        what stands in `\\boxed{...}`, which nothing follows
+    whole        the completion is the answer; useless blanks make it worth nothing (`is_padded`)
+    last_line    the last line, without the end of the line
+    tags         the content of `<answer>...</answer>` at the end
+    boxed        the content of `\\boxed{...}` at the end
     last_number  the number at the end; `CLOSING_MARKS` may follow, each once
-    code         what stands in the last fenced block, of three backticks, which nothing follows
+    code         the last block between fences of three backticks, at the end
 
-An answer is not padded within either: it is one run of text without two blanks in a row, and a
-number has one spelling but for a zero or two at its end. Code is indented, but no line of it ends
-in a blank, and there are no blanks but spaces and tabs. Each format looks at a text a bounded
-number of times, from its end, and at no more than `ANSWER_CHARS_MAX` characters of an answer.
+Within an answer there are no two blanks in a row, and a number has one spelling except for one or
+two zeros at its end. Code is indented, but no line ends in a blank, and blanks are spaces, tabs and
+line ends. Each format reads a text a bounded number of times, from its end, and at most
+`ANSWER_CHARS_MAX` characters of an answer.
 """
 
 import re
@@ -35,7 +33,7 @@ FENCE: Final = "```"
 EMPTY_LINES_MAX: Final = 2  # in a row, in code
 FORMAT_REWARD_MAX: Final = 0.2
 
-# What nobody sees: white space, marks of format (category Cf), and two letters without ink.
+# Invisible characters: white space, format characters (Cf), and two letters without ink.
 _BLANK: Final = re.compile(
     r"[\s\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e"
     r"\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
@@ -61,7 +59,7 @@ class AnswerRule:
 
     format: AnswerFormat = "whole"
     format_reward: float = 0.0  # of a wrong answer in the right format
-    system: str = ""  # what the policy is told before the question
+    system: str = ""  # system prompt
     examples: tuple[tuple[str, str], ...] = ()  # (question, completion), shown before the question
 
     def to_values(self) -> list[object]:
@@ -105,8 +103,8 @@ def is_padded(text: str, answer: str) -> bool:
 
 
 def _has_single_spaces_alone(text: str) -> bool:
-    """True if a text has no two blanks in a row, found out in a tenth of the pattern's time; False:
-    the pattern has to look. Of all blanks only these three are printable."""
+    """True if a text surely has no two blanks in a row, in a tenth of the pattern's time. Only
+    three blanks are printable."""
     return text.isprintable() and not any(each in text for each in ("  ", "\u2800", "\u3164"))
 
 
@@ -166,7 +164,7 @@ def _without_margins(text: str) -> str:
 
 
 def _unpadded(text: str) -> str | None:
-    """The text, if it is some and has no blank at its ends and no two in a row."""
+    """The text if it is not empty and has no blank at its ends and no two in a row, else None."""
     if not text or _BLANK.match(text) or _BLANK.match(text[-1]) or _TWO_BLANKS.search(text):
         return None
     return text
@@ -202,7 +200,7 @@ def _before_marks(text: str) -> int:
 
 
 def _is_glued(text: str, begin: int) -> bool:
-    """True if what stands right before makes it no number of its own, as in x2, 1e5 or 1e-5."""
+    """True if it belongs to the text before it, as in x2, 1e5 or 1e-5."""
     at = begin - 1
     if at > 0 and text[at] in _SIGNS:
         return text[at - 1].isascii() and text[at - 1].isalpha()
@@ -211,7 +209,7 @@ def _is_glued(text: str, begin: int) -> bool:
 
 
 def _is_negative(text: str, begin: int) -> bool:
-    """True if a minus sign stands before it that subtracts it from nothing."""
+    """True if a minus sign before it is no subtraction."""
     if not begin or text[begin - 1] not in _MINUS_SIGNS:
         return False
     before = text[begin - 2] if begin > 1 else " "

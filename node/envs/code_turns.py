@@ -1,12 +1,12 @@
-"""Tasks whose replies come of running what the policy writes.
+"""Tasks whose replies come from running the policy's code.
 
-Another machine may see such code do otherwise, by what it asks of the machine, so a transcript
-whose replies do not come out again is undecided, and nobody is to blame (`scoring.py`).
+Such code may act otherwise on another machine, so a transcript whose replies differ is undecided,
+and nobody is to blame (`scoring.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from node.envs.answers import answer_in, written
 from node.envs.base import Problem
@@ -27,8 +27,8 @@ TRIES: Final = 3  # at a function
 TESTS_TOLD: Final = 3  # of a task's, to the policy
 PYTHON_CHARS_MAX: Final = 2_048
 _VALUE_CHARS_MAX: Final = 200
-# Run in the child of the runner, where what it raises is a result that is not there. What is
-# printed is kept where it is plain: what else prints, an address among it, differs by machine.
+# Runs in the child of the runner, where an error is a missing result. Prints of plain values are
+# kept; others, such as addresses, differ between machines.
 _TOOL: Final = """
 def said(text):
     lines = []
@@ -52,12 +52,8 @@ def said(text):
 
 
 def python(argument: str) -> str:
-    """The value of an expression, or the output of a program.
-
-    Raises:
-        Undecided: another machine may come to something else.
-        NoSandbox, RunnerFailed: as `runner.run`.
-    """
+    """The value of an expression, or the output of a program. Raises as `decided` and
+    `runner.run`."""
     if len(argument) > PYTHON_CHARS_MAX:
         return f"over {PYTHON_CHARS_MAX} characters"
     ran = decided(runner.run(_TOOL, "said", [[argument]]))
@@ -70,8 +66,8 @@ def python(argument: str) -> str:
 
 
 class PythonRepair:
-    """A function to write, in three tries: each is told the first of three tests that it fails.
-    Parameters: those of `python_function`."""
+    """A function to write in three tries; the reply to each names the first of three tests that it
+    fails. Parameters: those of `python_function`."""
 
     name = "python_repair"
     version = "1"
@@ -86,7 +82,7 @@ class PythonRepair:
         return self._source.problem(task)
 
     def begin(self, problem: Problem) -> None:
-        """There is none: what a try is told follows from that try."""
+        """No state: the reply follows from the try."""
 
     def reply(self, problem: Problem, state: None, text: str) -> tuple[None, str | None]:
         code = answer_in("code", text)
@@ -96,9 +92,10 @@ class PythonRepair:
         found = results(code, calls)
         for arguments, result, right in zip(calls, found, problem.entry["expected"], strict=False):
             if share_passed([result], [right]) < 1:
-                came = "failed" if result is None else f"returned {_short(result[0])}"
+                came = "failed" if result is None else f"returned {_cut(repr(result[0]))}"
                 shown = ", ".join(map(repr, arguments))
-                return None, f"{FUNCTION}({_cut(shown)}) {came}, and should return {_short(right)}"
+                wanted = _cut(repr(right))
+                return None, f"{FUNCTION}({_cut(shown)}) {came}, and should return {wanted}"
         return None, None
 
     def worth(self, problem: Problem, texts: Sequence[str]) -> float:
@@ -110,12 +107,7 @@ class PythonRepair:
         return self.worth(problem, (text,))
 
     def right(self, problem: Problem) -> tuple[str, ...]:
-        """One try."""
         return (written("code", problem.answer),)
-
-
-def _short(value: Any) -> str:
-    return _cut(repr(value))
 
 
 def _cut(text: str) -> str:
@@ -147,7 +139,7 @@ _QUESTIONS: Final[Sequence[Callable[[Random, int], tuple[str, str]]]] = (
 
 
 class PythonQuestion(ToolTask):
-    """A number that a line of Python finds. The one parameter is `max`, of the numbers in it."""
+    """A number that a line of Python finds. Parameter: `max`, the largest number in it."""
 
     name = "python_question"
     version = "1"
@@ -165,5 +157,4 @@ class PythonQuestion(ToolTask):
         return {"python": python}
 
     def right(self, problem: Problem) -> tuple[str, ...]:
-        """One call."""
         return call("python", problem.entry["expression"]), problem.answer

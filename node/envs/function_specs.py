@@ -1,8 +1,7 @@
-"""The functions that `python_function` asks for: a dozen templates in four kinds. Pure.
+"""The functions that `python_function` asks for: a dozen templates of four kinds. Pure.
 
-A template is a sentence, the body of a correct function, and values for the names in braces, which
-stand in both. Inputs are small enough that no correct function comes near a limit of
-`node.sandbox.runner`.
+A template has a sentence, the body of a correct function, and values for the names in braces of
+both. No correct function comes near a limit of `node.sandbox.runner`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

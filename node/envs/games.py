@@ -1,4 +1,4 @@
-"""Parameters of tasks, whole numbers within bounds, and prompts that are a task's own."""
+"""Built-in tasks: a sum for tests and simulations, a number to guess, a maze to walk through."""
 
 import json
 import random
@@ -16,17 +16,14 @@ NAMES_MAX = 16**6
 
 
 def named(rng: Random, prompt: str) -> str:
-    """A prompt with a number of its own before it: tasks are told apart by their prompts, and those
-    of a game would all begin alike. Drawn last, it says nothing of what is to be found."""
+    """A prompt after a random number, since tasks are told apart by their prompts. Drawn last, so
+    that it says nothing of the solution."""
     return f"{rng.randrange(NAMES_MAX):06x} {prompt}"
 
 
 def numbers(task: Task, known: Mapping[str, tuple[int, int, int]]) -> dict[str, int]:
-    """A task's parameters. `known`: of each its default, least and most.
-
-    Raises:
-        ConfigError: another parameter, or one out of its bounds.
-    """
+    """A task's whole-number parameters; ConfigError if one is unknown or out of bounds. `known`:
+    default, least and most of each."""
     given = json.loads(task.parameters)
     for name, value in given.items():
         if name not in known:
@@ -42,7 +39,24 @@ def numbers(task: Task, known: Mapping[str, tuple[int, int, int]]) -> dict[str, 
     return {name: given.get(name, default) for name, (default, _, _) in known.items()}
 
 
-# A number to be guessed: the task says whether it is higher or lower.
+SUM_CHARS_MAX = 16
+
+
+class ScriptedSum:
+    """Prompt `3+4=`, answer `7`. Parameter: `max`, the largest summand."""
+
+    name = "scripted_sum"
+    version = "1"
+
+    def problem(self, task: Task) -> Problem:
+        largest = numbers(task, {"max": (9, 1, 10**9)})["max"]
+        rng = random.Random(task.seed + task.index)
+        left, right = rng.randint(0, largest), rng.randint(0, largest)
+        return Problem(task, f"{left}+{right}=", str(left + right), {})
+
+    def score(self, problem: Problem, text: str) -> float:
+        return float(len(text) <= SUM_CHARS_MAX and text.strip() == problem.answer)
+
 
 TRIES_MAX = 16
 
@@ -63,7 +77,7 @@ class GuessNumber:
         return Problem(task, prompt, str(secret), {**given})
 
     def begin(self, problem: Problem) -> int:
-        """The tries that are left."""
+        """The tries left."""
         return int(problem.entry["tries"])
 
     def reply(self, problem: Problem, state: int, text: str) -> tuple[int, str | None]:
@@ -75,7 +89,7 @@ class GuessNumber:
         return left, f"{'higher' if secret > guess else 'lower'}, {left} left"
 
     def worth(self, problem: Problem, texts: Sequence[str]) -> float:
-        """1 where the last guess is right, 0 else: others before it would have ended it."""
+        """1 if the last guess is right, else 0."""
         within = 0 < len(texts) <= problem.entry["tries"]
         return float(within and _number(texts[-1]) == int(problem.answer))
 
@@ -83,7 +97,7 @@ class GuessNumber:
         return self.worth(problem, (text,))
 
     def right(self, problem: Problem) -> tuple[str, ...]:
-        """Halving. Where that takes too many tries, the last one guesses right all the same."""
+        """Halving; the last try guesses right in any case."""
         low, high, secret = 1, problem.entry["max"], int(problem.answer)
         found: list[str] = []
         while len(found) + 1 < problem.entry["tries"]:
@@ -96,11 +110,9 @@ class GuessNumber:
 
 
 def _number(text: str) -> int | None:
-    """In its one spelling: zeros or blanks around it would be taught along."""
+    """A number in one spelling, so that no zeros or blanks are learned."""
     return int(text) if re.fullmatch(r"[1-9][0-9]{0,8}", text) else None
 
-
-# A maze in text: each turn is one step, and the task says where that led.
 
 STEPS_MAX = 32
 STEPS: Mapping[str, tuple[int, int]] = {"n": (-1, 0), "e": (0, 1), "s": (1, 0), "w": (0, -1)}
@@ -110,8 +122,8 @@ State = tuple[Cell, int]  # where the policy is, and the steps that are left
 
 
 class TextMaze:
-    """A square of rooms with one way between any two of them; from the upper left to the lower
-    right. Parameters: `size`, rooms in a row, and `steps`, how many there may be."""
+    """A square of rooms with one way between any two, from the upper left to the lower right; each
+    turn is one step. Parameters: `size`, rooms in a row, and `steps`, the most steps."""
 
     name = "text_maze"
     version = "1"
@@ -137,7 +149,6 @@ class TextMaze:
         return (cell, left), _told(problem.entry["doors"], cell)
 
     def worth(self, problem: Problem, texts: Sequence[str]) -> float:
-        """1 at the goal, else 0."""
         cell: Cell = (0, 0)
         for text in texts[: problem.entry["steps"]]:
             cell = _moved(problem, cell, text)
@@ -147,7 +158,6 @@ class TextMaze:
         return self.worth(problem, (text,))
 
     def right(self, problem: Problem) -> tuple[str, ...]:
-        """The one way that there is."""
         return tuple(problem.answer)
 
 

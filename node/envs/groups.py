@@ -1,4 +1,4 @@
-"""Groups of environments: a run names one, and has all its members."""
+"""Groups of environments: a run that names one has all its members."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,22 +13,22 @@ _DIGEST_CHARS: Final = 8
 
 
 def is_group(name: object) -> bool:
-    """True if a name is that of a group; a plug-in of the same name comes before it."""
+    """True if a group has the name, and no plug-in, which comes first."""
     return isinstance(name, str) and name in GROUPS and not is_plug_in(name)
 
 
 def group_version(name: str) -> str:
-    """Names the members of a group and their versions: it changes where either does."""
+    """A name that changes with the group's members and their versions."""
     told = "\n".join(f"{each} {environment(each).version}" for each in GROUPS[name])
     return f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:_DIGEST_CHARS]}"
 
 
 def expanded(entry: Any) -> list[Any]:
-    """The entries of a run that one entry stands for: of a group one for each member, in the order
-    of their names, with an equal part of its weight. Its parameters are tables by member.
+    """The entries of a run for one entry: of a group one for each member, by name, with an equal
+    part of its weight. Its parameters are tables by member.
 
     Raises:
-        ConfigError: parameters for what is no member, or another version of the group is wanted.
+        ConfigError: there is no such member or version.
     """
     if not isinstance(entry, Mapping) or not is_group(entry.get("name")):
         return [entry]
@@ -48,7 +48,7 @@ def expanded(entry: Any) -> list[Any]:
         )
     weight = entry.get("weight", 1.0)
     if isinstance(weight, int | float) and not isinstance(weight, bool):
-        with suppress(OverflowError):  # what is no number, or too large, is told with the others
+        with suppress(OverflowError):  # the run's model refuses such a weight
             weight = weight / len(members)
     others = {key: value for key, value in entry.items() if key not in ("parameters", "version")}
     return [

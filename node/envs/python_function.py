@@ -1,10 +1,8 @@
 """Write a Python function: tasks from `function_specs`, scored by the share of tests passed.
 
-The code of an answer runs in a child of the runner (`node.sandbox.runner`). The child gets the
-inputs and not the expected results: these are compared here. A run that ends near a limit of time
-or memory is undecided, because another machine may decide otherwise.
-
-Answers are best taken by the format `code`.
+The code of an answer runs in a child of `node.sandbox.runner`, which gets the inputs and not the
+expected results. A run that ends near a limit is undecided, because another machine may decide
+otherwise. The answer format `code` fits best.
 """
 
 import json
@@ -20,7 +18,7 @@ from swarm.errors import ConfigError
 from swarm.rollouts import Task
 
 TESTS_DEFAULT, TESTS_MIN, TESTS_MAX = 12, 4, 40
-_RESULTS_MIN = 3  # different ones in a task's tests, so that no constant passes most of them
+_RESULTS_MIN = 3  # different results in a task's tests, so that no constant passes most of them
 _DRAWS_MAX = 20
 FUNCTION = "solve"
 
@@ -51,12 +49,8 @@ class PythonFunction:
 
 
 def results(text: str, calls: Sequence[Sequence[Any]]) -> Sequence[tuple[Any] | None]:
-    """The result of a text's function for each list of arguments; None: it failed.
-
-    Raises:
-        Undecided: another machine may come to something else.
-        NoSandbox, RunnerFailed: as `runner.run`.
-    """
+    """The result of a text's function for each list of arguments; None: it failed. Raises as
+    `decided` and `runner.run`."""
     if len(text) > ANSWER_CHARS_MAX:
         return [None] * len(calls)
     ran = decided(runner.run(text, FUNCTION, calls))
@@ -64,18 +58,14 @@ def results(text: str, calls: Sequence[Sequence[Any]]) -> Sequence[tuple[Any] | 
 
 
 def decided(ran: runner.RunResult) -> runner.RunResult:
-    """The run, if every machine would end it in the same way.
-
-    Raises:
-        Undecided: another machine may come to something else.
-    """
+    """The run; Undecided if another machine may end it otherwise."""
     if ran.ended == "undecided":
         raise Undecided(f"after {ran.lines} lines and {ran.cpu_s:.2f} s")
     return ran
 
 
 def share_passed(found: Sequence[tuple[Any] | None], expected: Sequence[Any]) -> float:
-    """Of so many results that share which is right."""
+    """The share of right results."""
     pairs = zip(found, expected, strict=True)
     return sum(each is not None and _same(each[0], right) for each, right in pairs) / len(expected)
 
@@ -99,7 +89,7 @@ def _settings(parameters: str) -> tuple[int, tuple[str, ...]]:
 
 
 def _tests(spec: Spec, rng: Random, count: int) -> tuple[list[list[Any]], list[Any]]:
-    """Arguments, and what the right function makes of them, as plain JSON values."""
+    """Arguments, and the right function's results, as plain JSON values."""
     names: dict[str, Any] = {}
     exec(spec.source, names)
     right = names[FUNCTION]
@@ -116,7 +106,7 @@ def _tests(spec: Spec, rng: Random, count: int) -> tuple[list[list[Any]], list[A
 
 
 def _same(found: Any, right: Any) -> bool:
-    """True if two plain values are the same in kind and value: 1 is neither True nor 1.0."""
+    """True if two plain values have one type and value: 1 is neither True nor 1.0."""
     if type(found) is not type(right):
         return False
     if isinstance(right, list):

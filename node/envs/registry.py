@@ -9,11 +9,10 @@ from pathlib import Path
 
 from node.envs.base import ENTRY_POINT_GROUP, Environment, Interaction
 from node.envs.code_turns import PythonQuestion, PythonRepair
-from node.envs.games import GuessNumber, TextMaze
+from node.envs.games import GuessNumber, ScriptedSum, TextMaze
 from node.envs.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.envs.gym.environment import LIBRARY, ReasoningGym
 from node.envs.python_function import PythonFunction
-from node.envs.scripted import ScriptedSum
 from node.envs.taskset_rules import NAME as TASKSETS
 from node.envs.taskset_rules import library_version
 from node.envs.tool_use import CalculatorSum, FileLookup
@@ -24,26 +23,28 @@ from swarm.wire.messages import MADE_BY_CHARS_MAX
 _RUN_CODE = frozenset({PythonFunction.name, PythonQuestion.name, PythonRepair.name})
 
 
+_OWN: tuple[type[Environment], ...] = (
+    ScriptedSum,
+    PythonFunction,
+    GuessNumber,
+    TextMaze,
+    CalculatorSum,
+    FileLookup,
+    PythonQuestion,
+    PythonRepair,
+)
+
+
 def _built_in() -> dict[str, Callable[[], Environment]]:
     makers: dict[str, Callable[[], Environment]] = {
         name: partial(ReasoningGym, name) for name in OFFERED
     }
     makers["dataset"], makers[TASKSETS] = _dataset, _taskset
-    own: tuple[type[Environment], ...] = (
-        ScriptedSum,
-        PythonFunction,
-        GuessNumber,
-        TextMaze,
-        CalculatorSum,
-        FileLookup,
-        PythonQuestion,
-        PythonRepair,
-    )
-    return makers | {str(each.name): each for each in own}
+    return makers | {str(each.name): each for each in _OWN}
 
 
 def _dataset() -> Environment:
-    from node.envs.data.dataset import Dataset  # what it needs, others do without
+    from node.envs.data.dataset import Dataset  # its imports are for those who need it
 
     return Dataset()
 
@@ -59,30 +60,28 @@ def _plugged_in() -> dict[str, EntryPoint]:
 
 
 def package_of(name: str) -> str | None:
-    """The top-level module that a plug-in is in; None for built-in and unknown environments."""
+    """The top-level module of a plug-in; None for built-in and unknown environments."""
     if not is_plug_in(name):
         return None
     return _plugged_in()[name].module.partition(".")[0]
 
 
 def environment_names() -> tuple[str, ...]:
-    """All names that `environment` knows, sorted."""
     return tuple(sorted({*_built_in(), *_plugged_in()}))
 
 
 def is_known(name: str) -> bool:
-    """True if there is an environment of that name here. Nothing is imported for it."""
+    """True if there is an environment of that name; imports nothing."""
     return name in _built_in() or name in _plugged_in()
 
 
 def is_plug_in(name: str) -> bool:
-    """True if the environment of that name would be made by code of another package."""
+    """True if another package's code makes the environment."""
     return name not in _built_in() and name in _plugged_in()
 
 
 def packages_of(names: Iterable[str]) -> dict[str, str]:
-    """The versions of the packages that these environments are made of, by name. Those of this
-    package's own are none: their versions are the run's."""
+    """The versions of other packages that make these environments, by name."""
     found: dict[str, str] = {}
     plugged_in = _plugged_in()
     for name in names:
@@ -98,7 +97,7 @@ def packages_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def how_to_get(name: str, wanted: str) -> str:
-    """The advice if another version of an environment is installed than a run needs."""
+    """Advice if another version of an environment is installed than a run needs."""
     release = "take the release of swarm-node that has it, as those who made the run do"
     if name in OFFERED:
         _, _, of_library = wanted.partition(f"{LIBRARY}-")
@@ -110,17 +109,17 @@ def how_to_get(name: str, wanted: str) -> str:
 
 
 def _word(text: str) -> str:
-    """As the wire has names and versions of packages."""
+    """A package's name or version in the characters of the wire."""
     return re.sub(r"[^a-z0-9._+-]", "-", text.lower())[:MADE_BY_CHARS_MAX]
 
 
 def needs_sandbox(name: str) -> bool:
-    """True if what it does with strangers' text was not read line by line, or is to run it."""
+    """True if the environment runs strangers' code, or nobody read its scorer line by line."""
     return name in _RUN_CODE or is_unread(name)
 
 
 def is_unread(name: str) -> bool:
-    """True if what it does with strangers' text was not read line by line."""
+    """True if nobody read its scorer line by line."""
     return name == TASKSETS or is_plug_in(name)
 
 
@@ -131,11 +130,8 @@ def runs_code(name: str) -> bool:
 
 @cache
 def environment(name: str) -> Environment:
-    """The environment of that name. A built-in one cannot be replaced by an entry point.
-
-    Raises:
-        ConfigError: unknown, refused, or what its entry point names cannot be loaded.
-    """
+    """The environment of that name, built-in ones first; ConfigError if it is unknown, refused, or
+    cannot be loaded."""
     if maker := _built_in().get(name):
         return maker()
     if point := _plugged_in().get(name):
@@ -155,11 +151,7 @@ def environment(name: str) -> Environment:
 
 
 def interaction(name: str) -> Interaction | None:
-    """The environment of that name where its tasks have several turns; None: they have one.
-
-    Raises:
-        ConfigError: as `environment`.
-    """
+    """The environment of that name if its tasks have several turns; None: they have one."""
     found = environment(name)
     return found if isinstance(found, Interaction) else None
 

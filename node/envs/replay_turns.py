@@ -1,4 +1,4 @@
-"""Transcripts worked out again: what an environment must have said, and who lies about it. Pure."""
+"""Replays transcripts: what an environment must have said, and how a transcript is forged. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,11 +7,10 @@ from node.envs.base import Interaction, Problem
 from swarm.errors import Reject
 from swarm.rollouts import Author, Completion, FinishReason
 
-REPLY_CHARS_MAX: Final = 2_048  # of what an environment says in one turn; the rest is left out
+REPLY_CHARS_MAX: Final = 2_048  # of an environment's reply; the rest is cut off
 
-Parts = Sequence[tuple[bool, str]]  # (whether the policy said it, text), in turns
-Said = str | tuple[bool, Parts]
-"""What is scored: a text, or a transcript with whether the policy was cut in its last turn."""
+Parts = Sequence[tuple[bool, str]]  # (True: by the policy, text)
+Said = str | tuple[bool, Parts]  # a text, or (True: its last turn was cut, transcript)
 
 
 def said_of(completion: Completion) -> Said:
@@ -23,32 +22,31 @@ def said_of(completion: Completion) -> Said:
 
 
 def chars_of(said: Said) -> int:
-    """The number of characters."""
     return len(said) if isinstance(said, str) else sum(len(text) for _, text in said[1])
 
 
 def replies(source: Interaction, problem: Problem, texts: Sequence[str]) -> list[str | None]:
-    """The reply to each of the policy's turns; None, which is the last: it is over."""
+    """The reply to each of the policy's turns; None, as the last one: it is over."""
     found: list[str | None] = []
     state = source.begin(problem)
     for text in texts[: source.turns_max]:
-        if len(found) + 1 == source.turns_max:  # nothing that is said then is heard
+        if len(found) + 1 == source.turns_max:  # nobody reads a reply to the last turn
             return [*found, None]
         state, reply = source.reply(problem, state, text)
         if reply is None:
             return [*found, None]
-        # half a surrogate pair is in no file, on no wire and of no tokenizer
+        # half a surrogate pair fits no file, wire or tokenizer
         found.append(reply[:REPLY_CHARS_MAX].encode("utf-8", "replace").decode())
     return found
 
 
 def takes_turns(parts: Parts) -> bool:
-    """True if the policy begins and ends, and no turn of either is missing."""
+    """True if the policy begins and ends, and turns alternate."""
     return len(parts) % 2 == 1 and all(mine is (at % 2 == 0) for at, (mine, _) in enumerate(parts))
 
 
 def forgery(source: Interaction, problem: Problem, said: Said) -> Reject | None:
-    """The fault of a transcript that somebody sent; None: it is as it must be."""
+    """The fault of a received transcript; None: it is right."""
     if isinstance(said, str):
         return Reject.SKIPPED_TURN
     cut, parts = said
@@ -74,6 +72,6 @@ def forgery(source: Interaction, problem: Problem, said: Said) -> Reject | None:
 def _explained_by_a_turn_left_out(
     source: Interaction, problem: Problem, texts: Sequence[str], heard: Sequence[str], at: int
 ) -> bool:
-    """True if the reply that does not fit would, after one more turn that said nothing."""
+    """True if the wrong reply is right after one more, empty turn."""
     found = replies(source, problem, [*texts[:at], "", texts[at]])
     return len(found) == at + 2 and found[-1] == heard[at]

@@ -1,10 +1,10 @@
-"""Tasks to problems and texts to rewards, where it is computed: in a worker or right here."""
+"""Makes problems of tasks and rewards of texts, in this process."""
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeGuard, TypeVar
+from typing import Literal, TypeVar
 
 from node.envs import replay_turns as replay
 from node.envs.answers import (
@@ -60,12 +60,8 @@ def pose(
     rule: AnswerRule = WHOLE,
     answer_chars_max: int = TEXT_CHARS_MAX,
 ) -> PosedProblem:
-    """The problem of a task, with what the run says before it. `answer_chars_max`: how long a
-    completion may be.
-
-    Raises:
-        ConfigError: the run's parameters make no problem, or one that is too long.
-    """
+    """The problem of a task, after the run's instructions; ConfigError if it has none, or one that
+    is too long."""
     problem = _problem(task)
     prompt = Prompt.of(problem.prompt, rule.system, rule.examples).text
     if len(prompt) > prompt_chars_max:
@@ -91,9 +87,8 @@ def score_group(
     until_undecided: bool = False,
 ) -> GroupScore:
     """Rewards by the run's rules: `exact` is 1 for a full score, else 0; `partial` keeps fractions.
-    What is scored is the answer in a text, and a text without one scores 0; a wrong one in the
-    right format is worth at least `rule.format_reward`. `until_undecided`: a group with one such
-    text is of no use, and the texts after it are left undecided too.
+    A text without an answer scores 0; a wrong answer in the right format scores at least
+    `rule.format_reward`. `until_undecided`: texts after an undecided one are undecided too.
 
     Raises:
         ConfigError: the run's parameters make no problem.
@@ -106,11 +101,11 @@ def score_group(
         return _score_transcripts(
             source, problem, prompt, texts, reward, until_undecided=until_undecided
         )
-    if not _are_texts(texts):
-        return GroupScore(prompt, (0.0,) * len(texts), 0, Reject.MALFORMED)
     rewards: list[float | None] = []
     errors = 0
     for text in texts:
+        if not isinstance(text, str):
+            return GroupScore(prompt, (0.0,) * len(texts), 0, Reject.MALFORMED)
         answer = _answer(rule.format, text, problem.answer)
         if until_undecided and None in rewards:
             rewards.append(None)
@@ -127,10 +122,6 @@ def score_group(
     return GroupScore(prompt, tuple(rewards), errors)
 
 
-def _are_texts(said: Sequence[Said]) -> TypeGuard[Sequence[str]]:
-    return all(isinstance(each, str) for each in said)
-
-
 def _score_transcripts(
     source: Interaction,
     problem: Problem,
@@ -140,7 +131,7 @@ def _score_transcripts(
     *,
     until_undecided: bool,
 ) -> GroupScore:
-    """As `score_group`, of transcripts; one that is none of this task is no group's."""
+    """As `score_group`, of transcripts; one of another task spoils its group."""
     rewards: list[float | None] = []
     errors = 0
     for each in said:
@@ -160,15 +151,13 @@ def _score_transcripts(
 
 
 def _raw_of_transcript(source: Interaction, problem: Problem, said: Said) -> float | Reject | None:
-    """The environment's own score; None where it fails; why it is no transcript of this task.
-
-    Raises:
-        Undecided: as `Environment.score`; or replies that come of what a text's code does are
-            others here than where it was made, which may be the other machine's doing.
-    """
+    """The environment's own score; None if it fails; a `Reject` if the transcript is none of this
+    task. Undecided as `Environment.score`, and if replies of a text's code differ from those where
+    it was made, which may be the other machine's fault."""
     if isinstance(said, str) or not replay.takes_turns(said[1]):
         return Reject.SKIPPED_TURN
-    found = _guarded(partial(_forgery, source, problem, said), Undecided)
+    # a tuple, so that no forgery is told from a failure
+    found = _guarded(lambda: (replay.forgery(source, problem, said),), Undecided)
     if found is None:
         return None
     (forgery,) = found
@@ -180,30 +169,22 @@ def _raw_of_transcript(source: Interaction, problem: Problem, said: Said) -> flo
     return _score_of(partial(source.worth, problem, texts))
 
 
-def _forgery(source: Interaction, problem: Problem, said: Said) -> tuple[Reject | None]:
-    return (replay.forgery(source, problem, said),)  # whole, so that none is told from a failure
-
-
 def replies(task: Task, transcripts: Sequence[Sequence[str]]) -> list[str | None]:
     """The reply to the last turn of each transcript, given the policy's turns. None: it is over, as
-    for tasks of one turn and after a failure of the environment.
-
-    Raises:
-        ConfigError: the run's parameters make no problem.
-    """
+    for tasks of one turn and after a failure of the environment."""
     source, problem = interaction(task.environment), _problem(task)
     if source is None:
         return [None] * len(transcripts)
     found: list[str | None] = []
-    for texts in transcripts:  # where the environment fails, its score counts that
+    for texts in transcripts:  # a failure here is counted when the transcript is scored
         said = _guarded(partial(replay.replies, source, problem, texts))
         found.append(said[-1] if said and len(said) == len(texts) else None)
     return found
 
 
 def right_turns(task: Task) -> list[tuple[str, str]] | None:
-    """The policy's turns that come to a full score, each with what is said to it then, which is
-    nothing at the end; None: the task has one turn."""
+    """Turns that reach a full score, each with the reply to it, empty at the end; None: the task
+    has one turn."""
     source, problem = interaction(task.environment), _problem(task)
     if source is None:
         return None
@@ -213,22 +194,20 @@ def right_turns(task: Task) -> list[tuple[str, str]] | None:
 
 
 def _answer(kind: AnswerFormat, text: str, right: str) -> str | None:
-    """The answer in a completion; None: it has none, or is padded."""
     return None if kind == "whole" and is_padded(text, right) else answer_in(kind, text)
 
 
 def check_format(tasks: Sequence[Task], rule: AnswerRule) -> None:
-    """Check that the environments' own answers can be given in the format. `tasks`: a sample.
-
-    Raises:
-        ConfigError: they cannot; no policy could score.
-    """
+    """Refuse a format in which the environments' own answers cannot be given. `tasks`: a sample."""
     for task in tasks:
         if _passes(task, rule.format):
             continue
-        fitting = [
-            kind for kind in FORMATS if all(_passes(t, kind) for t in tasks if _is_of(t, task))
+        alike = [
+            each
+            for each in tasks
+            if (each.environment, each.parameters) == (task.environment, task.parameters)
         ]
+        fitting = [kind for kind in FORMATS if all(_passes(each, kind) for each in alike)]
         fitting.sort(key=lambda kind: (kind == "code", -FORMATS.index(kind)))  # the best one first
         answer = printable(_problem(task).answer, 40)
         raise ConfigError(
@@ -246,17 +225,8 @@ def _passes(task: Task, kind: AnswerFormat) -> bool:
         return False
 
 
-def _is_of(task: Task, other: Task) -> bool:
-    return (task.environment, task.parameters) == (other.environment, other.parameters)
-
-
 def _raw_score(source: Environment, problem: Problem, text: str) -> float | None:
-    """The environment's own score; None where its scorer failed or left [0, 1].
-
-    Raises:
-        Undecided: as `Environment.score`.
-        NoSandbox, RunnerFailed: as `runner.run`.
-    """
+    """The environment's own score; None if its scorer failed or left [0, 1]."""
     return _score_of(partial(source.score, problem, text))
 
 
@@ -267,7 +237,7 @@ def _score_of(score: Callable[[], float]) -> float | None:
 
 def _guarded(call: Callable[[], T], *through: type[Exception]) -> T | None:
     """The result of foreign code on strangers' text; None: it failed, and the caller counts that.
-    The boundary between the two: faults of this machine go through, and what is named."""
+    Faults of this machine and the errors `through` are raised."""
     let_through: tuple[type[Exception], ...] = (*through, *_OURS)
     try:
         return call()
@@ -278,7 +248,6 @@ def _guarded(call: Callable[[], T], *through: type[Exception]) -> T | None:
 
 
 def _by_rule(raw: float | None, reward: RewardRule) -> float:
-    """The reward by the run's rule for an environment's own score; 0 for a failed one."""
     found = raw or 0.0
     return float(found == 1.0) if reward == "exact" else found
 
@@ -295,12 +264,8 @@ def _problem(task: Task) -> Problem:
 
 
 def made(source: Environment, task: Task) -> Problem:
-    """The problem that an environment makes of a task, whose parameters may be a stranger's, in
-    bounded time.
-
-    Raises:
-        ConfigError: it makes no problem of it, or not within the bounds of this process.
-    """
+    """The problem that an environment makes of a task, in bounded time; ConfigError if it makes
+    none. The task's parameters may be a stranger's."""
     try:
         with cpu_bound(PROBLEM_CPU_S):
             return source.problem(task)

@@ -1,8 +1,8 @@
 """The environment `verifiers`: the tasks of a taskset that somebody else wrote.
 
-A producer goes through all tasks before one of them comes again, in an order of its own. A reply
-is one turn of text. Tasksets that grade by another model, by tools, or on a machine of their own
-are refused, each with its reason: a stranger could not work out their rewards again.
+Each producer goes through all tasks in an order of its own before one comes again. A reply is one
+turn of text. Tasksets that grade by another model, by tools, or on a machine of their own are
+refused: a stranger could not compute their rewards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,23 +22,18 @@ from node.envs.taskset_rules import (
 )
 from swarm.rollouts import Task
 
-# Raise it when this room changes which task is whose, a prompt, or what a text is worth: nodes of
-# different revisions share nothing.
+# Raise it with each change of the tasks' order, a prompt or a reward: nodes of different revisions
+# share nothing.
 REVISION: Final = 1
 
 
 class Taskset:
-    """A taskset of the library `verifiers`; its parameters are those of `rules.TasksetRules`."""
+    """A taskset of the library `verifiers`; its parameters are those of `TasksetRules`."""
 
     name = NAME
 
     @property
     def version(self) -> str:
-        """The library's, and of what lies between it and us.
-
-        Raises:
-            ConfigError: the library is not installed.
-        """
         return f"verifiers-{library_version()}-r{REVISION}"
 
     def settled(self, parameters: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:

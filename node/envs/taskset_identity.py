@@ -1,8 +1,7 @@
 """The identity of a taskset, found by two fresh processes that have to agree.
 
-`python -m node.envs.taskset_identity` reads rules from its input and writes one line of
-JSON: the hash of what the taskset makes, or why it is refused. It confines itself first, as far as
-its machine allows: the taskset is a package that the user named.
+`python -m node.envs.taskset_identity` reads rules from its input and writes one line of JSON: the
+taskset's hash, or why it is refused. It first confines itself as far as the machine allows.
 """
 
 import json
@@ -39,25 +38,21 @@ HASH_SEEDS: Final = ("1", "2")
 
 
 def identify(rules: TasksetRules) -> str:
-    """The hash by which a run names a taskset's package, configuration and tasks.
-
-    Raises:
-        ConfigError: it is not installed, it is refused, or two processes make unlike tasks of it.
-    """
+    """The hash of a taskset's package, configuration and tasks; ConfigError if it is not installed,
+    refused, or two processes make different tasks of it."""
     library_version()
     return _identified(rules.model_dump_json(exclude_defaults=True), package_digest(rules.taskset))
 
 
 @lru_cache(maxsize=REMEMBERED_MAX)
 def _identified(rules: str, package: str) -> str:
-    del package  # part of what decides it
+    del package  # part of the cache's key
     with ThreadPoolExecutor(len(HASH_SEEDS)) as both:
         found = list(both.map(partial(_look, rules), HASH_SEEDS))
     name = json.loads(rules)["taskset"]
     for each in found:
         if "refused" in each:
-            reason = printable(str(each["refused"]), REASON_CHARS_MAX)
-            raise ConfigError(reason)
+            raise ConfigError(printable(str(each["refused"]), REASON_CHARS_MAX))
         if "sha256" not in each:
             raise wrong(f"taskset {name}: loading it ended its process ({each['ended']})")
     if found[0] != found[1]:
@@ -69,8 +64,7 @@ def _identified(rules: str, package: str) -> str:
 
 
 def _look(rules: str, hash_seed: str) -> dict[str, Any]:
-    """The finding of a fresh process; where it ended without a word, the last line that it
-    wrote."""
+    """The finding of a fresh process, or the last line of its errors."""
     with tempfile.TemporaryDirectory() as room:
         environ = child_environ()
         environ |= {"HOME": room, "TMPDIR": room, "PYTHONHASHSEED": hash_seed}
@@ -92,13 +86,12 @@ def _look(rules: str, hash_seed: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """See the top of this file."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # prints of tasksets are no findings
     asked, home = json.loads(sys.stdin.read())
     rules = TasksetRules.model_validate_json(asked)
     places = places_of(rules.taskset)
-    before = size_bytes()  # looked up before that is out of sight
+    before = size_bytes()  # while it is in view
     if confinement.confine(confinement.view_of_python([Path(home)], places)).view:
         os.environ |= {"HOME": str(SCRATCH), "TMPDIR": str(SCRATCH)}
         tempfile.tempdir = str(SCRATCH)

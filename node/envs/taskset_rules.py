@@ -1,8 +1,7 @@
-"""The parameters of the environment `verifiers`: which taskset, how it is set up, how it answers.
+"""The parameters of the environment `verifiers`: the taskset, its set-up and its form of answers.
 
-What a task is follows from the taskset's package, its configuration and a task's place in it. A
-run file of one's own leaves the hash of the three out; it is found when the file is read, by two
-fresh processes that have to agree. What travels, and what the run's id follows from, has it.
+A run file of one's own may leave out the hash of the taskset's package, configuration and tasks.
+Two fresh processes find it when the file is read; it is sent, and part of the run's id.
 """
 
 import hashlib
@@ -29,8 +28,6 @@ PACKAGE_BYTES_MAX: Final = 1 << 30
 
 
 class TasksetRules(BaseModel):
-    """One taskset, and how it meets an answer."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     taskset: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,63}$")]
@@ -52,10 +49,6 @@ class TasksetRules(BaseModel):
 
 
 def rules_from(parameters: Mapping[str, Any]) -> TasksetRules:
-    """
-    Raises:
-        ConfigError: one of them is wrong.
-    """
     hints = {"taskset": "name the module of an installed taskset"}
     rules = checked(TasksetRules, parameters, NAME, hints=hints)
     if rules.reply.count(HOLE) != 1:
@@ -67,20 +60,11 @@ def rules_from(parameters: Mapping[str, Any]) -> TasksetRules:
 
 @lru_cache(maxsize=RULES_CACHED_MAX)
 def rules_of(parameters: str) -> TasksetRules:
-    """The rules in a run's parameters.
-
-    Raises:
-        ConfigError: as `rules_from`.
-    """
     return rules_from(json.loads(parameters))
 
 
 def library_version() -> str:
-    """The installed version of `verifiers`.
-
-    Raises:
-        ConfigError: none.
-    """
+    """The installed version of `verifiers`; ConfigError if there is none."""
     try:
         return version(NAME)
     except PackageNotFoundError:
@@ -89,11 +73,8 @@ def library_version() -> str:
 
 
 def places_of(taskset: str) -> list[Path]:
-    """The place of a taskset's package, found without importing it.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The directories of a taskset's package, found without importing it; ConfigError if it is not
+    installed."""
     found = find_spec(taskset)
     if found is None or (found.origin is None and not found.submodule_search_locations):
         raise wrong(f"taskset {taskset}: is not installed; {install_line('ITS-PACKAGE')}")
@@ -103,11 +84,8 @@ def places_of(taskset: str) -> list[Path]:
 
 
 def package_digest(taskset: str) -> str:
-    """A hash of all files of a taskset's package, but for what Python compiles of them.
-
-    Raises:
-        ConfigError: it is not installed, too large, or cannot be read.
-    """
+    """A hash of all files of a taskset's package except compiled ones; ConfigError if it is not
+    installed, too large, or cannot be read."""
     digest = hashlib.sha256()
     files, size_bytes = 0, 0
     try:
@@ -135,5 +113,4 @@ def _hash_of(path: Path) -> str:
 
 
 def wrong(what: str) -> ConfigError:
-    """The error for a run that names a taskset."""
     return wrong_parameters(NAME, what)

@@ -1,10 +1,8 @@
-"""The adapter of `verifiers`. The only file that imports it.
+"""The adapter of `verifiers`. The only file that imports it, at the first problem in the verifier's
+process, since the import takes seconds and 200 MB.
 
-The library takes seconds and some 200 MB to import, and brings the packages of those who write
-tasksets along, so it is imported at the first problem, which belongs into the verifier's process.
-
-A reward is worked out as the library's own `Task.score` does it, without an event loop, for which
-a sandbox has no sockets: what a grader awaits may be another grader, and nothing outside.
+Rewards are computed as the library's `Task.score` does, but without an event loop, for which a
+sandbox has no sockets: a grader may await another grader only.
 """
 
 import hashlib
@@ -28,17 +26,14 @@ from node.envs.taskset_rules import (
 from swarm.errors import ConfigError
 from swarm.texts import printable
 
-LOADED_MAX: Final = 128  # as many as a run may have environments
-CHECKED_TASKS: Final = 16
+LOADED_MAX: Final = 128  # tasksets in memory: the bound on a run's environments
+CHECKED_TASKS: Final = 16  # tasks whose own answer is graded
 FIELDS_SHOWN_MAX: Final = 12
-NEAR: Final = 1e-9  # weights such as 0.7, 0.2 and 0.1 add up to one but for rounding
-# What only a machine of its own, or somebody else, would give a task.
-_HOOKS: Final = ("setup", "finalize", "stage_verifier")
+NEAR: Final = 1e-9  # rounding error of weights such as 0.7, 0.2 and 0.1
+_HOOKS: Final = ("setup", "finalize", "stage_verifier")  # need a machine of their own
 
 
 class ForeignTask:
-    """One task of a taskset."""
-
     def __init__(self, task: Any, place: int, rules: TasksetRules) -> None:
         self.place = place
         self.prompt = _prompt(task)
@@ -47,11 +42,7 @@ class ForeignTask:
         self._task = task
 
     def worth(self, reply: str) -> float:
-        """The reward of one reply: the sum of the taskset's own, by their weights.
-
-        Raises:
-            RuntimeError: its grader waits for something outside.
-        """
+        """The weighted sum of the taskset's rewards of one reply."""
         trace = _trace_of(self._task, reply)
         given = {"task": self._task.data, "trace": trace}
         for hook in self._task.hooks("metric"):
@@ -66,11 +57,7 @@ class ForeignTask:
 
 @lru_cache(maxsize=LOADED_MAX)
 def loaded(parameters: str) -> tuple[ForeignTask, ...]:
-    """The tasks of a run's parameters, which have a hash; from memory if they were loaded before.
-
-    Raises:
-        ConfigError: as `check`, or what is installed makes others.
-    """
+    """The tasks of a run's parameters; ConfigError if what is installed makes others."""
     rules = rules_of(parameters)
     tasks = _load(rules)
     if (sha256 := _hash_of(rules, tasks)) != rules.sha256:
@@ -83,11 +70,7 @@ def loaded(parameters: str) -> tuple[ForeignTask, ...]:
 
 
 def check(rules: TasksetRules) -> str:
-    """The hash of a taskset's package, configuration and tasks.
-
-    Raises:
-        ConfigError: it is refused, with the reason in one line.
-    """
+    """The hash of a taskset's package, configuration and tasks; ConfigError if it is refused."""
     tasks = _load(rules)
     step = max(1, len(tasks) // CHECKED_TASKS)
     for task in tasks[::step][:CHECKED_TASKS]:
@@ -119,11 +102,7 @@ def _hash_of(rules: TasksetRules, tasks: tuple[ForeignTask, ...]) -> str:
 
 @contextmanager
 def _foreign_code(rules: TasksetRules, what: str) -> Iterator[None]:
-    """The boundary to a taskset's code, which may fail in any way: told in one line, not swallowed.
-
-    Raises:
-        ConfigError: it failed, or as what is inside.
-    """
+    """Turn any failure of a taskset's code into a ConfigError of one line."""
     try:
         yield
     except ConfigError:
@@ -135,22 +114,18 @@ def _foreign_code(rules: TasksetRules, what: str) -> Iterator[None]:
 
 def _load(rules: TasksetRules) -> tuple[ForeignTask, ...]:
     with _foreign_code(rules, "cannot be loaded"):
-        return _made(rules)
-
-
-def _made(rules: TasksetRules) -> tuple[ForeignTask, ...]:
-    source = _taskset(rules)
-    if not source.bounded and rules.tasks is None:
-        raise _no(rules, "never ends; say by the parameter tasks how many of it to take")
-    view = source if rules.tasks is None else source.take(rules.tasks)
-    found = list(itertools.islice(view, TASKS_MAX + 1))
-    if not found:
-        raise _no(rules, "has no tasks with this config")
-    if len(found) > TASKS_MAX:
-        raise _no(rules, f"has over {TASKS_MAX} tasks; take some by the parameter tasks")
-    if reason := _is_mixed(found) or _refusal(source, found):
-        raise _no(rules, f"{reason}, so that strangers could not work out its rewards")
-    return tuple(ForeignTask(task, at, rules) for at, task in enumerate(found))
+        source = _taskset(rules)
+        if not source.bounded and rules.tasks is None:
+            raise _no(rules, "never ends; say by the parameter tasks how many of it to take")
+        view = source if rules.tasks is None else source.take(rules.tasks)
+        found = list(itertools.islice(view, TASKS_MAX + 1))
+        if not found:
+            raise _no(rules, "has no tasks with this config")
+        if len(found) > TASKS_MAX:
+            raise _no(rules, f"has over {TASKS_MAX} tasks; take some by the parameter tasks")
+        if reason := _refusal(source, found):
+            raise _no(rules, f"{reason}, so that strangers could not work out its rewards")
+        return tuple(ForeignTask(task, at, rules) for at, task in enumerate(found))
 
 
 def _no(rules: TasksetRules, why: str) -> ConfigError:
@@ -174,19 +149,13 @@ def _taskset(rules: TasksetRules) -> Any:
     )
 
 
-def _is_mixed(tasks: list[Any]) -> str:
-    """Why what is asked of the first task is not said of all; empty: it is."""
-    first = tasks[0]
-    if any(type(each) is not type(first) or each.config != first.config for each in tasks):
-        return "its tasks are of several types or configurations"
-    return ""
-
-
 def _refusal(source: Any, tasks: list[Any]) -> str | None:
-    """Why one reply, text alone, would not be all that decides a reward; None: it is."""
+    """The reason why a reward depends on more than one reply's text; None: it does not."""
     from verifiers.v1.task import Task
 
     kind = type(tasks[0])
+    if any(type(each) is not kind or each.config != tasks[0].config for each in tasks):
+        return "its tasks are of several types or configurations"
     if type(source).toolsets(source.config) or kind.toolsets(tasks[0].config):
         return "it needs tool servers"
     if tasks[0].plugged_judges():
@@ -209,11 +178,8 @@ def _refusal(source: Any, tasks: list[Any]) -> str | None:
 
 
 def _prompt(task: Any) -> str:
-    """The system prompt, if it has one, and what the user says, in one text.
-
-    Raises:
-        ConfigError: it is more than one turn of text.
-    """
+    """The system prompt and the user's messages in one text; ConfigError if there are several
+    turns."""
     data = task.data
     said = [data.system_prompt] if data.system_prompt else []
     if isinstance(data.prompt, str):
@@ -244,7 +210,7 @@ def _answer(task: Any, rules: TasksetRules) -> str:
 
 
 def _trace_of(task: Any, reply: str) -> Any:
-    """The library's record of a policy that said this and stopped."""
+    """The library's record of a policy that replied once and stopped."""
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.graph import MessageNode
     from verifiers.v1.state import state_cls
@@ -282,7 +248,7 @@ def _trace_of(task: Any, reply: str) -> Any:
 
 
 def _scores(hook: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, float]:
-    """The score of one grader, by name."""
+    """The scores of one grader, by name."""
     from verifiers.v1.utils.decorators import invoke
 
     result = _awaited(hook.__name__, invoke(hook, dict(given)))
@@ -291,11 +257,7 @@ def _scores(hook: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, flo
 
 
 def _awaited(name: str, result: Any) -> Any:
-    """The result of a grader that waits for nothing outside.
-
-    Raises:
-        RuntimeError: it does.
-    """
+    """The result of a grader; RuntimeError if it waits for something outside."""
     if not isinstance(result, Coroutine):
         return result
     try:

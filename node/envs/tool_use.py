@@ -1,14 +1,13 @@
 """Tools that a policy calls in text: pure, bounded, the same on every machine.
 
-A call is `<tool>name: argument</tool>`, the first one of a turn, and its result
-`<result>text</result>`. What a tool cannot do it says in its result.
+The first `<tool>name: argument</tool>` of a turn is the call. Its result is
+`<result>text</result>`, also for an error.
 """
 
 import ast
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
@@ -25,19 +24,11 @@ FOUND_MAX: Final = 3  # documents that a search names
 Tool = Callable[[str], str]  # an argument to a result
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A turn's call of a tool."""
-
-    name: str
-    argument: str
-
-
-def call_in(text: str) -> ToolCall | None:
-    """The first call of a turn; None: it has none, and so is an answer."""
-    # Up to the last end of a call: without one, each beginning of many would look for it in vain.
+def call_in(text: str) -> tuple[str, str] | None:
+    """The tool and argument of a turn's first call; None: it has none, and is an answer."""
+    # Only up to the last end: without one, each of many beginnings would search the whole text.
     found = CALL.search(text, 0, max(0, text.rfind(_END) + len(_END)))
-    return None if found is None else ToolCall(found[1], found[2].strip())
+    return None if found is None else (found[1], found[2].strip())
 
 
 def written(name: str, argument: str) -> str:
@@ -45,13 +36,12 @@ def written(name: str, argument: str) -> str:
     return f"<tool>{name}: {argument}</tool>"
 
 
-def answered(tools: Mapping[str, Tool], call: ToolCall) -> str:
-    """A call's result, as it is said to the policy."""
-    tool = tools.get(call.name)
-    if tool is None:
-        result = f"no tool {call.name}; there are: {', '.join(sorted(tools))}"
+def answered(tools: Mapping[str, Tool], name: str, argument: str) -> str:
+    """The reply to a call."""
+    if name in tools:
+        result = tools[name](argument)
     else:
-        result = tool(call.argument)
+        result = f"no tool {name}; there are: {', '.join(sorted(tools))}"
     return f"<result>{result[:RESULT_CHARS_MAX]}</result>"
 
 
@@ -107,8 +97,7 @@ def file_tree(files: Mapping[str, str]) -> Tool:
 
 
 def search(corpus: Sequence[str]) -> Tool:
-    """A frozen corpus: the documents with most of the words that are asked for, earlier ones
-    first."""
+    """A search of a corpus: the documents with most of the wanted words, earlier ones first."""
     words = [frozenset(re.findall(r"\w+", document.lower())) for document in corpus]
 
     def find(argument: str) -> str:
@@ -120,32 +109,30 @@ def search(corpus: Sequence[str]) -> Tool:
     return find
 
 
-# Tasks that are done with tools: a turn calls one, or is the answer.
-
 CALLS_MAX: Final = 4
 _WORDS: Final = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath")
 
 
 class ToolTask:
-    """The common part of such tasks: up to `CALLS_MAX` calls, then an answer."""
+    """A task of up to `CALLS_MAX` calls, then an answer."""
 
     turns_max = CALLS_MAX + 1
 
     def begin(self, problem: Problem) -> int:
-        """The calls that were made."""
+        """The number of calls."""
         return 0
 
     def reply(self, problem: Problem, state: int, text: str) -> tuple[int, str | None]:
         call = call_in(text)
         if call is None:
             return state, None
-        return state + 1, answered(self._tools(problem), call)
+        return state + 1, answered(self._tools(problem), *call)
 
     def _tools(self, problem: Problem) -> Mapping[str, Tool]:
         raise NotImplementedError
 
     def worth(self, problem: Problem, texts: Sequence[str]) -> float:
-        """1 where the last turn is the answer and nothing else."""
+        """1 if the last turn is exactly the answer."""
         return float(bool(texts) and texts[-1] == problem.answer)
 
     def score(self, problem: Problem, text: str) -> float:
@@ -153,7 +140,7 @@ class ToolTask:
 
 
 class CalculatorSum(ToolTask):
-    """Prompt `57*13+8=`, with a calculator. The one parameter is `max`, the largest number."""
+    """Prompt `57*13+8=`, with a calculator. Parameter: `max`, the largest number."""
 
     name = "calculator_sum"
     version = "1"
@@ -169,12 +156,11 @@ class CalculatorSum(ToolTask):
         return {"calculator": calculator}
 
     def right(self, problem: Problem) -> tuple[str, ...]:
-        """One call."""
         return written("calculator", problem.entry["sum"]), problem.answer
 
 
 class FileLookup(ToolTask):
-    """A number that stands in a file, whose path a search tells. Parameters: `files`."""
+    """A number in a file, whose path a search tells. Parameter: `files`."""
 
     name = "file_lookup"
     version = "1"
@@ -203,7 +189,6 @@ class FileLookup(ToolTask):
         }
 
     def right(self, problem: Problem) -> tuple[str, ...]:
-        """Search, read, answer."""
         return (
             written("search", problem.entry["name"]),
             written("files", f"read {problem.entry['path']}"),

@@ -1,8 +1,7 @@
 """Tests of an environment's fitness for strangers' text, in one process.
 
-`python -m node.envs.trial`, which is a fresh process, reads what to try from its input and
-writes what it finds, a line of JSON for each thing, before it goes on to the next: where a text
-ends it, the last line names that text. It needs nothing but its pipes, and bounds itself.
+`python -m node.envs.trial` reads a request from its input and writes a line of JSON for each
+finding at once: if a text ends the process, the last line names it. It bounds itself.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -22,35 +21,28 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.envs.base import Environment, Interaction, Problem, Settles
-from node.envs.hostile_texts import around, hostile_texts, repeated
 from node.envs.registry import environment
 from node.envs.scoring import made
 from node.sandbox.bounds import IMPORTS_BYTES, memory_bound, size_bytes
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 
-TEXT_CPU_S: Final = 2.0  # of one text, before the process ends
-MEMORY_BYTES: Final = 536_870_912  # beyond what the imports take
+TEXT_CPU_S: Final = 2.0  # of one text, after which the process ends
+MEMORY_BYTES: Final = 536_870_912  # beyond the imports
 _KIB: Final = 1024
 _INDEX_STEP: Final = 1009
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The result of scoring one text."""
-
     reward: float | None  # None: the scorer failed
     cpu_s: float
-    memory_bytes: int  # how much more the process has held at once
+    memory_bytes: int  # growth of the process's peak
     error: str
 
 
 def loaded(name: str) -> Environment:
-    """The environment of that name, or what `module:attribute` makes.
-
-    Raises:
-        ConfigError: there is none, or it cannot be made.
-    """
+    """The environment of that name, or of `module:attribute`; ConfigError if it cannot be made."""
     module, colon, attribute = name.partition(":")
     if not colon:
         return environment(name)
@@ -64,7 +56,7 @@ def loaded(name: str) -> Environment:
 
 
 def tasks_of(source: Environment, parameters: str, count: int, seed: int = 0) -> list[Task]:
-    """Tasks as a run would draw them, from a stream of this seed."""
+    """Tasks as a run draws them, from a stream of this seed."""
     first = int.from_bytes(hashlib.sha256(f"{source.name} {seed}".encode()).digest()[:7], "big")
     return [
         Task(source.name, source.version, parameters, first, index * _INDEX_STEP)
@@ -72,51 +64,33 @@ def tasks_of(source: Environment, parameters: str, count: int, seed: int = 0) ->
     ]
 
 
-def parameters_text(text: str) -> str:
-    """Parameters as a task has them.
-
-    Raises:
-        ConfigError: it is no JSON object.
-    """
+def settled_text(name: str, text: str) -> str:
+    """Parameters as a run has them once its file was read; ConfigError if they are wrong."""
     try:
         table = json.loads(text)
     except (ValueError, RecursionError):
         table = None
     if not isinstance(table, dict):
         raise ConfigError(f'--parameters {text}: give a JSON object, such as {{"max": 9}}')
-    return _as_text(table)
-
-
-def _as_text(table: Mapping[str, Any]) -> str:
-    return json.dumps(table, sort_keys=True, separators=(",", ":"))
-
-
-def settled_text(name: str, text: str) -> str:
-    """Parameters as a run has them once its file was read.
-
-    Raises:
-        ConfigError: they are wrong.
-    """
-    text = parameters_text(text)
     if ":" not in name:
         source = environment(name)
         if isinstance(source, Settles):
-            return _as_text(source.settled(json.loads(text), Path.cwd()))
-    return text
+            table = source.settled(table, Path.cwd())
+    return json.dumps(table, sort_keys=True, separators=(",", ":"))
 
 
 def memory_for_problems() -> AbstractContextManager[None]:
-    """The memory that making problems may take, with what they import."""
+    """Limit the memory for making problems, imports included."""
     return memory_bound(size_bytes(), IMPORTS_BYTES + MEMORY_BYTES)
 
 
 def told(problem: Problem) -> str:
-    """A digest of what a problem asks and has for right."""
+    """A digest of a problem's prompt and answer."""
     return hashlib.sha256(f"{problem.prompt}\0{problem.answer}".encode()).hexdigest()
 
 
 def scored(source: Environment, problem: Problem, text: str) -> Scored:
-    """Score one text, and measure it; one that answers also has it as the first turn."""
+    """Score one text, and measure that. An `Interaction` gets it as the first turn."""
     _forget_peak()
     before, began = _memory_bytes("VmRSS"), time.process_time()
     reward, error = _tried(partial(_as_first_turn, source, problem, text))
@@ -139,7 +113,7 @@ def _as_first_turn(source: Environment, problem: Problem, text: str) -> float:
 
 
 def _tried(score: Callable[[], float]) -> tuple[float | None, str]:
-    """A reward, or what was raised in its place, which is part of what is looked for."""
+    """A reward, or the error, which is a finding."""
     try:
         return float(score()), ""
     except Exception as raised:  # noqa: BLE001
@@ -156,8 +130,8 @@ def texts_for(problem: Problem, marker: Path) -> Iterator[tuple[str, str, bool]]
 
 
 def _memory_bytes(what: str) -> int:
-    """The memory of this process (`VmRSS`), or its peak since `_forget_peak` (`VmHWM`). On systems
-    that report neither: the peak of its life."""
+    """The memory of this process (`VmRSS`), or its peak since `_forget_peak` (`VmHWM`); the peak of
+    its life on systems that report neither."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.partition(f"{what}:")[2].split()[0]) * _KIB
@@ -171,20 +145,12 @@ def _forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _bound_memory() -> None:
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        used = int(statm.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
-
-
 def try_all(asked: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> None:
-    """Look at one environment, and tell each finding.
+    """Test one environment, and report each finding.
 
     Args:
-        asked: `name`, `parameters` (JSON), `count` of tasks, `backwards`: whether they are made
-            from the last to the first, `texts`: whether to score any, `marker`: what code would
-            make.
+        asked: `name`, `parameters` (JSON), `count` of tasks, `backwards`: make the last one first,
+            `texts`: score hostile texts, `marker`: the file that code in them would make.
     """
     source = loaded(asked["name"])
     tell({"name": source.name, "version": source.version})
@@ -198,7 +164,8 @@ def try_all(asked: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None])
     tell({"own": [own_reward(source, each) for each in in_order]})
     if not asked["texts"] or not in_order:
         return
-    _bound_memory()
+    if (used := size_bytes()) is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
     marker = Path(asked["marker"])
     for what, text, must_fail in texts_for(in_order[0], marker):
         tell({"trying": what})
@@ -219,8 +186,72 @@ def try_all(asked: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None])
         )
 
 
-def main(arguments: Sequence[str] = ()) -> None:
-    """See the top of this file."""
+# Texts that try to make a scorer run code, run long, fill memory or err.
+
+LENGTHS: Final = (64, 128, 256, 1024, 4096, 16_384, 100_000)  # around the bounds that scorers have
+_REPEATED: Final = (
+    "9", "[", "(", "{", "{1:", '{"a":', "[[", "]", "-", "¬", "1+", "2**", "9**9**", "1,", "1 ", " ",
+    "\n", "\t", "a", "aa ", "ß", "\N{COMBINING ACUTE ACCENT}", "%s", "{0}", "\\frac{", "\\", "'",
+    '"', "0 1 ", "1\n", "A=1,", "A → ", "R9999 ", "RU", "P∨", "<answer>", '["a"], ', "2 × ", "x*",
+    "Emma is a knight, ", "Move disk 1 from Peg 1 to Peg 2\n", '"fill A", ',
+)  # fmt: skip
+_SINGLE: Final = (
+    "nan", "NaN", "-nan", "sNaN", "inf", "-Infinity", "[NaN]", "[NaN, NaN, NaN]", "nanj",
+    "nan + nani",
+    "1e999999999", "9e999999999999999", "1e-999999999999", "1e999999999/1e-99999999",
+    "0x" + "f" * 60,
+    "1/0", "0/0", "R999999999", "9**9**9**9", "10**100000000", "factorial(10**9)", "1_2", "0012",
+    "\uff11\uff12", "\u0661\u0662", "\ud800" * 16, "\0" * 64, "\u202e12", "%(x)s", "{0.__class__}",
+    "None", "[]", "{}", "[[]]", "()", ",", "=", ":", "/", ".", "-", "×", "→", "°",
+    '{"0": [1]}', '{"0": {"0": 1}}', "[[1], 2]", '[["a"], "b"]', "[1e400]", "\N{KELVIN SIGN}",
+)  # fmt: skip
+BEHIND: Final = " and so on"
+_CODE: Final = (
+    "__import__('pathlib').Path({path!r}).touch()",
+    "__import__('pathlib').Path({path!r}).touch() or [[0]]",
+    "[__import__('pathlib').Path({path!r}).touch()]",
+)
+
+
+def hostile_texts(marker: Path) -> Iterator[tuple[str, str]]:
+    """Names and texts that are worth less than 1 for any question. `marker`: the file that code in
+    them would make."""
+    for each in _CODE:
+        yield "code", each.format(path=str(marker))
+    for each in _SINGLE:
+        yield ascii(each)[:24], each
+    for each in _REPEATED:
+        for length in LENGTHS:
+            text = (each * (length // len(each)))[:length]
+            yield f"{each!a} up to {length}", text
+            if each in ("[", "(", "{"):
+                closing = {"[": "]", "(": ")", "{": "}"}[each]
+                yield (
+                    f"{each + closing!a} {length} deep",
+                    each * (length // 2) + closing * (length // 2),
+                )
+
+
+def around(answer: str) -> Iterator[tuple[str, str]]:
+    """Names and texts with a right answer and more, worth less than 1."""
+    yield "a word behind the answer", answer + BEHIND
+    yield "a line behind the answer", answer + "\nand so on"
+    yield "a word before the answer", "I say " + answer
+    yield "many words behind the answer", answer + BEHIND * 10_000
+    yield "many words before the answer", BEHIND * 10_000 + answer
+    yield "many lines behind the answer", answer + "\nso" * 10_000
+
+
+def repeated(answer: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of a repeated right answer, the slowest that pass a guard. One may be right,
+    if steps may follow a reached goal."""
+    for joint in ("", " ", "\n", ",", ", ", " → "):
+        for length in LENGTHS:
+            text = joint.join([answer] * max(2, length // (len(answer) + len(joint))))
+            yield f"the answer again, with {joint!a}, up to {length}", text
+
+
+def main() -> None:
     out = sys.stdout
     sys.stdout = sys.stderr  # prints of environments are no findings
 

@@ -1,9 +1,5 @@
-"""Limits on memory and CPU time of this process while it makes a problem from a run file's
-settings.
-
-The kernel bounds memory (`MemoryError`), a timer signal bounds CPU time (`OutOfTime`). Code that
-blocks the interpreter for longer is left to the limits of the parent process.
-"""
+"""Limits of this process while it makes a problem: the kernel bounds memory (`MemoryError`), a
+timer signal bounds CPU time (`OutOfTime`). The parent ends code that blocks the interpreter."""
 
 import resource
 import signal
@@ -31,12 +27,8 @@ class _Over(BaseException):
 
 @contextmanager
 def cpu_bound(seconds: float) -> Iterator[None]:
-    """Limit the block's CPU time in user mode. No effect outside the main thread, which gets the
-    signals.
-
-    Raises:
-        OutOfTime: the time was used up.
-    """
+    """Limit the block's CPU time in user mode, by OutOfTime. No effect outside the main thread,
+    which gets the signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -58,7 +50,7 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 def size_bytes() -> int | None:
-    """Address space of this process. None: unknown on this system."""
+    """Address space of this process; None: unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:

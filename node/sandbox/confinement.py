@@ -53,7 +53,6 @@ class Layers:
 
     @property
     def is_sandbox(self) -> bool:
-        """True if any code may run in it."""
         return self.suffice("auto")
 
     def suffice(self, trust: "Trust") -> bool:
@@ -79,12 +78,6 @@ NONE: Final = Layers()
 Trust = Literal["auto", "landlock", "off"]
 """Places where code may run: in a view of its own; or with Landlock alone, which hides the content
 of the user's files but not names, sizes and times; or anywhere."""
-
-
-def trust_of(word: str) -> Trust:
-    return "off" if word == "off" else "landlock" if word == "landlock" else "auto"
-
-
 NEEDED: Final = (
     "its environments need a sandbox, and this machine has none; take Linux with user "
     'namespaces on x86-64 or ARM, or set verify_sandbox = "landlock" to do with Landlock alone '
@@ -94,8 +87,7 @@ NEEDED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class VisiblePaths:
-    """Paths that a confined process may read, folders that it may list, and paths hidden
-    from it."""
+    """Paths that a confined process may read or list, and paths hidden from it."""
 
     read: tuple[Path, ...]
     listed: tuple[Path, ...] = ()
@@ -152,8 +144,7 @@ def _importable(folder: Path, apart: Iterable[Path]) -> list[Path]:
 
 
 def confine(view: VisiblePaths) -> Layers:
-    """Confine this single-threaded process and its children for good, as far as the
-    machine allows."""
+    """Confine this single-threaded process and its children, as far as the machine allows."""
     if sys.platform == "darwin":
         return Layers(seatbelt=_apply_seatbelt(view.hidden))
     has_view = has_calls = False
@@ -181,23 +172,14 @@ def limit(memory_bytes: int | None = None) -> None:
 
 
 def lock(memory_bytes: int | None = None) -> None:
-    """Leave a confined process, which may have threads, only computing and waiting. `memory_bytes`:
-    as `limit`.
-
-    Raises:
-        OSError: the machine does not allow it.
-    """
+    """Leave a confined process, which may have threads, only computing and waiting."""
     limit(memory_bytes)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     seccomp.lock()
 
 
 def restrict_to_computing(memory_bytes: int) -> None:
-    """Leave a confined single-threaded process only computing.
-
-    Raises:
-        OSError: as `lock`.
-    """
+    """Leave a confined single-threaded process only computing."""
     limit(memory_bytes)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     seccomp.restrict_to_computing()
@@ -220,8 +202,7 @@ if __name__ == "__main__":
 
 
 def _apply_seatbelt(hidden: Iterable[Path]) -> bool:
-    """Apply a profile of macOS (untested): no network, no writing, no reading of `hidden`. Returns
-    True if it took effect."""
+    """Apply a profile of macOS (untested): no network, no writing, no reading of `hidden`."""
     quoted = " ".join(f'(subpath "{path}")' for path in hidden if '"' not in str(path))
     profile = "(version 1)(allow default)(deny network*)(deny file-write*)"
     profile += '(allow file-write* (literal "/dev/null"))'
@@ -242,11 +223,7 @@ _NO_FLAGS: Final = struct.pack("l", 0)
 
 def clear(folder: Path) -> None:
     """Reset a folder to its initial state: empty, default mode, times, attributes and flags. The
-    working directory is `/` afterwards.
-
-    Raises:
-        OSError: something cannot be removed.
-    """
+    working directory is `/` afterwards. Raises OSError if something cannot be removed."""
     folder.chmod(0o700)
     os.chdir(folder)
     _empty()

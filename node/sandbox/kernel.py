@@ -96,11 +96,7 @@ NUMBERS: Final = {"x86_64": _COMMON | _X86_64, "aarch64": _COMMON | _AARCH64}.ge
 
 
 def call(name: str, *arguments: object) -> int:
-    """Make a system call by name.
-
-    Raises:
-        OSError: it failed, or its number is unknown on this machine.
-    """
+    """Make a system call by name; OSError if it fails, or is unknown on this machine."""
     if name not in NUMBERS:
         raise OSError(f"no system call {name} on this machine")
     result = int(libc.syscall(ctypes.c_long(NUMBERS[name]), *arguments))
@@ -111,20 +107,12 @@ def call(name: str, *arguments: object) -> int:
 
 
 def prctl(option: int, value: int = 0) -> None:
-    """Set a property of this process.
-
-    Raises:
-        OSError: the kernel does not know it.
-    """
+    """Set a property of this process."""
     call("prctl", option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), 0)
 
 
 def give_up_privileges() -> None:
-    """Drop all capabilities, and gain none from programs.
-
-    Raises:
-        OSError: the kernel is too old.
-    """
+    """Drop all capabilities, and gain none from programs; OSError if the kernel is too old."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     for capability in range(_CAPABILITIES):
         try:

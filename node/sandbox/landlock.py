@@ -33,12 +33,8 @@ def revision() -> int:
 
 
 def confine(read: Iterable[Path], listed: Iterable[Path], write: Iterable[Path]) -> int:
-    """Restrict this process and its children to these paths. `listed`: folders whose names may be
-    read, no files. Returns the revision.
-
-    Raises:
-        OSError: there is no Landlock.
-    """
+    """Restrict this process and its children to these paths; OSError if there is no Landlock.
+    `listed`: folders whose names may be read, no files. Returns the revision."""
     known = revision()
     if not known:
         raise OSError("no Landlock")

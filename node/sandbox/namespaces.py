@@ -31,12 +31,7 @@ _FILES_MAX: Final = 4096  # in the scratch folder
 
 def enter(paths: Iterable[Path], scratch_bytes: int) -> None:
     """Move this single-threaded process into such a view. `scratch_bytes`: size of the scratch
-    folder; 0: none.
-
-    Raises:
-        OSError: the kernel or container does not allow it. The process may still have left its
-            network and users.
-    """
+    folder; 0: none. After an OSError the process may still have left its network and users."""
     uid, gid = os.geteuid(), os.getegid()
     try:
         call("unshare", _NEW_USER | _OTHERS)

@@ -87,12 +87,8 @@ class _Runner:
             raise NoSandbox(f"code of policies is not run here: {confinement.NEEDED}")
 
     def ask(self, job: bytes, wall_s: float) -> tuple[bytes, tuple[int, float, float]]:
-        """A child's output, up to one byte over its limit, and how it ended. Skips answers to forks
-        that ended early.
-
-        Raises:
-            RunnerFailed: the runner ended.
-        """
+        """A child's output, up to one byte over its limit, and its ending. Skips answers to forks
+        that ended early."""
         (number,) = struct.unpack("=Q", os.urandom(8))
         its_job, job_pipe = os.pipe()
         result_pipe, its_result = os.pipe()
@@ -151,7 +147,7 @@ class _Account:
 
     @property
     def sums(self) -> tuple[float, float]:
-        """(Paid seconds, wall seconds)."""
+        """(paid seconds, wall seconds)"""
         paid_s, wall_s = self._SUMS.unpack_from(self._memory)
         return paid_s, wall_s
 

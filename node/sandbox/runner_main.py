@@ -71,7 +71,8 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     library = [Path(sysconfig.get_path(each)) for each in ("stdlib", "platstdlib")]
     layers = confinement.confine(confinement.view_of_library(library))
-    if not layers.suffice(confinement.trust_of(sys.argv[1])):
+    trust: confinement.Trust = sys.argv[1]  # type: ignore[assignment]
+    if not layers.suffice(trust):
         channel.send(REFUSED)
         return
     for name in _READY:

@@ -87,12 +87,8 @@ _Program = list[_Step]
 
 
 def confine(*, metadata: bool) -> None:
-    """Install the filter `confined`. `metadata`: allow changes of modes, owners, times, attributes
-    and flags of files.
-
-    Raises:
-        OSError: no such filters in this kernel, or unknown machine.
-    """
+    """Install the filter `confined`; OSError if kernel or machine have none. `metadata`: allow
+    changes of modes, owners, times, attributes and flags of files."""
     refused = [*_NETWORK, *_OTHER_PROCESSES, *_MOUNTS, *_KERNEL, *_MEMORY]
     clone = [*_argument(0), (_ANY_BIT, 0, 1, _CLONE_NEW), _refusal(), _allowed()]
     rules = _for("clone", clone)
@@ -103,13 +99,10 @@ def confine(*, metadata: bool) -> None:
 
 
 def lock() -> None:
-    """Install the filter `locked` on top.
-
-    Raises:
-        OSError: as `confine`.
-    """
+    """Install the filter `locked` on top."""
     own = os.getpid()
     clone = [*_argument(0), (_ANY_BIT, 1, 0, _CLONE_THREAD), _refusal(), _allowed()]
+    no_death_signal = [*_argument(0), (_EQUAL, 0, 1, PR_SET_PDEATHSIG), _refusal(), _allowed()]
     to_itself = [(_EQUAL, 1, 0, own), _refusal()]
     fault = [step for each in _OWN_FAULTS for step in ((_EQUAL, 0, 1, each), _allowed())]
     limits = [*_argument(0), (_EQUAL, 2, 0, 0), *to_itself, _allowed()]
@@ -121,17 +114,13 @@ def lock() -> None:
             *_for("tgkill", [*_argument(0), *to_itself, *_argument(2), *fault, _refusal()]),
             *_for("prlimit64", limits),
             *_for("fcntl", _one_of(1, _FCNTL_SCORING)),  # no signals, leases or hints
-            *_for("prctl", _none_of(0, (PR_SET_PDEATHSIG,))),
+            *_for("prctl", no_death_signal),
         ]
     )
 
 
 def restrict_to_computing() -> None:
-    """Install the filter `alone` on top, for a single-threaded process.
-
-    Raises:
-        OSError: as `confine`.
-    """
+    """Install the filter `alone` on top, for a single-threaded process."""
     _install(
         [
             *_always(_COMPUTING, _allowed()),
@@ -154,11 +143,6 @@ def _allowed() -> _Step:
 def _argument(place: int) -> _Program:
     """Load the lower half of an argument; compared values have no upper half."""
     return [(_LOAD, 0, 0, 16 + 8 * place)]
-
-
-def _none_of(place: int, values: Iterable[int]) -> _Program:
-    checks = [step for each in values for step in ((_EQUAL, 0, 1, each), _refusal())]
-    return [*_argument(place), *checks, _allowed()]
 
 
 def _one_of(place: int, values: Iterable[int]) -> _Program:

@@ -1,12 +1,9 @@
 """The task of a producer at an index: a pure function of run, producer and index.
 
-Everybody can compute it, so a producer cannot make up its tasks: a group with another task is
-refused. The index is the producer's data position; a stream continues there after a restart.
-
-A run may have tasks in common (`common` in its rules). They are a stream of their own. Of it each
-producer does every task once in an epoch, at positions that follow from its peer id. A group of
-such a task says in which attempt it was made; a producer may choose that, as it may leave tasks
-out.
+Everybody can compute it, so groups with another task are refused. The index is the producer's data
+position, where its stream continues after a restart. A run may have common tasks, a stream of their
+own: each producer does every one once in an epoch, at positions that follow from its peer id. A
+group of such a task says in which attempt it was made, which its producer may choose.
 """
 
 import hashlib
@@ -20,19 +17,20 @@ from node.config.run import CommonRules, EnvironmentSpec
 from node.envs.answers import AnswerRule
 from swarm.rollouts import Task
 
-HELD_OUT_PRODUCER = "held-out"  # no valid peer id, so no node can train on its stream
-VALIDATION_PRODUCER = "validation"  # neither is this
-COMMON_PRODUCER = "common"  # nor this
-ORDINARY_PRODUCER = "ordinary"  # nor this
+# None is a valid peer id, so no node can train on these streams.
+HELD_OUT_PRODUCER = "held-out"
+VALIDATION_PRODUCER = "validation"
+COMMON_PRODUCER = "common"
+ORDINARY_PRODUCER = "ordinary"
 INDEX_MAX = 2**31 - 1
-ENVIRONMENT_BUCKETS = 2**31  # the first number under which an environment's tasks are counted
-FORMAT_SAMPLES = 24  # of an environment: enough to meet each kind of answer that it has
+ENVIRONMENT_BUCKETS = 2**31  # first bucket of environments; common tasks have those below
+FORMAT_SAMPLES = 24  # tasks of an environment, enough to meet each kind of its answers
 
 _SEED_DOMAIN = b"swarm/task-seed/1"
 _ENVIRONMENT_DOMAIN = b"swarm/task-environment/1"
 _COMMON_DOMAIN = b"swarm/common-tasks/1"
 _EPOCHS_CACHED = 16
-_SEED_BITS = 62  # a seed plus an index stays below 2**63, and streams do not meet by chance
+_SEED_BITS = 62  # a seed plus an index stays below 2**63
 
 
 def assigned_task(run: RunConfig, producer: str, index: int) -> Task:
@@ -44,7 +42,7 @@ def assigned_task(run: RunConfig, producer: str, index: int) -> Task:
 
 
 def common_task(run: RunConfig, number: int) -> Task:
-    """The common task of that number, 0 <= number < run.common.tasks: the same for all nodes."""
+    """The common task of that number, 0 <= number < run.common.tasks."""
     return assigned_task(run, COMMON_PRODUCER, number)
 
 
@@ -55,19 +53,19 @@ def is_common(run: RunConfig, task: Task) -> bool:
 
 
 def bucket_of(run: RunConfig, task: Task) -> int:
-    """Under which number nodes of the run count how often the task is solved: a common one under
-    its own, another one with all tasks of its environment and parameters."""
+    """The bucket in which nodes count how often a task is solved: its own for a common task, else
+    that of its environment and parameters."""
     return task.index if is_common(run, task) else environment_bucket(run, task)
 
 
 def environment_bucket(run: RunConfig, task: Task) -> int:
-    """Under which number all tasks of the task's environment and parameters are counted."""
+    """The bucket of all tasks of the task's environment and parameters."""
     specs = [(spec.name, spec.parameters) for spec in run.environments]
     return ENVIRONMENT_BUCKETS + specs.index((task.environment, task.parameters))
 
 
 def is_bucket(run: RunConfig, bucket: int) -> bool:
-    """True if nodes of the run count anything under the number."""
+    """True if the run has the bucket."""
     if bucket < ENVIRONMENT_BUCKETS:
         return bool(run.common.share) and 0 <= bucket < run.common.tasks
     return bucket < ENVIRONMENT_BUCKETS + len(run.environments)
@@ -99,34 +97,32 @@ def _common_places(
 
 
 def leased_task(run: RunConfig, stream: str, place: int, attempt: int) -> Task:
-    """The only task at a place of a lease, if the problems of all attempts before are held out."""
+    """The task at a place of a lease, if the problems of all attempts before are held out."""
     return assigned_task(run, f"{stream}/{attempt}", place)
 
 
 def held_out_tasks(run: RunConfig) -> tuple[Task, ...]:
-    """The run's evaluation tasks, the same for all nodes and in no producer's stream."""
+    """The run's evaluation tasks, the same for all nodes."""
     return tuple(assigned_task(run, HELD_OUT_PRODUCER, i) for i in range(run.held_out.tasks))
 
 
 def validation_tasks(run: RunConfig, count: int) -> tuple[Task, ...]:
-    """The first of the tasks by which nodes of the run decide, in no producer's stream either."""
+    """The first validation tasks of the run."""
     return tuple(assigned_task(run, VALIDATION_PRODUCER, i) for i in range(count))
 
 
 def ordinary_tasks(run: RunConfig, count: int) -> tuple[Task, ...]:
-    """Tasks as any node may have them, in no producer's stream: by them it is found out how often
-    the run poses a question."""
+    """Tasks as any node may have them; they show how often the run poses a question."""
     return tuple(assigned_task(run, ORDINARY_PRODUCER, i) for i in range(count))
 
 
 def sample_tasks(run: RunConfig) -> tuple[Task, ...]:
-    """One task of each environment, to try them at start; no node trains on them."""
+    """One task of each environment, to try them at start."""
     return tuple(_sample(spec, 0) for spec in run.environments)
 
 
 def format_samples(run: RunConfig) -> list[tuple[AnswerRule, tuple[Task, ...]]]:
-    """Tasks of each environment whose answers are taken out of texts, with how that is done: the
-    same for all nodes, and in no stream."""
+    """Tasks of each environment whose answers are extracted from texts, with the rule."""
     return [
         (rule, tuple(_sample(spec, index) for index in range(FORMAT_SAMPLES)))
         for spec in run.environments
@@ -152,7 +148,7 @@ def _environment_at(run: RunConfig, producer: str, index: int) -> EnvironmentSpe
 
 
 def _hash_bits(bits: int, domain: bytes, *parts: str) -> int:
-    """A number below 2**bits from text parts; each is framed by its length."""
+    """A number below 2**bits from text parts, each framed by its length."""
     raw = [part.encode() for part in parts]
     framed = b"".join([domain, *(len(each).to_bytes(8, "big") + each for each in raw)])
     return int.from_bytes(hashlib.sha256(framed).digest()[:8], "big") >> (64 - bits)

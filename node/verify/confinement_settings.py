@@ -1,4 +1,4 @@
-"""Confinement of a verifier's worker: what it may read, and its environment variables."""
+"""Confinement of a verifier's worker: the paths it may read, and its environment variables."""
 
 import os
 import sys
@@ -20,12 +20,12 @@ _ENVIRON_KEPT: Final = frozenset(
 
 
 def run_needs_sandbox(run: RunConfig) -> bool:
-    """True if some environments of the run are scored in a sandbox or not at all."""
+    """True if an environment of the run may be scored only in a sandbox."""
     return any(registry.needs_sandbox(spec.name) for spec in run.environments)
 
 
 def confinement_of(config: NodeConfig) -> dict[str, Any]:
-    """The confinement as a worker's first request names it."""
+    """The confinement in a worker's first request."""
     trust = config.verify_sandbox
     unread = any(registry.is_unread(spec.name) for spec in config.run.environments)
     return {
@@ -38,8 +38,8 @@ def confinement_of(config: NodeConfig) -> dict[str, Any]:
 
 
 def worker_environ(*, confined: bool) -> dict[str, str]:
-    """Our import path, one thread for libraries that would take all cores, and sets in the same
-    order on all nodes. What is confined gets nothing else but what Python needs, and no home."""
+    """Our import path, one thread for each library, and one order of sets on all nodes. A confined
+    worker gets nothing else but what Python needs, and no home."""
     environ = child_environ()
     if confined:
         environ = {name: value for name, value in environ.items() if name in _ENVIRON_KEPT}
@@ -47,9 +47,8 @@ def worker_environ(*, confined: bool) -> dict[str, str]:
         named = os.environ.get(CACHE_VARIABLE)
         cache = cache_directory(Path(named) if named else None)
         environ[CACHE_VARIABLE] = str(cache)
-        # reasoning-gym brings matplotlib, which does not begin unless a folder looks writable.
-        # Where namespaces are not allowed there is no scratch folder: it gets to see this one,
-        # in which Landlock has it write nothing.
+        # matplotlib, which reasoning-gym brings, needs a folder that looks writable. Without
+        # namespaces there is no scratch folder; in this one Landlock lets it write nothing.
         with suppress(OSError):
             cache.mkdir(parents=True, exist_ok=True)
         environ["MPLCONFIGDIR"] = str(cache)
@@ -63,8 +62,8 @@ def worker_environ(*, confined: bool) -> dict[str, str]:
 
 
 def _places(run: RunConfig) -> list[str]:
-    """Directories of the environments' files, and of plug-in packages, which an editable install
-    keeps off the import path."""
+    """Directories of environments' files, and of plug-in packages, which an editable install keeps
+    off the import path."""
     places: list[str] = []
     for spec in run.environments:
         source = registry.environment(spec.name)

@@ -1,21 +1,11 @@
 """A fair queue of producers' groups for one server; some producers are hostile. Pure: time, in
-seconds of any clock, is passed in.
+seconds of any clock, is passed in. `add` groups, `pop` a batch, then `charge` or `put_back` each.
 
-    queue.add(producer, item)                   it waits, or QueueFull
-    tickets = queue.pop(now)                    the next batch; each of it is served until
-    queue.charge(producer, seconds, now, end)   what serving it took, and how it ended
-    queue.put_back(ticket)                      or waits again, where it was
-
-Next is the group whose producer has used least; what was used fades by half every `HALF_LIFE_S`.
-Producers of whom fewer than `PROVEN_GROUPS` groups were done share one account, so that a new key
-for each group gains nothing: they wait behind everybody whose own account is lower, among
-themselves the one that used least first, and are served when there is nobody such. An overrun
-costs `OVERRUN_FACTOR` times what it used, and its producer is as good as new again.
-
-`last` tickets are served only when no other one waits.
-
-A batch is what comes next, in this order. Only groups of proven producers share one: the last
-`PROVEN_GROUPS` of each went well.
+Next is the group whose producer has used least; use fades by half every `HALF_LIFE_S`. Producers
+with fewer than `PROVEN_GROUPS` good groups share one account, so that new keys gain nothing: they
+wait behind everybody whose own account is lower. An overrun costs `OVERRUN_FACTOR` times its use,
+and its producer counts as new. `last` tickets are served when no other waits. Only groups of proven
+producers share a batch.
 """
 
 from collections import Counter, OrderedDict
@@ -28,14 +18,13 @@ from swarm.identity import PeerId
 HALF_LIFE_S: Final = 60.0
 PROVEN_GROUPS: Final = 8
 OVERRUN_FACTOR: Final = 10.0
-WAITING_MAX: Final = 256  # groups; a learner looks at 64 at once, the exchange at 16
-WAITING_UNPROVEN_MAX: Final = 128  # of them, those of producers that share an account
+WAITING_MAX: Final = 256  # groups; a learner verifies 64 at once, the exchange 16
+WAITING_UNPROVEN_MAX: Final = 128  # groups of producers that share an account
 WAITING_PER_PRODUCER_MAX: Final = 16
-WAITING_LAST_MAX: Final = 32  # which may take long, and leave room for others
+WAITING_LAST_MAX: Final = 32  # groups that may take long, and leave room for others
 BATCH_GROUPS_MAX: Final = 16
 BATCH_SIZE_MAX: Final = 2**18  # in the unit of `add`
-# Accounts of each kind; the least recently charged is forgotten. Keys that nobody has proven
-# cannot push out those that are.
+# Accounts of each kind; the least recently charged is forgotten. New keys push out no proven one.
 PROVEN_MAX: Final = 2048
 UNPROVEN_MAX: Final = 2048
 
@@ -43,25 +32,21 @@ Item = TypeVar("Item")
 
 
 class End(Enum):
-    """Results of serving a group."""
-
     DONE = auto()
     FAILED = auto()
-    OVERRUN = auto()  # it used up what it may use
-    DOUBTFUL = auto()  # it took long, and nobody can say what it is worth
+    OVERRUN = auto()  # it used up its limit
+    DOUBTFUL = auto()  # it took long, and its reward is undecided
 
 
 class QueueFull(Exception):
-    """No room for one more; which bound was met."""
+    pass
 
 
 @dataclass(eq=False, slots=True)
 class Ticket(Generic[Item]):
-    """A waiting item and its producer. `number`: its place in the order of arrival."""
-
     producer: PeerId
     item: Item
-    number: int
+    number: int  # in the order of arrival
     last: bool
     size: int
     alone: bool = False  # it shares no batch
@@ -72,8 +57,8 @@ class Ticket(Generic[Item]):
 class _Account:
     used_s: float = 0.0  # as it was at `at`
     at: float = 0.0
-    groups: int = 0  # that were done, since the last overrun
-    doubtful: int = 0  # since it was proven last
+    groups: int = 0  # done since the last overrun
+    doubtful: int = 0  # since it was last proven
 
     def level(self, now: float) -> float:
         """Seconds used that have not faded."""
@@ -84,8 +69,6 @@ class _Account:
 
 
 class FairQueue(Generic[Item]):
-    """Waiting groups and their producers' accounts; all of it bounded."""
-
     def __init__(self) -> None:
         self._waiting: list[Ticket[Item]] = []
         self._number = 0
@@ -110,11 +93,11 @@ class FairQueue(Generic[Item]):
         size: int = 0,
         alone: bool = False,
     ) -> Ticket[Item]:
-        """Let an item wait. `last`: until nothing else does. `size` is for the bound of a batch,
-        and `alone`: it shares none.
+        """Let an item wait. `last`: until no other waits; `size`: counts against a batch's bound;
+        `alone`: it shares no batch.
 
         Raises:
-            QueueFull: it may not.
+            QueueFull: a bound was met.
         """
         self._check_room(producer, last)
         self._number += 1
@@ -123,8 +106,7 @@ class FairQueue(Generic[Item]):
         return ticket
 
     def put_back(self, ticket: Ticket[Item], *, alone: bool = False) -> None:
-        """Let a ticket that was not served wait where it waited before, unless it was discarded.
-        `alone`: it shares no batch from now on."""
+        """Let an unserved ticket wait at its former place, unless it was discarded."""
         ticket.alone = ticket.alone or alone
         if not ticket.discarded:
             self._waiting.append(ticket)
@@ -147,7 +129,7 @@ class FairQueue(Generic[Item]):
                 raise QueueFull(f"{waiting} groups {what} wait")
 
     def discard(self, ticket: Ticket[Item]) -> bool:
-        """Let a ticket wait no longer, now or when it is put back; whether it did."""
+        """Let a ticket wait no longer, also if it is put back. Returns True if it waited."""
         ticket.discarded = True
         is_waiting = ticket in self._waiting
         if is_waiting:
@@ -155,7 +137,7 @@ class FairQueue(Generic[Item]):
         return is_waiting
 
     def pop(self, now: float) -> list[Ticket[Item]]:
-        """The next batch, in the order of turns; empty: nothing waits."""
+        """The next batch; empty: nothing waits."""
         shared = self._shared.level(now)
         self._waiting.sort(
             key=lambda each: (each.last, self._levels(each.producer, shared, now), each.number),
@@ -175,7 +157,7 @@ class FairQueue(Generic[Item]):
         return self.is_proven(ticket.producer) and not ticket.last and not ticket.alone
 
     def _levels(self, producer: PeerId, shared: float, now: float) -> tuple[float, float]:
-        """The levels of the account that a producer waits on and of the producer itself."""
+        """Levels of the account that decides a producer's turn, and of its own account."""
         account = self._proven.get(producer)
         if account is not None:
             own = account.level(now)
@@ -190,11 +172,11 @@ class FairQueue(Generic[Item]):
         return 0 if account is None else account.doubtful
 
     def charge(self, producer: PeerId, seconds: float, now: float, end: End) -> None:
-        """Note what serving a producer took, and how it ended."""
+        """Charge a producer for a group."""
         account = self._proven.pop(producer, None)
         if account is None:
             account = self._unproven.pop(producer, None) or _Account(at=now)
-            self._shared.add(seconds, now)  # what was used; only its producer pays for an overrun
+            self._shared.add(seconds, now)  # the factor of an overrun is its producer's alone
         if end in (End.OVERRUN, End.DOUBTFUL):
             account.groups = 0
         if end is End.OVERRUN:

@@ -1,12 +1,9 @@
 """Keeps held-out problems out of training.
 
-The held-out tasks have seeds of their own, but a small problem space repeats itself: a question can
-come up again under another seed. So a node skips tasks of its stream whose question is held out. It
-refuses foreign groups for such questions, which no honest node makes. Questions are compared
-without the instructions that a run puts before them.
-
-A node skips the questions of its validation tasks as well. Their number is a setting of each node:
-another node may train on such a question and share the group, and is not blamed.
+A small problem space repeats questions under other seeds. So a node skips tasks whose question is
+held out, and refuses foreign groups with one. Questions are compared without the run's
+instructions. A node also skips the questions of its validation tasks; their number is a setting of
+each node, so others that train on them are not blamed.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,10 +27,10 @@ from swarm.identity import PeerId
 from swarm.rollouts import RolloutGroup, ScoredGroup, Task
 
 SKIPS_PER_TASK_MAX = 50  # consecutive held-out prompts; more: the run has too few problems
-POSED_AT_ONCE = 200
+POSED_AT_ONCE = 200  # problems in one request, so that its CPU time suffices
 CANDIDATES = 2  # drawn for each validation task: some are held out or repeat a question
 Due = tuple[Task, int]  # a task, and how often the node did it before
-Choose = Callable[[Sequence[Due], int], Sequence[Due]]  # so many of these, in their order
+Choose = Callable[[Sequence[Due], int], Sequence[Due]]  # picks a number of tasks, in their order
 MISSED_SHARE_MAX = 0.125  # share of a run's tasks that validation may take from training
 
 
@@ -50,18 +47,14 @@ class HeldOutGuard:
     """Knows the run's held-out prompts and the node's validation tasks, from their first use on."""
 
     def __init__(self, run: RunConfig, verifier: Verifier, validation: int = 0) -> None:
-        """`validation`: how many tasks the node validates by."""
+        """`validation`: number of the node's validation tasks."""
         self._run = run
-        self._verifier = verifier
+        self.verifier = verifier
         self._questions: frozenset[str] | None = None
         self._lock = trio.Lock()
         self._validation_wanted = validation
         self._validation: tuple[Assignment, ...] | None = None
         self._validation_lock = trio.Lock()
-
-    @property
-    def verifier(self) -> Verifier:
-        return self._verifier
 
     @property
     def lacks_validation(self) -> bool:
@@ -74,15 +67,15 @@ class HeldOutGuard:
             return self._questions
         async with self._lock:
             if self._questions is None:
-                problems = await self._verifier.problems(held_out_tasks(self._run))
+                problems = await self.verifier.problems(held_out_tasks(self._run))
                 self._questions = frozenset(
                     Prompt.read(problem.prompt).question for problem in problems
                 )
             return self._questions
 
     async def validation(self) -> tuple[Assignment, ...]:
-        """The validation tasks, no two with one question and none held out. None at all where the
-        run has so few problems that they would be missed in training."""
+        """The validation tasks, all with different questions and none held out. Empty if the run
+        has so few problems that training would miss them."""
         if self._validation is None:
             held_out = await self.questions()
             async with self._validation_lock:
@@ -91,14 +84,14 @@ class HeldOutGuard:
         return self._validation
 
     async def _fit_for_validation(self, held_out: frozenset[str]) -> tuple[Assignment, ...]:
-        """The first tasks of their stream that are fit. Another stream shows how often the run
-        poses one of their questions: a stream of few items does not repeat itself soon."""
+        """The first fit tasks of their stream. Another stream shows how often the run poses one of
+        their questions: one stream of few items does not repeat itself soon."""
         wanted = self._validation_wanted
         candidates = validation_tasks(self._run, CANDIDATES * wanted)
         tasks = (*candidates, *ordinary_tasks(self._run, wanted))
         problems: list[PosedProblem] = []
-        for begin in range(0, len(tasks), POSED_AT_ONCE):  # all at once may be too dear a batch
-            problems += await self._verifier.problems(tasks[begin : begin + POSED_AT_ONCE])
+        for begin in range(0, len(tasks), POSED_AT_ONCE):
+            problems += await self.verifier.problems(tasks[begin : begin + POSED_AT_ONCE])
         questions = [Prompt.read(problem.prompt).question for problem in problems]
         found: dict[str, Assignment] = {}
         for task, problem, question in zip(candidates, problems, questions, strict=False):
@@ -110,16 +103,16 @@ class HeldOutGuard:
         return tuple(found.values()) if again <= MISSED_SHARE_MAX * wanted else ()
 
     async def trainable(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-        """Those of others' groups whose question decides nothing here."""
+        """The groups whose question is not one of validation."""
         apart = {Prompt.read(each.prompt).question for each in await self.validation()}
         return [each for each in groups if Prompt.read(each.prompt).question not in apart]
 
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
     ) -> tuple[str, tuple[float, ...]]:
-        """`Verifier.verify`, and HELD_OUT where the prompt is one of the evaluation's."""
+        """As `Verifier.verify`; refuses HELD_OUT questions."""
         held_out = await self.questions()
-        prompt, rewards = await self._verifier.verify(group, task)
+        prompt, rewards = await self.verifier.verify(group, task)
         if Prompt.read(prompt).question in held_out:
             raise RemoteProtocolError(Reject.HELD_OUT, "a held-out problem")
         return prompt, rewards
@@ -133,11 +126,11 @@ class HeldOutGuard:
         ahead: int = 1,
     ) -> tuple[list[Assignment], int]:
         """The producer's next `count` tasks from data position `index` that are neither held out
-        nor for validation, and the position after them. With `ahead`, of so many times as many
-        tasks those that `choose` takes; the others are left out for good.
+        nor for validation, and the position after them. `choose` takes them from `ahead` times as
+        many tasks; the others are left out for good.
 
         Raises:
-            ConfigError: the run has hardly any problem that is not held out.
+            ConfigError: nearly all problems of the run are held out.
         """
         apart = await self.questions()
         apart |= {Prompt.read(each.prompt).question for each in await self.validation()}
@@ -150,7 +143,7 @@ class HeldOutGuard:
             due = [next_task(self._run, producer, index + n) for n in range(ahead * wanted)]
             index += len(due)
             due = list(choose(due, wanted))
-            problems = await self._verifier.problems([task for task, _ in due])
+            problems = await self.verifier.problems([task for task, _ in due])
             found += [
                 Assignment(task, problem.prompt, attempt)
                 for (task, attempt), problem in zip(due, problems, strict=True)
@@ -159,11 +152,7 @@ class HeldOutGuard:
         return found, index
 
     async def leased(self, stream: str, places: Sequence[int]) -> list[Assignment]:
-        """The tasks at these places of a lease.
-
-        Raises:
-            ConfigError: the run has hardly any problem that is not held out.
-        """
+        """The tasks at these places of a lease. Raises as `assignments`."""
         held_out = await self.questions()
         found: dict[int, Assignment] = {}
         for attempt in range(SKIPS_PER_TASK_MAX):
@@ -171,7 +160,7 @@ class HeldOutGuard:
             if not left:
                 return [found[place] for place in places]
             tasks = [leased_task(self._run, stream, place, attempt) for place in left]
-            problems = await self._verifier.problems(tasks)
+            problems = await self.verifier.problems(tasks)
             for place, task, problem in zip(left, tasks, problems, strict=True):
                 if Prompt.read(problem.prompt).question not in held_out:
                     found[place] = Assignment(task, problem.prompt)

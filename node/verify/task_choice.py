@@ -1,8 +1,7 @@
 """A node's choice among the tasks ahead in its stream, by how often they are solved.
 
-A producer cannot make up its tasks, but it may leave some out. With a method of control a node
-leaves out the least promising ones. It forgets its own results at a restart; others' reports come
-again with their groups.
+A producer may leave tasks out. With a method of control a node leaves out the least promising ones.
+It forgets its own results at a restart; others' reports come again with their groups.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from swarm.identity import PeerId
 from swarm.rollouts import Counters, RolloutGroup, Task
 from swarm.wire.messages import COUNTERS_MAX
 
-TOLD_EACH_MAX = min(16, COUNTERS_MAX)  # counters in one group: 192 bytes
+TOLD_EACH_MAX = min(16, COUNTERS_MAX)  # counters in one group: 192 bytes at most
 
 
 class TaskChoice:
@@ -38,8 +37,8 @@ class TaskChoice:
         voice_of: Callable[[PeerId], str] = str,
         now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`control` None: all tasks are taken as they come, nothing is believed of others, and what
-        the node found out is told where the run has tasks in common. `voice_of`: in whose name a
+        """`control` None: tasks are taken as they come, others' reports are ignored, and own
+        counters are sent only if the run has common tasks. `voice_of`: the name under which a
         producer's reports count."""
         self._run, self._control = run, control
         self._voice_of, self._now_s = voice_of, now_s
@@ -48,11 +47,11 @@ class TaskChoice:
 
     @property
     def ahead(self) -> int:
-        """Tasks that are considered for each one that is taken."""
+        """Tasks considered for each one taken."""
         return self._control.ahead if self._control is not None else 1
 
     def choose(self, due: Sequence[Due], count: int, rng: Random) -> list[Due]:
-        """`count` of these tasks, in their order; all where there are no more."""
+        """`count` of these tasks, in their order."""
         if self._control is None or len(due) <= count:
             return list(due)
         pooled = lru_cache(maxsize=None)(self._pooled)  # many tasks are of one environment
@@ -61,13 +60,12 @@ class TaskChoice:
         return [due[at] for at in chosen]
 
     def belief(self, task: Task) -> SuccessCounts:
-        """Successes and failures at a task by the node's own rollouts and others' reports. For a
-        common task, those at its environment count as a prior."""
+        """Successes and failures at a task, own and reported. For a common task those at its
+        environment are a prior."""
         return self._belief(task, self._pooled)
 
     def own_pass_rate(self, task: Task) -> float:
-        """The node's own pass rate at such tasks; 0.5 before it tried any. Other nodes have no
-        influence on it."""
+        """The node's own pass rate at such tasks; 0.5 before it tried any."""
         counts = self._belief(task, lambda bucket: self._own.of(str(bucket)))
         return (counts.right + 1.0) / (counts.right + counts.wrong + 2.0)
 
@@ -86,7 +84,7 @@ class TaskChoice:
         return SuccessCounts(own.right + others.right, own.wrong + others.wrong)
 
     def learn(self, results: Sequence[tuple[Task, Sequence[float]]]) -> None:
-        """Take in the rewards of own groups."""
+        """Count the rewards of own groups."""
         found = [
             (str(bucket), sum(each == 1.0 for each in rewards), len(rewards))
             for task, rewards in results
@@ -95,30 +93,30 @@ class TaskChoice:
         self._own = learned(self._own, found, self._control or Vade())
 
     def receive(self, group: RolloutGroup) -> None:
-        """Take in what a group that was found good says of its producer's tries."""
+        """Count what an accepted group reports of its producer's tries."""
         if self._control is None or not group.counters:
             return
         known = tuple(each for each in group.counters if is_bucket(self._run, each[0]))
-        # as it was first heard: where a producer is changes as it comes and goes
+        # The first voice stays: a producer's address changes as it comes and goes.
         voice = self.others.voice_of(group.producer) or self._voice_of(group.producer)
         self.others.receive(
             reports_of(
                 known,
                 group.producer,
                 group.round,
-                min(group.created_at_s, int(self._now_s())),  # else who is ahead would leave last
+                min(group.created_at_s, int(self._now_s())),  # a fast clock must not outlive others
                 group.expires_at_s,
                 voice,
             )
         )
 
     def expire(self) -> None:
-        """Forget what groups reported that have expired."""
+        """Forget the reports of expired groups."""
         self.others.expire(self._now_s())
 
     def told(self, groups: int) -> list[Counters]:
-        """Counters of the node's own tries for each of a round's groups, from the buckets with the
-        newest results, none of them twice."""
+        """The node's own counters for each of a round's groups: the buckets with the newest
+        results, each once."""
         if groups < 1 or (self._control is None and not self._run.common.share):
             return [()] * groups
         newest = [

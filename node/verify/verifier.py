@@ -1,12 +1,9 @@
 """Scores groups: prompts and rewards follow from tasks, never from what a sender says.
 
-`ProcessVerifier` is the production one. It scores strangers' text in a child process under limits
-of time and memory, and the node's own work in another child. Strangers take turns by the CPU time
-that they used (`fair_queue.py`). They are blamed for CPU time, never for wall-clock time, because a
-machine may be busy or paused. The groups that wait while a batch is scored are the next batch. If a
-batch fails, nobody is blamed: its groups are scored again one by one.
-
-`InlineVerifier` scores in the calling task, for simulations and trusted environments.
+`ProcessVerifier` scores foreign groups in one child process and own groups in another. Producers
+take turns by the CPU time that they used (`fair_queue`), and are blamed for CPU time alone, since a
+machine may be busy or paused. If a batch fails, its groups are scored again one by one.
+`InlineVerifier` scores in the calling task, for simulations.
 """
 
 import math
@@ -62,62 +59,45 @@ _SELF_DESTRUCTION_S = 10.0  # a worker that nobody killed ends so long after its
 _ENDED_BY_OTHERS = frozenset(  # the kernel where memory is short, a user, a shutdown
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
-
-
-Verdicts = tuple[float | None, ...]
+Verdicts = tuple[float | None, ...]  # rewards; None: undecided
 
 
 class Verifier(Protocol):
     """Judges own and foreign work by the run's rules."""
 
     @property
-    def counters(self) -> "VerifierCounters":
-        """Counters since the start."""
-        ...
+    def counters(self) -> "VerifierCounters": ...
 
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
     ) -> tuple[str, tuple[float, ...]]:
-        """The prompt and the rewards of a foreign group. `task`: what its producer was given by a
-        lease; None: the one of its own stream.
+        """The prompt and rewards of a foreign group. `task`: from its producer's lease; None: from
+        the producer's own stream.
 
         Raises:
-            RemoteProtocolError: it is not its producer's task at that index (UNASSIGNED_TASK), a
-                text is over the run's limit (OVERSIZE), a transcript is none of the task
-                (FORGED_OBSERVATION and its like), it used up the CPU time that a group may
-                take (OVERRUN), made the environment fail (UNVERIFIABLE), or may be worth something
-                else on another machine (UNDECIDED), for which nobody is to blame.
-            ChildFailed: it could not be looked at, through our own fault or for want of time.
+            RemoteProtocolError: the group is refused. For UNDECIDED nobody is to blame.
+            ChildFailed: it was not scored, through our own fault or for want of time.
         """
         ...
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
-        """The problems of own tasks, in their order.
+        """The problems of own tasks.
 
         Raises:
             ConfigError: the run's parameters make no problem.
-            ChildFailed: the worker ended; it may be tried again.
+            ChildFailed: the worker ended; the caller may try again.
         """
         ...
 
     async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
-        """Rewards of own completions, for each task in its order; None: undecided, so that others
-        would not take the group.
-
-        Raises:
-            As `problems`.
-        """
+        """Rewards of own completions, task by task. Raises as `problems`."""
         ...
 
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
-        """The environment's replies to the last turn of each transcript of this node's policy, task
-        by task; None: the transcript is over.
-
-        Raises:
-            As `problems`.
-        """
+        """The environment's replies to the last turn of each own transcript, task by task; None:
+        the transcript is over. Raises as `problems`."""
         ...
 
 
@@ -125,25 +105,21 @@ class Verifier(Protocol):
 class VerifierCounters:
     """Since the start; read by the node's status."""
 
-    groups: int = 0  # foreign ones that were scored
+    groups: int = 0  # foreign groups scored
     scorer_errors: int = 0  # texts on which a scorer failed; they were worth 0
     second_tries: int = 0  # foreign groups that took more CPU time than the first try has
-    overruns: int = 0  # foreign groups that used up all CPU time that a group may take
-    starved: int = 0  # calls that ran out of wall-clock time: the machine had none for them
-    turned_away: int = 0  # foreign groups that found too many others waiting, or waited too long
-    starts: int = 0  # of worker processes; more than two means that some were lost
-    # CPU seconds for foreign groups: of proven producers, of others, and in vain
+    overruns: int = 0  # foreign groups that used up the CPU time of a group
+    starved: int = 0  # calls that ran out of wall-clock time: the machine was busy
+    turned_away: int = 0  # foreign groups that met a full queue, or waited too long
+    starts: int = 0  # worker processes started; more than two: some were lost
+    # CPU seconds of foreign groups: `proven` and `unproven` producers, and `overrun`
     cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = None) -> None:
-    """Check that a foreign group's task and texts are what the run allows its producer. `task`: the
-    one that a lease gave it; None: the one of its own stream.
-
-    Raises:
-        RemoteProtocolError: they are not.
-    """
-    again = task is None and is_common(run, group.task)  # whoever does it, and however often
+    """Refuse a foreign group whose task or texts the run does not allow its producer. `task`: from
+    a lease; None: from the producer's own stream."""
+    again = task is None and is_common(run, group.task)  # anybody's, in any attempt
     expected = task or assigned_task(run, group.producer, group.task.index)
     if not again and (group.task != expected or group.attempt):
         raise RemoteProtocolError(
@@ -159,26 +135,16 @@ def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = No
 
 
 def _check_forgery(name: str) -> None:
-    """Raise what a score says is wrong with a group's transcripts."""
     if name:
         raise RemoteProtocolError(Reject(name), "its transcript is not what the task makes of it")
 
 
 def _check_own(forgery: str) -> None:
-    """
-    Raises:
-        LocalProtocolError: our own transcript is none of its task, so that others would refuse it.
-    """
-    if forgery:
+    if forgery:  # others would refuse it
         raise LocalProtocolError(f"own transcript: {forgery}; it was not scored as it was made")
 
 
 def _decided(verdicts: Verdicts) -> tuple[float, ...]:
-    """The rewards of a foreign group.
-
-    Raises:
-        RemoteProtocolError: some are undecided.
-    """
     rewards = tuple(each for each in verdicts if each is not None)
     if len(rewards) < len(verdicts):
         raise RemoteProtocolError(Reject.UNDECIDED, "too near to a limit of the environment")
@@ -190,13 +156,9 @@ def _rule_of(run: RunConfig, task: Task) -> AnswerRule:
 
 
 class InlineVerifier:
-    """Verifies in the calling task, without limits. `counters` are the production one's."""
+    """Verifies in the calling task, without limits."""
 
     def __init__(self, run: RunConfig) -> None:
-        """
-        Raises:
-            ConfigError: the run's environments cannot be answered in its format.
-        """
         self._run = run
         self.counters = VerifierCounters()
         for rule, tasks in format_samples(run):
@@ -241,35 +203,33 @@ class InlineVerifier:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The limits of one call. The CPU time is the text's to use up; the wall-clock time is what a
-    machine that is busy with other things may take over it. `apart_s`: of the clock, on a machine
-    that has a core for it; None: as `wall_s`."""
+    """The limits of one call."""
 
     cpu_s: float
-    wall_s: float
-    apart_s: float | None = None
+    wall_s: float  # on a machine that is busy with other work
+    apart_s: float | None = None  # wall-clock limit on a machine with a free core; None: `wall_s`
 
 
 OWN_BATCH_LIMITS = _Limits(cpu_s=60.0, wall_s=120.0)  # before it is tried group by group
-DOUBTFUL_MAX = 3  # groups of one producer that are undecided and dear; the third is an offence
-OWN_ENOUGH_S = 20.0  # of CPU time in one request; the rest is asked for again
+DOUBTFUL_MAX = 3  # undecided and slow groups of one producer; the third is an offence
+OWN_ENOUGH_S = 20.0  # CPU seconds of one request; the rest is asked for again
 
 
 class _Overran(Exception):
-    """A call used up its CPU time. Nothing else ends a worker in this way."""
+    """A call used up its CPU time."""
 
 
 class _Waited(_Overran):
-    """A call let its time go by, on a machine that had a core for it."""
+    """A call let its time go by, on a machine with a free core."""
 
 
 class _WrongSettings(ConfigError):
-    """A worker refused the run's settings before it saw anybody's text."""
+    """A worker refused the run's settings before it saw any text."""
 
 
 @dataclass(eq=False, slots=True)
 class _Foreign:
-    """A foreign group that waits to be scored, and what came of it."""
+    """A foreign group in the queue, and its result."""
 
     task: Task
     texts: list[Said]
@@ -277,7 +237,7 @@ class _Foreign:
     done: trio.Event = field(default_factory=trio.Event)
     scored: GroupVerdict | None = None
     error: Exception | None = None
-    wasted_s: float = 0.0  # CPU time of a batch that it was part of and that came to nothing
+    wasted_s: float = 0.0  # CPU seconds of failed batches that it was in
 
 
 _Answer = Mapping[str, Any]
@@ -291,7 +251,7 @@ class _Worker:
         self._prepare = prepare
         self._counters = counters
         self._channel: ChildChannel | None = None
-        self._owed_until: float | None = None  # its answer, which a cancelled caller left behind
+        self._owed_until: float | None = None  # deadline of an answer that a caller left behind
 
     async def call(self, request: Mapping[str, Any], limits: _Limits) -> tuple[_Answer, float]:
         """The answer to one request, and the CPU seconds that it took. The limits hold for the
@@ -300,7 +260,7 @@ class _Worker:
         Raises:
             _Overran: it used up its CPU time.
             WorkEnded: it ended the worker.
-            _WrongSettings: no worker starts with them.
+            _WrongSettings: no worker starts with these settings.
             ChildFailed: it got no time, or something else ended the worker.
         """
         await self._settle()
@@ -318,7 +278,7 @@ class _Worker:
         return answer, used_s
 
     async def close(self) -> None:
-        """End the child and its fork, if there are any."""
+        """End the child and its fork."""
         channel, self._channel, self._owed_until = self._channel, None, None
         if channel is not None:
             channel.kill()
@@ -327,7 +287,14 @@ class _Worker:
     async def _start(self) -> None:
         limits = _Limits(START_TIMEOUT_S, START_TIMEOUT_S)
         try:
-            await self._start_process()
+            self._channel = await ChildChannel.start(
+                "verifier",
+                WORKER,
+                subprocess.DEVNULL,
+                worker_environ(confined=self._prepare["trust"] != "off"),
+                ANSWER_BYTES_MAX,
+            )
+            self._counters.starts += 1
             _result(await self._exchange(self._prepare, limits))
         except ConfigError as error:
             await self.close()
@@ -339,23 +306,12 @@ class _Worker:
             await self.close()
             raise
 
-    async def _start_process(self) -> None:
-        self._channel = await ChildChannel.start(
-            "verifier",
-            WORKER,
-            subprocess.DEVNULL,
-            worker_environ(confined=self._prepare["trust"] != "off"),
-            ANSWER_BYTES_MAX,
-        )
-        self._counters.starts += 1
-
     async def _exchange(self, request: Mapping[str, Any], limits: _Limits) -> _Answer:
         assert self._channel is not None
-        wall_s = limits.wall_s + _SELF_DESTRUCTION_S
         more = {
             NUMBER: self._channel.next_number,
             "cpu_s": limits.cpu_s,
-            "wall_s": wall_s,
+            "wall_s": limits.wall_s + _SELF_DESTRUCTION_S,
             "apart_s": limits.wall_s if limits.apart_s is None else limits.apart_s,
         }
         answer: _Answer | None = None
@@ -378,8 +334,8 @@ class _Worker:
         return answer
 
     async def _settle(self) -> None:
-        """Wait for what a cancelled caller left behind: ending the worker would cost more, and
-        anybody who may end a call could have it ended again and again."""
+        """Wait for an answer that a cancelled caller left behind: a new worker would cost more, and
+        who may cancel calls could end it again and again."""
         if self._channel is None or self._owed_until is None:
             return
         with suppress(ChildFailed), trio.move_on_at(self._owed_until):
@@ -390,8 +346,7 @@ class _Worker:
 
 
 def _why_ended(status: int) -> Exception:
-    """The error for a fork's exit status. It blames nobody for an end that others may have
-    caused."""
+    """The error for a fork's exit status. A signal that others may have sent blames nobody."""
     if status == WAITED:
         return _Waited()
     if status == OUT_OF_CPU:
@@ -402,12 +357,8 @@ def _why_ended(status: int) -> Exception:
 
 
 def _result(answer: _Answer) -> Any:
-    """The result in a worker's answer.
-
-    Raises:
-        ConfigError: the worker says that the run's settings are wrong.
-        WorkEnded: it failed.
-    """
+    """The result in a worker's answer; ConfigError if the settings are wrong, WorkEnded if it
+    failed."""
     if "config" in answer:
         raise ConfigError(str(answer["config"]))
     if "ok" not in answer:
@@ -416,7 +367,7 @@ def _result(answer: _Answer) -> Any:
 
 
 class ProcessVerifier:
-    """Verifies in child processes; see the module. Make one with `open`."""
+    """Verifies in child processes. Make one with `open`."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._run = config.run
@@ -427,7 +378,7 @@ class ProcessVerifier:
         self._last_limits = _Limits(cpu_s, wall_s, cpu_s + self._run_s / 2)
         self._first_limits = _Limits(FIRST_SHARE * cpu_s, wall_s, self._run_s)
         self.counters = VerifierCounters()
-        prepare = {
+        self._prepare = {
             **self._pose_request(sample_tasks(self._run)),
             "formats": [
                 [rule.to_values(), [_task_values(task) for task in tasks]]
@@ -436,17 +387,16 @@ class ProcessVerifier:
             "memory_bytes_max": SCORING_BYTES,
             **confinement_of(config),
         }
-        self._prepare = prepare
-        self._own = _Worker(prepare, self.counters)
+        self._own = _Worker(self._prepare, self.counters)
         self._own_turn = trio.Lock()
-        self._foreign = _Worker(prepare, self.counters)
+        self._foreign = _Worker(self._prepare, self.counters)
         self._waiting: FairQueue[_Foreign] = FairQueue()
         self._arrived = trio.Event()
 
     @classmethod
     @asynccontextmanager
     async def open(cls, config: NodeConfig) -> AsyncIterator["ProcessVerifier"]:
-        """A verifier whose children end with the block. They start at their first use."""
+        """A verifier whose children start at their first use and end with the block."""
         verifier = cls(config)
         try:
             async with trio.open_nursery() as nursery:
@@ -474,8 +424,8 @@ class ProcessVerifier:
         return scored.prompt, _decided(self._rewards(scored))
 
     async def _score_foreign(self, group: RolloutGroup) -> GroupVerdict:
-        """Score one group with little time at first, as nearly all need. One that takes more gets
-        all of it when nobody else waits; one that waited for something gets no more."""
+        """Score one group with little time at first, which is enough for nearly all. A group that
+        takes more gets all of its time when no other waits; one that idled gets no second try."""
         limits, last = self._first_limits, False
         while True:
             try:
@@ -493,17 +443,12 @@ class ProcessVerifier:
     async def _score_in_turn(
         self, group: RolloutGroup, limits: _Limits, *, last: bool
     ) -> GroupVerdict:
-        """Have the worker score a group when its turn comes.
-
-        Raises:
-            As `_Worker.call` and `_result`.
-            ChildFailed: too many others wait, or its turn would come too late.
-        """
+        """Have the worker score a group when its turn comes. Raises as `_Worker.call` and
+        `_result`, and ChildFailed if too many wait or its turn would come too late."""
         item = _Foreign(group.task, [said_of(each) for each in group.completions], limits)
         try:
             size = sum(map(chars_of, item.texts))
-            # one text's code is to see, and to speak for, no other group
-            alone = self._prepare["apart"]
+            alone = self._prepare["apart"]  # a text's code must see no other group
             ticket = self._waiting.add(group.producer, item, last=last, size=size, alone=alone)
         except QueueFull as error:
             self.counters.turned_away += 1
@@ -525,7 +470,6 @@ class ProcessVerifier:
         return item.scored
 
     async def _serve(self) -> None:
-        """Have one batch scored after the other, until cancelled."""
         while True:
             if batch := self._waiting.pop(trio.current_time()):
                 await self._score_batch(batch)
@@ -534,14 +478,14 @@ class ProcessVerifier:
                 await self._arrived.wait()
 
     async def _score_batch(self, batch: Sequence[Ticket[_Foreign]]) -> None:
-        """Have a batch scored as far as its time goes; the rest waits again."""
+        """Score a batch as far as its time goes; the rest waits again."""
         items = [ticket.item for ticket in batch]
         texts = [item.texts for item in items]
         request = self._score_request([item.task for item in items], texts)
         request["foreign"] = True
         request["run_s"] = (self._run_s, self._run_s)
         limits = items[0].limits
-        if len(batch) > 1:  # then any of its groups may still take what it may take alone
+        if len(batch) > 1:  # each group still has the time that it has alone
             request["enough_s"] = BATCH_CPU_S
             limits = replace(limits, cpu_s=limits.cpu_s + BATCH_CPU_S)
         used_s = limits.cpu_s  # unless an answer says less
@@ -551,8 +495,7 @@ class ProcessVerifier:
             scores = checked_scores(_result(answer), texts)
         except (ChildFailed, ConfigError, _Overran) as error:
             if isinstance(error, ChildFailed) and not isinstance(error, WorkEnded):
-                # Perhaps our own fault. It held others up all the same, and nobody may do so for
-                # nothing time and again.
+                # Perhaps our own fault, but it held others up, which must cost something.
                 used_s = WAITING_SHARE * (trio.current_time() - began)
             self._blame(batch, error, used_s)
             return
@@ -563,8 +506,8 @@ class ProcessVerifier:
             self._waiting.put_back(ticket)
 
     def _take(self, ticket: Ticket[_Foreign], scored: GroupVerdict, used_s: float) -> None:
-        """Settle what was found of a group. One that waited is not scored at all. One that is
-        undecided after the time that a first try has is `DOUBTFUL`."""
+        """Settle a group's result. A group that idled is not scored. An undecided one that took the
+        time of a first try is `DOUBTFUL`."""
         item, end = ticket.item, End.DONE
         item.scored = scored
         if scored.waited:
@@ -576,8 +519,8 @@ class ProcessVerifier:
             item.error = _Waited()
 
     def _blame(self, batch: Sequence[Ticket[_Foreign]], error: Exception, used_s: float) -> None:
-        """Tell who waits for a group that the worker failed over. Where it was at several, each of
-        them is tried alone; who fails then also pays for what it made the others lose."""
+        """Settle groups over which the worker failed. Of a batch each is tried alone; the one that
+        fails then also pays for the batch."""
         for ticket in batch:
             ticket.item.wasted_s += used_s
             if len(batch) > 1:
@@ -606,7 +549,7 @@ class ProcessVerifier:
     async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
         """A group that runs out of CPU time on its own is worth 0."""
         scored: list[Verdicts] = []
-        while len(scored) < len(tasks):  # at most so much in one request
+        while len(scored) < len(tasks):  # a worker answers for `OWN_ENOUGH_S` of them
             rest = (tasks[len(scored) :], texts[len(scored) :])
             try:
                 found = await self._call_own(self._score_request(*rest), OWN_BATCH_LIMITS)
@@ -620,7 +563,7 @@ class ProcessVerifier:
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
         found: list[list[str | None]] = []
-        while len(found) < len(tasks):  # at most so much in one request
+        while len(found) < len(tasks):
             rest = transcripts[len(found) :]
             request = {
                 "op": "reply",
@@ -666,8 +609,6 @@ class ProcessVerifier:
     def _score_request(
         self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
     ) -> dict[str, Any]:
-        """`run_s` in it: what the code of each group's texts may pay, here as where strangers look
-        at them, and what may go by of the clock meanwhile."""
         return {
             "op": "score",
             "tasks": [_task_values(task) for task in tasks],
@@ -676,5 +617,5 @@ class ProcessVerifier:
             "rule": self._run.reward,
             "enough_s": OWN_ENOUGH_S,
             "foreign": False,
-            "run_s": (self._run_s, self._limits.wall_s),
+            "run_s": (self._run_s, self._limits.wall_s),  # CPU and wall seconds of each group
         }

@@ -1,34 +1,25 @@
-"""The verifier's worker process, `python -m node.verify.verifier_worker`: one request at a
-time.
+"""The verifier's worker process, `python -m node.verify.verifier_worker`: one request at a time.
 
-Strangers' text is scored here and nowhere else. The process confines itself before anything else
-(`node.sandbox`). The first request prepares: it imports what the run's environments need, which
-takes seconds. The process then forks, and the fork serves. When one ends over a text, the next fork
-takes milliseconds and has seen nobody's text, so that nothing has to be trusted that was
-interrupted half-way.
+The process confines itself (`node.sandbox`). The first request imports the run's environments,
+which takes seconds. Then a fork serves; if a text ends it, the next fork has seen no text.
 
-Scorers that were not read line by line get a fork for each text (`_serve_apart`), which finds
-nothing of other texts: what forks it never held one. It cannot reach the pipe of the answers, but
-has one of its own, which ends with it: what a text brings to run there can speak for that text at
-most.
+Scorers that nobody read line by line get a fork for each text (`_serve_apart`). Its parent never
+held a text, and its pipe ends with it, so code in a text speaks for that text alone.
 
-What runs texts' code is a process of its own (`node.sandbox.runner`). It confines itself, more
-narrowly, so it starts before this process may start no other; where it ends, so does this one.
+Code of texts runs in another process (`node.sandbox.runner`). It starts before this process is
+confined, and this process ends with it.
 
-A fork bounds itself, by means that the kernel enforces whatever code is running: its memory by
-`RLIMIT_AS`, the CPU time of a request by a timer whose signal ends it, and its wall-clock time by
-another one, so that it does not outlive a parent that died. By which signal it ended tells the
-parent whether the text had used up what it may use, or the machine had no time for us.
-
-Each answer has its request's number: a fork may be killed just after it has answered.
+The kernel bounds each fork: memory by `RLIMIT_AS`, CPU and wall-clock time by timers. The signal
+that ended a fork tells the parent whether its text used up its time or the machine was busy. Each
+answer has its request's number, because a fork may be killed just after it has answered.
 """
 
+import ctypes
 import mmap
 import os
 import resource
 import select
 import signal
-import struct
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +34,6 @@ from node.envs.answers import AnswerRule
 from node.envs.registry import is_unread, runs_code
 from node.envs.scoring import check_format, pose, replies, score_group
 from node.sandbox import confinement, runner
-from node.sandbox import confinement as scratch
 from node.sandbox.bounds import IMPORTS_BYTES, memory_bound
 from node.sandbox.confinement import NONE, Layers
 from node.sandbox.namespaces import SCRATCH
@@ -57,16 +47,15 @@ from swarm.rollouts import Task
 NICENESS: Final = 5  # the node's event loop comes first
 OUT_OF_CPU: Final = -signal.SIGPROF  # exit statuses of a fork, as `os.waitstatus_to_exitcode` has
 OUT_OF_TIME: Final = -signal.SIGALRM
-WAITED: Final = 1000  # no exit status: it let time go by, on a machine that had a core for it
-APART_BYTES_MAX: Final = 64 * 2**20
-_NUMBER: Final = struct.Struct("=Q")
-_LATER_S: Final = 0.1
-_PART_BYTES: Final = 65_536
+WAITED: Final = 1000  # no exit status: it let time go by, on a machine with a free core
+APART_BYTES_MAX: Final = 64 * 2**20  # of one fork's answer
+_LATER_S: Final = 0.1  # grace beyond a limit, and between looks at a fork's CPU time
+_TIMER_MIN_S: Final = 1e-3  # a timer of 0 s is disarmed
+_PART_BYTES: Final = 65_536  # one read of a fork's answer
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.0002, 0.02  # between looks whether a fork has ended
-_ALL_CPU_TIME: Final = 2  # a process's clock: of all its threads, in and out of the kernel
-_TOLD: Final = ("ok", "config", "failed")
-_INPUT_ENDED: Final = 77  # a fork's, and no scorer's that calls `exit`
-_RUNNER_ENDED: Final = 78  # likewise
+_ALL_CPU_TIME: Final = 2  # clock of all threads of a process, kernel time included
+_INPUT_ENDED: Final = 77  # exit statuses that no scorer's `exit` has
+_RUNNER_ENDED: Final = 78
 
 Request = Mapping[str, Any]
 
@@ -76,7 +65,7 @@ def main() -> None:
     requests, answers = sys.stdin.buffer, _claim_stdout()
     os.nice(NICENESS)
     for each in (signal.SIGPROF, signal.SIGALRM):
-        signal.signal(each, signal.SIG_DFL)  # a parent may have had them ignored
+        signal.signal(each, signal.SIG_DFL)  # a parent may have ignored them
     body = _read(requests)
     if not body:
         return
@@ -94,14 +83,16 @@ def main() -> None:
     if prepare["apart"]:
         _serve_apart(requests, answers, cell)
         return
-    at_work_on = _SharedNumber()
+    # Number of the request that a fork works on, shared with the fork; 0: none.
+    at_work_on = ctypes.c_uint64.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
+    serve = partial(_serve, requests, answers, cell, at_work_on)
     # A frame is sent only after the answer to the one before: `requests` holds nothing unread here.
-    while (status := _serve_in_fork(requests, answers, cell, at_work_on)) != _INPUT_ENDED:
+    while (status := _status_of(_fork(serve))) != _INPUT_ENDED:
         if status == _RUNNER_ENDED:
             return
-        if number := at_work_on.get():  # else the next fork does what was to come
+        if number := at_work_on.value:  # else the next fork reads the request
             _tell(answers, {"ended": status, NUMBER: number})
-            at_work_on.set(0)
+            at_work_on.value = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +100,13 @@ class _Confinement:
     """The confinement of this process and its forks."""
 
     layers: Layers
-    memory_bytes_max: int  # beyond what this process has
-    sizes: int | None  # where the kernel tells how much that is; None: it does not
+    memory_bytes_max: int  # beyond this process's address space
+    sizes: int | None  # open file with the size of the address space; None: unknown
 
     @classmethod
     def of(cls, prepare: Request) -> "_Confinement":
-        """Confine this process, if the settings say so."""
         sizes = None
-        with suppress(OSError):  # of this process, and looked up before that is out of sight
+        with suppress(OSError):  # opened while it is in view
             sizes = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         layers = NONE
         if prepare["trust"] != "off":
@@ -127,13 +117,12 @@ class _Confinement:
         return cls(layers, prepare["memory_bytes_max"], sizes)
 
     def size_bytes(self) -> int | None:
-        """The address space of this process; None: unknown."""
         if self.sizes is None:
             return None
         return int(os.pread(self.sizes, 256, 0).split()[0]) * resource.getpagesize()
 
     def lock(self) -> None:
-        """Leave a fork nothing but to compute, in bounded memory."""
+        """Restrict a fork to computing in bounded memory."""
         memory_bytes = None
         if self.sizes is not None and (size_bytes := self.size_bytes()) is not None:
             memory_bytes = size_bytes + self.memory_bytes_max
@@ -168,13 +157,13 @@ def _claim_stdout() -> BinaryIO:
 
 
 def _read(requests: BinaryIO) -> bytes:
-    """The next frame without its header; empty where the input ended."""
+    """The next frame without its header; empty: the input ended."""
     header = _read_whole(requests, HEADER.size)
     return _read_whole(requests, body_length(header)) if len(header) == HEADER.size else b""
 
 
 def _read_whole(pipe: BinaryIO, size: int) -> bytes:
-    """So many bytes, or fewer where the input ended. A pipe without a buffer gives what it has."""
+    """`size` bytes, or fewer if the input ended."""
     found = bytearray()
     while len(found) < size and (part := pipe.read(size - len(found))):
         found += part
@@ -186,23 +175,8 @@ def _tell(answers: BinaryIO, answer: Mapping[str, Any]) -> None:
     answers.flush()
 
 
-class _SharedNumber:
-    """The number of the request that a fork is at work on, for who forked it; 0: none."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _NUMBER.size)
-
-    def get(self) -> int:
-        """The number."""
-        return int(_NUMBER.unpack_from(self._memory)[0])
-
-    def set(self, number: int) -> None:
-        """Note another one."""
-        _NUMBER.pack_into(self._memory, 0, number)
-
-
 def _fork(work: Callable[[], int]) -> int:
-    """Have a fork do this, and end with the status that it comes to; the fork's process id."""
+    """Start a fork that ends with the status that `work` returns. Returns its process id."""
     fork = os.fork()
     if fork:
         return fork
@@ -219,24 +193,15 @@ def _status_of(fork: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
 
 
-def _serve_in_fork(
-    requests: BinaryIO, answers: BinaryIO, cell: _Confinement, at_work_on: _SharedNumber
+def _serve(
+    requests: BinaryIO, answers: BinaryIO, cell: _Confinement, at_work_on: ctypes.c_uint64
 ) -> int:
-    """Let a fork serve; its exit status."""
-
-    def serve() -> int:
-        cell.lock()
-        _serve(requests, answers, at_work_on)
-        return _INPUT_ENDED
-
-    return _status_of(_fork(serve))
-
-
-def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: _SharedNumber) -> None:
+    """Serve in a fork until the input ends."""
+    cell.lock()
     while body := _read(requests):
         started = time.process_time()
         request = decode(body)
-        at_work_on.set(request[NUMBER])
+        at_work_on.value = request[NUMBER]
         signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
         signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
         paid_s = runner.used_s()
@@ -244,25 +209,26 @@ def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: _SharedNumber) -> 
         answer = _answer(request)
         paid_s = runner.used_s() - paid_s
         for each in (signal.ITIMER_PROF, signal.ITIMER_REAL):
-            signal.setitimer(each, 0)  # before it tells: no half frame is followed by another
+            signal.setitimer(each, 0)  # before the answer, so that no half frame is sent
         used_s = time.process_time() - started + paid_s
         _tell(answers, {**answer, NUMBER: request[NUMBER], "cpu_s": used_s})
-        at_work_on.set(0)
+        at_work_on.value = 0
+    return _INPUT_ENDED
 
 
 # --- a fork for each text -------------------------------------------------------------------------
 
 
 def _serve_apart(requests: BinaryIO, answers: BinaryIO, cell: _Confinement) -> None:
-    """Let one fork after the other supervise a request. This process reads none, so that what is
-    forked from it later finds nothing of those before."""
+    """Let one fork after the other supervise a request. This process reads none, so later forks
+    find nothing of earlier requests."""
     while not _status_of(_fork(partial(_supervise, requests, answers, cell))):
         pass
 
 
 def _supervise(requests: BinaryIO, answers: BinaryIO, cell: _Confinement) -> int:
-    """Answer one request. Its texts are read by a fork beside this one, and come by a pipe from
-    which each is read by the fork that works on it."""
+    """Answer one request. Another fork reads its texts into a pipe, from which the fork that works
+    on a text reads it."""
     texts_pipe, into = os.pipe()
     with open(texts_pipe, "rb", buffering=0) as texts:
         reader = _fork(partial(_relay, requests, texts, into))
@@ -286,8 +252,8 @@ def _supervise(requests: BinaryIO, answers: BinaryIO, cell: _Confinement) -> int
 
 
 def _relay(requests: BinaryIO, texts: BinaryIO, into: int) -> int:
-    """Read a request and pass it on. The request goes first, with counts in place of its texts. The
-    texts follow one by one, or all at once where their code runs in the runner alone."""
+    """Read a request and pass it on, with counts in place of its texts. The texts follow one by
+    one, or all at once if their code runs in the runner alone."""
     texts.close()
     body = _read(requests)
     if not body:
@@ -301,19 +267,19 @@ def _relay(requests: BinaryIO, texts: BinaryIO, into: int) -> int:
         apart = [text for group in groups for text in group] if is_apart else [groups]
     with suppress(BrokenPipeError), open(into, "wb", buffering=0) as pipe:
         for frame in (request, *({"text": each} for each in apart)):
-            _write_all(pipe, encode(frame))
+            _write_all(pipe.fileno(), encode(frame))
     return 0
 
 
-def _write_all(pipe: BinaryIO, frame: bytes) -> None:
+def _write_all(pipe: int, frame: bytes) -> None:
     left = memoryview(frame)
     while left:
-        left = left[pipe.write(left) :]
+        left = left[os.write(pipe, left) :]
 
 
 @dataclass(frozen=True, slots=True)
 class _Forks:
-    """Forks of one that supervises, in its limits."""
+    """Forks of a supervisor, within its limits."""
 
     requests: BinaryIO
     answers: BinaryIO
@@ -321,12 +287,8 @@ class _Forks:
     texts: BinaryIO
 
     def ask(self, request: Request, texts: Callable[[], Any]) -> dict[str, Any]:
-        """A fork's answer. Only its form is believed. The fork works within the limits of the
-        request on `texts`, and gets no others.
-
-        Raises:
-            RunnerFailed: what would run the texts' code ended.
-        """
+        """The answer of a fork that works on `texts` within the request's limits. Only its form is
+        believed. Raises RunnerFailed if the runner ended."""
         paid_s = runner.used_s()
         ours, its = os.pipe()
         began = time.perf_counter()
@@ -340,7 +302,7 @@ class _Forks:
         used_s = usage.ru_utime + usage.ru_stime + runner.used_s() - paid_s
         status = os.waitstatus_to_exitcode(ended)
         if self.cell.layers.view:
-            scratch.clear(SCRATCH)  # the next text finds nothing of this one
+            confinement.clear(SCRATCH)  # the next text finds nothing of this one
         if status == _RUNNER_ENDED and _runs_code(request):
             raise RunnerFailed("the runner of policies' code ended")
         if not in_time and used_s < request["cpu_s"]:
@@ -360,26 +322,24 @@ class _Forks:
     def _work(self, request: Request, texts: Callable[[], Any], ours: int, its: int) -> int:
         request = {**request, "texts": texts()}
         for each in (self.requests, self.answers, self.texts):
-            os.close(each.fileno())  # what is next in them is nobody's here
+            os.close(each.fileno())  # this fork reads no other text
         os.close(ours)
         self.cell.lock()
         if not _runs_code(request):
-            runner.leave()  # it is not for a plug-in to upset
-        cpu_s = ceil(request["cpu_s"] + _LATER_S)  # for who disarms the timer
+            runner.leave()  # a plug-in must not reach it
+        cpu_s = ceil(request["cpu_s"] + _LATER_S)  # if the text's code disarms the timer
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
         signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
         runner.allow(*request["run_s"])
-        frame = memoryview(encode(_answer(request)))
-        while frame:
-            frame = frame[os.write(its, frame) :]
+        _write_all(its, encode(_answer(request)))
         return 0
 
     def next_text(self) -> Any:
-        """Read the next text from the pipe, in a fork."""
+        """Read the next text from the pipe; called in a fork."""
         return decode(_read(self.texts))["text"]
 
     def skip(self, count: int) -> None:
-        """Let nobody work on the next texts. They are read where nothing is forked from."""
+        """Skip the next texts. A fork reads them, so that this process holds none."""
 
         def read() -> int:
             for _ in range(count):
@@ -390,9 +350,8 @@ class _Forks:
 
 
 def _read_until(pipe: BinaryIO, fork: int, until: float, cpu_s: float) -> tuple[bytes, bool]:
-    """All that a fork writes, and whether it closed its pipe in time. A machine that has no core
-    for it gives it more: that is our own affair, and bounded by the time of the whole request. One
-    that disarmed its timer is out of time once it has used its CPU time."""
+    """A fork's output, and whether it closed its pipe in time. While the machine is busy, a fork
+    gets more time, within that of the request. One that disarmed its timer ends by its CPU time."""
     said = bytearray()
     began = time.perf_counter()
     while len(said) <= APART_BYTES_MAX:
@@ -413,15 +372,15 @@ def _read_until(pipe: BinaryIO, fork: int, until: float, cpu_s: float) -> tuple[
 
 
 def _cpu_s_of(fork: int) -> float:
-    """The CPU seconds of a child that has not been waited for; 0 where its system does not tell."""
+    """The CPU seconds of a child that has not been waited for; 0 if the system does not tell."""
     if sys.platform != "linux":
         return 0.0
     return time.clock_gettime((~fork << 3) | _ALL_CPU_TIME)  # as `clock_getcpuclockid` makes it
 
 
 def _end_of(fork: int, until: float) -> tuple[int, resource.struct_rusage, bool]:
-    """The exit status of a fork, what it used, and whether it ended by itself: it may have closed
-    its pipe and gone on."""
+    """The exit status of a fork, its resource use, and whether it ended by itself: it may have
+    closed its pipe and gone on."""
     pause_s = _PAUSE_MIN_S
     while True:
         ended, status, usage = os.wait4(fork, os.WNOHANG)
@@ -437,11 +396,10 @@ def _end_of(fork: int, until: float) -> tuple[int, resource.struct_rusage, bool]
 
 
 def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
-    """Merged answers of forks, each for one text. Groups after the first that used `enough_s` are
-    left out."""
+    """Merged answers of forks, one for each text. Groups after those that used `enough_s` are left
+    out."""
     rows: list[Any] = []
-    used_s = 0.0
-    limits = _Left(request["cpu_s"], request["apart_s"])
+    used_s = took_s = 0.0
     for place, count in enumerate(request["counts"]):
         of_one = {**request, "tasks": [request["tasks"][place]]}
         if "answers" in request:
@@ -450,12 +408,14 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
         before_s = used_s
         for number in range(max(1, count)):  # one without a text is still posed
             texts = (lambda: [[forks.next_text()]]) if count else (lambda: [[]])
-            answer = forks.ask({**of_one, **limits.for_next()}, texts)
+            of_one["cpu_s"] = max(_TIMER_MIN_S, request["cpu_s"] - used_s)
+            of_one["apart_s"] = max(_TIMER_MIN_S, request["apart_s"] - took_s)
+            answer = forks.ask(of_one, texts)
             if "ok" not in answer:
-                waited = answer.get("ended") == OUT_OF_TIME and limits.have_waited()
+                waited = answer.get("ended") == OUT_OF_TIME and used_s < took_s / 2
                 return {"ended": WAITED} if waited else answer
             used_s += answer["cpu_s"]
-            limits.use(answer["cpu_s"], answer["took_s"])
+            took_s += answer["took_s"]
             try:
                 (said,) = answer["ok"]
                 found.append(GroupVerdict(*said) if request["op"] == "score" else said)
@@ -472,39 +432,9 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
     return {"ok": rows, "cpu_s": used_s}
 
 
-@dataclass(slots=True)
-class _Left:
-    """The rest of a request's CPU time and wall-clock time for its forks."""
-
-    cpu_s: float
-    apart_s: float
-    used_s: float = 0.0
-    took_s: float = 0.0
-
-    def use(self, used_s: float, took_s: float) -> None:
-        """One fork is done."""
-        self.used_s += used_s
-        self.took_s += took_s
-
-    def have_waited(self) -> bool:
-        """True if less than half of the elapsed time was CPU time."""
-        return self.used_s < self.took_s / 2
-
-    def for_next(self) -> dict[str, float]:
-        """Never nothing: a timer for no time is none."""
-        least = 1e-3
-        return {
-            "cpu_s": max(least, self.cpu_s - self.used_s),
-            "apart_s": max(least, self.apart_s - self.took_s),
-        }
-
-
 def _merged(found: Sequence[Any], op: str, count: int, cpu_s: float) -> list[Any]:
-    """The result for a group of so many texts, from results of its first texts.
-
-    Raises:
-        TypeError: some of it has no such form.
-    """
+    """The result for a group of `count` texts, from results of its first texts. Raises TypeError if
+    one has another form."""
     if op == "reply":
         return [reply for replies_to_one in found for reply in replies_to_one]
     scores: Sequence[GroupVerdict] = found
@@ -527,7 +457,7 @@ def _answer(request: Request) -> dict[str, Any]:
         raise
     except ConfigError as error:
         return {"config": str(error)}
-    except Exception as error:  # noqa: BLE001 - told to the parent, which knows whom to blame
+    except Exception as error:  # noqa: BLE001 - the parent decides whom to blame
         return {"failed": f"{type(error).__name__}: {error}"}
 
 
@@ -547,9 +477,8 @@ def _pose(request: Request) -> list[list[str]]:
 
 
 def _score(request: Request) -> list[list[Any]]:
-    """A `GroupVerdict` of each group; only of the first ones where those took `enough_s`: who waits
-    for another group need not wait for a whole batch of dear ones.
-    """
+    """A `GroupVerdict` of each group. Groups after those that used `enough_s` are left out, so that
+    others need not wait for a whole slow batch."""
     scores: list[list[Any]] = []
     began = before = _used_s()
     for task, texts, rule in zip(
@@ -575,13 +504,12 @@ def _score(request: Request) -> list[list[Any]]:
 
 
 def _used_s() -> float:
-    """CPU seconds of this process, and of what runs texts' code."""
+    """CPU seconds of this process and of texts' code in the runner."""
     return time.process_time() + runner.used_s()
 
 
 def _reply(request: Request) -> list[list[str | None]]:
-    """Replies to the last turn of each transcript, task by task. Tasks after the first that used
-    `enough_s` are left out."""
+    """Replies to the last turn of each transcript, task by task, as far as `enough_s` goes."""
     found: list[list[str | None]] = []
     began = _used_s()
     for task, transcripts in zip(request["tasks"], request["texts"], strict=True):

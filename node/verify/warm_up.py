@@ -1,8 +1,8 @@
 """Problems of a run, with their right answers, to warm a policy on.
 
-They are made in a process of their own, `python -m node.verify.warm_up`, in the sandbox and
-under the memory of a verifier: the run may be a stranger's, and its environments other people's
-code. It reads what it is asked for from its input, and writes a line of JSON for each problem.
+A process of its own makes them, `python -m node.verify.warm_up`, in the sandbox and under a
+verifier's memory limit, because run and environments may be a stranger's. It reads the request from
+its input, and writes a line of JSON for each problem.
 """
 
 import json
@@ -11,7 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
@@ -35,12 +35,11 @@ _MODULE: Final = "node.verify.warm_up"
 
 Asked = Mapping[str, Any]
 Turns = list[tuple[str, str]]
-Problem = tuple[str, Turns]
-"""A prompt as plain text, and the right turns, each with what is said to it then."""
+Problem = tuple[str, Turns]  # a prompt as plain text, and the right turns with the replies to them
 
 
 def asked_of(config: NodeConfig, environments: Collection[str] | None = None) -> dict[str, Any]:
-    """The process's input as plain values: problems of these environments of the run, or of all."""
+    """The process's input, for problems of these environments; None: of all."""
     return {
         "run": config.run.model_dump(mode="json"),
         "environments": None if environments is None else sorted(environments),
@@ -50,8 +49,7 @@ def asked_of(config: NodeConfig, environments: Collection[str] | None = None) ->
 
 
 def warm_up_problems(asked: Asked) -> Generator[Problem, None, None]:
-    """Problems without end, of a stream of their own, none of them held out. The process ends with
-    the iterator.
+    """Problems without end, none of them held out. The process ends with the iterator.
 
     Raises:
         ConfigError: the run's parameters make no problem, or one that takes too much.
@@ -79,11 +77,6 @@ def warm_up_problems(asked: Asked) -> Generator[Problem, None, None]:
 
 
 def _read(line: bytes) -> Problem:
-    """
-    Raises:
-        ConfigError: the process says what is wrong with the run.
-        ChildFailed: what runs in the process writes into its pipe.
-    """
     try:
         told = json.loads(line)
         if isinstance(told, dict):
@@ -107,7 +100,6 @@ def _why_ended(status: int) -> Exception:
 
 
 def main() -> None:
-    """See the top of this file."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of environments are no problems
     asked = json.loads(sys.stdin.buffer.read())
@@ -117,28 +109,20 @@ def main() -> None:
         out.flush()
 
     try:
-        _serve(asked, tell)
+        _confine(asked)
+        run = RunConfig.model_validate(asked["run"])
+        for problem in _problems(run, asked["environments"]):
+            tell(problem)
     except ConfigError as error:
         tell({"refused": str(error)})
     except BrokenPipeError:
         os._exit(0)  # nobody wants more
 
 
-def _serve(asked: Asked, tell: Callable[[Any], None]) -> None:
-    _confine(asked)
-    run = RunConfig.model_validate(asked["run"])
-    for problem in _problems(run, asked["environments"]):
-        tell(problem)
-
-
 def _confine(asked: Asked) -> None:
-    """
-    Raises:
-        ConfigError: the run needs a sandbox, and this machine has none.
-    """
     if asked["runs_code"]:
         runner.start(asked["trust"])
-    before = size_bytes()  # looked up before that is out of sight
+    before = size_bytes()  # while it is in view
     if asked["trust"] != "off":
         hidden, read = (map(Path, asked[key]) for key in ("hidden", "read"))
         layers = confinement.confine(confinement.view_of_python(hidden, read))

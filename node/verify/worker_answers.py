@@ -1,4 +1,4 @@
-"""Checks of the answers of a verifier's worker, which may run other people's code."""
+"""Checks answers of a verifier's worker, which may run other people's code."""
 
 import math
 from collections.abc import Sequence
@@ -20,18 +20,14 @@ class GroupVerdict(NamedTuple):
     scorer_errors: int
     forgery: str  # a `Reject`, or nothing
     cpu_s: float  # that its texts paid
-    waited: bool  # whether they let the time go by, on a machine that had a core for them
+    waited: bool  # True: they idled on a machine with a free core
 
     def ends_group(self, is_foreign: bool) -> bool:
         """True if the rest of the group need not be scored."""
         return bool(self.forgery) or (is_foreign and None in self.rewards)
 
     def is_sound(self, texts: int) -> bool:
-        """Check every field's type and range, for a group of so many texts.
-
-        Raises:
-            TypeError: it is not.
-        """
+        """Check every field's type and range. May raise TypeError instead."""
         return (
             type(self.prompt) is str
             and len(self.rewards) == texts
@@ -44,11 +40,7 @@ class GroupVerdict(NamedTuple):
 
 
 def checked_scores(said: Any, texts: Sequence[Sequence[Said]]) -> list[GroupVerdict]:
-    """The results for groups, or for the first of them.
-
-    Raises:
-        WorkEnded: it has no such form.
-    """
+    """The results for groups, or for the first of them; WorkEnded if they have another form."""
     try:
         scores = [GroupVerdict(*each) for each in said]
         sound = (0 < len(scores) <= len(texts) or not texts) and all(
@@ -64,11 +56,7 @@ def checked_scores(said: Any, texts: Sequence[Sequence[Said]]) -> list[GroupVerd
 def checked_replies(
     said: Any, transcripts: Sequence[Sequence[Sequence[str]]]
 ) -> list[list[str | None]]:
-    """The replies to transcripts, or to those of the first tasks.
-
-    Raises:
-        WorkEnded: it has no such form.
-    """
+    """The replies for all tasks, or for the first of them; WorkEnded if they have another form."""
     try:
         replies = [list(each) for each in said]
     except TypeError:

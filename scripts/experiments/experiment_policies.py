@@ -7,28 +7,23 @@
     python experiment_policies.py control --seeds 3         # tasks as they come, or chosen
     python experiment_policies.py generate --seeds 3        # from prompts, or from drafts
 
-Production nodes in one process, on the in-memory network under a virtual clock: exchange,
-verification, sampling, trainer and engine are the real ones. Run `demo`, policy `tiny`, four nodes,
-4 own and 4 foreign groups of 8 a round. `falls` switches off all that is to keep a policy from
-falling (`as it was`), or leaves it as it is by default. `foreign` trains on foreign groups as if
-the own policy had produced them (`unweighted`), by carried log-probs with a truncated ratio
-(`weighted`, the default), on completions better than their group alone (`positives`), or not at
-all. `advantages` and `losses` have two nodes that train on their own groups alone; losses make four
-updates of a batch, as with one the ratios are all 1. `corrections` has two that share.
+Production nodes run in one process, on the in-memory network under a virtual clock. The default is
+the run `demo`, the policy `tiny`, four nodes, and 4 own and 4 foreign groups of 8 a round.
 
-`rescue` has four nodes that share on `unlike.toml`: what they draw alone, and besides for own
-groups that are all wrong others' right completions of the same tasks. `meeting` has the same, and
-hints of how others solved a task, on `meeting.toml`, whose tasks all nodes do again and again.
+- `falls`: without and with the means against falls. A fall is an evaluation more than ten points
+  below the node's best one before.
+- `foreign`: foreign groups unweighted, by a truncated ratio (default), better ones alone, or none.
+- `advantages`, `losses`: two nodes with own groups alone; losses make four updates of a batch.
+- `corrections`: two nodes that share.
+- `rescue`: four nodes that share, on `unlike.toml`, with others' right completions for own groups
+  that are all wrong. `meeting`: also hints, on `meeting.toml`, whose tasks come again.
+- `control`: two nodes that share, on `unlike.toml`; tasks as they come, or by `vade`.
+- `generate`: two nodes with own groups alone of tasks that come again (`again.toml`).
+  `generate_smollm2`: one with SmolLM2-135M (`sums_again.toml`).
 
-`control` has two nodes that share, and `unlike.toml` for a run: tasks as they come, and by `vade`,
-by what the node itself found out or by what both did. `generate` has two that train on their own
-groups alone, of tasks that come again (`again.toml`), and `generate_smollm2` one with SmolLM2-135M
-(`sums_again.toml`).
-
-A fall is an evaluation more than ten points below the best one of the same node before. At the end
-each policy is examined on the run's held-out tasks: greedily, and in 8 samples. Arms are compared
-in pairs of one seed, intervals are Student's t over seeds at 95 %. Results are kept under a key of
-all that decides them, so that what was begun goes on.
+At the end each policy answers the held-out tasks greedily and in 8 samples. Arms are compared in
+pairs of one seed; intervals are Student's t over seeds at 95 %. Results on record are not made
+again.
 """
 
 import argparse
@@ -219,8 +214,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def falls_of(points: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
-    """Of one swarm: each time that a node was more than `FALL` below its own best so far, how deep
-    it went, and for how many evaluations in a row."""
+    """Depth and number of evaluations of each fall of a swarm's nodes."""
     found: list[tuple[float, int]] = []
     for node in sorted({point["node"] for point in points}):
         best, depth, lasted = 0.0, 0.0, 0
@@ -260,8 +254,8 @@ def figures_of(result: Mapping[str, Any], rounds: int) -> dict[str, float]:
 def costs_of(
     results: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[float]]:
-    """What an arm's swarms took, in the order of seeds, and how much of what those of the first arm
-    (`others`) generated, until their policies were as good as the first arm's at the end."""
+    """Costs of an arm's swarms by seed, and their share of the tokens of the first arm (`others`)
+    until they were as good as that at its end."""
     found: dict[str, list[float]] = defaultdict(list)
     for mine, first in zip(results, others, strict=True):
         totals = mine["totals"]
@@ -276,8 +270,8 @@ def costs_of(
 
 
 def ahead(results: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> list[float]:
-    """By how many points swarms sample better than those of the first arm (`others`) when they have
-    generated as many tokens, seed by seed: where the one that generated less was at its end."""
+    """Points by which swarms are better than the first arm's (`others`) at equal tokens, by seed:
+    at the end of the one that generated less."""
     found = []
     for mine, first in zip(results, others, strict=True):
         curves = [[(at, passed) for passed, at in _curve(each)] for each in (mine, first)]
@@ -288,9 +282,8 @@ def ahead(results: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, An
 
 
 def _curve(result: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Of one swarm's evaluations the pass rate and the tokens that were generated until then, both
-    in the mean over three evaluations in a row: of the same ones, or what costs less in a round
-    would look better than it is."""
+    """(pass rate, tokens so far) of a swarm, both means over the same three evaluations in a row,
+    so that an arm with cheap rounds does not look better than it is."""
     rounds = sorted({point["round"] for point in result["points"]})
     each = [[p for p in result["points"] if p["round"] == at] for at in rounds]
     passed = [fmean(p["passed"] for p in points) for points in each]
@@ -301,8 +294,7 @@ def _curve(result: Mapping[str, Any]) -> list[tuple[float, float]]:
 
 
 def reached(curve: Sequence[tuple[float, float]], goal: float) -> float:
-    """After how many tokens a curve first reaches the goal, by straight lines between its points;
-    infinite: it never does."""
+    """The tokens at which a curve first reaches the goal, interpolated; infinite: never."""
     for (low, begin), (high, end) in pairwise(curve):
         if low < goal <= high:
             return begin + (end - begin) * (goal - low) / (high - low)
@@ -310,7 +302,7 @@ def reached(curve: Sequence[tuple[float, float]], goal: float) -> float:
 
 
 def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
-    """What came of each arm, and differences to the first one in pairs of one seed."""
+    """Results of each arm, and differences to the first one in pairs of one seed."""
     by_arm: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         by_arm.setdefault(result["arm"], []).append(result)

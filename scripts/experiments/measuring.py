@@ -11,9 +11,8 @@ from scipy.stats import t as student
 
 
 def Timed(spec: Any) -> Any:
-    """The production trainer in this process, which takes one virtual second for each call and
-    counts the processor's seconds. Evaluations, which the paper's budget does not know, are not
-    counted: they generate one completion a prompt."""
+    """The production trainer in this process, with one virtual second for each call. It counts
+    processor seconds, without those of evaluations, which generate one completion a prompt."""
     import trio
 
     from node.train.process import InProcessTrainer
@@ -50,9 +49,7 @@ Heard = Callable[[Any, Any, Any], Awaitable[None]]
 
 async def train_swarm(config: Any, models: Sequence[str], seed: int, heard: Heard) -> None:
     """Train production nodes, one for each model, until all have made their last evaluation.
-
-    `heard` gets each record with the node and the trainer that it is of.
-    """
+    `heard` gets each record with its node and trainer."""
     import trio
 
     from node.hosting.models import trainer_spec

@@ -18,8 +18,7 @@ Cell = TypeVar("Cell")
 
 
 def code_of(*paths: str) -> str:
-    """A hash of the code under these paths as it is now, with what is not committed and with files
-    that git does not follow yet."""
+    """A hash of the code under these paths, with uncommitted and untracked files."""
     git = ["git", "-C", str(ROOT)]
     parts = [subprocess.check_output([*git, "rev-parse", f"HEAD:{path}"]) for path in paths]
     parts.append(subprocess.check_output([*git, "diff", "HEAD", "--", *paths]))
@@ -65,11 +64,7 @@ def run_missing(
     parallel: int,
     name: str,
 ) -> None:
-    """Run children for all cells, so many at a time, and say how long the rest takes.
-
-    Raises:
-        SystemExit: one failed; the others are ended.
-    """
+    """Run children for all cells, `parallel` at a time; end all if one fails."""
     waiting = list(missing)
     running: dict[subprocess.Popen[bytes], Cell] = {}
     started_s, finished = time.monotonic(), 0

@@ -11,8 +11,9 @@ import pytest
 
 from node.envs.base import Undecided
 from node.envs.data import math_scorer
+from node.envs.data.dataset import SCORERS
 from node.envs.data.items import Item
-from node.envs.data.scorers import NAMES, SCORERS, ItemScorer, ScorerName
+from node.envs.data.scorers import NAMES, ItemScorer, ScorerName
 from swarm.errors import ConfigError
 
 # What ends a text may strike in a callback of the garbage collector, of which hypothesis has one:

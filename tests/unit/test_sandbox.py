@@ -395,8 +395,7 @@ def test_what_a_worker_says_is_looked_at(mole: RunConfig, tmp_path: Path) -> Non
     """A text that takes over its own fork answers with what is no verdict: it is refused, and the
     node goes on."""
     takes_over = (
-        "import gc, os\n"
-        "from node.verification import verifier_worker\n"
+        "import os\n"
         "from node.system.child_process import encode\n"
         "for pipe in range(3, 64):\n"
         "    try:\n"

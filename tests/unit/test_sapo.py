@@ -14,8 +14,8 @@ import trio
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
 from node.envs.base import Problem, Undecided
+from node.envs.games import ScriptedSum
 from node.envs.scoring import pose
-from node.envs.scripted import ScriptedSum
 from node.hosting.hand_over import EngineHandOver
 from node.interfaces.engine import EngineInfo, Sampling
 from node.interfaces.trainer import TrainingGroup, TrainReport

@@ -380,7 +380,7 @@ def test_wrong_parameters_stop_own_work_with_the_reason() -> None:
     run = make_run({"name": "scripted_sum", "parameters": {"maximum": 3}})
 
     async def body(verifier: Verifier) -> None:
-        with pytest.raises(ConfigError, match="scripted_sum parameters"):
+        with pytest.raises(ConfigError, match="environment scripted_sum: "):
             await verifier.problems([assigned_task(run, ALICE, 0)])
 
     with_both(run, body)

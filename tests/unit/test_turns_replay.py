@@ -10,11 +10,11 @@ import pytest
 from node.config import NodeConfig, RunConfig
 from node.envs import trial
 from node.envs.base import Interaction, Problem
-from node.envs.hostile_texts import hostile_texts
 from node.envs.registry import interaction
 from node.envs.replay_turns import Parts, replies
 from node.envs.scoring import score_group
-from node.envs.tool_use import ToolCall, answered, calculator, call_in, file_tree, search
+from node.envs.tool_use import answered, calculator, call_in, file_tree, search
+from node.envs.trial import hostile_texts
 from node.verify.assignment import assigned_task
 from node.verify.verifier import InlineVerifier, Verifier
 from swarm.errors import ConfigError, LocalProtocolError, Reject, RemoteProtocolError
@@ -280,10 +280,10 @@ def test_hostile_turns_are_answered_quickly_and_worth_nothing(name: str, tmp_pat
 
 def test_the_first_call_of_a_turn_counts() -> None:
     text = "I think <tool>calculator: 12*7</tool> or <tool>calculator: 1</tool>"
-    assert call_in(text) == ToolCall("calculator", "12*7")
+    assert call_in(text) == ("calculator", "12*7")
     assert call_in("84") is None
     assert call_in("<tool>calculator: 1") is None
-    assert answered({"calculator": calculator}, ToolCall("clock", "")) == (
+    assert answered({"calculator": calculator}, "clock", "") == (
         "<result>no tool clock; there are: calculator</result>"
     )
 

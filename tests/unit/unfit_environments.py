@@ -6,7 +6,7 @@ import threading
 import time
 
 from node.envs.base import Problem
-from node.envs.scripted import ScriptedSum
+from node.envs.games import ScriptedSum
 from swarm.rollouts import Task
 
 

@@ -1,7 +1,7 @@
-"""The parameters of the environment `dataset`: which items, what their columns are, which scorer.
+"""The environment `dataset`: the questions and answers of a run's founder, and their scorer.
 
-A run file of one's own may name a `path`. When the run is read, the file is read too, and the path
-gives way to the hash of its items: what travels, and what the run's id follows from, has no path.
+A run file of one's own may name a `path`. When the run is read, the hash of the file's items
+replaces the path; the hash is sent, and part of the run's id.
 """
 
 import hashlib
@@ -16,14 +16,33 @@ from pydantic import BaseModel, ConfigDict, Field
 from node.envs.base import Problem, checked, wrong_parameters
 from node.envs.data import items as store
 from node.envs.data.items import Columns, Content, Item, Items, Rows, content_of
+from node.envs.data.math_scorer import MathScorer
 from node.envs.data.readers import read_rows
-from node.envs.data.scorers import LETTERS, NAMES, SCORERS, ItemScorer, ScorerName
+from node.envs.data.regex_scorer import RegexScorer
+from node.envs.data.schema_scorer import JsonSchemaScorer
+from node.envs.data.scorers import (
+    LETTERS,
+    NAMES,
+    ChoiceScorer,
+    ExactScorer,
+    ItemScorer,
+    NumericScorer,
+    ScorerName,
+)
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 
 NAME: Final = "dataset"
 FILES_REMEMBERED_MAX: Final = 16
 RULES_CACHED_MAX: Final = 64
+SCORERS: Final[Mapping[ScorerName, type[ItemScorer]]] = {
+    "exact": ExactScorer,
+    "numeric": NumericScorer,
+    "choice": ChoiceScorer,
+    "math": MathScorer,
+    "regex": RegexScorer,
+    "json_schema": JsonSchemaScorer,
+}
 _Column = Annotated[str, Field(min_length=1, max_length=64)]
 _Leave = Annotated[float, Field(ge=0)]
 
@@ -46,10 +65,6 @@ class DataRules(BaseModel):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> "DataRules":
-        """
-        Raises:
-            ConfigError: one of them is wrong.
-        """
         hints = {"scorer": f"write one of {', '.join(NAMES)}"}
         rules = checked(cls, parameters, NAME, more=("path",), hints=hints)
         rules._check_settings()
@@ -72,11 +87,7 @@ class DataRules(BaseModel):
 
     @cached_property
     def judge(self) -> ItemScorer:
-        """The scorer.
-
-        Raises:
-            ConfigError: what it takes is not installed.
-        """
+        """The scorer; ConfigError if its package is not installed."""
         return SCORERS[self.scorer](self._settings)
 
     @property
@@ -85,11 +96,7 @@ class DataRules(BaseModel):
         return Columns(self.question, self.answer, self.choices, self.rule)
 
     def content(self, rows: Rows, name: str) -> Content:
-        """The items of rows, each of which the scorer can judge.
-
-        Raises:
-            ConfigError: one line, for the first row that it cannot.
-        """
+        """The items of rows; ConfigError for the first row that the scorer cannot judge."""
         return content_of(rows, self.columns, name, self._fault)
 
     def _fault(self, item: Item) -> str | None:
@@ -100,11 +107,7 @@ class DataRules(BaseModel):
         return None
 
     def items(self) -> Items:
-        """The items in memory.
-
-        Raises:
-            ConfigError: they are not on this machine, or have other columns.
-        """
+        """The items; ConfigError if they are not on this machine, or have other columns."""
         items = store.load(self.sha256)
         missing = set(self.columns.by_use().values()) - set(items.row(0))
         if missing:
@@ -114,39 +117,8 @@ class DataRules(BaseModel):
 
 @lru_cache(maxsize=RULES_CACHED_MAX)
 def rules_of(parameters: str) -> DataRules:
-    """The rules in a run's parameters, of which a path was settled.
-
-    Raises:
-        ConfigError: as `DataRules.of`.
-    """
+    """The rules in a run's settled parameters."""
     return DataRules.of(json.loads(parameters))
-
-
-def settled(parameters: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """A run's parameters as they travel: with the hash of the items, and what scores. `folder`: of
-    the run file, where a path begins; None: these rules are not from a file of the user's, and may
-    name no path.
-
-    Raises:
-        ConfigError: they are wrong, the file cannot be read, or it holds other items than the hash
-            says.
-    """
-    given = dict(parameters)
-    path = given.pop("path", None)
-    rules = DataRules.of(given)
-    engine = rules.judge.engine
-    if rules.engine not in ("", engine):
-        raise _wrong(
-            f"this run scores by {rules.engine}, installed is {engine or 'none'}; install that one"
-        )
-    sha256 = rules.sha256
-    if path is not None:
-        sha256 = _hash_at(path, folder, rules)
-    if not sha256:
-        raise _wrong("no items; name a file of them as path, or their hash as sha256")
-    told = rules.model_copy(update={"sha256": sha256, "engine": engine})
-    always = {name: getattr(told, name) for name in ("sha256", "question", "answer", "scorer")}
-    return told.model_dump(exclude_defaults=True) | always
 
 
 def _hash_at(path: Any, folder: Path | None, rules: DataRules) -> str:
@@ -165,7 +137,7 @@ def _hash_at(path: Any, folder: Path | None, rules: DataRules) -> str:
 
 
 def _stamp(file: Path) -> tuple[tuple[str, int, int], ...]:
-    """A value that changes when the file, or a file in the folder, changes."""
+    """A value that changes with the file, or with a file in the folder."""
     try:
         inside = sorted(file.iterdir()) if file.is_dir() else [file]
         told = [(str(each), each.stat()) for each in inside]
@@ -184,23 +156,23 @@ def _wrong(what: str) -> ConfigError:
     return wrong_parameters(NAME, what)
 
 
-# An order of items that follows from a key, without a list of it: a Feistel network of four
-# rounds over the smallest power of four that holds them, walked until it lands among them. Pure.
+# An order of items that follows from a key, without a list: a Feistel network of four rounds over
+# the smallest power of four that holds them, repeated until the number is below the count.
 
 ROUNDS: Final = 4
 _DOMAIN: Final = b"swarm/shuffle/1"
 
 
 def shuffled(place: int, count: int, seed: int, epoch: int) -> int:
-    """The number of the item that comes at `place`, both from 0. For one seed and epoch each comes
-    once; takes about 10 µs, whatever `count` is."""
+    """The number of the item at `place`, both from 0. For one seed and epoch each comes once. Takes
+    about 10 µs for any `count`."""
     assert 0 <= place < count
     half = max(1, (max(1, count - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     key = hashlib.blake2b(
         seed.to_bytes(8, "big") + epoch.to_bytes(8, "big"), key=_DOMAIN, digest_size=16
     ).digest()
-    while True:  # at most four times as many numbers as items: four steps in the mean
+    while True:  # the network has at most four times as many numbers as there are items
         left, right = place >> half, place & mask
         for turn in range(ROUNDS):
             left, right = right, left ^ (_mixed(key, turn, right) & mask)
@@ -214,21 +186,41 @@ def _mixed(key: bytes, turn: int, value: int) -> int:
     return int.from_bytes(mixed.digest(), "big")
 
 
-# The environment `dataset`: the questions and answers of whoever founded a run.
-
-# Raise it when this room changes which item is whose, a prompt, or what a text that some policy may
-# write is worth: nodes of different revisions share nothing.
+# Raise it with each change of the items' order, a prompt or a reward: nodes of different revisions
+# share nothing.
 REVISION: Final = 1
 
 
 class Dataset:
-    """Items by their hash, scored by name; its parameters are those of `rules.DataRules`."""
+    """Items by their hash, scored by name; its parameters are those of `DataRules`."""
 
     name = NAME
     version = f"dataset-r{REVISION}"
 
     def settled(self, parameters: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-        return settled(parameters, folder)
+        """A run's parameters as they are sent, with the hash of the items and the scorer's version.
+        `folder`: of the user's run file, where a path begins; None: the rules may name no path.
+
+        Raises:
+            ConfigError: they are wrong, or their file is unreadable or has another hash.
+        """
+        given = dict(parameters)
+        path = given.pop("path", None)
+        rules = DataRules.of(given)
+        engine = rules.judge.engine
+        if rules.engine not in ("", engine):
+            raise _wrong(
+                f"this run scores by {rules.engine}, installed is {engine or 'none'}; "
+                "install that one"
+            )
+        sha256 = rules.sha256
+        if path is not None:
+            sha256 = _hash_at(path, folder, rules)
+        if not sha256:
+            raise _wrong("no items; name a file of them as path, or their hash as sha256")
+        told = rules.model_copy(update={"sha256": sha256, "engine": engine})
+        always = {name: getattr(told, name) for name in ("sha256", "question", "answer", "scorer")}
+        return told.model_dump(exclude_defaults=True) | always
 
     def reads(self, parameters: str) -> list[Path]:
         return [store.path_of(rules_of(parameters).sha256)]
@@ -251,7 +243,7 @@ class Dataset:
 
 
 def prompt_of(item: Item) -> str:
-    """The question, and below it the choices, if there are any, each after its letter."""
+    """The question, and below it the choices, each after its letter."""
     question: str = item["question"]
     choices = item.get("choices")
     if choices is None:

@@ -1,9 +1,8 @@
 """Items as bytes that are the same on every machine, and back again.
 
-Of each row only the columns that a run names are kept: what else a file has stays where it is. A
-row becomes one line of JSON with sorted keys and no spaces, in the order of the file. Texts stay
-as they are, other values become their JSON. Such lines are a file of rows again, with the same
-bytes for lines: that is how what came from a stranger is judged.
+Of each row only the columns that a run names are kept. A row becomes one line of JSON with sorted
+keys and no spaces, in the order of the file; values other than texts become their JSON. These lines
+are again a file of rows that makes the same bytes, which is how strangers' items are checked.
 """
 
 import functools
@@ -37,16 +36,13 @@ ITEM_BYTES_MAX: Final = 65_536  # of a line that is kept
 LINE_BYTES_MAX: Final = 4_194_304  # of a line that is read, with all its columns
 CHOICES_MAX: Final = 26
 
-Item = Mapping[str, Any]
-"""`question` and `answer`, and where the run names such a column `rule` (texts) and `choices` (a
-list of texts)."""
-Rows = Iterable[tuple[str, Any]]
-"""Rows, each after where it is from: a file and a line."""
+Item = Mapping[str, Any]  # texts `question`, `answer`, perhaps `rule`, and a list `choices`
+Rows = Iterable[tuple[str, Any]]  # (file and line, row)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a file by their use; None: it has no such column."""
+    """Names of a file's columns by their use; None: there is no such column."""
 
     question: str = "question"
     answer: str = "answer"
@@ -54,7 +50,6 @@ class Columns:
     rule: str | None = None
 
     def by_use(self) -> dict[str, str]:
-        """The columns' names by what they are."""
         named = (("question", self.question), ("answer", self.answer))
         more = (("choices", self.choices), ("rule", self.rule))
         return {use: name for use, name in (*named, *more) if name is not None}
@@ -73,11 +68,7 @@ class Content:
 
 
 def rows_of(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, Any]]:
-    """Rows of lines of JSON; blank lines are passed over.
-
-    Raises:
-        ConfigError: a line is no JSON.
-    """
+    """Rows of lines of JSON, without blank lines; ConfigError for a line that is no JSON."""
     for number, line in enumerate(lines, 1):
         where = f"{name} line {number}"
         if len(line) > LINE_BYTES_MAX:
@@ -97,11 +88,10 @@ def rows_of(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, Any]]:
 def content_of(
     rows: Rows, columns: Columns, name: str, fault: Callable[[Item], str | None]
 ) -> Content:
-    """The items of rows. `name`: of where they are from; `fault`: what is wrong with an item for
-    its scorer.
+    """The items of rows. `name`: of their file; `fault`: says why the scorer refuses an item.
 
     Raises:
-        ConfigError: for the first row that is no item, and where there are none or too many.
+        ConfigError: a row is no item, or there are none or too many.
     """
     lines: list[bytes] = []
     size = 0
@@ -162,7 +152,7 @@ def _choices(where: str, value: Any) -> list[str]:
 
 
 class Items:
-    """Items in memory as their bytes; a row is read when it is asked for."""
+    """Items in memory as their bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -182,29 +172,23 @@ class Items:
         return row
 
 
-# Items on disk, each set in one file by the hash of its manifest, for their owner alone.
+# Items on disk, each set in one file named by the hash of its manifest, readable by the owner.
 
 LOADED_MAX: Final = 4  # sets of items in memory
 
 
 def path_of(sha256: str) -> Path:
-    """The path of the items with this hash, also before they are there."""
     named = os.environ.get(CACHE_VARIABLE)
     return cache_directory(Path(named) if named else None) / "data" / f"{sha256}.jsonl"
 
 
 def sha256_of(content: Content) -> str:
-    """The hash by which items are known."""
     return data_id(manifest_of(content.data, content.items)).hex()
 
 
 def keep_own(content: Content) -> str:
-    """Keep items of a file of one's own; their hash. Until somebody agrees, they are not for
-    strangers.
-
-    Raises:
-        ConfigError: they cannot be written.
-    """
+    """Keep items of a file of one's own, and return their hash. They are not sent to strangers
+    before `agree_to_share`."""
     sha256 = sha256_of(content)
     path = path_of(sha256)
     if path.exists():
@@ -219,26 +203,19 @@ def keep_own(content: Content) -> str:
 
 
 def is_unshared(sha256: str) -> bool:
-    """True if nobody has agreed yet to hand these items to strangers."""
     return path_of(sha256).with_suffix(".own").exists()
 
 
 def agree_to_share(sha256: str) -> None:
-    """Note that they may go to strangers."""
     path_of(sha256).with_suffix(".own").unlink(missing_ok=True)
 
 
 def is_here(sha256: str) -> bool:
-    """True if the items are on this machine."""
     return path_of(sha256).exists()
 
 
 def read(sha256: str) -> tuple[DataManifest, bytes]:
-    """Items and their manifest.
-
-    Raises:
-        ConfigError: they are not here, or no longer what they were.
-    """
+    """Items and their manifest; ConfigError if they are not here, or damaged."""
     path = path_of(sha256)
     try:
         with path.open("rb") as file:
@@ -257,22 +234,13 @@ def read(sha256: str) -> tuple[DataManifest, bytes]:
 
 @functools.lru_cache(maxsize=LOADED_MAX)
 def load(sha256: str) -> Items:
-    """Items in memory.
-
-    Raises:
-        ConfigError: as `read`.
-    """
     return Items(read(sha256)[1])
 
 
 class Arriving:
-    """Items that come chunk by chunk. What came is there after a restart."""
+    """Items that arrive chunk by chunk, kept over a restart. Raises OSError if the disk refuses."""
 
     def __init__(self, sha256: str, manifest: DataManifest) -> None:
-        """
-        Raises:
-            OSError: the place cannot be written.
-        """
         self._path = path_of(sha256)
         self._part = self._path.with_suffix(".part")
         self._manifest = manifest
@@ -280,7 +248,6 @@ class Arriving:
         self._part.touch(mode=0o600)
 
     def missing(self) -> Iterator[int]:
-        """The chunks that are not there yet."""
         for chunk in range(chunks_of(self._manifest.size_bytes)):
             with self._part.open("rb") as file:
                 file.seek(chunk * DATA_CHUNK_BYTES_MAX)
@@ -289,21 +256,19 @@ class Arriving:
                 yield chunk
 
     def write(self, chunk: int, content: bytes) -> None:
-        """Keep a chunk that was checked."""
+        """Keep a checked chunk."""
         with self._part.open("r+b") as file:
             file.seek(chunk * DATA_CHUNK_BYTES_MAX)
             file.write(content)
 
     def whole(self) -> bytes:
-        """All of it, after the last chunk."""
         with self._part.open("rb") as file:
             return file.read(self._manifest.size_bytes)
 
     def finish(self) -> None:
-        """Put what came, and was judged, in its place."""
+        """Move the checked items to their place."""
         os.truncate(self._part, self._manifest.size_bytes)
         self._part.replace(self._path)
 
     def give_up(self) -> None:
-        """Leave nothing of it."""
         self._part.unlink(missing_ok=True)

@@ -1,29 +1,23 @@
-"""Texts that are the same mathematics as the answer: `1/2`, `0.5` and `\\frac{1}{2}` are. The only
-file that imports `math_verify`, which parses LaTeX and compares by sympy.
+"""Texts that equal the answer as mathematics, such as `1/2`, `0.5` and `\\frac{1}{2}`. Only this
+file imports `math_verify`, which parses LaTeX and compares by sympy.
 
-Both were written for texts of one's own: sympy expands powers and products without a bound, and
-its parsers backtrack. So strangers' texts get there only in a small grammar: known commands,
-single letters, short numbers, and a bound on length, on nesting, on powers, and on how many terms
-the whole has when it is multiplied out. All else is worth 0 unread. What little of it is still
-dear ends after a time of CPU on the process's virtual timer, which no other part of a verifier
-uses; and a verifier's own limits (`node.verify.verifier`) hold as ever.
+sympy expands powers and products without a bound, and its parsers backtrack. So strangers' texts
+reach it only in a small grammar: known commands, single letters, short numbers, and bounds on
+length, nesting, powers and the number of expanded terms. Other texts are worth 0 unread. A timer of
+the process's CPU time ends slow ones.
 """
 
 import functools
 import logging
 import math
 import re
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any, Final
 
 from node.envs.answers import BOX
 from node.envs.base import Undecided
 from node.envs.data.items import Item
-from node.envs.data.scorers import Settings, installed
+from node.envs.data.scorers import ItemScorer, Settings, installed
+from node.sandbox.bounds import OutOfTime, cpu_bound
 
 TEXT_CHARS_MAX: Final = 160
 NUMBER_DIGITS_MAX: Final = 32
@@ -38,7 +32,6 @@ EXPONENT_MAX: Final = 12  # of what has letters or parentheses
 NUMBERS_EXPONENT_MAX: Final = 128  # of a number
 TERMS_MAX: Final = 64
 TEXT_CPU_S: Final = 0.5
-TIMER_AGAIN_S: Final = 0.05  # while sympy goes on in spite of it
 ANSWERS_READ_MAX: Final = 256
 
 _FUNCTIONS: Final = (
@@ -63,19 +56,11 @@ _COUNTED: Final = (
 _OPEN, _CLOSE = frozenset("([{"), frozenset(")]}")
 
 
-class MathScorer:
-    """LaTeX or plain arithmetic that equals the answer; of that the last `\\boxed{...}` counts, or
-    what follows `####`, or else all of it."""
-
-    needs: frozenset[str] = frozenset()
-    takes: frozenset[str] = frozenset()
+class MathScorer(ItemScorer):
+    """LaTeX or plain arithmetic that equals the answer's last `\\boxed{...}`, or the part after
+    `####`, or all of it."""
 
     def __init__(self, settings: Settings) -> None:
-        """
-        Raises:
-            ConfigError: math-verify is not installed.
-        """
-        del settings
         self.engine = f"math-verify-{installed('math', 'math-verify', 'math')}"
 
     def prepare(self) -> None:
@@ -98,9 +83,9 @@ class MathScorer:
             return 1.0
         self.prepare()  # before the timer runs: an import that is cut off half-way stays so
         try:
-            with _bounded_cpu():
+            with cpu_bound(TEXT_CPU_S):
                 return float(_equal(answer, text))
-        except _OutOfTime:  # a quicker machine may come to an end
+        except OutOfTime:  # a faster machine may finish
             raise Undecided from None
 
 
@@ -124,7 +109,7 @@ def _bare(text: str) -> str:
 
 
 def grammar_fault(text: str) -> str | None:
-    """Why a text is beyond the grammar; None: it may be parsed. In one pass over the text."""
+    """The reason why a text is beyond the grammar; None: it may be parsed."""
     if not 0 < len(text) <= TEXT_CHARS_MAX:
         return f"empty, or over {TEXT_CHARS_MAX} characters"
     tokens = _tokens(text)
@@ -156,7 +141,7 @@ def _tokens(text: str) -> list[str] | None:
 
 
 def _nesting_fault(tokens: list[str]) -> str | None:
-    """Brackets of any kind that do not match in number, or too many in each other."""
+    """Brackets of any kind that do not match in number, or nest too deeply."""
     depth = 0
     for token in tokens:
         depth += (token in _OPEN) - (token in _CLOSE)
@@ -166,8 +151,7 @@ def _nesting_fault(tokens: list[str]) -> str | None:
 
 
 def _size_fault(tokens: list[str]) -> str | None:
-    """Too high powers, or too many terms. Terms are counted as if each sum in brackets were
-    multiplied with each other one."""
+    """Too high powers, or too many terms, counted as if all sums in brackets were multiplied."""
     sums, product, closed = [1], 1, 1
     for at, token in enumerate(tokens):
         if token in _OPEN:
@@ -189,8 +173,7 @@ def _size_fault(tokens: list[str]) -> str | None:
 
 
 def _power(tokens: list[str], at: int) -> int | None:
-    """The exponent after the `^` at a place; None: there is none, it is too large, or another one
-    follows it."""
+    """The exponent after the `^` at a place; None: it is missing, too large, or has one itself."""
     power, last = _exponent(tokens, at + 1)
     is_number = at > 0 and tokens[at - 1].replace(".", "").isdigit()
     most = NUMBERS_EXPONENT_MAX if is_number else EXPONENT_MAX
@@ -199,8 +182,8 @@ def _power(tokens: list[str], at: int) -> int | None:
 
 
 def _exponent(tokens: list[str], at: int) -> tuple[int | None, int]:
-    """The exponent that begins here, as a number without sign, and its last place. A letter alone
-    counts as 1; None: it is larger or of another form."""
+    """The exponent that begins here, without its sign, and its last place. A letter counts as 1;
+    None: it has another form."""
     place = at
     braces = place < len(tokens) and tokens[place] == "{"
     place += braces
@@ -219,31 +202,7 @@ def _exponent(tokens: list[str], at: int) -> tuple[int | None, int]:
 # --- what costs -------------------------------------------------------------------------------
 
 
-class _OutOfTime(BaseException):
-    """A text used up its time. No `Exception`: sympy and math-verify swallow these."""
-
-
-@contextmanager
-def _bounded_cpu() -> Iterator[None]:
-    """End what takes over `TEXT_CPU_S` of this process's own time, where signals come: in the main
-    thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise _OutOfTime
-
-    before = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(signal.ITIMER_VIRTUAL, TEXT_CPU_S, TIMER_AGAIN_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-# What is not equal goes through more of sympy than what is.
+# Unequal texts use more of sympy than equal ones.
 _ALIKE_AND_NOT: Final = (
     ("\\frac{1}{2}", "0.5"), ("\\frac{1}{2}", "1/2x"), ("x^2+1", "1+x^2"), ("x^2+1", "(x-1)^2"),
     ("\\sqrt{8}", "2"), ("(1,2)", "(2,1)"), ("x>3", "x<3"), ("x^2+2x+1", "(x+1)^2"),
@@ -252,11 +211,11 @@ _ALIKE_AND_NOT: Final = (
 
 @functools.cache
 def _warm_up() -> None:
-    """Import, and compare as texts are compared: what a first comparison loads takes half of a
-    text's time on a busy machine, and each fork of a verifier would load it again."""
+    """Import, and compare some texts: each fork would else load modules in the time of its first
+    text."""
     import math_verify
 
-    # It warns that its timer is off: `_bounded_cpu` is there instead.
+    # It warns that its timer is off, which `cpu_bound` replaces.
     logging.getLogger(math_verify.__name__).setLevel(logging.ERROR)
     for answer, text in _ALIKE_AND_NOT:
         _equal(answer, text)
@@ -277,7 +236,7 @@ def _answer(answer: str) -> tuple[Any, ...]:
 
 
 def _parsed(text: str) -> list[Any]:
-    """The reading of math-verify; its own timer would take that of a verifier's fork."""
+    """Parse without math-verify's timer, which would replace that of a verifier's fork."""
     import math_verify
 
     found: list[Any] = math_verify.parse(

@@ -15,12 +15,7 @@ _BATCH_ROWS: Final = 1024
 
 
 def read_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Any]]:
-    """The rows of a file, or of a folder's files in the order of their names, each after where it
-    is from.
-
-    Raises:
-        ConfigError: there is no such file, or it cannot be read.
-    """
+    """The rows of a file, or of a folder's files by name; ConfigError if one cannot be read."""
     try:
         for file in _files(path):
             yield from _rows(file, columns)
@@ -52,7 +47,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _saved_files(path: Path) -> list[Path]:
-    """Those of a folder that `save_to_disk` wrote, in its order."""
+    """The files of a folder that `save_to_disk` wrote, in its order."""
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         names = [Path(str(each["filename"])).name for each in state["_data_files"]]

@@ -1,11 +1,11 @@
-"""Texts that a regular expression of the item matches as a whole. The only file that imports `re2`:
-its automata take time in proportion to the text, whatever pattern a stranger wrote."""
+"""Texts that a regular expression of the item matches as a whole. The only file that imports `re2`,
+whose time is in proportion to the text for any pattern."""
 
 import functools
 from typing import Any, Final
 
 from node.envs.data.items import Item
-from node.envs.data.scorers import Settings, installed
+from node.envs.data.scorers import ItemScorer, Settings, installed
 
 PATTERN_CHARS_MAX: Final = 1024
 TEXT_CHARS_MAX: Final = 4096
@@ -13,18 +13,12 @@ MEMORY_BYTES_MAX: Final = 1_048_576  # of a compiled pattern; one that needs mor
 _COMPILED_MAX: Final = 64
 
 
-class RegexScorer:
+class RegexScorer(ItemScorer):
     """Full matches of the pattern in the column `rule`; the answer is an example of one."""
 
     needs = frozenset({"rule"})
-    takes: frozenset[str] = frozenset()
 
     def __init__(self, settings: Settings) -> None:
-        """
-        Raises:
-            ConfigError: re2 is not installed.
-        """
-        del settings
         why = ", whose time is bounded whatever the pattern"
         found = installed("regex", "google-re2", "regex", why)
         self.engine = f"google-re2-{found.partition('.')[0]}"
@@ -54,7 +48,7 @@ class RegexScorer:
 
 @functools.lru_cache(maxsize=_COMPILED_MAX)
 def _compiled(pattern: str) -> Any:
-    """None: it is no pattern, or too large."""
+    """The pattern; None: it is none, or too large."""
     import re2
 
     options = re2.Options()

@@ -1,9 +1,8 @@
-"""Texts that are JSON as a schema of the item wants it. The only file that imports `jsonschema`.
+"""Texts that are JSON by a schema of the item. The only file that imports `jsonschema`.
 
-Of JSON Schema only words are taken whose work is bounded by the sizes of schema and text: none that
-fetches or refers to anything (`$ref`), none with regular expressions (`pattern`, which backtrack),
-none that compares all pairs (`uniqueItems`). A schema has a bound on how many schemas it is made
-of, and the two sizes together have one.
+Only words of JSON Schema are allowed whose work is bounded by the sizes of schema and text: no
+references (`$ref`), no regular expressions (`pattern`), no comparison of all pairs (`uniqueItems`).
+The product of both sizes has a bound.
 """
 
 import functools
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from node.envs.data.items import Item, canonical_json
-from node.envs.data.scorers import Settings, installed
+from node.envs.data.scorers import ItemScorer, Settings, installed
 
 SCHEMA_CHARS_MAX: Final = 16_384
 TEXT_CHARS_MAX: Final = 8_192
@@ -22,7 +21,7 @@ WORK_MAX: Final = 20_000  # values of a text times values of a schema
 _QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _READ_MAX: Final = 64
 
-# What each word holds: a value of its own, one schema, schemas by name, or a list of them.
+# Words by content: a value, one schema, schemas by name, or a list of schemas.
 _VALUES: Final = frozenset(
     {
         "$schema", "title", "description", "type", "enum", "const", "required", "minimum",
@@ -35,18 +34,12 @@ _NAMED: Final = frozenset({"properties"})
 _LISTED: Final = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
 
 
-class JsonSchemaScorer:
+class JsonSchemaScorer(ItemScorer):
     """JSON that fits the schema in the column `rule`; the answer is an example."""
 
     needs = frozenset({"rule"})
-    takes: frozenset[str] = frozenset()
 
     def __init__(self, settings: Settings) -> None:
-        """
-        Raises:
-            ConfigError: jsonschema is not installed.
-        """
-        del settings
         found = installed("json_schema", "jsonschema", "schema")
         self.engine = f"jsonschema-{found.partition('.')[0]}"
 
@@ -76,10 +69,7 @@ class JsonSchemaScorer:
 
 
 def _json(text: str) -> Any:
-    """
-    Raises:
-        ValueError: it is no JSON, names a field twice, or is nested too deeply.
-    """
+    """Parse JSON; ValueError if it is none, names a field twice, or is nested too deeply."""
     if _depth(text) > DEPTH_MAX:
         raise ValueError(f"nested deeper than {DEPTH_MAX}")
     try:
@@ -100,7 +90,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _depth(text: str) -> int:
-    """The depth of its nesting, if it is JSON."""
+    """The depth of nesting of JSON."""
     depth = deepest = 0
     for char in _QUOTED.sub("", text):
         depth += (char in "[{") - (char in "]}")
@@ -109,7 +99,7 @@ def _depth(text: str) -> int:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """A value and all in it."""
+    """A value and all values in it."""
     yield value
     if isinstance(value, dict):
         for each in value.values():
@@ -121,11 +111,8 @@ def _values(value: Any) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=_READ_MAX)
 def _validator(text: str) -> tuple[Any, int]:
-    """The validator of a schema, and the number of values in the schema.
-
-    Raises:
-        ValueError: it is no schema, or one with a word that is not taken.
-    """
+    """The validator of a schema, and the number of values in the schema; ValueError if it is none
+    or has a word that is not allowed."""
     from jsonschema import Draft202012Validator, SchemaError
 
     if len(text) > SCHEMA_CHARS_MAX:
@@ -142,10 +129,7 @@ def _validator(text: str) -> tuple[Any, int]:
 
 
 def _check(schema: Any) -> None:
-    """
-    Raises:
-        ValueError: a word in it is not taken.
-    """
+    """Raise ValueError if the schema has a word that is not allowed."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):

@@ -1,16 +1,14 @@
-"""The scorers of data set items, by name: `exact`, `numeric`, `choice`, `math`, `regex`,
-`json_schema`.
+"""The scorers of data set items, by name.
 
-A scorer is fed with strangers' texts, and where items were fetched, with strangers' items as well.
-So each has a bound on the length of what it reads, takes time that grows no faster than that
-length, and gives a text that is beyond its bounds 0. Whatever a scorer says of an item's own
-answer is found out when the item is read, before any run has it.
+Texts, and fetched items, may be a stranger's. So each scorer has a bound on the length of its
+input, beyond which a text scores 0, and takes time in proportion to it. Each item's own answer is
+tried when the item is read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final, Literal, Protocol, get_args
+from typing import Final, Literal, get_args
 
 from node.envs.answers import answer_in
 from node.envs.data.items import Item
@@ -26,11 +24,7 @@ Settings = Mapping[str, float | bool]
 
 
 def installed(scorer: ScorerName, package: str, extra: str, why: str = "") -> str:
-    """The version of the package that a scorer is made with.
-
-    Raises:
-        ConfigError: it is not installed; the extra that brings it is named.
-    """
+    """The version of a scorer's package; ConfigError naming `extra` if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -40,45 +34,35 @@ def installed(scorer: ScorerName, package: str, extra: str, why: str = "") -> st
         ) from None
 
 
-class ItemScorer(Protocol):
+class ItemScorer:
     """Judges texts by an item."""
 
-    engine: str
-    """The package and version that decides; empty: this tree alone."""
-    needs: frozenset[str]
-    """What an item must have besides question and answer."""
-    takes: frozenset[str]
-    """The settings that it knows."""
+    engine = ""  # package and version that decides the rewards; empty: this tree
+    needs: frozenset[str] = frozenset()  # columns besides question and answer
+    takes: frozenset[str] = frozenset()  # names of settings
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigError if the scorer's package is not installed."""
 
     def prepare(self) -> None:
-        """Import what scoring needs, before anybody's text and before a verifier forks."""
-        ...
+        """Import the scorer's packages, before any text and before a verifier forks."""
 
     def own_answer(self, item: Item) -> str:
-        """The item's answer as a completion would give it.
-
-        Raises:
-            ValueError: this is no item for the scorer; says why.
-        """
-        ...
+        """The item's answer as a completion gives it; ValueError if the item is unfit."""
+        raise NotImplementedError
 
     def score(self, item: Item, text: str) -> float:
         """The reward of a text, 0 to 1."""
-        ...
+        raise NotImplementedError
 
 
-class ExactScorer:
-    """The text is the answer, but for blanks around it."""
+class ExactScorer(ItemScorer):
+    """The text is the answer, except for blanks around it."""
 
-    engine = ""
-    needs: frozenset[str] = frozenset()
     takes = frozenset({"ignore_case"})
 
     def __init__(self, settings: Settings) -> None:
         self._ignores_case = bool(settings.get("ignore_case", False))
-
-    def prepare(self) -> None:
-        """See `ItemScorer.prepare`."""
 
     def own_answer(self, item: Item) -> str:
         answer: str = item["answer"].strip()
@@ -95,20 +79,15 @@ class ExactScorer:
         return text.strip().casefold() if self._ignores_case else text.strip()
 
 
-class NumericScorer:
-    """The text is a number, in one spelling, and as close to the answer as `tolerance` (absolute)
-    or `relative_tolerance` allows. The answer is the number at the end of its column."""
+class NumericScorer(ItemScorer):
+    """The text is a number in one spelling, as close to the answer as `tolerance` (absolute) or
+    `relative_tolerance` allows. The answer is the number at the end of its column."""
 
-    engine = ""
-    needs: frozenset[str] = frozenset()
     takes = frozenset({"tolerance", "relative_tolerance"})
 
     def __init__(self, settings: Settings) -> None:
         self._absolute = Fraction(str(settings.get("tolerance", 0)))
         self._relative = Fraction(str(settings.get("relative_tolerance", 0)))
-
-    def prepare(self) -> None:
-        """See `ItemScorer.prepare`."""
 
     def own_answer(self, item: Item) -> str:
         number = answer_in("last_number", item["answer"])
@@ -127,19 +106,9 @@ class NumericScorer:
         return float(abs(Fraction(number) - right) <= leave)
 
 
-class ChoiceScorer:
-    """The text is a letter, as in `B`, `(B)`, `B.` or `B)`. The answer is a letter too, or where
-    there are choices the place of one, from 0, or its text."""
-
-    engine = ""
-    needs: frozenset[str] = frozenset()
-    takes: frozenset[str] = frozenset()
-
-    def __init__(self, settings: Settings) -> None:
-        del settings
-
-    def prepare(self) -> None:
-        """See `ItemScorer.prepare`."""
+class ChoiceScorer(ItemScorer):
+    """The text is a letter, as in `B`, `(B)`, `B.` or `B)`. The answer is a letter too, or the
+    place of a choice, from 0, or its text."""
 
     def own_answer(self, item: Item) -> str:
         answer, choices = item["answer"].strip(), item.get("choices")
@@ -159,31 +128,3 @@ class ChoiceScorer:
             return 0.0
         letter = text.removeprefix("(").rstrip(".:").removesuffix(")")
         return float(len(letter) == 1 and letter == self.own_answer(item))
-
-
-def _math(settings: Settings) -> ItemScorer:
-    from node.envs.data.math_scorer import MathScorer
-
-    return MathScorer(settings)
-
-
-def _regex(settings: Settings) -> ItemScorer:
-    from node.envs.data.regex_scorer import RegexScorer
-
-    return RegexScorer(settings)
-
-
-def _json_schema(settings: Settings) -> ItemScorer:
-    from node.envs.data.schema_scorer import JsonSchemaScorer
-
-    return JsonSchemaScorer(settings)
-
-
-SCORERS: Final[Mapping[ScorerName, Callable[[Settings], ItemScorer]]] = {
-    "exact": ExactScorer,
-    "numeric": NumericScorer,
-    "choice": ChoiceScorer,
-    "math": _math,
-    "regex": _regex,
-    "json_schema": _json_schema,
-}

@@ -1,26 +1,14 @@
-"""Every dataset of reasoning-gym: how it is offered, or why it is not.
+"""The rules by which each dataset of reasoning-gym is offered, or the reason why it is refused.
 
-A scorer is fed with strangers' text, and a problem is made again by every node. So each dataset was
-read line by line for four things: its scorer runs no code, and takes no longer for any text; no
-part of a text is left unread, nor a wrong answer worth 1; its problems are the same in every
-process; and they are made in bounded time. Where the first two do not hold, a guard or a scorer of
-`scorers` helps; where the last two do not, the dataset is refused. A note says what was found. Not
-read were the generators inside `rearc` and `gsm_symbolic`, but for where their chance comes from.
+Each dataset was read line by line, except the generators in `rearc` and `gsm_symbolic`, for four
+properties: (1) its scorer runs no code and has bounded time; (2) it reads the whole text, and no
+wrong answer is worth 1; (3) all processes make the same problems; (4) in bounded time. Without
+(1) or (2) a guard or scorer of `scorers` helps; without (3) or (4) the dataset is refused.
 
-What was found in the first twelve, beyond their notes:
-
-- `propositional_logic` enumerates 2**n assignments over whatever names the answer invents, and
-  accepts `P∨x` for an invented `x`. Answers with names that the premises lack score 0 here.
-  Its parser walks a formula once for each operator and each pair of parentheses, four times over:
-  191 negations take it 0.2 s. So formulas have a bound on both, and lose their spaces before.
-  What is left is the dataset's own weakness: a copied premise is a right conclusion (always at
-  complexity 2 and above), and with two variables at complexity 1 the constant `Q∨P` always passes.
-- `calendar_arithmetic` overflows on large numbers, and `decimal_arithmetic` compares under the
-  thread's decimal context, which making a problem changes. The context is fixed here.
-- `fraction_simplification` gives 0.01 to anything and more to a right denominator alone. A run with
-  `reward = "exact"` counts full scores only.
-- Some items cannot be made (division by zero) or come with an answer that their own scorer refuses.
-  They are drawn again, in a way that all nodes agree on.
+Beyond the notes: `propositional_logic` accepts a copied premise at complexity 2 and above, and
+`Q∨P` with two variables at complexity 1. `fraction_simplification` gives 0.01 to any text, so runs
+should have `reward = "exact"`. Items that cannot be made, or whose answer their own scorer refuses,
+are drawn again, alike on all nodes.
 """
 
 import json
@@ -35,17 +23,9 @@ SHORT: Final = 64  # characters of a number, a name or a word
 
 
 def _answer(entry: Entry) -> str:
-    """A right answer; datasets with many of them keep an example in the metadata."""
+    """A right answer; datasets with several have an example in the metadata."""
     answer = entry["answer"]
     return str(entry["metadata"]["example_answer"] if answer is None else answer).strip()
-
-
-def _colouring(entry: Entry) -> str:
-    return json.dumps(entry["metadata"]["possible_answer"])
-
-
-def _turns(entry: Entry) -> str:
-    return str(entry["metadata"]["example_correct_answer"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +33,25 @@ class Rules:
     """The rules by which a dataset is offered."""
 
     text_chars_max: int = 1024  # longer answers score 0 unread
-    guard: Guard | None = None  # what may reach the dataset's own scorer; None: any text
+    guard: Guard | None = None  # selects texts for the dataset's own scorer; None: any text
     scorer: Scorer | None = None  # instead of the dataset's
-    note: str = ""  # what is wrong with the library's scorer
+    note: str = ""  # fault of the library's scorer
     answer: Callable[[Entry], str] = _answer  # a right one of an entry
     settings_max: Mapping[str, float] = field(default_factory=dict)  # above them it takes too long
     settings_min: Mapping[str, float] = field(default_factory=dict)
-    made_with: str = ""  # a package whose version decides what its problems are
+    made_with: str = ""  # a package whose version decides the problems
     size: int = 0  # its items are a list: each problem is the first item of a dataset of this size
-    is_shared: bool = False  # making it takes long, and it keeps nothing but its seed
+    is_shared: bool = False  # making it takes long, and its only state is the seed
 
     @property
     def scored_by(self) -> str:
-        """The owner of the scorer that decides."""
         if self.scorer is not None:
             return "ours"
         return "the library's" if self.guard is None else "the library's, guarded"
 
     @property
     def verdict(self) -> str:
-        """The same, with what is wrong with the library's own."""
+        """The owner of the scorer, and the fault of the library's."""
         return self.scored_by + (f": {self.note}" if self.note else "")
 
 
@@ -80,6 +59,13 @@ _NUMBER: Final = Rules(
     SHORT, scorers.plain_number, note="it gives a share for text around the number"
 )
 _OTHER_SPELLINGS: Final = "it reads any spelling of a number, `0012`, `1_2` and `1,2` among them"
+_SPELLED_NUMBER: Final = Rules(SHORT, scorers.plain_number, note=_OTHER_SPELLINGS)
+_GRIDS: Final = Rules(
+    4096,
+    scorer=scorers.same_rows,
+    note="lines that begin with `Shape: ` are not looked at",
+    is_shared=True,
+)
 
 OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
     "algebra": {
@@ -134,7 +120,7 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
         "graph_color": Rules(
             scorer=scorers.colours_graph,
             note="keys that are no vertex are not looked at",
-            answer=_colouring,
+            answer=lambda entry: json.dumps(entry["metadata"]["possible_answer"]),
             settings_max={"max_num_vertices": 20, "edge_probability": 0.2},
             settings_min={"num_colors": 3},
         ),
@@ -189,18 +175,8 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
     },
     "arc": {
         "arc_1d": Rules(),
-        "arc_agi": Rules(
-            4096,
-            scorer=scorers.same_rows,
-            note="lines that begin with `Shape: ` are not looked at",
-            is_shared=True,
-        ),
-        "rearc": Rules(
-            4096,
-            scorer=scorers.same_rows,
-            note="lines that begin with `Shape: ` are not looked at",
-            is_shared=True,
-        ),
+        "arc_agi": _GRIDS,
+        "rearc": _GRIDS,
     },
     "arithmetic": {
         "basic_arithmetic": Rules(settings_max={"max_digits": 12}),  # it factors its dividends
@@ -211,10 +187,10 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
             settings_max={"difficulty": 4},
         ),
         "calendar_arithmetic": Rules(SHORT),
-        "chain_sum": Rules(SHORT, scorers.plain_number, note=_OTHER_SPELLINGS),
+        "chain_sum": _SPELLED_NUMBER,
         "count_bits": _NUMBER,
         "decimal_arithmetic": Rules(SHORT),
-        "decimal_chain_sum": Rules(SHORT, scorers.plain_number, note=_OTHER_SPELLINGS),
+        "decimal_chain_sum": _SPELLED_NUMBER,
         "dice": Rules(
             SHORT,
             scorer=scorers.same_text,
@@ -233,7 +209,7 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
             SHORT, scorers.plain_number, settings_max={"max_numbers": 8}, note=_NUMBER.note
         ),
         "leg_counting": _NUMBER,
-        "number_format": Rules(SHORT, scorers.plain_number, note=_OTHER_SPELLINGS),
+        "number_format": _SPELLED_NUMBER,
         "power_function": Rules(
             SHORT,
             scorers.scientific_number,
@@ -243,7 +219,7 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
         "prime_factorization": Rules(
             256, scorers.factors, note=_OTHER_SPELLINGS, settings_max={"max_value": 10**9}
         ),
-        "products": Rules(SHORT, scorers.plain_number, note=_OTHER_SPELLINGS),
+        "products": _SPELLED_NUMBER,
     },
     "code": {"bf": Rules()},
     "cognition": {
@@ -269,7 +245,7 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
         "rubiks_cube": Rules(
             guard=scorers.turns,
             note="`R999999999` becomes a list of so many turns, and what is no turn is passed over",
-            answer=_turns,
+            answer=lambda entry: str(entry["metadata"]["example_correct_answer"]),
             settings_max={"cube_size": 3, "max_scramble_steps": 100},
             settings_min={"cube_size": 3},
         ),

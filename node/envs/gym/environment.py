@@ -1,7 +1,7 @@
-"""The same problems in few words, for policies that read bytes and know no English.
+"""A dataset of reasoning-gym as an environment.
 
-A terse prompt holds all that the full question does but the instructions; the answer's format and
-the scorer are unchanged.
+A terse prompt is for policies that read bytes and know no English: the question without its
+instructions. Answer and scorer stay the same.
 """
 
 import datetime
@@ -23,47 +23,24 @@ Metadata = Mapping[str, Any]
 
 def terse_prompt(name: str, entry: Mapping[str, Any]) -> str:
     """The short form of an entry's question; the question itself where there is none."""
+    question: str = entry["question"]
+    if name == "decimal_arithmetic":
+        return question.rsplit("\n", 1)[-1].removesuffix(" = ?") + "="
     shorten = _SHORT.get(name)
-    return (shorten and shorten(entry["metadata"])) or _last_line_problem(name, entry["question"])
+    return (shorten and shorten(entry["metadata"])) or question
 
 
-def _last_line_problem(name: str, question: str) -> str:
-    if name != "decimal_arithmetic":
-        return question
-    return question.rsplit("\n", 1)[-1].removesuffix(" = ?") + "="
-
-
-def _base_conversion(meta: Metadata) -> str:
-    return f"{meta['source_repr']} {meta['source_base']}>{meta['target_base']}="
-
-
-def _basic_arithmetic(meta: Metadata) -> str:
+def _expression(meta: Metadata) -> str:
     return f"{meta['expression'].replace(' ', '')}="
-
-
-def _fraction(meta: Metadata) -> str:
-    return f"{meta['numerator']}/{meta['denominator']}="
-
-
-def _logic(meta: Metadata) -> str:
-    return "; ".join(meta["premises"]) + " |- "
 
 
 def _grid(row: list[int]) -> str:
     return " ".join(map(str, row))
 
 
-def _matrix(meta: Metadata) -> str:
-    return "\n".join(map(_grid, meta["matrix"])) + "\n=\n"
-
-
 def _arc(meta: Metadata) -> str:
     shown = [f"{_grid(pair['input'])} > {_grid(pair['output'])}" for pair in meta["train_examples"]]
     return "\n".join([*shown, f"{_grid(meta['test_example']['input'])} > "])
-
-
-def _bf(meta: Metadata) -> str:
-    return f"{meta['bf_program'].strip()}\n="
 
 
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -79,44 +56,36 @@ def _calendar(meta: Metadata) -> str | None:
     return None
 
 
-def _gcd(meta: Metadata) -> str:
-    return f"gcd {','.join(map(str, meta['numbers']))}="
-
-
 _SHORT: Mapping[str, Callable[[Metadata], str | None]] = {
-    "base_conversion": _base_conversion,
-    "basic_arithmetic": _basic_arithmetic,
+    "base_conversion": lambda m: f"{m['source_repr']} {m['source_base']}>{m['target_base']}=",
+    "basic_arithmetic": _expression,
     "arc_1d": _arc,
-    "bf": _bf,
-    "propositional_logic": _logic,
-    "fraction_simplification": _fraction,
+    "bf": lambda meta: f"{meta['bf_program'].strip()}\n=",
+    "propositional_logic": lambda meta: "; ".join(meta["premises"]) + " |- ",
+    "fraction_simplification": lambda meta: f"{meta['numerator']}/{meta['denominator']}=",
     "calendar_arithmetic": _calendar,
-    "binary_matrix": _matrix,
-    "chain_sum": _basic_arithmetic,
-    "products": _basic_arithmetic,
-    "gcd": _gcd,
+    "binary_matrix": lambda meta: "\n".join(map(_grid, meta["matrix"])) + "\n=\n",
+    "chain_sum": _expression,
+    "products": _expression,
+    "gcd": lambda meta: f"gcd {','.join(map(str, meta['numbers']))}=",
 }
 
 
-# Bounds of a dataset's settings. A run's settings may come from anybody, and a dataset makes as
-# many numbers as it is told to, so every number in them has a bound: what `Rules` says, or a
-# multiple of what the dataset has by itself.
+# Every number in a run's settings, which may come from anybody, has a bound: that of `Rules`, or a
+# multiple of the dataset's default.
 
-GROWTH: Final = 16  # times the default, of what says how much there is of something
-VALUE_MAX: Final = 1_000_000  # of what says how large a number in a problem is
+GROWTH: Final = 16  # bound of counts, as a multiple of the default
+VALUE_MAX: Final = 1_000_000  # bound of numbers in problems
 _VALUES: Final = ("value", "real", "imag", "coord", "target", "factor", "base")
 _SHOWN_CHARS: Final = 40
 _ENDS: Final = ("min_", "max_")
 
 
 def check_sizes(settings: Mapping[str, Any], defaults: Mapping[str, Any], rules: Rules) -> None:
-    """
-    Args:
-        settings: those that a run gives.
-        defaults: all that the dataset has, with their values.
+    """Check a run's settings against the dataset's defaults.
 
     Raises:
-        ValueError: one of them is too large, or no number where the dataset has one.
+        ValueError: one is unknown, too large, or no number where the dataset has one.
     """
     for name, value in settings.items():
         if name not in defaults:
@@ -141,12 +110,10 @@ def largest(name: str, defaults: Mapping[str, Any], rules: Rules) -> float:
 
 
 def is_number(value: Any) -> bool:
-    """True if it is one that counts or measures something."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """All numbers in plain data."""
     if is_number(value):
         yield value
     elif isinstance(value, Mapping):
@@ -161,26 +128,16 @@ def _shown(value: Any) -> str:
     return printable(str(value), _SHOWN_CHARS)
 
 
-# A dataset of reasoning-gym as an environment.
-
-# Raise it when this room changes a prompt, an answer, or what a text that some policy may write is
-# worth: nodes of different revisions share nothing. A bound on what is parsed is no such change as
-# long as it is far beyond all right answers and copied premises; nor is a further dataset.
+# Raise it with each change of a prompt, an answer or a reward: nodes of different revisions share
+# nothing. A further dataset, or a bound far beyond all right answers, is no such change.
 ADAPTER_REVISION = 1
 LIBRARY = "reasoning-gym"
 DRAWS_MAX = 8
 DATASETS_CACHED_MAX = 128
 _RESERVED = ("seed", "size", "data_file")
 _DRAW_STEP = 2**64  # beyond any seed plus index, so that a second draw is in no stream
-# What the library raises where an item cannot be made.
-_NOT_MADE = (
-    ArithmeticError,
-    AssertionError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+# Errors of the library if an item cannot be made.
+_NOT_MADE = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class ReasoningGym:
@@ -216,7 +173,7 @@ class ReasoningGym:
         )
 
     def _dataset(self, task: Task, settings: Mapping[str, Any], seed: int) -> tuple[Any, int]:
-        """The dataset that has the problem, and at which index."""
+        """The dataset of a problem, and the problem's index."""
         if self._rules.size:
             return _build(self.name, {**settings, "size": self._rules.size}, seed + task.index), 0
         if not self._rules.is_shared:
@@ -242,13 +199,12 @@ class ReasoningGym:
 
 @functools.lru_cache(maxsize=len(OFFERED))
 def settings_of(name: str) -> Mapping[str, Any]:
-    """The settings that a run may give a dataset, with what they are by default."""
+    """The settings that a run may give a dataset, with their defaults."""
     found = vars(config_of(name, 0, {}))
     return {key: value for key, value in found.items() if key not in _RESERVED}
 
 
 def _settings(name: str, parameters: str) -> tuple[str, dict[str, Any]]:
-    """The prompt style and the dataset's own settings."""
     settings = json.loads(parameters)
     style = settings.pop("prompt", "full")
     if style not in ("full", "terse"):
@@ -284,5 +240,5 @@ def _check_bounds(name: str, config: Any) -> None:
 
 @functools.lru_cache(maxsize=DATASETS_CACHED_MAX)
 def _kept_dataset(name: str, parameters: str) -> Any:
-    """For scorers, which read the settings and never the seed, and for those that may be shared."""
+    """A dataset for scorers, which never read the seed, and for datasets that are shared."""
     return _build(name, _settings(name, parameters)[1], seed=0)

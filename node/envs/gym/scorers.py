@@ -1,12 +1,12 @@
-"""Arithmetic as strangers write it: whole numbers, the four operations and parentheses. Pure.
+"""Guards that select the texts for a dataset's own scorer, and scorers in its place. Pure, and
+quick for any text: each looks at its text a bounded number of times.
 
-The parser takes each character once, goes no deeper than `DEPTH_MAX`, and has no power, so that a
-value is no longer than the text that it came from.
+The parser of arithmetic reads each character once, nests to `DEPTH_MAX`, and has no power, so that
+a value is no longer than its text.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
@@ -18,16 +18,8 @@ _TOKEN: Final = re.compile(r" ?(0|[1-9][0-9]{0,8}|[-+*/()])")
 _ARITHMETIC: Final = ({"+", "-"}, {"*", "/"})
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """The value of an expression, and the numbers in it."""
-
-    value: Fraction
-    numbers: tuple[int, ...]
-
-
-def computed(text: str) -> Computed:
-    """Compute an expression, with at most one space before each part of it.
+def computed(text: str) -> tuple[Fraction, list[int]]:
+    """The value of an expression with at most one space before each token, and its numbers.
 
     Raises:
         ValueError: it is none, or too deep.
@@ -44,7 +36,7 @@ def computed(text: str) -> Computed:
     value = parser.sum(0)
     if parser.at < len(tokens):
         raise ValueError("something follows the expression")
-    return Computed(value, tuple(int(each) for each in tokens if each[0].isdigit()))
+    return value, [int(each) for each in tokens if each[0].isdigit()]
 
 
 class _Parser:
@@ -94,9 +86,6 @@ class _Parser:
         return self._tokens[self.at - 1]
 
 
-# Guards that limit the text which reaches a dataset's own scorer, and scorers used instead. Pure,
-# and quick for whatever text: each looks at its text a bounded number of times.
-
 Entry = Mapping[str, Any]
 Guard = Callable[[Any, Entry, str], str | None]  # dataset, entry, text
 Scorer = Callable[[Entry, str], float]
@@ -106,22 +95,23 @@ Scorer = Callable[[Entry, str], float]
 _FORMULA = re.compile(r"[A-Z∧∨¬→↔() ]+")
 _LONG_NAME = re.compile(r"[A-Z]{2}")  # no premise has one
 _OPERATORS = frozenset("∧∨¬→↔")
-# The dataset's own answers have at most two operators and one pair of parentheses. A premise may be
-# copied, so what its premises have is allowed where that is more.
+# Own answers have two operators at most; a copied premise may have more. The parser walks a formula
+# once for each operator and pair of parentheses, so both are bounded.
 FORMULA_OPERATORS_MAX = 12
 
 
 def plain_formula(dataset: Any, entry: Entry, text: str) -> str | None:
-    """A formula without spaces, which mean nothing in it; None for what is none, is too deep to be
-    parsed, or uses a variable that the premises lack."""
+    """A formula without its spaces; None: it is none, is too deep, or has a variable that the
+    premises lack, each of which would double the scorer's time."""
     if not _FORMULA.fullmatch(text):
         return None
     text = text.replace(" ", "")
     if _LONG_NAME.search(text):
         return None
     premises: list[str] = entry["metadata"]["premises"]
-    for count in (_operators, _parentheses):
-        if count(text) > max(FORMULA_OPERATORS_MAX, *map(count, premises)):
+    for signs in (_OPERATORS, {"("}, {")"}):
+        counts = [sum(char in signs for char in formula) for formula in (text, *premises)]
+        if counts[0] > max(FORMULA_OPERATORS_MAX, *counts[1:]):
             return None
     try:
         names = formula_names(dataset, text)
@@ -130,33 +120,25 @@ def plain_formula(dataset: Any, entry: Entry, text: str) -> str | None:
     return text if names <= set(entry["metadata"]["variables"]) else None
 
 
-def _operators(formula: str) -> int:
-    return sum(char in _OPERATORS for char in formula)
-
-
-def _parentheses(formula: str) -> int:
-    return max(formula.count("("), formula.count(")"))
-
-
 def plain_number(_dataset: Any, _entry: Entry, text: str) -> str | None:
     """A number in its one spelling."""
     return text if answer_in("last_number", text) == text else None
 
 
 def plain_numbers(_dataset: Any, _entry: Entry, text: str) -> str | None:
-    """Such numbers, with commas between them."""
+    """Plain numbers with commas between them."""
     parts = [part.removeprefix(" ") for part in text.split(",")]
     return text if all(answer_in("last_number", part) == part for part in parts) else None
 
 
 def only(pattern: str) -> Guard:
-    """Texts that are this from end to end. No part of the pattern may match in two ways."""
+    """Texts that match as a whole. No part of the pattern may match in two ways."""
     compiled = re.compile(pattern, re.ASCII)
     return lambda _dataset, _entry, text: text if compiled.fullmatch(text) else None
 
 
 def each_letter_once(_dataset: Any, _entry: Entry, text: str) -> str | None:
-    """`A=1,B=2`, no letter twice."""
+    """`A=1,B=2`, without a repeated letter."""
     letters = re.findall("[A-Z]", text)
     return text if _MAPPING.fullmatch(text) and len(letters) == len(set(letters)) else None
 
@@ -181,22 +163,18 @@ disk_moves = only(rf"{_DISK_MOVE}(?:\n{_DISK_MOVE})*")
 
 
 def same_text(entry: Entry, text: str) -> float:
-    """True if it is the answer, character by character."""
     return float(text == str(entry["answer"]).strip())
 
 
 def same_in_any_case(entry: Entry, text: str) -> float:
-    """True if it is the answer in capitals or not."""
     return float(text.lower() == str(entry["answer"]).strip().lower())
 
 
 def same_words(entry: Entry, text: str) -> float:
-    """True if it has the answer's words."""
     return float(text.split() == str(entry["answer"]).split())
 
 
 def same_rows(entry: Entry, text: str) -> float:
-    """True if it has the answer's words line by line."""
     return float(_rows(text) == _rows(str(entry["answer"]).strip()))
 
 
@@ -205,12 +183,10 @@ def _rows(text: str) -> list[list[str]]:
 
 
 def same_but_for_spaces(entry: Entry, text: str) -> float:
-    """True if it is the answer but for white space."""
     return float("".join(text.split()) == "".join(str(entry["answer"]).split()))
 
 
 def same_but_for_quotes(entry: Entry, text: str) -> float:
-    """True if it is the same list, in whatever quotes or none."""
     return float(_UNQUOTED.sub("", text) == _UNQUOTED.sub("", str(entry["answer"])))
 
 
@@ -218,19 +194,17 @@ _UNQUOTED = re.compile("['\" ]")
 
 
 def same_measure(entry: Entry, text: str) -> float:
-    """True if it is the answer but for white space and the sign of degrees."""
+    """True if it is the answer except for white space and the degree sign."""
     text, answer = ("".join(each.split()).removesuffix("°") for each in (text, entry["answer"]))
     return float(text == answer)
 
 
 def same_number(entry: Entry, text: str) -> float:
-    """True if it is a plain number of the answer's value."""
     return _near(entry, text, Fraction(0))
 
 
 def near_number(entry: Entry, text: str) -> float:
-    """True if it is a plain number as near as the library has it: 0.0001."""
-    return _near(entry, text, Fraction(1, 10_000))
+    return _near(entry, text, Fraction(1, 10_000))  # as the library
 
 
 def _near(entry: Entry, text: str, most: Fraction) -> float:
@@ -244,20 +218,19 @@ def makes_target(entry: Entry, text: str) -> float:
     """True if it computes the target (24 where there is none) from the given numbers, each once."""
     about = entry["metadata"]
     try:
-        found = computed(text)
+        value, found = computed(text)
     except (ValueError, ZeroDivisionError):
         return 0.0
-    uses_all = sorted(found.numbers) == sorted(about["numbers"])
-    return float(uses_all and found.value == about.get("target", 24))
+    return float(sorted(found) == sorted(about["numbers"]) and value == about.get("target", 24))
 
 
 def one_of_all(entry: Entry, text: str) -> float:
-    """True if it is one of all right answers, which the entry lists."""
+    """True if it is one of the right answers that the entry lists."""
     return float(_rows(text) in [_rows(each) for each in entry["metadata"]["valid_answers"]])
 
 
 def same_groups(entry: Entry, text: str) -> float:
-    """True if it lists the same lists of words, in any order, each as often."""
+    """True if it has the same lists of words, in any order."""
     found = _lists_of_words(text)
     if found is None:
         return 0.0
@@ -265,7 +238,7 @@ def same_groups(entry: Entry, text: str) -> float:
 
 
 def same_partitions(entry: Entry, text: str) -> float:
-    """True if it lists the same lists of words, in any order; within each the order counts."""
+    """As `same_groups`, but the order within a list counts."""
     found = _lists_of_words(text)
     return float(found is not None and sorted(found) == sorted(entry["metadata"]["solution"]))
 
@@ -316,8 +289,7 @@ def fills_survo(entry: Entry, text: str) -> float:
 
 
 def names_roles(entry: Entry, text: str) -> float:
-    """True if it says of everybody once what they are, in any order: `A is a knight, and B is a
-    knave.`"""
+    """True if it names everybody's role once, in any order: `A is a knight, and B is a knave.`"""
     found = _roles(text)
     return float(found is not None and found == _roles(str(entry["answer"]).strip()))
 

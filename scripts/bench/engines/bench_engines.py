@@ -5,19 +5,15 @@
     .venv/bin/python bench_engines.py --sizes 500m 7b             # on a machine with a GPU
 
 `vllm` is the server of `--engine vllm`, `torch` the trainer's process of `--engine torch`, and
-`generate` transformers' own, in a process of its own; each as a node runs it, on models with
-random weights that are made here (see `random_models.py`; the files of `500m` and `7b` are bf16).
-All sample the same prompts with eight completions each, to the limit of their tokens, in turns, so
-that what else the machine does hits all; figures are medians over the repeats. Each size's rows are
-printed once they are measured. An engine whose model does not fit is left out, and says why.
+`generate` transformers' own in another process, on models with random weights (`random_models.py`;
+those of `500m` and `7b` are bf16). All sample eight completions of the same prompts, in turns, so
+that other load hits all; figures are medians over the repeats.
 
-An update replaces all weights (`full`), or those of a directory that differs in a tenth of its
-tensors (`part`). `load s` is from asking until it serves, `paused s` the time in which nothing was
-sampled; GB/s are the bytes of the tensors that differ over these, and `/ copy` is that over what a
-plain copy of a large tensor does on the engine's own device (memory to memory on CPUs; bytes count
-once). Directories are read from the page cache, as they have just been written. Memory is what the
-engine's processes hold of the machine's at most (sum of their proportional set sizes, so that what
-they share counts once), that of a GPU not counted.
+An update replaces all weights (`full`), or a tenth of the tensors (`part`). `load s` is from asking
+until the engine serves, `paused s` the time without sampling. GB/s are the bytes of changed tensors
+over these, and `/ copy` is that over a plain copy of a large tensor on the same device. Directories
+are in the page cache. Memory is the most proportional set size of the engine's processes, without
+that of a GPU.
 """
 
 import argparse
@@ -132,10 +128,6 @@ def make_models(base: Path, size: str) -> dict[str, int]:
 
 
 def device_of(name: str, arguments: argparse.Namespace) -> str:
-    """
-    Raises:
-        ConfigError: CUDA was asked for and is not there.
-    """
     if name == "vllm":
         return "cpu" if is_cpu_build() else "cuda"
     return str(pick_device(arguments.device).type)

