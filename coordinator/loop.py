@@ -104,6 +104,7 @@ class _Memory:
     beat_s: float | None = None
 
 
+# Long: a beat looks, decides and acts on one set of workers.
 class Coordinator:
     """Plans one learner's workers."""
 

@@ -4,7 +4,7 @@
 
 One deadline covers all steps. Until admission, a stranger may send a few short lines and three
 handshake messages, charged to its address (`metering.py`). The connection holds a slot
-(`places.py`) until its socket is closed.
+(`connection_slots.py`) until its socket is closed.
 
 Upstream accepts lines of any length and any number of protocols, counts dead connections for ever,
 and keeps one task for each connection that ever came in.
