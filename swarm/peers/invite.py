@@ -168,7 +168,6 @@ def take_invitation(options: argparse.Namespace) -> str | None:
 
 
 def _from_file(path: Path) -> str:
-
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(INVITE_CHARS_MAX + 1).strip()
