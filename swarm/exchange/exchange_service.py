@@ -116,8 +116,6 @@ class Exchange:
             self._offers.is_proven,
         )
 
-    # --- what the round asks for -----------------------------------------------------------
-
     async def share(
         self, groups: Sequence[RolloutGroup], prompts: Sequence[str], rewards: Sequence[Rewards]
     ) -> list[ScoredGroup]:
@@ -215,8 +213,6 @@ class Exchange:
     def _take(self, group_ids: Sequence[GroupId], round_: int) -> list[ScoredGroup]:
         self._pool.mark_trained(group_ids, round_)
         return self._pool.groups(group_ids)
-
-    # --- serving ---------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         limits = ServeLimits(WANT_BYTES_MAX, HAVE_REPLY_BYTES_MAX, concurrent_max=16)
@@ -322,8 +318,6 @@ class Exchange:
         records = self._advert_cache.choose(ADVERTS_PER_REPLY_MAX, self._now_s(), self._rng)
         self._spend(peer, records)
         return codec.encode(AdvertsReply(type="adverts", records=tuple(records)))
-
-    # --- hearing adverts -------------------------------------------------------------------
 
     def _admits(self, peer: PeerId) -> bool:
         return not self.gater.is_banned(peer) and self.gater.allows(Kind.ADVERT, peer)

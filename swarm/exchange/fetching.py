@@ -100,11 +100,7 @@ class Trials:
 
 
 Verify = Callable[[RolloutGroup], Awaitable[tuple[str, tuple[float, ...]]]]
-"""Regenerates the task and scores the completions: group -> (prompt, rewards).
-
-Raises `RemoteProtocolError` if the task is not the producer's or cannot be verified, and
-`ChildFailed` if the fault is our own.
-"""
+"""Group -> (prompt, rewards). `RemoteProtocolError`: a bad group; `ChildFailed`: our own fault."""
 
 POOL_REJECTS = {
     AddResult.DUPLICATE_TASK: Reject.DUPLICATE_TASK,

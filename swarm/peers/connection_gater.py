@@ -33,8 +33,6 @@ M = TypeVar("M", bound=WireModel)
 log = logging.getLogger(__name__)
 
 NEW_BANS_MAX: Final = 64  # waiting for `on_ban`; dropped ones are in force
-
-
 # Connections of one origin, for each direction. A private block may hold many honest nodes; all
 # relayed peers may be one person.
 CONNECTION_LIMITS: Final = OriginLimits(block=32, address=16, private_block=128, relayed=64)

@@ -137,3 +137,47 @@ def read_allow_list(path: Path) -> frozenset[str]:
             raise ConfigError(f"--allow {path}: line {number}: {error.detail}") from None
         allowed.add(peer)
     return frozenset(allowed)
+<<<<<<< HEAD
+=======
+
+
+LINE_CHARS_MAX: Final = 8192
+
+
+def add_invitation(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add the flags that `take_invitation` reads."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--invite", metavar="TEXT",
+        help=f"{help}; - reads it from standard input, which other users cannot see",
+    )  # fmt: skip
+    either.add_argument("--invite-file", type=Path, metavar="FILE", help="the same, from a file")
+
+
+def take_invitation(options: argparse.Namespace) -> str | None:
+    """The invitation given, also set as `options.invite`. ConfigError: a bad or open file."""
+    file, options.invite_file = getattr(options, "invite_file", None), None
+    text: str | None = getattr(options, "invite", None)
+    if file is not None:
+        text = options.invite = _from_file(file)
+    elif text == "-":
+        text = options.invite = sys.stdin.readline(LINE_CHARS_MAX).strip()
+        if not text:
+            raise ConfigError("--invite -: no invitation came by standard input")
+    return text
+
+
+def _from_file(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(INVITE_CHARS_MAX + 1).strip()
+            shared = os.fstat(file.fileno()).st_mode & 0o077
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--invite-file {path}: cannot be read: {error}") from None
+    if Invitation.decode(text).key is not None and shared:
+        raise ConfigError(
+            f"--invite-file {path}: holds a join key and can be read by others: run "
+            f"chmod 600 {path}"
+        )
+    return text
+>>>>>>> p-network

@@ -72,15 +72,6 @@ class Deliveries:
     due_of: Counter[int] = field(default_factory=Counter)  # by producing host
     delivered_of: Counter[int] = field(default_factory=Counter)
 
-    def add(self, producer: int, host: int, took_s: float, in_time: bool) -> None:
-        self.due += 1
-        self.delivered += in_time
-        self.latencies_s.append(took_s)
-        self.due_at[host] += 1
-        self.delivered_at[host] += in_time
-        self.due_of[producer] += 1
-        self.delivered_of[producer] += in_time
-
     @property
     def ratio(self) -> float:
         """Delivered share of the due pairs; 1.0 if none were due."""
@@ -116,7 +107,13 @@ def count_deliveries(
                 counts.stalled_due += 1
                 counts.stalled_delivered += in_time
             else:
-                counts.add(group.host, host, took_s, in_time)
+                counts.due += 1
+                counts.delivered += in_time
+                counts.latencies_s.append(took_s)
+                counts.due_at[host] += 1
+                counts.delivered_at[host] += in_time
+                counts.due_of[group.host] += 1
+                counts.delivered_of[group.host] += in_time
     counts.latencies_s.sort()
     return counts
 

@@ -40,7 +40,7 @@ from swarm.peers.discovery import (
 from swarm.peers.reputation import LEDGER_PEERS_MAX, Ban
 from swarm.peers.reputation import RULES as REPUTATION
 from swarm.rollouts import GroupId, ScoredGroup
-from swarm.wire.messages import ADDRESSES_MAX, GROUP_DOMAIN, LARGE_GROUP_BYTES_MAX, WANT_GROUPS_MAX
+from swarm.wire.messages import GROUP_DOMAIN, LARGE_GROUP_BYTES_MAX, WANT_GROUPS_MAX
 
 WALK_DEPTH_MAX = 8
 WALK_ENTRIES_MAX = 8  # entries inspected per collection
@@ -97,7 +97,6 @@ LIMITS: Final[Mapping[str, int]] = {
     "Ledger.rejected": len(Reject),
     "NodeConfig.*": SETTLED_MAX,
     "OfferTable._producers": OFFER_LIMITS.producers_max,
-    "PeerInfo.addresses": ADDRESSES_MAX,
     "PeerRecord.rejected": len(Reject),
     "ProducerSampler._taken": REMEMBERED_MAX,
     "Quotas._buckets": BUCKETS_MAX,
@@ -120,8 +119,6 @@ LIMITS: Final[Mapping[str, int]] = {
     "_Batch.offers": WANT_GROUPS_MAX,
     "_Batch.requests": 1 + HOLDERS_TRIED_MAX,
     "_Batch.wanted": WANT_GROUPS_MAX,
-    "_Entry.addresses": ADDRESSES_MAX,
-    "_Producer.addresses": ADDRESSES_MAX,
     "_Producer.offers": OFFER_LIMITS.groups_per_producer_max,
 }
 
