@@ -275,9 +275,7 @@ class TrialQueue:
         held = Counter(each.trial.place.name for each in self._waiting.values())
         largest, count = held.most_common(1)[0]
         if count > held[place] + 1:
-            last = next(
-                name
-                for name, each in reversed(self._waiting.items())
-                if each.trial.place.name == largest
-            )
-            del self._waiting[last]
+            of_largest = [
+                n for n, each in self._waiting.items() if each.trial.place.name == largest
+            ]
+            del self._waiting[of_largest[-1]]

@@ -16,7 +16,7 @@ from swarm.identity import PeerId
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from swarm.transport.memory.network import MemoryTransport
-from swarm.weights.broadcast import Broadcast, BroadcastCounters, OfferedArtifact
+from swarm.weights.broadcast import Broadcast, OfferedArtifact
 from swarm.weights.broadcast_time import PeerLink, bound_s
 from swarm.weights.chunk_server import ArtifactKey, ChunkService
 from swarm.weights.manifest import ChunkRef
@@ -231,9 +231,7 @@ def _result(
     case: BroadcastCase, bound: float, hosts: Sequence[_Host], corrupt: set[int]
 ) -> BroadcastResult:
     stayed = [host for host in hosts[1:] if not host.left and host.number not in corrupt]
-    counters = [
-        host.broadcast.counters if host.broadcast else BroadcastCounters() for host in hosts
-    ]
+    counters = [host.broadcast.counters for host in hosts if host.broadcast]
     came = sum(each.bytes_in for each in counters) or 1
     return BroadcastResult(
         bound_s=bound,

@@ -210,11 +210,9 @@ def read_versions(directory: Path) -> tuple[LocalVersion, ...]:
 def read_current(directory: Path) -> int | None:
     """The version that `current` names, complete or not; None: none."""
     try:
-        target = Path(os.readlink(directory / CURRENT))
-    except OSError:
+        return version_of((directory / CURRENT).readlink())
+    except (OSError, LocalProtocolError):
         return None
-    match = _NAME.fullmatch(target.name)
-    return int(match[1]) if match is not None else None
 
 
 def version_of(directory: Path) -> int:
