@@ -89,7 +89,7 @@ class DashboardState:
         for nobody_listened_s in (until_s, now_s):
             self._outages.note(nobody_listened_s, connected=False, away_s=0.0)
 
-    # Long: one entry for each part of the page.
+    # Long: one page, part by part.
     def look(
         self,
         nodes: Sequence[NodeView],
