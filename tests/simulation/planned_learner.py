@@ -22,8 +22,6 @@ from coordinator.model.capacity import (
 )
 from node.run.learner import CREDITS_PER_STEP
 from swarm.leases.lease_table import LeaseRules
-from swarm.simulation.broadcasts import BroadcastCase
-from swarm.simulation.broadcasts import simulate as broadcast
 from swarm.weights.artifacts import CHUNK_TARGET_MAX, suggested_chunk_bytes
 from tests.simulation.lab_learner import LabCase, LabLearner
 from tests.simulation.learner_lab import (
@@ -37,6 +35,10 @@ from tests.simulation.learner_lab import (
     volunteers,
 )
 from tests.simulation.worker_faults import REPEATING, storm
+from tests.support import script
+
+simulated = script("simulated_broadcasts")
+BroadcastCase, broadcast = simulated.BroadcastCase, simulated.simulate
 
 SUPPLY = 1.1  # of what the learner consumes
 SPEEDS = (1.3, 1.0, 0.7, 1.0)  # of workers in turn, over their mean

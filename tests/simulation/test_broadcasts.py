@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import trio
 
-from swarm.simulation import broadcasts
-from swarm.simulation.broadcasts import BroadcastCase, simulate
 from swarm.simulation.links import LinkProfile, links_of
 from swarm.weights import broadcast
 from swarm.weights.piece_selection import Picker
+from tests.support import script
+
+broadcasts = script("simulated_broadcasts")
+BroadcastCase, simulate = broadcasts.BroadcastCase, broadcasts.simulate
 
 MB = 1_000_000
 LINK = LinkProfile(latency_s=0.028, up_bytes_per_s=12.5 * MB, down_bytes_per_s=12.5 * MB)

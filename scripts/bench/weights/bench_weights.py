@@ -1,6 +1,6 @@
 """Broadcasts of weights over simulated links, against the least time that is possible.
 
-Production code on simulated links (swarm/simulation/broadcasts.py); of the bytes of chunks
+Production code on simulated links (`simulated_broadcasts.py`); of the bytes of chunks
 there are only the sizes. `last` is when the last live honest peer has everything, in virtual
 seconds since publication; `x` is that over the bound max(F/u_s, F/d_min, N F/(u_s + sum u_i)),
 which knows neither latency nor what peers that leave or lie take with them.
@@ -14,7 +14,8 @@ import time
 from dataclasses import dataclass
 from multiprocessing import Pool
 
-from swarm.simulation.broadcasts import BroadcastCase, BroadcastResult, simulate
+from simulated_broadcasts import BroadcastCase, BroadcastResult, simulate
+
 from swarm.simulation.links import LinkProfile, links_of
 from swarm.wire.messages import CHUNK_BYTES_MAX
 
