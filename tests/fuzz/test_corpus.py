@@ -204,7 +204,7 @@ def _steering_text(patch: Patch) -> None:
 
 def _unbounded_answer(patch: Patch) -> None:
     async def answer(self: Any, response: bytes) -> None:
-        await self._stream.write(bytes(fuzz_streams.WRITTEN_BYTES_MAX + 1))
+        await self.stream.write(bytes(fuzz_streams.WRITTEN_BYTES_MAX + 1))
 
     patch.setattr(streams.InboundStream, "answer", answer)
 

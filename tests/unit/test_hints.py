@@ -10,7 +10,7 @@ from node.config import NodeConfig, load_config
 from node.engines.vllm.text import ModelText
 from node.envs.answers import answer_in
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import Prompt, decoded
+from node.interfaces.prompts import Prompt, PromptEncoder
 from node.methods.hints import BareSuccess, Hints, beginning
 from node.observe.records import RoundDone
 from swarm.errors import ConfigError
@@ -69,14 +69,19 @@ def test_a_gap_behind_a_hint_is_there_if_the_policy_made_it() -> None:
     assert Prompt.read(given).continued == "one two"
     tokenizer = word_tokenizer()
 
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text).ids
+    decode = tokenizer.decode
+
+    class Encoder(PromptEncoder):
+        def encode_completion(self, text: str) -> list[int]:
+            return tokenizer.encode(text).ids
+
+        def decode(self, token_ids: Sequence[int]) -> str:
+            return decode(list(token_ids))
 
     def text(prompt: str, word: str) -> str:
-        said = decoded(prompt, [tokenizer.token_to_id(word)], encode, decode)
+        said = Encoder().text_of(prompt, [tokenizer.token_to_id(word)])
         return Prompt.read(prompt).whole(said)
 
-    decode = tokenizer.decode
     assert decode([tokenizer.token_to_id("▁three")]) == "three"
     assert text(given, "▁three") == "one two three"
     assert text(given, "three") == "one twothree"

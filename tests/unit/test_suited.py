@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from node.config.load import load_config
 from node.interfaces.trainer_spec import TrainerSpec
 from node.train.default_rate import suited
 from node.train.trainer import GroupTrainer
@@ -67,7 +68,7 @@ def test_the_trainer_steps_at_the_rate_of_its_warm_up(tmp_path):
 
 
 def test_settings_out_of_range_are_refused():
-    with pytest.raises(ConfigError, match="warm_up_updates"):
-        TrainerSpec("test", warm_up_updates=-1)
-    with pytest.raises(ConfigError, match="learning_rate"):
-        TrainerSpec("test", learning_rate=0.0)
+    with pytest.raises(ConfigError, match=r"warm.up.updates"):
+        load_config({"warm_up_updates": "-1"}, {})
+    with pytest.raises(ConfigError, match=r"learning.rate"):
+        load_config({"learning_rate": "0"}, {})
