@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from swarm.identity import Identity, PeerId
 from swarm.leases import coordination
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
-from swarm.weights import manifest as manifest_wire
+from swarm.weights import manifest
 from swarm.weights.manifest import Artifact, ChunkRef, Manifest, TensorSpec
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -456,14 +456,14 @@ def sample_manifest() -> Manifest:
 
 def sample_head() -> HeadBody:
     """One fixed head of Alice's, for the sample manifest."""
-    body = manifest_wire.encode_manifest(sample_manifest())
+    body = manifest.encode_manifest(sample_manifest())
     return HeadBody(
         type="weights",
         run_id="sample-1",
         policy="actor",
         version=12,
         publisher=ALICE.peer_id,
-        root=manifest_wire.root_of(body),
+        root=manifest.root_of(body),
         manifest_bytes=len(body),
         created_at_s=1_800_000_001,
     )
@@ -634,7 +634,7 @@ def sample_messages() -> dict[str, WireModel]:
             type="want_manifest", run_id="sample-1", root=sample_head().root
         ),
         "manifest": codec.decode(
-            manifest_wire.encode_manifest(sample_manifest()), ManifestBody, MANIFEST_BYTES_MAX
+            manifest.encode_manifest(sample_manifest()), ManifestBody, MANIFEST_BYTES_MAX
         ),
         "dial_back": DialBack(type="dial_back", ports=(4001, 65_535)),
         "dial_back_reply": DialBackReply(

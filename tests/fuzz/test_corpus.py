@@ -16,8 +16,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.exchange.exchange_service import Exchange
 from swarm.peers.discovery import Discovery
 from swarm.transport import request_slots
-from swarm.transport.libp2p import admission as front_door
-from swarm.transport.libp2p import host, noise, streams, yamux
+from swarm.transport.libp2p import admission, host, noise, streams, yamux
 from swarm.weights import manifest as manifest_wire
 from swarm.wire import codec, messages
 from tests.fuzz import fuzz_answers, fuzz_codec, fuzz_connections, fuzz_streams
@@ -234,7 +233,7 @@ def test_a_fault_in_the_handlers_is_found(fault: Callable[[Patch], None], messag
 
 
 def _handshake_raises(patch: Patch) -> None:
-    patch.setattr(front_door.HardUpgrader, "upgrade_security", _upstream_security)
+    patch.setattr(admission.HardUpgrader, "upgrade_security", _upstream_security)
 
 
 async def _upstream_security(self: Any, *arguments: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 import torch
 import trio
 
-from node.engines.vllm import server as vllm_server
+from node.engines.vllm import server
 from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.probe import LogProbs, Rows
 from node.engines.vllm.server import VllmServer
@@ -101,7 +101,7 @@ def use_holding_worker(patch: pytest.MonkeyPatch) -> None:
         return answer
 
     worker = "tests.integration.holding_worker.HoldingExtension"
-    patch.setattr(vllm_server, "WORKER_EXTENSION", worker)
+    patch.setattr(server, "WORKER_EXTENSION", worker)
     patch.setattr(VllmServer, "post", post_and_let_go)
 
 

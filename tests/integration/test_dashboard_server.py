@@ -15,7 +15,7 @@ import trio
 
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.telemetry.dashboard import page_server as server
+from swarm.telemetry.dashboard import page_server
 from swarm.telemetry.dashboard.page_server import (
     ACTION_BYTES_MAX,
     CONNECTIONS_MAX,
@@ -221,7 +221,7 @@ def test_silent_connections_of_one_address_keep_no_other_out(words: bytes) -> No
 
 @pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.1\r\nX: "])
 def test_a_head_has_to_come_in_time(words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(page_server, "HEAD_TIMEOUT_S", 0.3)
 
     async def body(board: Board, client: httpx.AsyncClient) -> None:
         board.put(b"1")

@@ -15,7 +15,7 @@ from swarm.identity import Identity, PeerId
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.reputation import Ledger
 from swarm.transport.base import GOSSIP_BYTES_MAX
-from swarm.transport.libp2p import gossipsub as gossip
+from swarm.transport.libp2p import gossipsub
 from swarm.transport.libp2p.gossipsub import (
     BACK_OFF_S_MAX,
     ID_BYTES_MAX,
@@ -75,7 +75,7 @@ def test_nobody_is_named_and_nothing_of_later_versions_is_kept() -> None:
 
 
 def test_peers_that_prune_us_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gossip, "BACK_OFFS_MAX", 3)
+    monkeypatch.setattr(gossipsub, "BACK_OFFS_MAX", 3)
 
     async def main() -> None:
         async with open_libp2p(Identity(b"b" * 32), LOOPBACK) as b:
@@ -110,7 +110,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_messages_are_sent_again_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 50_000
-    monkeypatch.setattr(gossip, "ANSWER_BYTES_PER_S", 3.0 * size)
+    monkeypatch.setattr(gossipsub, "ANSWER_BYTES_PER_S", 3.0 * size)
 
     async def main() -> None:
         async with subscribed_pair() as (a, b):
@@ -205,7 +205,7 @@ def test_a_peer_has_one_stream_of_gossip() -> None:
 
 
 def test_the_rest_of_a_message_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gossip, "RPC_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(gossipsub, "RPC_TIMEOUT_S", 0.2)
 
     async def main() -> None:
         async with subscribed_pair() as (a, b):
@@ -303,7 +303,7 @@ def test_what_honest_peers_forward_costs_them_nothing() -> None:
 def test_bytes_that_are_no_gossip_cost_their_sender(
     data: bytes, reason: Reject | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gossip, "RPC_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(gossipsub, "RPC_TIMEOUT_S", 0.2)
 
     async def main() -> None:
         async with subscribed_pair() as (a, b):
@@ -323,8 +323,8 @@ def test_a_message_of_empty_fields_is_refused_before_it_is_parsed(
 ) -> None:
     """The parser would make half a million of them first."""
     parsed: list[int] = []
-    parse = gossip._parsed
-    monkeypatch.setattr(gossip, "_parsed", lambda data: parsed.append(len(data)) or parse(data))
+    parse = gossipsub._parsed
+    monkeypatch.setattr(gossipsub, "_parsed", lambda data: parsed.append(len(data)) or parse(data))
     number = {"subscriptions": 1, "publish": 2, "ihave": 1, "observe": 7, "prune.peers": 2}[field]
     rpc = bytes([number << 3 | 2, 0]) * 500_000
     if field == "prune.peers":
@@ -351,7 +351,7 @@ def encode_delim_field(number: int, data: bytes) -> bytes:
 
 def test_what_is_unfinished_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who holds most of it loses the stream, and nobody else."""
-    monkeypatch.setattr(gossip, "UNFINISHED_BYTES_MAX", 1_000_000)
+    monkeypatch.setattr(gossipsub, "UNFINISHED_BYTES_MAX", 1_000_000)
 
     async def main() -> None:
         async with (

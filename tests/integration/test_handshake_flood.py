@@ -5,7 +5,7 @@ import trio
 
 from swarm.errors import PeerUnreachable
 from swarm.identity import Identity
-from swarm.transport import connection_slots as places
+from swarm.transport import connection_slots
 from swarm.transport.connection_slots import (
     CONNECTIONS_MAX,
     HANDSHAKE_PATIENCE_S,
@@ -14,7 +14,7 @@ from swarm.transport.connection_slots import (
     HANDSHAKES_PER_PRIVATE_IP_MAX,
     ConnectionSlots,
 )
-from swarm.transport.libp2p import admission as front_door
+from swarm.transport.libp2p import admission
 from swarm.transport.libp2p.host import open_libp2p
 from tests.support import run
 
@@ -23,8 +23,8 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 @pytest.mark.integration
 def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "HANDSHAKE_PATIENCE_S", 0.1)
-    monkeypatch.setattr(front_door, "ADMISSION_TIMEOUT_S", 3_600.0)
+    monkeypatch.setattr(connection_slots, "HANDSHAKE_PATIENCE_S", 0.1)
+    monkeypatch.setattr(admission, "ADMISSION_TIMEOUT_S", 3_600.0)
 
     async def main() -> None:
         async with (

@@ -14,7 +14,7 @@ from libp2p.utils import encode_varint_prefixed
 from swarm.errors import ConfigError, RequestRefused, SwarmError
 from swarm.identity import Identity, PeerId
 from swarm.transport.base import GOSSIP_BYTES_MAX, ServeLimits
-from swarm.transport.libp2p import gossipsub as gossip
+from swarm.transport.libp2p import gossipsub
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p, require_version
 from tests.support import run
 
@@ -180,7 +180,7 @@ def test_a_burst_crosses_a_mesh_whole_and_is_encoded_once_for_each_host(
                     await node.connect(other.addresses()[0])
             await until(lambda: all(len(node._router.mesh[TOPIC]) >= 4 for node in nodes))
             await until(lambda: all(len(node._gossip.peer_topics[TOPIC]) == 5 for node in nodes))
-            monkeypatch.setattr(gossip, "encode_varint_prefixed", encode)
+            monkeypatch.setattr(gossipsub, "encode_varint_prefixed", encode)
             for node in nodes:
                 inner = node._host.get_addrs
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from node.config import NodeConfig, RunConfig
-from node.engines.vllm import server as vllm_server
+from node.engines.vllm import server
 from node.engines.vllm.engine import VllmEngine
 from node.hosting.policy_host import PolicyHost
 from node.interfaces.engine import Sampling
@@ -140,8 +140,8 @@ def test_a_workers_vllm_takes_what_it_is_given_of_a_gpu(
 def gpu_flags(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> str:
     """How a build of vLLM for GPUs would be started."""
     with monkeypatch.context() as patch:
-        patch.setattr(vllm_server, "is_cpu_build", lambda: False)
-        return " ".join(vllm_server._command(engine.directory, engine._settings, Path("x")))
+        patch.setattr(server, "is_cpu_build", lambda: False)
+        return " ".join(server._command(engine.directory, engine._settings, Path("x")))
 
 
 async def sampled_through(host: PolicyHost, version: Path) -> list[Completion]:

@@ -23,8 +23,7 @@ from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRe
 from swarm.identity import Identity, PeerId
 from swarm.limits.bounded_table import OriginLimits
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p import observed_addresses as observations
-from swarm.transport.libp2p import reachability
+from swarm.transport.libp2p import observed_addresses, reachability
 from swarm.transport.libp2p import relay as relay_module
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p.negotiation import Reader
@@ -176,7 +175,7 @@ def test_who_comes_in_is_noticed_once_and_who_is_dialled_is_not(
 ) -> None:
     noticed: list[tuple[PeerId, str]] = []
     monkeypatch.setattr(
-        observations.Observations,
+        observed_addresses.Observations,
         "record_inbound",
         lambda self, peer, ip: noticed.append((peer, ip)),
     )
@@ -194,7 +193,7 @@ def test_who_comes_in_is_noticed_once_and_who_is_dialled_is_not(
 def test_peers_of_one_public_block_prove_nothing_and_relay_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(observations, "is_public", lambda ip: True)
+    monkeypatch.setattr(observed_addresses, "is_public", lambda ip: True)
 
     async def main() -> None:
         async with relayed() as (relay, hidden, other):

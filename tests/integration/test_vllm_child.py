@@ -12,7 +12,7 @@ import psutil
 import pytest
 import trio
 
-from node.engines.vllm import child as vllm_child
+from node.engines.vllm import child
 from node.engines.vllm import server as vllm_server
 from node.engines.vllm.server import ServerSettings, VllmServer
 from swarm.errors import ChildFailed
@@ -163,12 +163,12 @@ def test_a_server_that_ends_leaves_its_last_words(
 def test_the_log_is_bounded_and_keeps_the_end(
     started: list[subprocess.Popen[bytes]], log: Path, scratch: Path
 ) -> None:
-    lines = 5 * vllm_child.LOG_BYTES_MAX // 1000
+    lines = 5 * child.LOG_BYTES_MAX // 1000
     code = f"for i in range({lines}): print(f'{{i:0999}}')"
     process = start(started, command(log, scratch, code))
     process.wait(60)
     files = [log, log.with_suffix(".log.old")]
-    assert all(path.stat().st_size <= vllm_child.LOG_BYTES_MAX for path in files)
+    assert all(path.stat().st_size <= child.LOG_BYTES_MAX for path in files)
     assert f"{lines - 1:0999}\n" in log.read_text()
     assert sorted(path.name for path in log.parent.iterdir()) == ["server.log", "server.log.old"]
 

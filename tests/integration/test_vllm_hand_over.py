@@ -14,7 +14,7 @@ import pytest
 import torch
 import trio
 
-from node.engines.vllm import server as vllm_server
+from node.engines.vllm import server
 from node.engines.vllm.unfinished import VllmWork
 from node.engines.vllm.worker import ReloadExtension
 from node.interfaces.engine import Sampling
@@ -52,7 +52,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = f"{__name__}.{ForgetfulExtension.__name__}"
-    monkeypatch.setattr(vllm_server, "WORKER_EXTENSION", worker)
+    monkeypatch.setattr(server, "WORKER_EXTENSION", worker)
 
 
 async def sleep(pair: Pair) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from node.engines.vllm import server as vllm_server
+from node.engines.vllm import server
 from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.worker import ReloadExtension
 from node.interfaces.engine import Sampling
@@ -83,7 +83,7 @@ def test_each_load_is_quantised_anew(
     options: dict[str, Any] = {"threads": 1, "reference": reference, "quantization": kind}
     if kind == "int8":
         worker = f"{__name__}.{StaleExtension.__name__}"
-        monkeypatch.setattr(vllm_server, "WORKER_EXTENSION", worker)
+        monkeypatch.setattr(server, "WORKER_EXTENSION", worker)
 
     async def live() -> list[Any]:
         async with open_model(first, tmp_path / "data", **options) as engine:

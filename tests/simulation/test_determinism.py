@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from swarm.errors import LocalProtocolError
 from swarm.identity import PeerId
-from swarm.simulation import world as determinism
+from swarm.simulation import world
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import deterministic_run
 from tests.simulation.determinism_child import run_swarm
@@ -64,8 +64,8 @@ def test_whole_nodes_replay_with_a_seeded_scheduler_and_diverge_without() -> Non
 
 
 def test_trio_is_left_as_it_was() -> None:
-    before = determinism.scheduler._ALLOW_DETERMINISTIC_SCHEDULING
-    state = determinism.scheduler._r.getstate()
+    before = world.scheduler._ALLOW_DETERMINISTIC_SCHEDULING
+    state = world.scheduler._r.getstate()
 
     async def fail() -> None:
         await trio.sleep(3600.0)
@@ -73,21 +73,21 @@ def test_trio_is_left_as_it_was() -> None:
 
     with pytest.raises(KeyError):
         deterministic_run(fail, seed=1)
-    assert before is determinism.scheduler._ALLOW_DETERMINISTIC_SCHEDULING
-    assert determinism.scheduler._r.getstate() == state
+    assert before is world.scheduler._ALLOW_DETERMINISTIC_SCHEDULING
+    assert world.scheduler._r.getstate() == state
 
 
 def test_a_trio_that_looks_different_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(determinism, "scheduler", SimpleNamespace())
+    monkeypatch.setattr(world, "scheduler", SimpleNamespace())
     with pytest.raises(LocalProtocolError, match="cannot be seeded"):
         deterministic_run(trio.sleep, 0.0, seed=1)
 
 
 def test_a_trio_whose_tasks_cannot_be_held_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = SimpleNamespace(GLOBAL_RUN_CONTEXT=SimpleNamespace(runner=SimpleNamespace()))
-    monkeypatch.setattr(determinism, "scheduler", runner)
+    monkeypatch.setattr(world, "scheduler", runner)
     with pytest.raises(LocalProtocolError, match="cannot hold up tasks"):
-        determinism.Freezer().freeze(PeerId("a"))
+        world.Freezer().freeze(PeerId("a"))
 
 
 def test_a_killed_task_does_not_finish_what_it_shielded() -> None:
@@ -102,7 +102,7 @@ def test_a_killed_task_does_not_finish_what_it_shielded() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stubborn)
             await trio.sleep(1.0)
-            determinism.stop_at_once(nursery)
+            world.stop_at_once(nursery)
         return [*done, str(trio.current_time())]
 
     assert deterministic_run(main, seed=1) == ["1.0"]

@@ -10,7 +10,7 @@ from swarm.errors import ConfigError, Reject, RequestRefused
 from swarm.identity import PeerId
 from swarm.limits.quotas import RATES, Kind
 from swarm.simulation.links import LinkProfile
-from swarm.weights import weights_service as service
+from swarm.weights import weights_service
 from swarm.weights.publisher import SPREAD_LOOK_S
 from swarm.weights.weights_service import MANIFEST_NEXT_S
 from swarm.wire import codec
@@ -74,7 +74,9 @@ def test_who_comes_late_learns_of_it_from_any_peer(tmp_path: Path) -> None:
 def test_silent_peers_cost_seconds_and_not_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "MANIFEST_ANSWER_S", 1_000.0)  # as for one of many megabytes
+    monkeypatch.setattr(
+        weights_service, "MANIFEST_ANSWER_S", 1_000.0
+    )  # as for one of many megabytes
 
     async def silent(peer: PeerId, payload: bytes) -> bytes:
         await trio.sleep_forever()

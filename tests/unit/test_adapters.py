@@ -21,8 +21,7 @@ from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import adapters, checkpoint, lean
 from node.policies.policy import Policy
-from node.train import frames, memory
-from node.train import trainer_worker as worker
+from node.train import frames, memory, trainer_worker
 from node.train.process import InProcessTrainer
 from node.train.trainer import GroupTrainer
 from node.train.trainer_worker import TrainerCore, load_version
@@ -455,8 +454,8 @@ def test_what_is_not_installed_is_a_matter_of_settings(tmp_path, monkeypatch):
     monkeypatch.delattr("node.policies.adapters")
     spec = TrainerSpec(str(qwen_directory(tmp_path / "model")), lora_rank=3, threads=1)
     arguments = frames.pack((spec.to_record(), None))
-    request = {worker.NUMBER: 1, "op": "open", "arguments": arguments}
-    answer = worker._Server(TrainerCore).answer(request)
+    request = {trainer_worker.NUMBER: 1, "op": "open", "arguments": arguments}
+    answer = trainer_worker._Server(TrainerCore).answer(request)
     assert (answer["error"], answer["message"]) == (
         "ConfigError",
         "peft is not installed here: pip install peft",

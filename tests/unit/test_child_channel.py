@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from node.system import child_process as child_channel
+from node.system import child_process
 from node.system.child_process import INLINE_BYTES_MAX, NUMBER, ChildChannel, encode
 from swarm.errors import ChildFailed, LocalProtocolError
 from tests.support import run
@@ -110,6 +110,6 @@ def test_half_a_request_ends_the_child() -> None:
 
 
 def test_a_frame_over_the_limit_is_our_own_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_channel, "FRAME_BYTES_MAX", 10)
+    monkeypatch.setattr(child_process, "FRAME_BYTES_MAX", 10)
     with pytest.raises(LocalProtocolError, match="a frame of"):
         encode({"text": "x" * 10})

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from node.commands import doctor as machine
+from node.commands import doctor
 from node.commands.doctor import check_vllm
 from node.config import NodeConfig
 from tests.unit.tasks_support import make_run
@@ -21,10 +21,10 @@ def found(
     **patched: Any,
 ) -> str:
     """The line where these builds are installed."""
-    monkeypatch.setattr(machine, "is_installed", lambda name: name in there)
-    monkeypatch.setattr(machine, "version", lambda name: "1.2")
+    monkeypatch.setattr(doctor, "is_installed", lambda name: name in there)
+    monkeypatch.setattr(doctor, "version", lambda name: "1.2")
     for name, value in patched.items():
-        monkeypatch.setattr(machine, name, value)
+        monkeypatch.setattr(doctor, name, value)
     config = NodeConfig(run=RUN, engine=engine, engine_quantization=quantization)  # type: ignore[arg-type]
     return check_vllm(config).line()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from node.commands import doctor as runs
+from node.commands import doctor
 from node.commands.doctor import FoundRun, described
 from node.config import load_run
 from swarm.identity import Identity
@@ -97,4 +97,4 @@ def test_an_id_that_is_none_is_in_no_line_to_paste(run_id: str) -> None:
 
 @pytest.mark.parametrize("rules", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
 def test_what_are_no_rules_is_none(rules: bytes) -> None:
-    assert runs._table(rules) is None
+    assert doctor._table(rules) is None

@@ -8,7 +8,7 @@ import pytest
 
 from node.config import RunConfig, load_config, run_argument
 from node.config.load import handed_on_path, load_run, unknown_run
-from node.hosting import run_data as handed_on_runs
+from node.hosting import run_data
 from node.hosting.run_data import _checked, fetch_unknown_run
 from swarm.errors import ConfigError
 from swarm.identity import Identity
@@ -137,7 +137,7 @@ def test_the_id_is_looked_for_among_what_is_here(tmp_path: Path) -> None:
 
 
 def test_nobody_is_asked_where_the_run_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handed_on_runs, "_ask", lambda *given: never("asked"))
+    monkeypatch.setattr(run_data, "_ask", lambda *given: never("asked"))
     fetch_unknown_run({}, {}, Path("demo"), never)  # type: ignore[arg-type]
 
 

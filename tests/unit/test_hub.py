@@ -10,7 +10,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from node.commands import environments as hub
+from node.commands import environments
 from swarm.errors import ChildFailed, ConfigError
 
 TOKEN = "hf_aToken"
@@ -85,7 +85,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_all_files_of_a_model_arrive(store: dict[str, object], model: Path) -> None:
     said: list[str] = []
-    hub.push(model, "me/policy", "after round 3", said.append)
+    environments.push(model, "me/policy", "after round 3", said.append)
     assert store["model.safetensors"] == b"\x00weights"
     assert store["config.json"] == b"{}"
     assert store["message"] == "after round 3"
@@ -101,7 +101,7 @@ def test_a_hub_that_refuses_is_told_in_one_line_and_the_model_stays(
 ) -> None:
     monkeypatch.setattr(Hub, "token", "another")
     with pytest.raises(ChildFailed, match=r"me/policy: not uploaded \(.*401.*\); the model is in"):
-        hub.push(model, "me/policy", "after round 3", print)
+        environments.push(model, "me/policy", "after round 3", print)
     assert not store
     assert (model / "model.safetensors").exists()
 
@@ -112,10 +112,10 @@ def test_no_hub_at_all(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         huggingface_hub, "HfApi", lambda: api(endpoint="http://127.0.0.1:1", token=TOKEN)
     )
     with pytest.raises(ChildFailed, match="not uploaded"):
-        hub.push(model, "me/policy", "x", print)
+        environments.push(model, "me/policy", "x", print)
 
 
 @pytest.mark.parametrize("name", ["policy", "a/b/c", "a b/c", "https://hub/a/b", ""])
 def test_what_is_no_repository(name: str) -> None:
     with pytest.raises(ConfigError, match="write OWNER/NAME"):
-        hub.check_repository(name)
+        environments.check_repository(name)

@@ -3,8 +3,7 @@
 import pytest
 
 from swarm.errors import ConfigError, LocalProtocolError
-from swarm.leases import known_workers as known_worker
-from swarm.leases import lease_table as leases
+from swarm.leases import known_workers, lease_table
 from swarm.leases.known_workers import CreditLimit, KnownWorker
 from swarm.leases.lease_table import Answer, LeaseBook, LeaseRules, SubmittedGroup, task_seeds
 from swarm.leases.staleness import Denial, Discard, StalenessRules
@@ -130,7 +129,7 @@ def test_the_same_submission_has_the_same_answer_and_counts_once() -> None:
 
 
 def test_a_forgotten_lease_is_unknown_and_its_groups_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr(leases, "LEASES_REMEMBERED_MAX", 2)
+    monkeypatch.setattr(lease_table, "LEASES_REMEMBERED_MAX", 2)
     book = open_book()
     first = granted(book)
     deliver(book, first, 1.0)
@@ -207,7 +206,7 @@ def test_a_newcomer_is_measured_where_steps_are_short() -> None:
 
 
 def test_workers_beyond_the_limit_make_room_or_are_denied(monkeypatch) -> None:
-    monkeypatch.setattr(leases, "WORKERS_MAX", 2)
+    monkeypatch.setattr(lease_table, "WORKERS_MAX", 2)
     book = open_book()
     first = granted(book, worker="a")
     granted(book, worker="b")
@@ -384,7 +383,7 @@ def test_a_break_between_leases_lowers_the_rate_and_a_denial_does_not() -> None:
     deliver(resting, granted(resting, now=0.0), 4.0)
     lease = granted(resting, now=10.0)  # it asks 6 s later
     deliver(resting, lease, 10.0 + lease.groups)
-    kept = 1 - known_worker.RATE_EWMA_SHARE
+    kept = 1 - known_workers.RATE_EWMA_SHARE
     expected = (kept * 4 + lease.groups) / (kept * 4 + 6 + lease.groups)
     assert rate_of(resting) == pytest.approx(expected)
     book.stand_by("w", 0, 4.0)  # it asks at once, and is not wanted before 10.0
@@ -398,7 +397,7 @@ def test_who_was_away_for_long_was_not_slow_for_so_long() -> None:
     deliver(book, granted(book, now=0.0), 4.0)
     lease = granted(book, now=1e5)
     deliver(book, lease, 1e5 + lease.groups)
-    assert rate_of(book) > 4 / (4 + known_worker.BREAK_S_MAX + lease.groups) * 0.7
+    assert rate_of(book) > 4 / (4 + known_workers.BREAK_S_MAX + lease.groups) * 0.7
 
 
 def test_a_death_says_nothing_of_speed_and_two_lost_leases_in_a_row_do() -> None:
@@ -434,7 +433,7 @@ def test_what_is_said_with_an_impossible_version_counts_for_nothing() -> None:
     book.stand_by("w", 2**31 - 1, 5.0)
     lease = granted(book, now=34.0)  # and the break before it does
     deliver(book, lease, 34.0 + lease.groups)
-    kept = 4 * (1 - known_worker.RATE_EWMA_SHARE)
+    kept = 4 * (1 - known_workers.RATE_EWMA_SHARE)
     assert rate_of(book) == pytest.approx((kept + lease.groups) / (kept + 30.0 + lease.groups))
     assert book.accounts()[0].known.version == 0
 

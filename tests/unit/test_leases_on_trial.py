@@ -8,7 +8,7 @@ import pytest
 from node.config.run import LearnerRules
 from node.run.learner import lease_rules
 from swarm.errors import LocalProtocolError
-from swarm.leases import lease_table as leases
+from swarm.leases import lease_table
 from swarm.leases.known_workers import WorkerOrigin
 from swarm.leases.lease_table import Lease, LeaseBook, LeaseRules
 from swarm.leases.staleness import Account, Denial, Discard, StalenessRules
@@ -196,7 +196,7 @@ def test_groups_that_grew_too_old_on_their_way_cost_no_standing() -> None:
 
 
 def test_who_delivered_stays_known_when_keys_fill_the_accounts(monkeypatch) -> None:
-    monkeypatch.setattr(leases, "WORKERS_MAX", 4)
+    monkeypatch.setattr(lease_table, "WORKERS_MAX", 4)
     book = open_book(SMALL, BUSY)
     prove(book, "w")
     for number in range(10):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.methods import losses as ratios
+from node.methods import losses
 from node.methods.choices import chosen_loss
 from node.methods.loss_settings import LOSSES
 from node.methods.losses import OBJECTIVES, TokenLosses, Tokens, token_weights
@@ -133,19 +133,19 @@ def test_a_completion_is_clipped_as_a_whole() -> None:
 def test_what_a_group_expects_of_its_completions() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
     group = columns([half, half], [quarter])
-    assert ratios.expected(group) == pytest.approx(math.log((0.25 + 0.0625) / 0.75))
-    assert ratios.expected(group[:1]) == pytest.approx(half)  # alone: its own, as `gspo` has it
-    assert ratios.expected(columns([-900.0], [-901.0])) == pytest.approx(-900.0, abs=1.0)
+    assert losses.expected(group) == pytest.approx(math.log((0.25 + 0.0625) / 0.75))
+    assert losses.expected(group[:1]) == pytest.approx(half)  # alone: its own, as `gspo` has it
+    assert losses.expected(columns([-900.0], [-901.0])) == pytest.approx(-900.0, abs=1.0)
     for nothing in ([], columns([half], [])):
         with pytest.raises(ValueError, match="completions with tokens"):
-            ratios.expected(nothing)
+            losses.expected(nothing)
 
 
 @given(st.lists(st.lists(numbers, min_size=1, max_size=4), min_size=1, max_size=6))
 def test_an_unlikely_completion_weighs_little_in_what_is_expected(group: list[list[float]]) -> None:
     means = [sum(each) / len(each) for each in group]
     likely = [math.exp(each) for each in means]
-    found = ratios.expected(columns(*group))
+    found = losses.expected(columns(*group))
     assert found == pytest.approx(math.log(sum(q * q for q in likely) / sum(likely)), abs=1e-9)
     assert min(means) - 1e-9 <= found <= max(means) + 1e-9
     assert found >= math.log(sum(likely) / len(likely)) - 1e-9

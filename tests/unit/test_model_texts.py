@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.engines import openai_tokenizer as served_tokenizer
+from node.engines import openai_tokenizer
 from node.interfaces.prompts import TWO_TURNS, Prompt
-from node.policies import chat_templates as templates
-from node.policies import tokenizer_files as tokenizers
+from node.policies import chat_templates, tokenizer_files
 from node.policies.chat_templates import Renderer
 from node.policies.policy import load_policy, load_tokenizer
 from node.policies.tiny import byte_tokenizer
@@ -107,7 +106,7 @@ def test_who_renders_ends_with_who_asked():
 
 def test_who_renders_has_neither_torch_nor_what_is_secret(monkeypatch):
     """It is given messages alone, and its memory is bounded."""
-    assert templates.MEMORY_BYTES <= 2**30
+    assert chat_templates.MEMORY_BYTES <= 2**30
     monkeypatch.setenv("SWARM_NODE_PASSPHRASE", "secret")
     ours = renderer(HONEST["chat"])
     ours.render(MESSAGES)
@@ -195,7 +194,7 @@ def test_a_tokenizer_that_multiplies_is_refused_in_one_line(tmp_path, name):
 
 @pytest.mark.parametrize("name", KEEPS)
 def test_a_tokenizer_that_keeps_to_its_text_is_taken(tmp_path, name):
-    tokenizers.check("m", tokenizer_file(tmp_path, KEEPS[name]))
+    tokenizer_files.check("m", tokenizer_file(tmp_path, KEEPS[name]))
     assert load_tokenizer(str(tmp_path))("a b")["input_ids"]
 
 
@@ -203,4 +202,4 @@ def test_a_tokenizer_that_keeps_to_its_text_is_taken(tmp_path, name):
 def test_a_server_is_told_of_such_a_tokenizer_too(tmp_path):
     tokenizer_file(tmp_path, MULTIPLIES["a word"])
     with pytest.raises(ConfigError, match=r"its tokenizer.json cannot be used"):
-        trio.run(served_tokenizer.fingerprint_of, tmp_path)
+        trio.run(openai_tokenizer.fingerprint_of, tmp_path)

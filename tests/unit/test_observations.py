@@ -7,7 +7,7 @@ import pytest
 
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import canonical_ip
-from swarm.transport.libp2p import observed_addresses as observations
+from swarm.transport.libp2p import observed_addresses
 from swarm.transport.libp2p.observed_addresses import (
     ASK_AGAIN_S,
     FORGET_S,
@@ -285,11 +285,11 @@ def test_who_is_far_away_is_asked_though_neighbours_were() -> None:
 
 
 def test_without_blocks_a_crowd_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observations, "voice_of", lambda peer, ip: peer)
+    monkeypatch.setattr(observed_addresses, "voice_of", lambda peer, ip: peer)
     crowd = [(public(3, host), WRONG) for host in range(1, 10)]
     assert believed(*crowd).proven == ((WRONG, PORT),)
 
 
 def test_without_agreement_one_peer_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observations, "AGREE", 1)
+    monkeypatch.setattr(observed_addresses, "AGREE", 1)
     assert believed((public(3), WRONG)).proven == ((WRONG, PORT),)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import trio
 
-from node.commands import doctor as machine
+from node.commands import doctor
 from node.commands.doctor import check_model, check_server, check_software
 from node.config import NodeConfig, load_config
-from node.engines import openai_engine as engine
+from node.engines import openai_engine
 from node.engines import openai_server as server
 from node.engines.openai_engine import ServedModel, open_served_model
 from node.hosting.models import resolved_model, served_model
@@ -40,7 +40,7 @@ def served() -> Iterator[OpenAiTestServer]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test waits as long as a node."""
-    monkeypatch.setattr(engine, "RETRY", Backoff(0.01, 0.01))
+    monkeypatch.setattr(openai_engine, "RETRY", Backoff(0.01, 0.01))
 
 
 def generated(
@@ -379,7 +379,7 @@ def test_doctor_says_what_is_served_or_what_is_wrong(served, monkeypatch):
     found = run(partial(check_server, config_of(url)))
     assert (found.level, found.text[:13]) == ("fail", "--engine-url ")
     # Such a node needs no torch, and no memory for a model
-    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
     assert check_software(config_of(url)).level == "ok"
     assert check_software(load_config({}, {})).level == "fail"
     assert check_model(config_of(url), None).level == "ok"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm.leases import known_workers as trial
+from swarm.leases import known_workers
 from swarm.leases.known_workers import (
     BEHIND_S,
     CREDIT_LASTS_S,
@@ -117,7 +117,7 @@ def test_of_those_that_wasted_credits_who_wasted_less_comes_first() -> None:
 def test_a_full_line_forgets_who_has_gone_and_takes_nobody_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trial, "WAITING_MAX", 2)
+    monkeypatch.setattr(known_workers, "WAITING_MAX", 2)
     queue = queue_of("a", "b", "c")
     assert ahead(queue, "c", 2.0) == 2  # not in it, and behind all
     assert queue.count(2.0) == 2

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from swarm.errors import RemoteProtocolError
-from swarm.weights import manifest as layout
+from swarm.weights import manifest
 from swarm.weights.manifest import (
     BadLayout,
     TensorSpec,
@@ -23,7 +23,7 @@ NEXT = {"dtype": "U8", "shape": [4], "data_offsets": [12, 16]}
 def specs(file: str = FILE) -> list[TensorSpec]:
     header = header_of({"a": ROW, "b": NEXT})
     entries = parse_header(header, file)
-    config = layout.Entry("config.json", "file", (5,), "config.json", 0, 5)
+    config = manifest.Entry("config.json", "file", (5,), "config.json", 0, 5)
     entries = sorted([*entries, config], key=lambda entry: entry.name)
     return [entry.hashed(bytes(32)) for entry in entries]
 
@@ -114,7 +114,7 @@ def test_a_versions_entries_are_refused(wrong: list[TensorSpec]) -> None:
 def test_limits_on_entries_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, below in (("ENTRIES_MAX", 3), ("FILES_MAX", 1), ("VERSION_BYTES_MAX", 20)):
         with monkeypatch.context() as patched:
-            patched.setattr(layout, limit, below)
+            patched.setattr(manifest, limit, below)
             with pytest.raises(RemoteProtocolError):
                 check_specs(specs())
 
@@ -166,11 +166,11 @@ def test_a_header_that_is_no_table_is_refused(text: bytes) -> None:
 
 
 def test_a_header_may_not_claim_to_be_huge() -> None:
-    assert layout.header_size((layout.HEADER_BYTES_MAX - 8).to_bytes(8, "little"))
+    assert manifest.header_size((manifest.HEADER_BYTES_MAX - 8).to_bytes(8, "little"))
     with pytest.raises(BadLayout):
-        layout.header_size((layout.HEADER_BYTES_MAX - 7).to_bytes(8, "little"))
+        manifest.header_size((manifest.HEADER_BYTES_MAX - 7).to_bytes(8, "little"))
     with pytest.raises(BadLayout):
-        layout.header_size(b"short")
+        manifest.header_size(b"short")
 
 
 def test_a_header_must_tell_of_the_versions_tensors() -> None:

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from swarm.weights import piece_selection as pacing
+from swarm.weights import piece_selection
 from swarm.weights.piece_selection import ANSWERS_MIN, Pacer
 
 MB = 1_000_000
@@ -63,7 +63,7 @@ def test_answers_that_share_a_slow_link_do_not_make_it_look_fast(
 ) -> None:
     """They end together, and a moment that sees several end says nothing of the link."""
     assert max(share(Pacer(), MB, 20.0)) < 1.4 * MB
-    monkeypatch.setattr(pacing, "BUCKET_ANSWERS", 0.0)
+    monkeypatch.setattr(piece_selection, "BUCKET_ANSWERS", 0.0)
     assert max(share(Pacer(), MB, 20.0)) > 1.8 * MB
 
 

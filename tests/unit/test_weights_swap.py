@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from swarm.errors import ChildFailed, StorageFailed, StoreFull
-from swarm.weights import manifest as manifest_wire
+from swarm.weights import manifest
 from swarm.weights.hot_swap import Applied, Made, apply_version
 from swarm.weights.version_store import Versions
 from tests.weights_samples import manifest_of, write_files
@@ -55,7 +55,7 @@ class World:
 
     def add(self, version: int) -> None:
         write_files(self.versions.staging(version), version)
-        self.versions.commit(manifest_wire.encode_manifest(manifest_of(version)))
+        self.versions.commit(manifest.encode_manifest(manifest_of(version)))
 
     def content(self, version: int) -> bytes:
         return (

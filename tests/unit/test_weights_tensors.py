@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, StoreFull
-from swarm.weights import manifest as tensors
+from swarm.weights import manifest
 from swarm.weights.manifest import WeightsWriter, open_weights, state_of
 from tests.weights_files import header_of, tree, write_model, write_tensors
 
@@ -244,7 +244,7 @@ def test_a_full_disk_is_said_before_anything_is_written(
     class Usage:
         free = 1000
 
-    monkeypatch.setattr(tensors.shutil, "disk_usage", lambda path: Usage)
+    monkeypatch.setattr(manifest.shutil, "disk_usage", lambda path: Usage)
     with pytest.raises(StoreFull, match="1000 are free"):
         WeightsWriter(tmp_path / "b", specs)
     assert tree(tmp_path / "b") == {}
@@ -261,7 +261,7 @@ def test_a_disk_that_fills_up_is_told_from_a_broken_one(
         def fails(*args: object, number: int = number) -> int:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(tensors.os, "pwrite", fails)
+        monkeypatch.setattr(manifest.os, "pwrite", fails)
         with pytest.raises(kind, match=os.strerror(number)):
             writer.write(specs[0], 0, np.zeros(1, np.uint8))
 

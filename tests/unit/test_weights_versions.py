@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError, StorageFailed
-from swarm.weights import manifest as manifest_wire
+from swarm.weights import manifest
 from swarm.weights.version_store import LocalVersion, Versions
 from tests.weights_samples import is_whole, manifest_of, write_files
 
@@ -22,7 +22,7 @@ KILLS = 3
 
 def add(versions: Versions, version: int) -> LocalVersion:
     write_files(versions.staging(version), version)
-    return versions.commit(manifest_wire.encode_manifest(manifest_of(version)))
+    return versions.commit(manifest.encode_manifest(manifest_of(version)))
 
 
 def held(versions: Versions) -> list[int]:
@@ -47,12 +47,12 @@ def test_a_version_is_there_once_it_is_committed(tmp_path: Path) -> None:
     versions = Versions(tmp_path)
     write_files(versions.staging(12), 12)
     assert (held(versions), versions.get(12)) == ([], None)
-    local = versions.commit(manifest_wire.encode_manifest(manifest_of(12)))
+    local = versions.commit(manifest.encode_manifest(manifest_of(12)))
     assert versions.get(12) == local
     assert local.directory == tmp_path / "versions" / "v00000012"
     assert is_whole(local.directory, 12)
     assert versions.states() == {12: manifest_of(12).state}
-    assert manifest_wire.decode_manifest(versions.manifest_body(12)) == manifest_of(12)
+    assert manifest.decode_manifest(versions.manifest_body(12)) == manifest_of(12)
     assert local.size_bytes == sum(path.stat().st_size for path in local.directory.iterdir())
 
 
@@ -80,7 +80,7 @@ def test_staging_begins_anew(tmp_path: Path) -> None:
     versions.discard(5)
     versions.discard(5)
     with pytest.raises(LocalProtocolError, match="was not made"):
-        versions.commit(manifest_wire.encode_manifest(manifest_of(5)))
+        versions.commit(manifest.encode_manifest(manifest_of(5)))
 
 
 def test_a_version_can_be_made_again(tmp_path: Path) -> None:

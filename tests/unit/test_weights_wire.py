@@ -7,8 +7,7 @@ import msgpack
 import pytest
 
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
-from swarm.weights import artifacts
-from swarm.weights import manifest as manifest_wire
+from swarm.weights import artifacts, manifest
 from swarm.weights.manifest import DTYPE_BITS, Artifact, ChunkRef, Manifest, TensorSpec
 from swarm.wire import codec, messages
 from swarm.wire.messages import (
@@ -32,7 +31,7 @@ def head(**changes: Any) -> HeadBody:
 
 def judge(record: HeadBody, newest: HeadBody | None = None, **changes: Any) -> bool:
     facts: dict[str, Any] = {"run_id": "sample-1", "publishers": {ALICE.peer_id}, "now_s": NOW_S}
-    return manifest_wire.is_newer_head(record, newest, skew_s=SKEW_S, **(facts | changes))
+    return manifest.is_newer_head(record, newest, skew_s=SKEW_S, **(facts | changes))
 
 
 def refusal(
@@ -105,19 +104,19 @@ def test_the_longest_head_fits() -> None:
 
 
 def test_the_largest_chunk_is_that_of_artifacts() -> None:
-    assert manifest_wire.CHUNK_BYTES_MAX == artifacts.CHUNK_BYTES_MAX
+    assert manifest.CHUNK_BYTES_MAX == artifacts.CHUNK_BYTES_MAX
 
 
 # --- manifests ---------------------------------------------------------------------------------
 
 
 def test_dtypes_are_those_of_versions() -> None:
-    assert sorted(manifest_wire.DTYPES) == sorted(DTYPE_BITS)
+    assert sorted(manifest.DTYPES) == sorted(DTYPE_BITS)
 
 
 def test_bytes_are_hashed_before_they_are_read() -> None:
     """What is wrong with other bytes is their sender's offence, even where they do not parse."""
-    body = manifest_wire.encode_manifest(sample_manifest())
+    body = manifest.encode_manifest(sample_manifest())
     for other in (
         b"",
         body[:-1],
@@ -126,15 +125,15 @@ def test_bytes_are_hashed_before_they_are_read() -> None:
         body.replace(b"actor", b"actos"),
     ):
         with pytest.raises(RemoteProtocolError) as caught:
-            manifest_wire.open_manifest(other, sample_head())
+            manifest.open_manifest(other, sample_head())
         assert (caught.value.reason, caught.value.signer) == (Reject.WRONG_HASH, None)
 
 
 def test_what_is_wrong_inside_is_the_publishers_offence() -> None:
     for body in (b"\x80", msgpack.packb(manifest_faults()["chunk-twice"])):
-        promised = head(root=manifest_wire.root_of(body), manifest_bytes=len(body))
+        promised = head(root=manifest.root_of(body), manifest_bytes=len(body))
         with pytest.raises(RemoteProtocolError) as caught:
-            manifest_wire.open_manifest(body, promised)
+            manifest.open_manifest(body, promised)
         assert (caught.value.reason, caught.value.signer) == (Reject.MALFORMED, ALICE.peer_id)
 
 
@@ -143,18 +142,18 @@ def test_what_is_wrong_inside_is_the_publishers_offence() -> None:
     [{"run_id": "sample-2"}, {"policy": "critic"}, {"version": 13}, {"publisher": BOB.peer_id}],
 )
 def test_a_manifest_is_of_what_its_head_says(other: dict[str, Any]) -> None:
-    body = manifest_wire.encode_manifest(replace(sample_manifest(), **other))
-    promised = head(root=manifest_wire.root_of(body), manifest_bytes=len(body))
-    assert refused(lambda: manifest_wire.open_manifest(body, promised)) is Reject.MALFORMED
+    body = manifest.encode_manifest(replace(sample_manifest(), **other))
+    promised = head(root=manifest.root_of(body), manifest_bytes=len(body))
+    assert refused(lambda: manifest.open_manifest(body, promised)) is Reject.MALFORMED
     agreed = promised.model_copy(update=other)
-    assert manifest_wire.open_manifest(body, agreed) == replace(sample_manifest(), **other)
+    assert manifest.open_manifest(body, agreed) == replace(sample_manifest(), **other)
 
 
 @pytest.mark.parametrize("name", manifest_faults())
 def test_each_fault_of_a_manifest_is_refused(name: str) -> None:
     body = msgpack.packb(manifest_faults()[name])
     with pytest.raises(RemoteProtocolError) as caught:
-        manifest_wire.decode_manifest(body)
+        manifest.decode_manifest(body)
     assert caught.value.reason is Reject.MALFORMED
     assert caught.value.detail.isprintable()
     assert len(caught.value.detail) <= messages.DETAIL_CHARS_MAX
@@ -180,7 +179,7 @@ LOCAL_FAULTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fault", LOCAL_FAULTS.values(), ids=LOCAL_FAULTS)
 def test_our_own_faults_are_local(fault: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError):
-        manifest_wire.encode_manifest(replace(sample_manifest(), **fault))
+        manifest.encode_manifest(replace(sample_manifest(), **fault))
 
 
 def large(tensors: int, files: int, chunks: int, artifacts: int) -> Manifest:
@@ -214,6 +213,6 @@ def large(tensors: int, files: int, chunks: int, artifacts: int) -> Manifest:
 def test_large_models_fit() -> None:
     """Of 90,000 tensors, the number of the largest mixtures of experts, and 8 x 16,384 chunks."""
     model = large(tensors=90_112, files=256, chunks=16_384, artifacts=ARTIFACTS_MAX)
-    body = manifest_wire.encode_manifest(model)
+    body = manifest.encode_manifest(model)
     assert len(body) <= MANIFEST_BYTES_MAX
-    assert manifest_wire.decode_manifest(body) == model
+    assert manifest.decode_manifest(body) == model

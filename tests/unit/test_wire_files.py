@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarm.rollouts import RolloutGroup
-from swarm.weights import manifest as manifest_wire
+from swarm.weights import manifest
 from swarm.wire import codec, messages
 from swarm.wire import messages as steering
 from swarm.wire.messages import (
@@ -78,7 +78,7 @@ def test_hello_file() -> None:
 
 def test_head_file() -> None:
     assert codec.decode_head(read("signed_weights")) == sample_head()
-    assert manifest_wire.open_manifest(read("manifest"), sample_head()) == sample_manifest()
+    assert manifest.open_manifest(read("manifest"), sample_head()) == sample_manifest()
 
 
 @pytest.mark.parametrize("name", sorted(sample_messages()))

@@ -6,7 +6,7 @@
 import sys
 from pathlib import Path
 
-from swarm.weights import manifest as manifest_wire
+from swarm.weights import manifest
 from swarm.weights.version_store import Versions
 from tests.weights_samples import manifest_of, write_files
 
@@ -15,7 +15,7 @@ def main(directory: str, version: int) -> None:
     versions = Versions(Path(directory), keep=2)
     while True:
         write_files(versions.staging(version), version)
-        versions.commit(manifest_wire.encode_manifest(manifest_of(version)))
+        versions.commit(manifest.encode_manifest(manifest_of(version)))
         versions.make_current(version)
         sys.stdout.write(f"{version}\n")
         sys.stdout.flush()
