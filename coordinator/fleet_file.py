@@ -96,7 +96,7 @@ class Cloud:
     instance_type: CloudText = ""
     """The cloud's name of the kind of machine."""
     cpus: CloudText = ""
-    """How many CPUs the machine has, such as `8+`."""
+    """CPUs of the machine, such as `8+`."""
     use_spot: bool = False
     """Rent on the spot market, which is cheaper and may take the machine back at any time."""
     disk_gb: Annotated[int, Field(ge=1, le=65_536)] = 64
@@ -106,7 +106,7 @@ class Cloud:
     setup: Annotated[tuple[CloudText, ...], Field(max_length=SETUP_MAX)] = ()
     """Shell commands that run once, before the worker starts."""
     command: CloudText = "swarm-node"
-    """How `swarm-node` is called there."""
+    """The command that runs `swarm-node` there."""
     idle_min: Annotated[int, Field(ge=1, le=1_440)] = 5
     """The minutes after its worker has ended at which the machine is given back."""
     life_h: Annotated[float, Field(gt=0, le=8_760)] = 24.0
@@ -125,7 +125,7 @@ class Machine:
     name: str
     """The machine's name; with a count, name-1 and so on."""
     provider: str = "local"
-    """Who runs it: `local`, `static` (a volunteer) or `skypilot`."""
+    """The provider: `local`, `static` (a volunteer) or `skypilot`."""
     peer: str = ""
     """The peer id of a volunteer's worker."""
     price_per_h: float = 0.0
@@ -148,7 +148,7 @@ class Machine:
     arguments: Annotated[tuple[str, ...], Field(max_length=ARGUMENTS_MAX)] = ()
     """Arguments for `swarm-node join`."""
     cloud: Cloud | None = None
-    """What to rent, for the provider `skypilot`: the table `[workers.cloud]`."""
+    """The machine to rent, for the provider `skypilot`: the table `[workers.cloud]`."""
 
     def __post_init__(self) -> None:
         name = self.name

@@ -284,7 +284,7 @@ def running(state: dict[str, Any]) -> set[str]:
 
 
 def events_of(child: Child) -> list[Record]:
-    """What a process has logged so far."""
+    """The log of a process so far."""
     try:
         return [record for _, record in read_events(child.data_dir / FILE_NAME)]
     except FileNotFoundError:

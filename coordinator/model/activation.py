@@ -55,11 +55,11 @@ class Settings:
     margin: float = 1.1
     """The supply that is planned for, over the supply that is required."""
     shortage_s: float = 60.0
-    """How many seconds too little supply has to last before the plan changes."""
+    """Seconds that too little supply has to last before the plan changes."""
     saving_s: float = 600.0
-    """How many seconds a cheaper set has to be there before the plan changes."""
+    """Seconds that a cheaper set has to be available before the plan changes."""
     saving_share: float = 0.1
-    """How much cheaper a set has to be, as a share."""
+    """Saving that a cheaper set needs, as a share of the price."""
     dwell_s: float = 1800.0
     """The least seconds that a worker stays, and in which a change has to repay the starts
     that it takes."""

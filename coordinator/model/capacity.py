@@ -124,7 +124,7 @@ class Worker:
     """The mean seconds until a spot market takes it back. Left out: it stays until it is
     released."""
     relayed: bool = False
-    """Whether it is behind a router, so that it passes no weights on."""
+    """True if it is behind a router and passes no weights on."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -175,7 +175,7 @@ class Run:
     egress_price_per_gb: float = 0.0
     """Dollars for each GB that the learner sends."""
     inflight_groups_max: int | None = None
-    """How many groups may be generating or waiting. Left out: as many as are needed."""
+    """Limit of groups being generated or waiting. Left out: as many as are needed."""
 
     def __post_init__(self) -> None:
         require_above_0(self, "groups_per_step", "train_s", "weights_bytes", "up_bytes_per_s")

@@ -29,13 +29,12 @@ class PacingRules:
     """The thresholds at which the depth moves."""
 
     effective_share_min: float = 0.5
-    """What is trained on is healthy while its effective sample size over its number of tokens
-    is at least this."""
+    """Least effective sample size per token of a healthy batch."""
     mismatch_k3_max: float = 0.05
     """It is healthy while the KL from what generated the tokens to what is trained is at most
     this."""
     idle_share_max: float = 0.1
-    """How much more than predicted the learner may wait, as a share of the time."""
+    """Waiting of the learner beyond the prediction that is tolerated, as a share of the time."""
     steps: int = 5
     """The least steps from one change of the depth to the next."""
     calm_steps: int = 50

@@ -241,7 +241,7 @@ $name = "$name:Puzzles"
 py-modules = ["$name"]
 """
 TEST: Final = '''\
-"""Whether strangers' text may be given to it, and what its answers are worth."""
+"""Check that an environment is fit for strangers' text and scores its own answers."""
 
 import subprocess
 import sys

@@ -278,7 +278,7 @@ def _flag(name: str) -> str:
 
 
 def _lingers() -> bool:
-    """Whether the user's services survive a logout; True if unknown."""
+    """True if the user's services survive a logout, or if that is unknown."""
     try:
         done = subprocess.run(
             ["loginctl", "show-user", str(os.getuid()), "--property=Linger"],

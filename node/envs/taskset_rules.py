@@ -35,11 +35,11 @@ class TasksetRules(BaseModel):
     config: dict[str, JsonValue] = {}
     """The taskset's own configuration, without its `id`."""
     tasks: Annotated[int, Field(ge=1, le=TASKS_MAX)] | None = None
-    """How many, from its first one; None: all. One that never ends needs it."""
+    """Number of tasks from the first one; None: all. A taskset without end needs it."""
     answer: Annotated[str, Field(min_length=1, max_length=64)] = "answer"
     """The field of a task's data that has a right answer."""
     reply: Annotated[str, Field(max_length=256)] = HOLE
-    """What the taskset is told was replied, with the answer in place of `{}`."""
+    """The reply that the taskset sees, with the answer in place of `{}`."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] = ""
     """The hash of package, configuration and tasks."""
 

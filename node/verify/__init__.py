@@ -1,1 +1,1 @@
-"""Which tasks a node has, and the rewards of own and foreign completions."""
+"""Assignment of tasks to nodes, and rewards of own and foreign completions."""

@@ -25,12 +25,12 @@ class Link:
 
     @property
     def path(self) -> str:
-        """What is before the anchor; empty: the page itself."""
+        """The part before the anchor; empty: the page itself."""
         return self.target.partition("#")[0]
 
     @property
     def anchor(self) -> str:
-        """What is behind the #, if anything."""
+        """The part behind the #, if any."""
         return self.target.partition("#")[2]
 
 

@@ -1,4 +1,4 @@
-"""What mkdocs does besides: pages that stand elsewhere in the tree, and generated parts.
+"""Additions to mkdocs: pages that stand elsewhere in the tree, and generated parts.
 
 The texts at the root of the project, and the wire's, are pages of the site where they stand, so
 that there is no copy to go stale. Links between pages are written for the tree, as GitHub shows it;
@@ -35,12 +35,12 @@ MARK: Final = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
 
 
 def in_tree(src_uri: str) -> str:
-    """Where the source of a page of the site is."""
+    """The source of a page of the site."""
     return {there: here for here, there in ELSEWHERE.items()}.get(src_uri, f"docs/{src_uri}")
 
 
 def in_site(path: str) -> str | None:
-    """What a file of the tree is in the site; None: nothing."""
+    """The page of a file of the tree; None: it has none."""
     if path in ELSEWHERE:
         return ELSEWHERE[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else None

@@ -37,7 +37,7 @@ def files_of(directory: Path) -> str:
 
 
 def key_of(facts: Mapping[str, Any], *paths: str) -> str:
-    """What decides a result, hashed: `facts`, the code, packages and processor."""
+    """A hash of all that decides a result: `facts`, the code, packages and processor."""
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     packages = [version(name) for name in PACKAGES]
     whole = [sorted(facts.items()), code_of(*(paths or CODE)), packages]

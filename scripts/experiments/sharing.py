@@ -335,7 +335,7 @@ def at(results: Results, axis: str, where: float, value: Any = greedy) -> list[f
 
 
 def least(*arms: Results, axis: str = "tokens") -> float:
-    """What every swarm of these arms has come to."""
+    """The results of every swarm of these arms."""
     return min(curve(each, axis, greedy)[-1][0] for results in arms for each in results)
 
 
@@ -541,7 +541,7 @@ def expected_table(each: Sequence[Told]) -> str:
 
 
 def plot(each: Sequence[Told], out: Path) -> None:
-    """What was found over what was expected, a point for each swarm."""
+    """Results over expectations, a point for each swarm."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,6 +1,6 @@
-"""How commands take an invitation: as text, from standard input, or from a file.
+"""Flags that take an invitation: as text, from standard input, or from a file.
 
-It may hold a join key, and other users of a machine can see its command lines.
+It may hold a join key, and other users of a machine can read command lines.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What must hold in every simulated run, and the limit of each collection in a node. A
+"""Invariants of every simulated run, and the limit of each collection in a node. A
 collection without a line in `LIMITS` may have `UNNAMED_MAX` entries."""
 
 import hashlib

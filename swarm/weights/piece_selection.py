@@ -36,7 +36,7 @@ NEWS_MAX = 1024  # times at which chunks were first heard of
 
 @dataclass(slots=True)
 class Neighbour:
-    """What is known of one peer."""
+    """The state of one peer."""
 
     have: int = 0
     pending: int = 0  # it has asked others for

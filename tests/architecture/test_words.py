@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("swarm", "node", "coordinator", "scripts")
 WORDS_MAX = 30  # of a sentence; readers lose the subject of longer ones
 # Places in the tree that break a rule. Lower a bound when the tree improves; never raise one.
-BOUNDS = {"question": 1335, "see": 215, "long": 344}
+BOUNDS = {"question": 0, "see": 0, "long": 51}
 
 QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)
 COMMENT = re.compile(r"^(?:[ \t]*#[^\n]*\n)+|[ \t]{2}#[^\n\"']*$", re.MULTILINE)

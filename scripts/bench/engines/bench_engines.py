@@ -152,7 +152,7 @@ def _refusal(
 
 
 def in_child(function: Callable[[str, int], float], device: str, arguments: Any) -> float:
-    """What it says in a process of its own, which leaves nothing of it on the device."""
+    """The output of a process of its own, which leaves nothing on the device."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, (device, arguments.threads))
 

@@ -1,4 +1,4 @@
-"""What one training step of a model takes at its peak, and what the planner says it will.
+"""Peak memory of one training step of a model, measured and as planned.
 
     python bench_training_memory.py --model DIRECTORY [--lengths 512,2048] [--ways whole,chunks]
         [--lora-rank 16 --lora-base bfloat16]

@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a model decides how long it computes."""
+    """The sizes of a model that decide its speed."""
 
     family: Literal["qwen2", "qwen3"]
     hidden: int
@@ -39,7 +39,7 @@ class Shape:
     dtype: torch.dtype = torch.float32  # of the files
 
     def config(self) -> PreTrainedConfig:
-        """What transformers and vLLM make the model of."""
+        """The configuration for transformers and vLLM."""
         tokenizer = byte_tokenizer()
         common: dict[str, Any] = {
             "vocab_size": self.vocabulary or len(tokenizer),

@@ -1,4 +1,4 @@
-"""How many fetched groups a node accepts in a second, on one core.
+"""Fetched groups that a node accepts in a second, on one core.
 
     python bench_accept.py [--groups N] [--repeats N]
 

@@ -94,7 +94,7 @@ def _arguments() -> argparse.Namespace:
 
 @dataclass(slots=True)
 class StreamRow:
-    """What one stack did with so many senders; one value for each repetition."""
+    """Results of one stack with so many senders; one value for each repetition."""
 
     stack: str
     senders: int

@@ -51,7 +51,7 @@ class Host:
 
 @dataclass(slots=True)
 class Tally:
-    """What was published, and what has arrived of it."""
+    """Published messages, and those that arrived."""
 
     published_s: dict[int, float] = field(default_factory=dict)
     arrived: Counter[int] = field(default_factory=Counter)
@@ -188,7 +188,7 @@ async def _burst(host: Host, tally: Tally, count: int, size: int) -> None:
 
 
 async def _measured(tally: Tally, hosts: int, publish: Callable[[], Any]) -> dict[str, Any]:
-    """What becomes of what `publish` publishes."""
+    """The fate of published messages."""
     first, tally.received = len(tally.published_s), 0
     tally.latencies_s.clear()
     started_s, cpu_s = time.perf_counter(), time.process_time()

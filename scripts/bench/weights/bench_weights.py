@@ -67,7 +67,7 @@ def run(row: Row) -> tuple[Row, BroadcastResult, float]:
 
 
 def rows(options: argparse.Namespace) -> list[Row]:
-    """What is run, in the order of the tables."""
+    """The cases, in the order of the tables."""
     sizes = [20 * MB, 200 * MB, 16_000 * MB] if options.full else [20 * MB, 200 * MB]
     if options.sizes:
         sizes = [size * MB for size in options.sizes if size * MB in CHUNK_BYTES]

@@ -197,7 +197,7 @@ def chunks_of(new: WeightsDirectory, base: WeightsDirectory) -> list[bytes]:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What it made, and the CPU seconds that this thread took for it."""
+    """The result, and the CPU seconds of this thread."""
     begin = time.thread_time()
     made = work()
     return made, time.thread_time() - begin
