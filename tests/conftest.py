@@ -158,7 +158,9 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
 
 @pytest.hookimpl(trylast=True)  # of what is left once some were left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run. Nothing is asked of it unless a test needs it."""
+    """Skip what this machine cannot run. Nothing is asked of it unless a test needs it. Tests that
+    run one at a time come first, so that their group does not end alone."""
+    items.sort(key=lambda item: not any(map(item.get_closest_marker, ONE_AT_A_TIME)))
     for marker, why_not in NEEDS.items():
         wanting = [item for item in items if item.get_closest_marker(marker)]
         if wanting and (reason := why_not()) is not None:

@@ -34,6 +34,7 @@ from tests.simulation.weights_hosts import (
     SimulatedHost,
     play,
 )
+from tests.weights_samples import figures_of
 
 
 async def ask(host: SimulatedHost, other: SimulatedHost, protocol: str, message: Any) -> bytes:
@@ -105,7 +106,7 @@ def test_a_host_that_comes_back_gives_on_what_it_had(tmp_path: Path) -> None:
         assert again.serving == 1
         await hosts.start(2)
         assert await hosts.until_all_have(1, range(2, 3))
-        assert again.store.figures().stored == 0
+        assert figures_of(again.store).stored == 0
 
     play(scene, tmp_path)
 

@@ -98,6 +98,7 @@ def wanted_in_the_end(by_others: float, rule: AdaptiveExternal | None) -> float:
     return fmean(each.external_wanted or 0 for each in later)
 
 
+@pytest.mark.slow
 def test_a_node_draws_what_helps_and_leaves_what_harms() -> None:
     assert wanted_in_the_end(0.04, None) == 4.0
     helped, harmed = wanted_in_the_end(0.04, TWO), wanted_in_the_end(-0.04, TWO)

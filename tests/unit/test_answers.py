@@ -270,6 +270,7 @@ def test_plain_fractions_stand_last_and_latex_does_not() -> None:
         InlineVerifier(run_of("fraction_simplification", "last_number", styles=["latex_frac"]))
 
 
+@pytest.mark.slow
 def test_the_verifiers_process_takes_answers_by_the_same_rules_and_refuses_such_a_run() -> None:
     run = make_run(answer={"format": "last_number", "system": "Be brief."})
     task = assigned_task(run, ALICE, 0)

@@ -69,6 +69,7 @@ def test_a_package_that_no_extra_brings_is_a_fault(tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in said
 
 
+@pytest.mark.slow
 def test_the_doctor_goes_on_without_torch(tmp_path: Path) -> None:
     status, said = run(tmp_path, "doctor", "--model", "tiny")
     assert status == 1

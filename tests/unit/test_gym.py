@@ -120,6 +120,7 @@ def posed(count: int) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     return found, {name: [made[i]["question"] for i in range(9)] for name, made in refused.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(24, marks=pytest.mark.long)])
 def test_every_offered_one_is_the_same_in_every_process_and_some_refused_are_not(
     count: int,
@@ -144,6 +145,7 @@ def test_every_offered_one_is_the_same_in_every_process_and_some_refused_are_not
     assert [name for name in UNLIKE if one[1][name] == other[1][name]] == []
 
 
+@pytest.mark.slow
 def test_a_shared_dataset_poses_what_one_of_its_own_would() -> None:
     import reasoning_gym
 
@@ -357,6 +359,7 @@ def test_all_of_it_is_posed_and_scored_by_one_verifier() -> None:
     assert trio.run(judged) == [(1.0, 0.0)] * len(OFFERED)
 
 
+@pytest.mark.slow
 def test_without_the_solver_one_dataset_is_missing_and_said() -> None:
     found = subprocess.run(
         [

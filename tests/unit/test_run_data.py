@@ -112,6 +112,7 @@ def test_the_hash_is_also_of_how_many_items_there_are() -> None:
     assert len({data_id(manifest_of(CONTENT, items)) for items in (6, 7)}) == 2
 
 
+@pytest.mark.slow
 def test_who_asks_faster_than_the_quota_is_refused_and_the_pace_is_below_it(
     virtual: Callable[..., object],
 ) -> None:

@@ -227,6 +227,7 @@ def test_a_nucleus_is_refused(qwen):
         redraft(qwen.old, [Draft("1+1=")], sampling=replace(SAMPLING, top_p=0.9))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_child_makes_the_same_of_drafts(tmp_path):
     spec = TrainerSpec(str(qwen_directory(tmp_path / "model")), device="cpu", threads=1)
