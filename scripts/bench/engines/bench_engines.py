@@ -384,7 +384,7 @@ async def _updates(
             began = time.perf_counter()
             await engine.load(base / name, version)
             load_s = time.perf_counter() - began
-            taken[kind].append((load_s, getattr(engine, "paused_s", load_s)))
+            taken[kind].append((load_s, load_s if engine.paused_s is None else engine.paused_s))
         version += 1
         await engine.load(base / "first", version)
     return {
