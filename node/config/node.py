@@ -31,6 +31,7 @@ from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, Held
 from node.interfaces.quantisation import Quantisation
 from node.interfaces.trainer_spec import (
     CONTEXT_TOKENS_MIN,
+    THREADS_MAX,
     ForeignWeighting,
     Precision,
     Recomputing,
@@ -89,7 +90,7 @@ class PolicySettings(Group):
     """The precision of the frozen weights under an adapter. `4bit` applies to the adapted layers
     and needs bitsandbytes and an NVIDIA GPU. Adapter, gradients and optimizer stay in fp32. A
     worker that only loads adapters follows its learner unless this is set."""
-    threads: Annotated[int, Field(ge=0, le=1024), OFTEN] = 0
+    threads: Annotated[int, Field(ge=0, le=THREADS_MAX), OFTEN] = 0
     """The threads of torch and of vLLM. 0: the cores divided by this user's running nodes."""
     seed: Annotated[int, Field(ge=0, lt=2**63), OFTEN] = 0
     """The seed of this node's sampling."""

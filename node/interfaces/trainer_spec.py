@@ -50,8 +50,6 @@ class TrainerSpec:
     device: Device = "auto"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threads <= THREADS_MAX:
-            raise ConfigError(f"trainer threads = {self.threads}: take 0 to {THREADS_MAX}")
         try:
             loss = chosen_loss(self.loss)
         except ValueError as error:
