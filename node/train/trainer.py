@@ -303,7 +303,7 @@ class GroupTrainer:
         for row, here in zip(rows, kept.split([row.count for row in rows]), strict=True):
             row.kept = here
 
-    # what differs where a model is cut over several processes: see `sharded`
+    # overridden where a model is sharded over several processes: `sharded_trainer`
 
     def _micro_batches(self, units: Sequence[Unit]) -> list[list[Unit]]:
         """This process's share of a batch, cut so that it fits into memory."""
