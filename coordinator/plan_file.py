@@ -15,7 +15,7 @@ groups_per_step = 128          # R: rollout groups that one update consumes
 train_s = 100.0                # T: seconds of one update
 staleness_max = 6              # S: how many steps old a group may be when it is consumed
 weights_bytes = 16_400_000_000 # a whole version
-# What a version differs by from one so many steps before it. Leave it out: whole versions are sent.
+# Bytes of a delta by the steps between two versions. Left out: whole versions are sent.
 delta_bytes = [[1, 680_000_000], [4, 1_500_000_000], [8, 2_030_000_000]]
 up_mbit_per_s = 1000           # the learner's uplink
 latency_s = 0.05               # one way between two machines

@@ -70,8 +70,7 @@ class Settings:
     """The longest that a worker is left alone. A row of failures ends when the worker has
     worked for so long."""
     join_s_max: float = 1200.0
-    """A worker that has no fresh weights so many seconds after its start should be over has
-    failed."""
+    """Seconds after its expected start by which a worker needs fresh weights; else it failed."""
 
     def __post_init__(self) -> None:
         require_range(self, 1.0, 10.0, "margin")

@@ -57,7 +57,7 @@ class DraftGeneration(Generation):
         self._kept: list[list[float]] = [[] for _ in self._drafts]  # log-probs of what is kept
         self._kept_versions = [0] * len(self._drafts)
         self._batches = deque()
-        # Twice: what is not kept stays in the cache while what is kept is gone on from.
+        # Twice: rejected draft tokens stay in the cache while kept ones are continued.
         passes = batches_of(self._policy, self._encoded, self._rows, 2 * tokens_max)
         self._unweighed = deque([row.owner for row in rows] for rows in passes)
 

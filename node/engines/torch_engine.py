@@ -319,7 +319,7 @@ class _HuggingFaceDecoder:
         if any(getattr(layer, "is_sliding", False) for layer in self._cache.layers):
             return False  # they may have dropped what is to be seen again
         if self._begun + max(kept) == 0:
-            return False  # a cache that is cut to nothing is none that models take
+            return False  # models refuse an empty cache
         taken = self._mask.shape[1] - self._begun
         self._select(rows)
         left = torch.tensor(kept, device=self._mask.device)

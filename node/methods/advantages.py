@@ -326,7 +326,7 @@ BARE: Final = ""  # the context of a completion to the bare prompt
 
 
 class Contexts(MethodSettings, kind="contexts"):
-    """r less the mean of its context, and so much of that context's lead over all."""
+    """r - mean(context) + between (mean(context) - mean(all))."""
 
     # weight of the gap between contexts; 0: each source has a baseline of its own
     between: NonNegative = 1.1

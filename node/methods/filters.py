@@ -256,7 +256,7 @@ def reward_score(rewards: Sequence[float], reward_range: float = 1.0) -> float:
 
 
 def _largest(rollouts: int) -> int:
-    """k (G - k) of rewards that differ as much as so many can."""
+    """The largest k (G - k) of G rollouts, k of them right."""
     return rollouts // 2 * (rollouts - rollouts // 2)
 
 

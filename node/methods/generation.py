@@ -226,11 +226,11 @@ def success_weight(is_original: bool, set_to: Purify) -> float:
     return weight if is_original else 1.0 - weight
 
 
-# Completions of before, of which the policy of now still says a part.
+# Earlier completions, of which the present policy keeps a part.
 
 
 class Speculative(MethodSettings, kind="speculative"):
-    """An earlier completion is kept as far as the policy of now agrees with it."""
+    """Keep the beginning of an earlier completion, as far as the present policy agrees with it."""
 
     # log of the loss in probability that a token may have; best: GRPO 0.5, PPO 0.3, DAPO 0.15.
     # Learning suffers from 1 on.

@@ -358,7 +358,7 @@ async def _show(what: LocalNode | WholeSwarm, console: Console) -> None:
     first = await what.look()  # before the screen is taken: what is wrong is said where it stays
     live = Live(console=console, screen=True, auto_refresh=False)
     with (
-        # Caught before the terminal is changed: who leaves gives it back as it was.
+        # Caught before the terminal changes, so that leaving restores it.
         trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
         _single_keys(sys.stdin.fileno()),
         live,

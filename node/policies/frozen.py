@@ -49,7 +49,7 @@ def hold(model: nn.Module) -> None:
         owners = narrow.get(id(parameter), [])
         if parameter.is_floating_point():
             kind = torch.bfloat16 if owners else torch.float32
-            # none of the others keeps a file mapped that is not held as it is
+            # a copy, so that a converted parameter keeps no file mapped
             parameter.data = parameter.data.to(kind, copy=not owners)
         for owner in owners:
             owner.forward = partial(_FORWARDS[type(owner)], owner)

@@ -139,7 +139,7 @@ class ShardedCore(TrainerCore):
         super().export_whole(directory, precision)
 
     def lend(self, directory: Path) -> str | None:
-        """Not lent: what is whole here goes with the next update."""
+        """Never lent: the next update frees the gathered weights."""
         return "the trainer is cut over several processes"
 
     def _collect(self, moments: bool = False) -> None:

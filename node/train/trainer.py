@@ -431,7 +431,7 @@ class GroupTrainer:
             return (self._shared if has_common else self._plain)(units, of_logits)
 
     def _is_short(self, units: Sequence[Unit]) -> bool:
-        """True if the lean pass may hold what it would have to."""
+        """True if the lean pass's attention scores fit its limit."""
         rows = [row for unit in units for row in unit.rows]
         scores = lean.scores_of_rows(
             self.policy.model,

@@ -557,7 +557,7 @@ def _parsed(data: bytes) -> rpc_pb2.RPC:
 
 
 def offence_of(message: rpc_pb2.Message) -> Reject | None:
-    """The rule that forwarding this message breaks, whoever made it. None: none."""
+    """The rule that forwarding this message breaks, whoever made it; None if it breaks no rule."""
     if len(message.topicIDs) != 1:
         return Reject.MALFORMED
     if len(message.data) > GOSSIP_BYTES_MAX:
