@@ -93,10 +93,10 @@ class ServedModel(Engine):
             except ServerTrouble as trouble:
                 wait_s = max(trouble.wait_s, RETRY.after(tries))
                 tries += 1
-                if self.tell is not None and not self._away:
+                was_away, self._away = self._away, True  # before another request fails as well
+                if self.tell is not None and not was_away:
                     where = f"the server at {self._server.url}"
                     await self.tell(f"{where}: {trouble}; the node tries until it answers")
-                self._away = True
                 await trio.sleep(wait_s)
             else:
                 self._away = False
