@@ -61,7 +61,7 @@ def test_python_s_warnings_of_the_library_s_syntax_are_not_shown(tmp_path: Path)
     (library / "__init__.py").write_text("sloppy = 1 is 1\n")
     (library / "factory.py").write_text("DATASETS = {}\n")
     finder = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
-    code = f"{finder}; from node.envs.gym import upstream; print(upstream.library())"
+    code = f"{finder}; from node.envs.gym.upstream import library; print(library())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("{}\n", "")
 
