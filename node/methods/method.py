@@ -1,10 +1,10 @@
 """A method: a pure function, its class of settings, and its demands on a node."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
+from typing import Annotated, Any, ClassVar, Final, Literal, dataclass_transform
 
 from annotated_types import Ge, Gt, Le
 
@@ -15,19 +15,23 @@ Count = Annotated[int, Ge(1)]
 NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 
-# A family with methods that a loop uses is a setting of that name.
+# Each family is a setting of a node, in the order of a round's stages.
 Family = Literal[
-    "generate",
-    "filter",
     "control",
+    "generate",
     "draw",
     "external_rule",
-    "replay",
     "reward",
+    "replay",
+    "filter",
     "advantage",
     "loss",
     "correction",
 ]
+Role = Literal["node", "learner"]
+BOTH: Final[tuple[Role, ...]] = ("node", "learner")
+NODE: Final[tuple[Role, ...]] = ("node",)
+LEARNER: Final[tuple[Role, ...]] = ("learner",)
 
 
 class Need(StrEnum):
@@ -45,6 +49,13 @@ class Need(StrEnum):
     FEATURES = "features"  # a model's inner states
     JUDGE = "judge"  # a model that says what is wrong with a text
     ENTROPY = "entropy"  # of each token's distribution
+    REQUESTS = "requests"  # an engine that takes widths, lengths and temperatures of single prompts
+    BEGINNINGS = "beginnings"  # an engine that continues given tokens
+    RUNNERS_UP = "runners_up"  # an engine that tells the second likeliest tokens
+    DRAFTS = "drafts"  # an engine that keeps what it would still say of earlier completions
+    NOISE = "noise"  # an engine that samples under noisy weights
+    ONE_TURN = "one_turn"  # tasks without turns
+    PEERS = "peers"  # others' groups
 
 
 @dataclass_transform(frozen_default=True)
@@ -54,9 +65,13 @@ class MethodSettings:
     comment "ours" marks a default that the method's source does not publish."""
 
     kind: ClassVar[str] = ""
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    roles: ClassVar[tuple[Role, ...]] = BOTH
 
-    def __init_subclass__(cls, kind: str = "") -> None:
-        cls.kind = kind
+    def __init_subclass__(
+        cls, kind: str = "", needs: Iterable[Need] = (), roles: tuple[Role, ...] = BOTH
+    ) -> None:
+        cls.kind, cls.needs, cls.roles = kind, frozenset(needs), roles
         dataclass(frozen=True)(cls)
 
     def __str__(self) -> str:

@@ -9,23 +9,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
 from typing import Generic, Protocol, TypeVar
 
-from node.interfaces.engine import Engine, PendingGroup, Sampling
-from node.verify.held_out import Assignment
-from swarm.rollouts import Completion
+from node.interfaces.engine import Engine, Outcome, PendingGroup, Request, Sampling
+from node.stages.stage import Wanted
+from swarm.rollouts import Completion, Task
 
 W = TypeVar("W", bound=PendingGroup)
 
-Assign = Callable[[int], Awaitable[list[Assignment]]]
-Made = tuple[Assignment, tuple[Completion, ...]]
+Assign = Callable[[int], Awaitable[Sequence[Wanted]]]
 
 
 class Works(Protocol[W]):
     """Makes groups that may take several rounds; `turns.Player` is one."""
 
     async def begin(
-        self, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
+        self, tasks: Sequence[Task], requests: Sequence[Request], sampling: Sampling, seed: int
     ) -> Sequence[W]:
-        """Begin `each` completions of each task."""
+        """Begin the completions that are requested of each task."""
 
     async def advance(self, works: Sequence[W], enough: int, sampling: Sampling, seed: int) -> None:
         """Go on until `enough` works are done; the others keep their tokens."""
@@ -41,10 +40,11 @@ class EngineWorks:
         self._engine = engine
 
     async def begin(
-        self, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
+        self, tasks: Sequence[Task], requests: Sequence[Request], sampling: Sampling, seed: int
     ) -> Sequence[PendingGroup]:
-        prompts = [its.prompt for its in assigned]
-        return await self._engine.begin(prompts, each, sampling, seed)
+        """All requests are for as many completions: the settings allow no other."""
+        prompts = [each.prompt for each in requests]
+        return await self._engine.begin(prompts, requests[0].n, sampling, seed)
 
     async def advance(
         self, works: Sequence[PendingGroup], enough: int, sampling: Sampling, seed: int
@@ -63,21 +63,23 @@ class PartialRollouts(Generic[W]):
     def __init__(self, works: Works[W], excess: float) -> None:
         self._works = works
         self._excess = excess
-        self._begun: list[tuple[Assignment, W]] = []  # the oldest first
+        self._begun: list[tuple[Wanted, W]] = []  # the oldest first
 
     async def groups(
-        self, wanted: int, completions_each: int, sampling: Sampling, seed: int, assign: Assign
-    ) -> list[Made]:
+        self, wanted: int, sampling: Sampling, seed: int, assign: Assign
+    ) -> list[tuple[Wanted, Outcome]]:
         """The next `wanted` groups that are done. `assign` gives further tasks. A failure loses no
         group under way."""
         new = ceil(self._excess * wanted) - len(self._begun)
         if new > 0:
-            assigned = await assign(new)
-            works = await self._works.begin(assigned, completions_each, sampling, seed)
-            self._begun += zip(assigned, works, strict=True)
+            wanteds = await assign(new)
+            tasks = [each.assigned.task for each in wanteds]
+            requests = [each.request for each in wanteds]
+            works = await self._works.begin(tasks, requests, sampling, seed)
+            self._begun += zip(wanteds, works, strict=True)
         await self._works.advance([work for _, work in self._begun], wanted, sampling, seed)
         done = [each for each in self._begun if each[1].done][:wanted]
         made = await self._works.collect([work for _, work in done])
         taken = set(map(id, done))
         self._begun = [each for each in self._begun if id(each) not in taken]
-        return [(assigned, group) for (assigned, _), group in zip(done, made, strict=True)]
+        return [(each, Outcome(group)) for (each, _), group in zip(done, made, strict=True)]

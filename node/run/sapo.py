@@ -1,85 +1,66 @@
-"""One SAPO round, in the order of the algorithm (arXiv 2509.08721, section 3). Read this first.
+"""A node that learns by itself and shares (SAPO, arXiv 2509.08721): the source of its rounds.
 
-    tasks        the next I of this node's own stream
-    completions  G for each, by the rollout engine
-    rewards      by this node's own verifier
-    share        sign the groups, advertise them; others pull what they want
-    draw         the I own groups, and J of what has arrived from others
-    update       one GRPO step over all of them
-    evaluate     now and then, on the run's fixed held-out tasks and on the node's validation tasks
-
-Nothing here waits for the network: with fewer than J usable groups the batch is smaller. With J = 0
-this is plain GRPO, and all randomness follows from the node's seed, its peer id and the round.
-Results are equal bit for bit with the torch engine, the same `--threads`, and memory for the whole
-micro-batch.
+Its own groups are of the next I tasks of its stream, scored by its own verifier. It signs and offers
+them, and draws J groups of what has arrived from others. `node.run.round` is what happens to both.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import ceil, isfinite, nan
+from math import isfinite, nan
 from random import Random
 from statistics import fmean
 from typing import Any
 
-import trio
-
 from node.config import RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEGMENT_BYTES
-from node.envs.answers import answer_in
-from node.envs.replay_turns import Said, said_of
-from node.interfaces.prompts import NO_TEXT, Prompt
-from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
-from node.methods.choices import advantages
-from node.methods.drafts import DraftBank
-from node.methods.filters import ByNeed
-from node.methods.generation import Speculative
-from node.methods.hints import BareSuccess, Hints
-from node.methods.replay import Success, rescue
-from node.methods.samplers import distinct, draw_foreign, draw_needed
-from node.methods.task_control import ExternalGains, evaluated, groups_of
+from node.envs.replay_turns import said_of
+from node.interfaces.engine import Outcome, Request
+from node.interfaces.prompts import Prompt
+from node.methods.samplers import distinct
 from node.observe.records import HeldOut, RoundDone, SampledGroup
 from node.observe.samples import bounded
 from node.run.evaluation import evaluate, rewards_of
-from node.run.groups import (
-    finite,
-    foreign_group,
-    outcome_counts,
-    rollout_group,
-    sampled,
-    seed_of,
-)
-from node.run.partial_rollouts import Assign, EngineWorks, PartialRollouts
+from node.run.groups import finite, outcome_counts, rollout_group, sampled, seed_of
+from node.run.partial_rollouts import EngineWorks, PartialRollouts
 from node.run.parts import LivePolicy, NodeParts, OnSamples
 from node.run.progress import Progress
-from node.run.turns import Player, completions
-from node.verify.assignment import is_common
-from node.verify.held_out import Assignment
-from swarm.exchange.pool import Candidate
-from swarm.rollouts import (
-    Completion,
-    GroupId,
-    RolloutGroup,
-    ScoredGroup,
-    informative,
+from node.run.round import Round, Stopwatch
+from node.run.turns import Player, outcomes
+from node.stages.stage import (
+    MORE_MAX,
+    ROLLOUTS_TIMES_MAX,
+    BatchGroup,
+    RoundOutcome,
+    View,
+    Wanted,
 )
+from node.stages.table import stages_of
+from swarm.rollouts import Completion, GroupId, RolloutGroup, ScoredGroup, informative
 from swarm.telemetry.metrics import figures_of
 from swarm.wire.messages import TOKENS_MAX
 
 
-def _is_bare(group: ScoredGroup) -> bool:
-    """True if the policy wrote all of each completion, without a hint."""
-    return not Prompt.read(group.prompt).beginning
+def _with_prompt_text(group: BatchGroup) -> ScoredGroup:
+    """The group as people read it: each completion begins with the hint that it was given."""
+    if group.is_bare:
+        return group.scored
+    made = [
+        replace(each, text=Prompt.read(group.prompt_of(place)).whole(each.text))
+        for place, each in enumerate(group.scored.group.completions)
+    ]
+    return replace(group.scored, group=replace(group.scored.group, completions=tuple(made)))
 
 
-def _with_hint_text(group: ScoredGroup) -> ScoredGroup:
-    """The group as people read it: each completion begins with the hint."""
-    if _is_bare(group):
-        return group
-    whole = Prompt.read(group.prompt).whole
-    made = (replace(c, text=whole(c.text)) for c in group.group.completions)
-    return replace(group, group=replace(group.group, completions=tuple(made)))
+def _shareable(group: BatchGroup, run: RunConfig) -> ScoredGroup | None:
+    """The group for others, at most as many completions as the run allows. None: it is not shared,
+    because others would refuse it or could not tell how it was made."""
+    if not group.scored.decided or not group.is_bare or group.private:
+        return None
+    most = range(min(len(group.scored.rewards), run.limits.group_size_max))
+    found = group.only(most).scored
+    return found if _fits_the_wire(found.group, run) else None
 
 
 def _fits_the_wire(group: RolloutGroup, run: RunConfig) -> bool:
@@ -93,12 +74,8 @@ def _fits_the_wire(group: RolloutGroup, run: RunConfig) -> bool:
             return False
         if len(completion.token_ids) > TOKENS_MAX:
             return False
-    return _has_logprobs(group) and size_bytes <= run.group_bytes_max
-
-
-def _has_logprobs(group: RolloutGroup) -> bool:
-    """True if each log-prob is finite; those of a diverged policy may not be."""
-    return all(all(map(isfinite, each.logprobs)) for each in group.completions)
+    has_logprobs = all(all(map(isfinite, each.logprobs)) for each in group.completions)
+    return has_logprobs and size_bytes <= run.group_bytes_max  # those of a diverged policy have not
 
 
 def _sampled(completion: Completion) -> int:
@@ -106,17 +83,25 @@ def _sampled(completion: Completion) -> int:
     return len(completion.token_ids) - (completion.splices[-1] if completion.splices else 0)
 
 
-def _wholes(prompt: str, completions: Sequence[Completion]) -> list[Said]:
-    """The texts to score: hint, completion and replies of the environment."""
+def _said(prompt: str, completion: Completion) -> Any:
+    """The text to score: hint, completion and replies of the environment."""
     said = Prompt.read(prompt)
-    if said.beginning:
-        return [said.whole(each.text) for each in completions]
-    return [said_of(each) for each in completions]
+    return said.whole(completion.text) if said.beginning else said_of(completion)
 
 
-# Long: one round, in the order of the algorithm, from one place.
+def _within(wanted: Sequence[Wanted], rollouts: int) -> list[Wanted]:
+    """The first requests, up to so many completions in all."""
+    found: list[Wanted] = []
+    for each in wanted:
+        count = min(each.request.n, rollouts)
+        if count > 0:
+            found.append(replace(each, request=replace(each.request, n=count)))
+        rollouts -= count
+    return found
+
+
 class Sapo:
-    """The round loop's body. Holds the node's progress and nothing else that changes."""
+    """The source of a node's rounds. Holds its progress, its methods and groups under way."""
 
     def __init__(
         self,
@@ -137,168 +122,153 @@ class Sapo:
             by_engine = EngineWorks(policy.engine)
             works = self._player if config.run.has_turns else by_engine
             self._partial = PartialRollouts(works, config.over_provision)
-        self._drafts, self._drafted = DraftBank(), 0
-        self._bare = BareSuccess()
         self._before_share = before_share
         self._on_samples = on_samples
         self.progress = progress
+        self._next_index = progress.next_index
         self._sampling = config.run.engine_sampling
+        self._round = Round(node, policy, self, stages_of(config))
+        self.stages = self._round.stages
+        self.stages.restore(progress.methods)
+
+    def _view(self, number: int) -> View:
+        node = self._node
+        return View(
+            number,
+            "node",
+            self._config,
+            lambda purpose, *more: seed_of(
+                self._config.seed, node.peer_id, purpose, (number, *more)
+            ),
+            self._policy.tokenizer,
+            self._engine,
+            self._policy.trainer,
+            node.choice,
+            node.solved,
+            node.exchange,
+        )
 
     async def round(self) -> RoundDone:
         """Run one round. If cancelled before the update, it leaves only the groups it shared."""
         start = self.progress
-        number = start.round + 1
-        clock = _Stopwatch()
-        self._drafted = 0
-        own, next_index = await self._generate(number, clock)
-        shared: list[ScoredGroup] = []
-        if self._config.share == "all":
-            if self._before_share is not None:
-                await self._before_share(next_index)
-            shared = [
-                each
-                for each in own
-                if each.decided and _is_bare(each) and _fits_the_wire(each.group, self._config.run)
-            ]
-            await self._share(shared)
-        foreign = await self._draw(number)
-        hand_over = self._policy.hand_over
-        with trio.CancelScope(shield=True):  # what was drawn is marked as trained on
-            if self._on_samples is not None:
-                await self._on_samples(self._samples(own, foreign, number))
-            self._node.enter("training")
-            if hand_over is not None:
-                await hand_over.before_training()
-            rescued = self._rescued(own, number)
-            report = await self._policy.trainer.train(self._batch(own, foreign, rescued, number))
-            clock.lap("train")
-            paused_s = None
-            if hand_over is not None:
-                paused_s = await hand_over.after_training(report.policy_version)
-            measured = [each for each in own if each.decided and _is_bare(each)]
-            self._node.choice.learn([(each.group.task, each.rewards) for each in measured])
-            self._keep_beginnings(own)
-            generated = self._generated(own)
-            self.progress = replace(
-                start,
-                round=number,
-                next_index=next_index,
-                generated_tokens=start.generated_tokens + generated,
-                trained_tokens=start.trained_tokens + report.trained_tokens,
-                groups_shared=start.groups_shared + len(shared),
-            )
-        return replace(
-            self._record(own, foreign, report, clock),
-            paused_s=paused_s,
-            groups_shared=len(shared),
-            generated_tokens=generated,
-            rescued_groups=len(rescued),
+        outcome = await self._round.run(self._view(start.round + 1))
+        assert outcome is not None
+        generated = self._generated(outcome.own)
+        self.progress = replace(
+            start,
+            round=start.round + 1,
+            next_index=self._next_index,
+            generated_tokens=start.generated_tokens + generated,
+            trained_tokens=start.trained_tokens + outcome.report.trained_tokens,
+            groups_shared=start.groups_shared + outcome.shared,
+            methods=self.stages.to_record(),
         )
+        return self._record(outcome, generated)
 
-    def _generated(self, own: Sequence[ScoredGroup]) -> int:
+    def _generated(self, own: Sequence[BatchGroup]) -> int:
         """The number of tokens that were sampled for the round."""
         if self._engine.capabilities.counts:
             return self._engine.take_sampled()
-        return sum(_sampled(c) for each in own for c in each.group.completions)
+        return sum(_sampled(c) for each in own for c in each.scored.group.completions)
 
     # --- tasks, completions, rewards -------------------------------------------------------
 
-    async def _generate(self, number: int, clock: "_Stopwatch") -> tuple[list[ScoredGroup], int]:
-        """The round's own groups and the next data position."""
-        index = self.progress.next_index
+    async def own(self, at: View, clock: Stopwatch) -> list[BatchGroup]:
+        """The round's own groups, with what methods asked for more."""
+        self._next_index = self.progress.next_index
         self._node.choice.expire()
-        choose = partial(self._node.choice.choose, rng=Random(self._seed("tasks", number)))
-
-        async def assign(count: int) -> list[Assignment]:
-            nonlocal index
-            assigned, index = await self._node.guard.assignments(
-                self._node.peer_id, index, count, choose, self._node.choice.ahead
-            )
-            return [self._with_hint(each, number) for each in assigned]
-
-        if self._config.local_groups == 0:
-            return [], index
-        groups = await self._attempt(assign, self._seed("generate", number, 0), clock)
-        return groups, index
-
-    async def _attempt(self, assign: Assign, seed: int, clock: "_Stopwatch") -> list[ScoredGroup]:
-        """I groups more."""
-        self._node.enter("generating")
         wanted, each = self._config.local_groups, self._config.group_size
+        if wanted == 0:
+            return []
+        choose = partial(self.stages.choose, rng=at.rng("tasks"), at=at)
+
+        async def assign(count: int) -> Sequence[Wanted]:
+            assigned, self._next_index = await self._node.guard.assignments(
+                self._node.peer_id, self._next_index, count, choose, self.stages.ahead
+            )
+            return self.stages.plan([Wanted(a, Request(a.prompt, each)) for a in assigned], at)
+
+        self._node.enter("generating")
         if self._partial is not None:
-            made = await self._partial.groups(wanted, each, self._sampling, seed, assign)
-        elif isinstance(self._config.generate, Speculative):
-            assigned = await assign(wanted)
-            redrafted = await self._redrafted(assigned, self._config.generate, seed)
-            made = list(zip(assigned, redrafted, strict=True))
+            seed = at.seed("generate", 0)
+            begun = await self._partial.groups(wanted, self._sampling, seed, assign)
         else:
-            assigned = await assign(wanted)
-            made_of = await completions(self._player, assigned, each, self._sampling, seed)
-            made = list(zip(assigned, made_of, strict=True))
+            begun = await self._generate(await assign(wanted), 0, at)
+        found = await self._scored(begun, clock)
+        for attempt in range(1, MORE_MAX + 1):
+            more = self.stages.more(found, at)
+            further = [*more.wanted, *(await assign(more.tasks) if more.tasks else ())]
+            rollouts = sum(len(group.scored.rewards) for group in found)
+            further = _within(further, ROLLOUTS_TIMES_MAX * wanted * each - rollouts)
+            if not further:
+                break
+            self._node.enter("generating")
+            scored = await self._scored(await self._generate(further, attempt, at), clock)
+            found = _merged(found, scored)
+        return found
+
+    async def _generate(
+        self, wanted: Sequence[Wanted], attempt: int, at: View
+    ) -> list[tuple[Wanted, Outcome]]:
+        calls = 0
+
+        async def sample(wanted: Sequence[Wanted], noise: float = 0.0) -> list[Outcome]:
+            nonlocal calls
+            seed = at.seed("generate", attempt, *([calls] if calls else []))
+            calls += 1
+            requests = [each.request for each in wanted]
+            tasks = [each.assigned.task for each in wanted]
+            return await outcomes(self._player, tasks, requests, self._sampling, seed, noise)
+
+        made = await self.stages.generate(wanted, at, sample)
+        return list(zip(wanted, made, strict=True))
+
+    async def _scored(
+        self, made: Sequence[tuple[Wanted, Outcome]], clock: Stopwatch
+    ) -> list[BatchGroup]:
         clock.lap("generate")
         self._node.enter("scoring")
-        texts = [_wholes(its.prompt, group) for its, group in made]
-        verdicts = await self._node.verifier.score([its.task for its, _ in made], texts)
+        texts = [[_said(its.request.prompt, c) for c in got.completions] for its, got in made]
+        verdicts = await self._node.verifier.score([its.assigned.task for its, _ in made], texts)
         clock.lap("score")
-        return [
-            ScoredGroup(
-                GroupId(b""),
-                rollout_group(self._node, self._policy, self.progress.round + 1, its, group),
-                its.prompt,
-                rewards_of(found),
-                own=True,
-                decided=None not in found,
+        found = []
+        for (its, got), each in zip(made, verdicts, strict=True):
+            group = rollout_group(
+                self._node, self._policy, self.progress.round + 1, its.assigned, got.completions
             )
-            for (its, group), found in zip(made, verdicts, strict=True)
-        ]
-
-    async def _redrafted(
-        self, assigned: Sequence[Assignment], set_to: Speculative, seed: int
-    ) -> list[tuple[Completion, ...]]:
-        """G completions of each task, from what the node made of it before where it did."""
-        each = self._config.group_size
-        drafts = [
-            draft for its in assigned for draft in self._drafts.drafts(its.task, its.prompt, each)
-        ]
-        self._drafted += sum(len(draft.token_ids) for draft in drafts)
-        made = await self._engine.redraft(drafts, set_to, self._sampling, seed)
-        return [tuple(made[at : at + each]) for at in range(0, len(made), each)]
-
-    def _with_hint(self, assigned: Assignment, number: int) -> Assignment:
-        """A task with the beginning of another node's right completion, if it is hard for this one.
-        A hint has at most as many bytes as a completion may have tokens."""
-        if not isinstance(self._config.generate, Hints):
-            return assigned
-        most = self._sampling.max_new_tokens
-        texts = [each.completion.text for each in self._node.solved.of(assigned.task)]
-        fit = [text for text in texts if len(text.encode()) <= most and NO_TEXT not in text]
-        task = assigned.task
-        rule = self._config.run.answer_rule(task.environment, task.parameters)
-        find = partial(answer_in, rule.format)
-        hint = self._bare.hint(task, fit, number - 1, self._config.generate, find)
-        if not hint:
-            return assigned
-        return replace(assigned, prompt=Prompt.read(assigned.prompt).begun(hint).text)
-
-    def _keep_beginnings(self, own: Sequence[ScoredGroup]) -> None:
-        """Keep drafts, or pass rates without hints, of tasks that come again."""
-        if self._config.generate is None:
-            return
-        for each in own:
-            group = each.group
-            if is_common(self._config.run, group.task):
-                if isinstance(self._config.generate, Hints):
-                    if each.decided and _is_bare(each):
-                        self._bare.learn(group.task, each.rewards)
-                elif _has_logprobs(group):
-                    self._drafts.keep(group.task, group.completions)
+            if its.request.temperature is not None:
+                group = replace(group, temperature=its.request.temperature)
+            rewards, decided = rewards_of(each), None not in each
+            count = len(rewards)
+            scored = ScoredGroup(
+                GroupId(b""), group, its.assigned.prompt, rewards, own=True, decided=decided,
+                contexts=(its.context,) * count if its.context else (),
+            )  # fmt: skip
+            prompt = its.request.prompt
+            found.append(
+                BatchGroup(
+                    scored,
+                    prompts=(prompt,) * count if prompt != its.assigned.prompt else (),
+                    recorded=got.recorded,
+                    weights=(its.weight,) * count if its.weight != 1.0 else (),
+                    private=its.private,
+                )
+            )
+        return found
 
     # --- sharing and drawing ---------------------------------------------------------------
 
-    async def _share(self, own: Sequence[ScoredGroup]) -> None:
+    async def share(self, own: Sequence[BatchGroup], at: View) -> int:
         """Sign and offer groups, without splices: to others all log-probs are the sharer's."""
+        if self._config.share != "all":
+            return 0
+        if self._before_share is not None:
+            await self._before_share(self._next_index)
+        shared = [
+            found for each in own if (found := _shareable(each, self._config.run)) is not None
+        ]
         created_at_s = int(self._node.now_s())
-        told = self._node.choice.told(len(own))
+        told = self._node.choice.told(len(shared))
         groups = [
             replace(
                 each.group,
@@ -307,92 +277,37 @@ class Sapo:
                 expires_at_s=created_at_s + self._config.run.limits.record_life_s,
                 counters=counters,
             )
-            for each, counters in zip(own, told, strict=True)
+            for each, counters in zip(shared, told, strict=True)
         ]
         await self._node.the_exchange.share(
-            groups, [each.prompt for each in own], [each.rewards for each in own]
+            groups, [each.prompt for each in shared], [each.rewards for each in shared]
         )
+        return len(shared)
 
-    async def _draw(self, number: int) -> list[ScoredGroup]:
-        wanted = self._external_wanted
+    async def draw(self, at: View) -> list[ScoredGroup]:
+        wanted = self._external_wanted(at)
         if wanted == 0:
             return []
-        rng = Random(self._seed("draw", number))
-        each_max = ceil(self._config.foreign_share_max * wanted)
         candidates = await self._node.the_exchange.candidates()
-        if self._config.draw is None:
-            chosen = draw_foreign(candidates, wanted, rng, each_max)
-        else:
-            chosen = await self._needed(candidates, wanted, rng, each_max, self._config.draw)
-        taken = distinct(await self._node.the_exchange.take(chosen, number))
+        chosen = await self.stages.draw(candidates, wanted, at)
+        taken = distinct(await self._node.the_exchange.take(chosen, at.number))
         return await self._node.guard.trainable(taken)
 
-    @property
-    def _external_wanted(self) -> int:
+    def _external_wanted(self, at: View) -> int:
         """J of this round."""
-        wanted, rule = self._config.external_groups, self._config.external_rule
-        return wanted if rule is None else groups_of(self.progress.external, wanted, rule)
-
-    async def _needed(
-        self, candidates: Sequence[Candidate], wanted: int, rng: Random, each_max: int, draw: ByNeed
-    ) -> list[GroupId]:
-        """Draw by how often the node solves such tasks itself."""
-        times = draw.looked_at
-        looked = draw_foreign(candidates, times * wanted, rng, times * each_max)
-        said = distinct(await self._node.the_exchange.look(looked))
-        tasks = {each.group_id: each.group.task for each in said}
-        found = [each for each in candidates if each.group_id in tasks]
-        passes = [self._node.choice.own_pass_rate(tasks[each.group_id]) for each in found]
-        return draw_needed(found, passes, wanted, rng, draw, each_max)
-
-    def _rescued(self, own: Sequence[ScoredGroup], number: int) -> dict[int, tuple[Success, ...]]:
-        """Right completions of others, by the place of an own group that is all wrong."""
-        if self._config.replay is None:
-            return {}
-        known = {
-            at: self._node.solved.of(each.group.task)
-            for at, each in enumerate(own)
-            if each.decided and _is_bare(each)
-        }
-        rng = Random(self._seed("rescue", number))
-        return rescue([group.rewards for group in own], known, rng, self._config.replay)
-
-    def _batch(
-        self,
-        own: Sequence[ScoredGroup],
-        foreign: Sequence[ScoredGroup],
-        rescued: Mapping[int, Sequence[Success]],
-        number: int,
-    ) -> list[TrainingGroup]:
-        joined = [_joined(each, rescued.get(place, ())) for place, each in enumerate(own)]
-        worth = advantages([*joined, *foreign], self._config.advantage)
-        batch = [
-            self._own_group(each, len(rescued.get(place, ())), values)
-            for place, (each, values) in enumerate(zip(joined, worth, strict=False))
-        ]
-        for verified, values in zip(foreign, worth[len(own) :], strict=True):
-            rng = Random(self._seed(f"keep/{verified.group_id.hex()}", number))
-            batch.append(foreign_group(verified, values, self._config.group_size, rng))
-        return batch
-
-    def _own_group(
-        self, joined: ScoredGroup, successes: int, worth: Sequence[float | None]
-    ) -> TrainingGroup:
-        """An own group to train on, whose last `successes` completions are right ones of others."""
-        made = joined.group.completions
-        found = training_group(joined.prompt, made, worth, own_tokens=True)
-        if self._config.replay is None or not successes:
-            return found
-        guided = sum(value is not None for value in worth[len(made) - successes :])
-        return replace(found, guided=guided, shaping=self._config.replay.shaping)
+        return self.stages.foreign_wanted(self._config.external_groups, at)
 
     # --- evaluating and telling ------------------------------------------------------------
 
+    async def show(self, own: Sequence[BatchGroup], foreign: Sequence[ScoredGroup]) -> None:
+        if self._on_samples is not None:
+            await self._on_samples(self._samples(own, foreign))
+
     def _samples(
-        self, own: Sequence[ScoredGroup], foreign: Sequence[ScoredGroup], number: int
+        self, own: Sequence[BatchGroup], foreign: Sequence[ScoredGroup]
     ) -> list[SampledGroup]:
-        run = self._config.run
-        made = (sampled(run, number, _with_hint_text(each)) for each in own)
+        run, number = self._config.run, self.progress.round + 1
+        made = (sampled(run, number, _with_prompt_text(each)) for each in own)
         drawn = (sampled(run, number, each) for each in foreign)
         return [*bounded(made), *bounded(drawn)]
 
@@ -401,37 +316,36 @@ class Sapo:
         self._node.enter("evaluating")
         validation = await self._node.guard.validation()
         record = await evaluate(self._node, self._engine, self.progress, validation)
-        external = self._next_external(record)
-        self.progress = replace(self.progress.with_held_out(record.passed), external=external)
+        self._tell_gain(record)
+        self.progress = replace(
+            self.progress.with_held_out(record.passed), methods=self.stages.to_record()
+        )
         return record
 
-    def _next_external(self, record: HeldOut) -> ExternalGains:
-        """The estimate of how many foreign groups help, with the number to try next."""
-        before, rule = self.progress.validated, self._config.external_rule
-        known = self.progress.external
-        if rule is None or record.validation is None:
-            return known
-        # a policy that was rolled back began at the best pass rate
+    def _tell_gain(self, record: HeldOut) -> None:
+        """Tell the methods the gain since the last evaluation; a policy that was rolled back began
+        at the best pass rate."""
+        if record.validation is None:
+            return
+        before = self.progress.validated
         since = before.best if before.went_back else before.last
         gain = None if since is None else record.validation - since
-        rng = Random(self._seed("external", record.round))
-        return evaluated(known, gain, rng, rule)
+        seed = seed_of(self._config.seed, self._node.peer_id, "external", (record.round,))
+        self.stages.evaluated(gain, Random(seed))
 
     # Long: one record, field by field.
-    def _record(
-        self,
-        own: Sequence[ScoredGroup],
-        foreign: Sequence[ScoredGroup],
-        report: TrainReport,
-        clock: "_Stopwatch",
-    ) -> RoundDone:
+    def _record(self, outcome: RoundOutcome, generated: int) -> RoundDone:
         """The round as this node saw it; `Node.counted` adds the network's figures."""
-        bare = [each for each in own if _is_bare(each)]
+        own, foreign, report = outcome.own, outcome.foreign, outcome.report
+        bare = [each.scored for each in own if each.is_bare]
+        hinted = [each.scored for each in own if not each.is_bare]
         rewards = [reward for each in bare for reward in each.rewards]
-        trained = [*own, *foreign]
-        completions = [c for each in own for c in each.group.completions]
+        trained = [*(each.scored for each in own), *foreign]
+        completions = [c for each in own for c in each.scored.group.completions]
         ledger = self._node.the_exchange.ledger
+        laps = self._round.clock.laps
         producers = Counter(str(verified.group.producer) for verified in foreign)
+        acted = self.stages.acted
         return RoundDone(
             round=self.progress.round,
             policy_version=report.policy_version,
@@ -440,18 +354,18 @@ class Sapo:
             external_groups=len(foreign),
             informative_groups=sum(informative(each.rewards) for each in trained),
             foreign_by_producer=dict(sorted(producers.items())),
-            groups_shared=0,
-            rescued_groups=0,
-            generated_tokens=0,
-            hinted_groups=len(own) - len(bare),
-            hinted_taught=sum(informative(g.rewards) for g in own if not _is_bare(g)),
-            drafted_tokens=self._drafted,
+            groups_shared=outcome.shared,
+            rescued_groups=acted.get("rescue", 0),
+            generated_tokens=generated,
+            hinted_groups=len(hinted),
+            hinted_taught=sum(informative(each.rewards) for each in hinted),
+            drafted_tokens=acted.get("speculative", 0),
             kept_tokens=sum(len(c.token_ids) - _sampled(c) for c in completions),
             generated_tokens_total=self.progress.generated_tokens,
             trained_tokens_total=self.progress.trained_tokens,
-            generate_s=clock.laps["generate"],
-            score_s=clock.laps["score"],
-            train_s=clock.laps["train"],
+            generate_s=laps["generate"],
+            score_s=laps["score"],
+            train_s=laps["train"],
             loss=report.loss,
             grad_norm=report.grad_norm,
             own_logprob=report.own_logprob,
@@ -470,44 +384,29 @@ class Sapo:
             rate_scale=report.rate_scale,
             rate_share=self.progress.validated.rate_share,
             unlikely_tokens=report.unlikely_tokens,
-            own_informative=sum(informative(group.rewards) for group in own),
+            own_informative=sum(informative(each.scored.rewards) for each in own),
             answers=outcome_counts(self._config.run, bare),
             weighted_tokens=report.weighted_tokens,
-            external_wanted=self._external_wanted,
+            external_wanted=self._external_wanted(self._view(self.progress.round)),
             foreign_gradient=finite(report.foreign_gradient),
             groups_quantised=sum(each.group.is_quantised for each in trained),
+            paused_s=outcome.paused_s,
+            acted=acted,
             **self._mismatch(report),
         )
 
-    def _mismatch(self, report: TrainReport) -> dict[str, float | None]:
+    def _mismatch(self, report: Any) -> dict[str, float | None]:
         """Figures of engine against trainer, where both have one distribution."""
         whole = self._sampling.is_whole
         return {
             name: finite(value) if whole else None for name, value in figures_of(report).items()
         }
 
-    def _seed(self, purpose: str, *numbers: int) -> int:
-        return seed_of(self._config.seed, self._node.peer_id, purpose, numbers)
 
-
-def _joined(group: ScoredGroup, successes: Sequence[Success]) -> ScoredGroup:
-    """An own group with right completions of others, as if they were its own."""
-    more = tuple(each.completion for each in successes)
-    return replace(
-        group,
-        group=replace(group.group, completions=(*group.group.completions, *more)),
-        rewards=(*group.rewards, *[1.0] * len(more)),
-    )
-
-
-class _Stopwatch:
-    """Splits a round's time into named laps, seconds of the loop's clock."""
-
-    def __init__(self) -> None:
-        self.laps: defaultdict[str, float] = defaultdict(float)
-        self._last = trio.current_time()
-
-    def lap(self, name: str) -> None:
-        now = trio.current_time()
-        self.laps[name] += now - self._last
-        self._last = now
+def _merged(found: Sequence[BatchGroup], more: Sequence[BatchGroup]) -> list[BatchGroup]:
+    """Groups of the same task and attempt as one group, in the order of the first."""
+    groups: dict[object, BatchGroup] = {}
+    for each in (*found, *more):
+        name = each.scored.group.task, each.scored.group.attempt
+        groups[name] = groups[name].joined(each) if name in groups else each
+    return list(groups.values())

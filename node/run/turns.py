@@ -9,7 +9,7 @@ from itertools import groupby
 
 from node.config import RunConfig
 from node.envs.registry import interaction
-from node.interfaces.engine import Context, Engine, Sampling
+from node.interfaces.engine import Context, Engine, Outcome, Recorded, Request, Sampling
 from node.run.groups import seed_of
 from node.verify.held_out import Assignment
 from node.verify.verifier import Verifier
@@ -70,6 +70,7 @@ class Played:
     rows: list[_Row]
     has_turns: bool
     tokens_max: int  # of all turns of a completion together
+    recorded: tuple[Recorded, ...] = ()  # of completions of one turn
 
     @property
     def open_rows(self) -> list[_Row]:
@@ -94,16 +95,21 @@ class Player:
         self._verifier = verifier
 
     async def begin(
-        self, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
+        self,
+        tasks: Sequence[Task],
+        requests: Sequence[Request],
+        sampling: Sampling,
+        seed: int,
+        noise: float = 0.0,
     ) -> list[Played]:
-        """The first turn of `each` transcripts of each task."""
-        prompts = [its.prompt for its in assigned]
-        groups = await self._engine.generate(prompts, each, sampling, seed)
+        """The first turn of the transcripts that are requested of each task."""
+        made = await self._engine.sample(requests, sampling, seed, noise)
         found: list[Played] = []
-        for its, group in zip(assigned, groups, strict=True):
-            has_turns = self._run.has_turns and interaction(its.task.environment) is not None
-            rows = [_Row(its.prompt, [completion]) for completion in group]
-            found.append(Played(its.task, rows, has_turns, sampling.max_new_tokens))
+        for task, request, outcome in zip(tasks, requests, made, strict=True):
+            has_turns = self._run.has_turns and interaction(task.environment) is not None
+            rows = [_Row(request.prompt, [completion]) for completion in outcome.completions]
+            limit = request.limit or sampling.max_new_tokens
+            found.append(Played(task, rows, has_turns, limit, outcome.recorded))
         await self._ask_replies(found)
         return found
 
@@ -151,13 +157,27 @@ class Player:
                     row.replies.append(reply)
 
 
+async def outcomes(
+    player: Player,
+    tasks: Sequence[Task],
+    requests: Sequence[Request],
+    sampling: Sampling,
+    seed: int,
+    noise: float = 0.0,
+) -> list[Outcome]:
+    """Generate every transcript to its end. The limit bounds all turns together."""
+    groups = await player.begin(tasks, requests, sampling, seed, noise)
+    await player.advance(groups, len(groups), sampling, seed)
+    return [Outcome(each.completions(), each.recorded) for each in groups]
+
+
 async def completions(
     player: Player, assigned: Sequence[Assignment], each: int, sampling: Sampling, seed: int
 ) -> list[tuple[Completion, ...]]:
-    """Generate every transcript to its end. `max_new_tokens` bounds all turns together."""
-    groups = await player.begin(assigned, each, sampling, seed)
-    await player.advance(groups, len(groups), sampling, seed)
-    return await player.collect(groups)
+    """`each` completions of each task, to their ends."""
+    requests = [Request(its.prompt, each) for its in assigned]
+    made = await outcomes(player, [its.task for its in assigned], requests, sampling, seed)
+    return [each.completions for each in made]
 
 
 def _joined(row: _Row) -> Completion:
