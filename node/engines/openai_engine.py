@@ -30,7 +30,7 @@ TRIAL: Final = "1+1="
 class ServedModel(Engine):
     """Engine and trainer in one. Made by `open_served_model`."""
 
-    capabilities = Capabilities(loads=False, counts=True)
+    capabilities = Capabilities(requests=True, loads=False, counts=True)
 
     def __init__(self, server: OpenAiServer, tokenizer: str, requests_max: int) -> None:
         self._server = server

@@ -1,9 +1,9 @@
 """The one protocol of rollout engines: prompts in, sampled completions with their log-probs out."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import trio
 
@@ -13,6 +13,7 @@ from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Completion, FinishReason
 
 Tell = Callable[[str], Awaitable[None]]  # reports an event to the operator of the node
+Record = Literal["entropies", "runners_up", "hidden"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,59 @@ class EngineInfo:
 class Capabilities:
     """The optional parts of `Engine` that an engine has."""
 
+    requests: bool = False  # limits, temperatures and seeds of single requests
+    beginnings: bool = False  # of requests
+    records: frozenset[Record] = frozenset()
+    noise: bool = False  # on the scales of normalisation layers
     turns: bool = False  # `go_on`
     drafts: bool = False  # `redraft`
     partial: bool = False  # `begin`, `advance`, `collect`
     loads: bool = True  # takes weights
     counts: bool = False  # `take_sampled`, where completions carry no tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Completions wanted of one prompt."""
+
+    prompt: str
+    n: int = 1
+    limit: int | None = None  # tokens of a completion, the beginning included; None: the sampling's
+    temperature: float | None = None  # None: the sampling's
+    beginning: tuple[int, ...] = ()  # token ids of the engine's tokenizer that all continue
+    beginning_logprobs: tuple[float, ...] = ()  # natural log; empty: the present policy's
+    record: frozenset[Record] = frozenset()
+    seed: int | None = None  # None: the call's
+
+    def settings(self, sampling: Sampling) -> Sampling:
+        """The sampling with this request's own limit and temperature."""
+        return replace(
+            sampling,
+            max_new_tokens=sampling.max_new_tokens if self.limit is None else self.limit,
+            temperature=sampling.temperature if self.temperature is None else self.temperature,
+        )
+
+
+def plain_requests(prompts: Sequence[str], completions_each: int) -> list[Request]:
+    return [Request(prompt, completions_each) for prompt in prompts]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Columns of one completion, one entry for each token; empty where nobody asked."""
+
+    entropies: tuple[float, ...] = ()  # nats, of the distribution that was sampled from
+    # the second likeliest token's id, the likeliest token's probability, the second's
+    runners_up: tuple[tuple[int, float, float], ...] = ()
+    hidden: tuple[float, ...] = ()  # last layer's state after the last token (H,), fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Completions of one request. Their columns include the beginning, which ends at the splice."""
+
+    completions: tuple[Completion, ...]
+    recorded: tuple[Recorded, ...] = ()  # one for each; empty: nothing was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +168,55 @@ class Engine(Protocol):
             ConfigError: a prompt does not fit the context.
         """
         raise NotImplementedError
+
+    async def sample(
+        self, requests: Sequence[Request], sampling: Sampling, seed: int, noise: float = 0.0
+    ) -> list[Outcome]:
+        """The outcome of each request, in their order. Plain requests with one `n` give exactly
+        what `generate` gives.
+
+        `noise`: standard deviation of Gaussian noise on the scales of normalisation layers during
+        this call (QeRL, arXiv 2510.11696). Log-probs are of the noisy policy.
+
+        Raises:
+            ChildFailed: as `generate`.
+            ConfigError: as `generate`, or as `check_requests`.
+        """
+        self.check_requests(requests, sampling, noise)
+        alike: dict[tuple[int, Sampling, int], list[int]] = {}
+        for at, each in enumerate(requests):
+            own = seed if each.seed is None else each.seed
+            alike.setdefault((each.n, each.settings(sampling), own), []).append(at)
+        made: dict[int, Outcome] = {}
+        for number, ((n, settings, own), places) in enumerate(alike.items()):
+            prompts = [requests[at].prompt for at in places]
+            # other random numbers in each call, for the same prompt may be in several
+            groups = await self.generate(prompts, n, settings, own ^ (number << 32))
+            made.update(zip(places, map(Outcome, groups), strict=True))
+        return [made[at] for at in range(len(requests))]
+
+    def check_requests(
+        self, requests: Sequence[Request], sampling: Sampling, noise: float = 0.0
+    ) -> None:
+        """ConfigError: no engine can do this, or this one lacks what it takes."""
+        if noise < 0:
+            raise ConfigError(f"noise = {noise}: take at least 0")
+        for each in requests:
+            each.settings(sampling).check(each.n)
+            if each.beginning_logprobs and len(each.beginning_logprobs) != len(each.beginning):
+                raise ConfigError("a beginning with another number of log-probs than of tokens")
+        can, named = self.capabilities, f"the engine {self.maker.engine}"
+        recorded = {record for each in requests for record in each.record}
+        for record in sorted(recorded - can.records):
+            raise ConfigError(f"{named} records no {record}")
+        if not can.beginnings and any(each.beginning for each in requests):
+            raise ConfigError(f"{named} continues no beginnings")
+        if not can.noise and noise:
+            raise ConfigError(f"{named} adds no noise")
+        if not can.requests and any(
+            each.settings(sampling) != sampling or each.seed is not None for each in requests
+        ):
+            raise ConfigError(f"{named} takes no limit, temperature or seed of a single request")
 
     async def load(self, weights: Path, policy_version: int) -> None:
         """Replace the policy by the Hugging Face model directory `weights`.
