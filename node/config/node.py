@@ -4,9 +4,10 @@ Each setting is declared once: type and bounds, default, meaning, and the differ
 flag. Everything else about it follows. A name ends with the unit of its number.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -38,23 +39,39 @@ from node.interfaces.trainer_spec import (
 )
 from node.methods.advantages import Grpo
 from node.methods.choices import (
+    KNOWN,
     Advantage,
     Control,
     Correction,
     Draw,
     ExternalRule,
+    Filter,
     Generate,
     Loss,
     Replay,
+    Reward,
 )
-from node.methods.generation import Speculative
-from node.methods.hints import Hints
+from node.methods.method import Family, MethodSettings, Need
+from node.methods.task_control import AdaptiveExternal
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
 from swarm.wire.messages import ADDRESSES_MAX, COMPLETIONS_MAX
 
 OVER_PROVISION_MAX = 4.0
+ENGINE_NEEDS = frozenset(
+    {
+        *(Need.REQUESTS, Need.BEGINNINGS, Need.RUNNERS_UP, Need.DRAFTS),
+        *(Need.NOISE, Need.ENTROPY, Need.HIDDEN),
+    }
+)
+ENGINE_GIVES: Mapping[str, frozenset[Need]] = {
+    "torch": ENGINE_NEEDS,
+    "vllm": frozenset({Need.REQUESTS, Need.BEGINNINGS}),
+    "openai": frozenset(),
+    "scripted": frozenset(),
+}  # of `Capabilities`, before an engine has started
+M = TypeVar("M", bound=MethodSettings)
 
 PositiveSeconds = Annotated[float, Field(gt=0, le=1e9)]  # multiples of it are set as timers
 OFTEN = Flag(often=True)
@@ -211,12 +228,10 @@ class RoundSettings(Group):
     foreign_share_max: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The share of J from one producer at most, while others offer groups."""
     control: Annotated[Control | None, BY_NAME] = None
-    """The choice of tasks by their solve rates here and elsewhere, as in `vade, ahead=8`, for a
-    node that learns by itself. None: in order. `swarm-node methods` lists them."""
+    """The choice of tasks, and the number and length of completions, as in `vade, ahead=8`. Several
+    methods follow each other, as in `vade, dars`. `swarm-node methods` lists them."""
     generate: Annotated[Generate | None, BY_NAME] = None
-    """The beginnings of completions of common tasks, for a node that learns by itself.
-    `speculative` keeps what the policy would still say and needs the engine `torch`. `hints` gives
-    beginnings of others' right completions where the node mostly fails. Tasks with turns have none.
+    """What completions begin with and how they are sampled, as in `speculative`.
     `swarm-node methods` lists them."""
     draw: Annotated[Draw | None, BY_NAME] = None
     """The choice of others' groups, for a node that learns by itself. `need` prefers tasks that the
@@ -225,10 +240,15 @@ class RoundSettings(Group):
     """The number of others' groups, for a node that learns by itself. `adaptive_external` takes
     none, some or all of J by their effect on the validation tasks. None: J. `swarm-node methods`
     lists them."""
-    replay: Annotated[Replay | None, BY_NAME] = None
-    """Others' completions in own groups, for a node that learns by itself. `rescue` adds right ones
-    of the same task to groups that are all wrong; it needs common tasks. `swarm-node methods` lists
+    reward: Annotated[Reward | None, BY_NAME] = None
+    """Rewards to train on in place of the verifier's, as in `majority`. `swarm-node methods` lists
     them."""
+    replay: Annotated[Replay | None, BY_NAME] = None
+    """Completions of others or of the past that join own groups, as in `rescue`. `swarm-node
+    methods` lists them."""
+    filter: Annotated[Filter | None, BY_NAME] = None
+    """The groups, completions and tokens that are trained on, as in `overlong, extremes`.
+    `swarm-node methods` lists them."""
 
 
 class TrainingSettings(Group):
@@ -390,9 +410,22 @@ class NodeConfig(
         return values
 
     @property
+    def methods(self) -> tuple[MethodSettings, ...]:
+        """All methods that settings name, in the order of a round's stages."""
+        found: list[MethodSettings] = []
+        for family in KNOWN:
+            value = getattr(self, family)
+            found += value if isinstance(value, tuple) else [value] if value is not None else []
+        return tuple(found)
+
+    def method(self, kind: type[M]) -> M | None:
+        """The settings of a method, if it is used."""
+        return next((each for each in self.methods if isinstance(each, kind)), None)
+
+    @property
     def hears_solutions(self) -> bool:
         """True if the node keeps others' right completions of common tasks."""
-        return self.replay is not None or isinstance(self.generate, Hints)
+        return any(Need.PEERS in m.needs and Need.REVISITS in m.needs for m in self.methods)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -401,7 +434,6 @@ class NodeConfig(
         self._check_server()
         self._check_groups()
         self._check_methods()
-        self._check_generate()
         return self
 
     def _check_engine(self) -> None:
@@ -423,8 +455,6 @@ class NodeConfig(
             raise Conflict("engine", f"needs the address of a server: --engine-url {url}")
         if self.local_groups == 0:
             raise Conflict("local_groups", "makes nothing to share", "4")
-        if self.generate is not None:
-            raise Conflict("generate", "the engine openai begins nothing for it")
         if self.run.learner is not None and self.role == "worker":
             raise Conflict("role", "takes the learner's weights, which openai cannot", "node")
 
@@ -463,46 +493,42 @@ class NodeConfig(
             raise Conflict("group_size", f"must be at least {least}", "8")
 
     def _check_methods(self) -> None:
-        run = self.run
+        for family, known in KNOWN.items():
+            for each in self.methods:
+                if known.get(each.kind) is type(each):
+                    self._check_method(family, each)
+                    self._check_groups_of(family, each)
+
+    def _check_method(self, family: Family, each: MethodSettings) -> None:
+        run, needs = self.run, each.needs
+        lacks = sorted((needs & ENGINE_NEEDS) - ENGINE_GIVES[self.engine])
+        if lacks:
+            raise Conflict("engine", f"has no {', '.join(lacks)} for {each}", "torch")
+        if Need.TURNS in needs and not run.has_turns:
+            raise Conflict(family, f"{each}: tasks of run {run.name} have no turns")
+        if Need.ONE_TURN in needs and run.has_turns:
+            raise Conflict(family, f"{each}: run {run.name} has tasks of several turns")
         kinds = {(spec.name, spec.parameters) for spec in run.environments}
-        if self.control is not None and len(kinds) == 1 and not run.common.share:
-            raise Conflict(
-                "control",
-                f"nothing tells the tasks of run {run.name} apart: it has one environment, and "
-                "none in common: give it common.share",
-            )
-        methods = (self.control, self.generate, self.draw, self.replay)
-        used = next((each for each in methods if each is not None), None)
-        if self.local_groups == 0 and used is not None:
-            raise Conflict("local_groups", f"makes no groups for {used}", "4")
-        hinting = self.generate if self.hears_solutions and self.replay is None else None
-        fetching = self.replay or hinting or self.draw or self.external_rule
-        if fetching is not None and self.external_groups == 0:
-            raise Conflict("external_groups", f"fetches nothing for {fetching}", "4")
-        if self.external_rule is not None:
+        tells_apart = family == "control" and len(kinds) > 1
+        if Need.REVISITS in needs and not run.common.share and not tells_apart:
+            told = f"run {run.name} has no tasks that come again: give it common.share"
+            raise Conflict(family, f"{each}: {told}")
+        if Need.DRAFTS in needs and run.sampling.top_p < 1.0:
+            told = f"run {run.name} does not sample by the whole distribution: top_p must be 1"
+            raise Conflict(family, told)
+
+    def _check_groups_of(self, family: Family, each: MethodSettings) -> None:
+        acts = family not in ("external_rule", "advantage", "loss", "correction")
+        if self.local_groups == 0 and acts:
+            raise Conflict("local_groups", f"makes no groups for {each}", "4")
+        if Need.PEERS in each.needs and self.external_groups == 0:
+            raise Conflict("external_groups", f"fetches nothing for {each}", "4")
+        if isinstance(each, AdaptiveExternal):
             for name, usual in (("evaluate_every_rounds", "10"), ("validation_tasks", "64")):
                 if not getattr(self, name):
-                    raise Conflict(name, f"tells nothing to {self.external_rule}", usual)
-        if self.replay is not None and run.has_turns:
-            raise Conflict("replay", f"tasks of run {run.name} have turns, which are not replayed")
-        if self.replay is not None and not run.common.share:
-            told = f"nodes of run {run.name} never meet on one task: give it common.share"
-            raise Conflict("replay", told)
-
-    def _check_generate(self) -> None:
-        run, drafts = self.run, isinstance(self.generate, Speculative)
-        if self.generate is None:
-            return
-        if drafts and self.engine != "torch":
-            raise Conflict("engine", f"generates nothing from drafts for {self.generate}", "torch")
-        if run.has_turns:
-            raise Conflict("generate", f"run {run.name} has tasks of several turns")
-        if not run.common.share:
-            told = f"run {run.name} has no tasks that come again: give it common.share"
-            raise Conflict("generate", told)
-        if drafts and run.sampling.top_p < 1.0:
-            told = f"run {run.name} does not sample by the whole distribution: top_p must be 1"
-            raise Conflict("generate", told)
+                    raise Conflict(name, f"tells nothing to {each}", usual)
+        if self.over_provision > 1.0 and family == "generate":
+            raise Conflict("over_provision", f"begins groups of its own, not by {each}", "1")
 
 
 class Conflict(Exception):

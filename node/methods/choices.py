@@ -13,7 +13,7 @@ from node.methods.generation import Speculative
 from node.methods.groups import Advantages
 from node.methods.hints import Hints
 from node.methods.loss_settings import CORRECTIONS, LOSSES, LossSettings
-from node.methods.method import MethodSettings
+from node.methods.method import Family, MethodSettings
 from node.methods.replay import Rescue
 from node.methods.task_control import AdaptiveExternal, Vade
 from swarm.rollouts import ScoredGroup
@@ -69,26 +69,79 @@ def chosen(known: Mapping[str, type[MethodSettings]], value: Any) -> Any:
         raise ValueError(f"{name}: {first['loc'][0]}: {first['msg']}") from None
 
 
+def chosen_chain(known: Mapping[str, type[MethodSettings]], value: Any) -> Any:
+    """The settings of several methods, from text (`overlong, buffer=64, extremes`), or from a table
+    or a list of texts and tables. Errors as `chosen`."""
+    if isinstance(value, str):
+        methods: list[str] = []
+        for part in value.split(","):
+            if methods and "=" in part:
+                methods[-1] += f",{part}"
+            else:
+                methods.append(part)
+        value = methods
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, Sequence):
+        return value
+    found = tuple(chosen(known, each) for each in value)
+    kinds = [each.kind for each in found if isinstance(each, MethodSettings)]
+    if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
+        raise ValueError(f"{twice} is named twice")
+    return found
+
+
+def as_text(value: Any) -> str:
+    """Methods as a user types them."""
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def chosen_loss(value: Any) -> LossSettings:
     return cast("LossSettings", chosen(LOSSES, value))
 
 
-chosen_advantage = partial(chosen, {name: kind for name, (kind, _) in ADVANTAGES.items()})
+def by_name(*kinds: type[MethodSettings]) -> dict[str, type[MethodSettings]]:
+    return {each.kind: each for each in kinds}
+
+
+KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
+    "control": by_name(Vade),
+    "generate": by_name(Speculative, Hints),
+    "draw": by_name(ByNeed),
+    "external_rule": by_name(AdaptiveExternal),
+    "reward": by_name(),
+    "replay": by_name(Rescue),
+    "filter": by_name(),
+    "advantage": {name: kind for name, (kind, _) in ADVANTAGES.items()},
+    "loss": LOSSES,
+    "correction": CORRECTIONS,
+}
+"""All methods, by the setting that names them."""
+
+CHAINS: Final[tuple[Family, ...]] = ("control", "generate", "reward", "replay", "filter")
+"""Families of which a node may use several methods, one after the other."""
+
 chosen_correction = partial(chosen, CORRECTIONS)
-chosen_control = partial(chosen, {"vade": Vade})
-chosen_draw = partial(chosen, {"need": ByNeed})
-chosen_external = partial(chosen, {"adaptive_external": AdaptiveExternal})
-chosen_replay = partial(chosen, {"rescue": Rescue})
-chosen_generate = partial(chosen, {"speculative": Speculative, "hints": Hints})
+AS_TEXT: Final = PlainSerializer(as_text)
 
-AS_TEXT: Final = PlainSerializer(str)
 
-# The types of the settings by which a user names a method.
-Advantage = Annotated[MethodSettings, BeforeValidator(chosen_advantage), AS_TEXT]
-Control = Annotated[Vade, BeforeValidator(chosen_control), AS_TEXT]
-Draw = Annotated[ByNeed, BeforeValidator(chosen_draw), AS_TEXT]
-ExternalRule = Annotated[AdaptiveExternal, BeforeValidator(chosen_external), AS_TEXT]
-Replay = Annotated[Rescue, BeforeValidator(chosen_replay), AS_TEXT]
-Generate = Annotated[Speculative | Hints, BeforeValidator(chosen_generate), AS_TEXT]
-Loss = Annotated[LossSettings, BeforeValidator(chosen_loss), AS_TEXT]
-Correction = Annotated[MethodSettings, BeforeValidator(chosen_correction), AS_TEXT]
+def _one(family: Family) -> BeforeValidator:
+    return BeforeValidator(partial(chosen, KNOWN[family]))
+
+
+def _chain(family: Family) -> BeforeValidator:
+    return BeforeValidator(partial(chosen_chain, KNOWN[family]))
+
+
+# The types of the settings by which a user names methods.
+Methods = tuple[MethodSettings, ...]
+Control = Annotated[Methods, _chain("control"), AS_TEXT]
+Generate = Annotated[Methods, _chain("generate"), AS_TEXT]
+Reward = Annotated[Methods, _chain("reward"), AS_TEXT]
+Replay = Annotated[Methods, _chain("replay"), AS_TEXT]
+Filter = Annotated[Methods, _chain("filter"), AS_TEXT]
+Draw = Annotated[MethodSettings, _one("draw"), AS_TEXT]
+ExternalRule = Annotated[MethodSettings, _one("external_rule"), AS_TEXT]
+Advantage = Annotated[MethodSettings, _one("advantage"), AS_TEXT]
+Loss = Annotated[LossSettings, _one("loss"), AS_TEXT]
+Correction = Annotated[MethodSettings, _one("correction"), AS_TEXT]

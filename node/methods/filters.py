@@ -13,7 +13,16 @@ from annotated_types import Ge, Le
 from node.methods.advantages import is_flat
 from node.methods.checked import finite, probability, right_of, whole
 from node.methods.groups import Advantages
-from node.methods.method import Count, MethodSettings, NonNegative, Positive, PositiveShare, Share
+from node.methods.method import (
+    NODE,
+    Count,
+    MethodSettings,
+    Need,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Share,
+)
 from swarm.rollouts import ScoredGroup
 
 
@@ -164,7 +173,7 @@ def dynamic_sampling(
 # Preference for foreign groups on tasks that a node hardly solves itself.
 
 
-class ByNeed(MethodSettings, kind="need"):
+class ByNeed(MethodSettings, kind="need", needs={Need.PEERS}, roles=NODE):
     """Others' groups are drawn the more often, the rarer the node solves such tasks itself."""
 
     # weight of a group on tasks that the node always solves; 1 if never; ours

@@ -8,7 +8,15 @@ from typing import Annotated, Final
 from annotated_types import Ge, Gt, Le, Lt
 
 from node.methods.checked import finite, probability, whole
-from node.methods.method import Count, MethodSettings, Positive, PositiveShare, Share
+from node.methods.method import (
+    NODE,
+    Count,
+    MethodSettings,
+    Need,
+    Positive,
+    PositiveShare,
+    Share,
+)
 
 LOOK_AHEAD_MAX: Final = 512  # the time to compare grows with its square
 
@@ -229,7 +237,12 @@ def success_weight(is_original: bool, set_to: Purify) -> float:
 # Earlier completions, of which the present policy keeps a part.
 
 
-class Speculative(MethodSettings, kind="speculative"):
+class Speculative(
+    MethodSettings,
+    kind="speculative",
+    needs={Need.BEHAVIOUR, Need.REVISITS, Need.DRAFTS, Need.ONE_TURN},
+    roles=NODE,
+):
     """Keep the beginning of an earlier completion, as far as the present policy agrees with it."""
 
     # log of the loss in probability that a token may have; best: GRPO 0.5, PPO 0.3, DAPO 0.15.

@@ -10,13 +10,18 @@ from typing import Annotated, Final
 from annotated_types import Ge, Le
 
 from node.methods.checked import probability, whole
-from node.methods.method import Count, MethodSettings, PositiveShare, Share
+from node.methods.method import NODE, Count, MethodSettings, Need, PositiveShare, Share
 from swarm.rollouts import Task
 
 TASKS_MAX: Final = 2**14  # whose success is kept; of more, those done longest ago are given up
 
 
-class Hints(MethodSettings, kind="hints"):
+class Hints(
+    MethodSettings,
+    kind="hints",
+    needs={Need.REVISITS, Need.PEERS, Need.ONE_TURN},
+    roles=NODE,
+):
     """The beginning of a solution is given away: more for harder tasks, less as the run goes on."""
 
     share_max: Share = 0.75  # of a solution's tokens, for a task that nobody solves; ours

@@ -46,7 +46,8 @@ class Need(StrEnum):
     PARTS = "parts"  # a task in parts that are rewarded each by itself
     REVISITS = "revisits"  # tasks that come again
     REFERENCE = "reference"  # a policy that is kept
-    FEATURES = "features"  # a model's inner states
+    FEATURES = "features"  # the trainer's hidden states
+    HIDDEN = "hidden"  # the engine's hidden states
     JUDGE = "judge"  # a model that says what is wrong with a text
     ENTROPY = "entropy"  # of each token's distribution
     REQUESTS = "requests"  # an engine that takes widths, lengths and temperatures of single prompts

@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 
 from node.methods.advantages import PASSED, is_flat
 from node.methods.checked import finite
-from node.methods.method import Count, MethodSettings, PositiveShare, Share
+from node.methods.method import NODE, Count, MethodSettings, Need, PositiveShare, Share
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, Task
 
@@ -83,7 +83,12 @@ CHARS_MAX: Final = 2**24  # of all kept texts; beyond it the tasks received long
 EACH_MAX: Final = 4  # producers of a task, the newest
 
 
-class Rescue(MethodSettings, kind="rescue"):
+class Rescue(
+    MethodSettings,
+    kind="rescue",
+    needs={Need.REVISITS, Need.PEERS, Need.ONE_TURN},
+    roles=NODE,
+):
     """A group that is all wrong takes right completions of others on its task, by their texts."""
 
     successes_max: Annotated[int, Ge(1), Le(8)] = 1  # for one group, each of another producer; ours

@@ -14,7 +14,15 @@ from typing import Annotated, Any, Final, Literal
 from annotated_types import Ge, Le
 
 from node.methods.checked import finite, probability, right_of, whole
-from node.methods.method import Count, MethodSettings, NonNegative, Positive, PositiveShare
+from node.methods.method import (
+    NODE,
+    Count,
+    MethodSettings,
+    Need,
+    NonNegative,
+    Positive,
+    PositiveShare,
+)
 from swarm.rollouts import Counters
 
 
@@ -94,7 +102,7 @@ def cdas(
 # Tasks whose rewards will differ most, by what is believed of them (VADE, arXiv 2511.18902).
 
 
-class Vade(MethodSettings, kind="vade"):
+class Vade(MethodSettings, kind="vade", needs={Need.REVISITS}, roles=NODE):
     """Thompson's draw of each task's success, and those taken that promise most."""
 
     decay_global: PositiveShare = 0.99  # of all counts, each step; ours
@@ -324,7 +332,7 @@ def reports_of(
 TRIALS_MIN: Final = 1e-9  # an arm with fewer is forgotten, and as good as new
 
 
-class AdaptiveExternal(MethodSettings, kind="adaptive_external"):
+class AdaptiveExternal(MethodSettings, kind="adaptive_external", needs={Need.PEERS}, roles=NODE):
     """A bandit whose arms are shares of J, the foreign groups that a node wants. An arm is held
     from one evaluation on validation tasks to the next."""
 

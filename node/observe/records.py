@@ -86,6 +86,7 @@ class RoundDone(RoundFigures):
     external_wanted: int | None = None  # what J was in this round; None: an older log
     foreign_gradient: float | None = None  # foreign share of the total |d loss / d log p|, 0 to 1
     kept_tokens: int = 0  # of `drafted_tokens`, those kept; not among `generated_tokens`
+    acted: dict[str, int] = field(default_factory=dict)  # how often each method acted
 
     @property
     def own_taught(self) -> int:
@@ -126,6 +127,7 @@ class StepDone:
     step_kl: float | None = None  # this and the next two: see `RoundDone`
     steps_taken_back: int = 0
     rate_scale: float = 1.0
+    acted: dict[str, int] = field(default_factory=dict)  # how often each method acted
 
 
 @dataclass(frozen=True, slots=True)

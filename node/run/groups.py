@@ -4,16 +4,13 @@ Answers are found by the verifier's function. Its work on strangers' texts is bo
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import isfinite
-from random import Random
 
 from node.config import RunConfig
 from node.envs.answers import answer_in
 from node.interfaces.engine import Serving
 from node.interfaces.prompts import Prompt
-from node.interfaces.trainer import TrainingGroup, training_group
-from node.methods.samplers import kept_completions
 from node.observe.records import AnswerCounts, SampledGroup, SampledText
 from node.observe.samples import TEXTS_MAX, shortened
 from node.run.parts import LivePolicy, NodeParts
@@ -25,23 +22,6 @@ def seed_of(*parts: object) -> int:
     """A seed of 56 bits from what identifies a draw."""
     text = "/".join(map(str, parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
-
-
-def foreign_group(
-    scored: ScoredGroup, worth: Sequence[float | None], group_size: int, rng: Random
-) -> TrainingGroup:
-    """A foreign group with at most `group_size` completions: a group of 64 would outweigh eight of
-    8. `worth`: the advantages within the whole group."""
-    group = scored.group
-    kept = kept_completions(len(group.completions), max(2, group_size), rng)
-    return training_group(
-        scored.prompt,
-        [group.completions[at] for at in kept],
-        [worth[at] for at in kept],
-        own_tokens=False,
-        source=scored.source,
-        tokenizer=group.tokenizer,
-    )
 
 
 def rollout_group(

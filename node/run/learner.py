@@ -1,11 +1,8 @@
-"""A central learner: leased groups of workers, one update a step, now and then a version for the
-workers.
+"""A central learner (ECHO-2, arXiv 2602.02192): the source of its steps, and its versions.
 
-    take         R groups that are fresh enough at this very moment; waits until there are
-    draw         J groups of the pool of shared rollouts, where the node asks for them
-    update       one step over all of them; the policy's version goes up by one
-    publish      after every κ steps: checkpoint, then hand the version to the broadcast
-    evaluate     now and then, on the run's fixed held-out tasks
+Its own groups are R groups that workers made under leases and that are fresh enough. A step is a
+round of `node.run.round`. After every κ steps it saves a checkpoint and hands the version to the
+broadcast; at times it evaluates the run's fixed held-out tasks.
 
 The policy's version is 1 + the number of steps. A version is published only once a checkpoint holds
 it, so that no group can come from the future of a learner that resumes. Where that checkpoint is
@@ -16,9 +13,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import ceil, nan
+from math import nan
 from pathlib import Path
-from random import Random
 from statistics import fmean
 from typing import Any
 
@@ -28,16 +24,17 @@ import trio
 from node.config.node import rules_of
 from node.config.run import LearnerRules
 from node.hosting.publisher_queue import PublisherQueue
-from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
-from node.methods.choices import advantages
-from node.methods.samplers import draw_foreign
-from node.observe.records import HeldOut, SampledGroup, StepDone
+from node.methods.samplers import distinct
+from node.observe.records import HeldOut, StepDone
 from node.observe.samples import bounded
 from node.run.checkpoints import Checkpoints
 from node.run.evaluation import evaluate
-from node.run.groups import finite, foreign_group, outcome_counts, sampled, seed_of
+from node.run.groups import finite, outcome_counts, sampled, seed_of
 from node.run.parts import LivePolicy, NodeParts, OnSamples
 from node.run.progress import Progress
+from node.run.round import Round, Stopwatch
+from node.stages.stage import BatchGroup, RoundOutcome, View
+from node.stages.table import stages_of
 from node.system.stopping import unless
 from swarm.leases.intake import Intake
 from swarm.leases.lease_table import LeaseRules
@@ -86,9 +83,13 @@ class Learner:
         self._publisher_queue = publisher_queue
         self._checkpoints = checkpoints
         self._on_samples = on_samples
+        self._is_over: Callable[[], bool] = lambda: False
         self._saved: int | None = None  # step of the last checkpoint
         self.publish_every = self._rules.publish_every  # κ; whoever coordinates may set another
         self.progress = progress
+        self._round = Round(node, policy, self, stages_of(node.config))
+        self.stages = self._round.stages
+        self.stages.restore(progress.methods)
 
     @staticmethod
     def intake_record(checkpoint: Path) -> dict[str, Any] | None:
@@ -142,72 +143,75 @@ class Learner:
 
     async def _step(self, on_record: OnRecord, is_over: Callable[[], bool]) -> None:
         """One update. If it ends while it waits for groups, it leaves no trace."""
-        self._node.enter("waiting")
-        started_s = trio.current_time()
-        leased: list[ScoredGroup] = []
-        while not leased:
-            with trio.move_on_after(LOOK_S):
-                leased = await self._intake.take()
-            if not leased and is_over():
-                return
-            if not leased and self._is_due():  # a plan has just lowered the depth
-                await self._publish()
-                self._node.enter("waiting")
-        idle_s = trio.current_time() - started_s
+        self._is_over = is_over
+        outcome = await self._round.run(self._view())
+        if outcome is None:
+            return
         with trio.CancelScope(shield=True):
-            shared = await self._draw()
-            if self._on_samples is not None:
-                await self._on_samples(self._samples(leased))
-            self._node.enter("training")
-            started_s = trio.current_time()
-            report = await self._policy.trainer.train(self._batch(leased, shared))
-            train_s = trio.current_time() - started_s
+            report = outcome.report
             staleness = [
-                self.version - min(c.policy_version for c in each.group.completions)
-                for each in leased
+                self.version - min(c.policy_version for c in each.scored.group.completions)
+                for each in outcome.own
             ]
             self.progress = replace(
                 self.progress,
                 round=self.progress.round + 1,
                 trained_tokens=self.progress.trained_tokens + report.trained_tokens,
+                methods=self.stages.to_record(),
             )
             self._intake.advance(self.version)
             if self._is_due():
                 await self._publish()
-            record = self._record(leased, shared, report, staleness, idle_s, train_s)
-            await on_record(record)
+            await on_record(self._record(outcome, staleness))
 
-    async def _draw(self) -> list[ScoredGroup]:
-        wanted = self._rules.pool_groups_per_step
+    def _view(self) -> View:
+        """The view of the next step."""
+        node = self._node
+        return View(
+            self.progress.round + 1,
+            "learner",
+            self._config,
+            lambda purpose, *more: seed_of(
+                self._config.seed, "learner", purpose, self.progress.round, *more
+            ),
+            self._policy.tokenizer,
+            self._policy.engine,
+            self._policy.trainer,
+            node.choice,
+            node.solved,
+            node.exchange,
+        )
+
+    async def own(self, at: View, clock: Stopwatch) -> list[BatchGroup] | None:
+        """Leased groups that are fresh enough; waits until there are. None: the run is over."""
+        self._node.enter("waiting")
+        leased: list[ScoredGroup] = []
+        while not leased:
+            with trio.move_on_after(LOOK_S):
+                leased = await self._intake.take()
+            if not leased and self._is_over():
+                return None
+            if not leased and self._is_due():  # a plan has just lowered the depth
+                await self._publish()
+                self._node.enter("waiting")
+        clock.lap("idle")
+        return [BatchGroup(each) for each in leased]
+
+    async def share(self, own: Sequence[BatchGroup], at: View) -> int:
+        """A learner shares its weights, and no groups."""
+        return 0
+
+    async def draw(self, at: View) -> list[ScoredGroup]:
+        wanted = self.stages.foreign_wanted(self._rules.pool_groups_per_step, at)
         if self._node.exchange is None or wanted == 0:
             return []
-        rng = Random(self._seed("draw"))
-        each_max = ceil(self._config.foreign_share_max * wanted)
-        chosen = draw_foreign(await self._node.exchange.candidates(), wanted, rng, each_max)
-        return await self._node.exchange.take(chosen, self.progress.round + 1)
+        chosen = await self.stages.draw(await self._node.exchange.candidates(), wanted, at)
+        return distinct(await self._node.exchange.take(chosen, at.number))
 
-    def _samples(self, leased: Sequence[ScoredGroup]) -> list[SampledGroup]:
-        run, number = self._config.run, self.progress.round + 1
-        return bounded(sampled(run, number, each) for each in leased)
-
-    def _batch(
-        self, leased: Sequence[ScoredGroup], shared: Sequence[ScoredGroup]
-    ) -> list[TrainingGroup]:
-        worth = advantages([*leased, *shared], self._config.advantage)
-        batch = [
-            training_group(
-                each.prompt,
-                each.group.completions,
-                values,
-                own_tokens=each.group.tokenizer == self._policy.tokenizer,
-                source=each.source,
-            )
-            for each, values in zip(leased, worth, strict=False)
-        ]
-        for group, values in zip(shared, worth[len(leased) :], strict=True):
-            rng = Random(self._seed(f"keep/{group.group_id.hex()}"))
-            batch.append(foreign_group(group, values, self._rules.group_size, rng))
-        return batch
+    async def show(self, own: Sequence[BatchGroup], foreign: Sequence[ScoredGroup]) -> None:
+        if self._on_samples is not None:
+            run, number = self._config.run, self.progress.round + 1
+            await self._on_samples(bounded(sampled(run, number, each.scored) for each in own))
 
     # --- versions and checkpoints ----------------------------------------------------------
 
@@ -238,16 +242,10 @@ class Learner:
         with trio.CancelScope(shield=True):
             await on_record(record)
 
-    def _record(
-        self,
-        leased: Sequence[ScoredGroup],
-        shared: Sequence[ScoredGroup],
-        report: TrainReport,
-        staleness: Sequence[int],
-        idle_s: float,
-        train_s: float,
-    ) -> StepDone:
+    def _record(self, outcome: RoundOutcome, staleness: Sequence[int]) -> StepDone:
         """The step as the learner saw it; `Node.counted` adds the network's figures."""
+        leased = [each.scored for each in outcome.own]
+        shared, report, laps = outcome.foreign, outcome.report, self._round.clock.laps
         rewards = [reward for each in leased for reward in each.rewards]
         used = [*leased, *shared]
         counts = self._intake.counts()
@@ -261,8 +259,8 @@ class Learner:
             reward=fmean(rewards) if rewards else nan,
             staleness_mean=fmean(staleness) if staleness else nan,
             staleness_max=max(staleness, default=0),
-            idle_s=idle_s,
-            train_s=train_s,
+            idle_s=laps["idle"],
+            train_s=laps["train"],
             groups_by_worker=dict(sorted(Counter(each.source for each in leased).items())),
             buffered_groups=counts.buffered,
             leased_groups=counts.leased,
@@ -281,11 +279,9 @@ class Learner:
             step_kl=finite(report.step_kl),
             steps_taken_back=report.steps_taken_back,
             rate_scale=report.rate_scale,
+            acted=self.stages.acted,
         )
 
     def _comparable(self, value: float) -> float | None:
         """A figure of workers against trainer, where both have one distribution."""
         return finite(value) if self._config.run.engine_sampling.is_whole else None
-
-    def _seed(self, purpose: str) -> int:
-        return seed_of(self._config.seed, "learner", purpose, self.progress.round)

@@ -14,6 +14,7 @@ from node.hosting.run_data import held_data
 from node.interfaces.engine import EngineInfo
 from node.interfaces.trainer import PolicyInfo
 from node.methods.replay import SolvedTasks
+from node.methods.task_control import Vade
 from node.observe.event_log import Record
 from node.observe.progress_bars import Work
 from node.observe.records import (
@@ -142,7 +143,7 @@ class Node:
         self.gater, self.discovery, self.ledger = peer.gater, peer.discovery, peer.ledger
         self.verifier = verifier
         self.guard = HeldOutGuard(config.run, verifier, config.validated_by)
-        self.choice = TaskChoice(config.run, config.control, self._voice_of, world.now_s)
+        self.choice = TaskChoice(config.run, config.method(Vade), self._voice_of, world.now_s)
         self.solved = SolvedTasks()
         self.sharing: RolloutSharing | None = None
         if pool is not None and draws is not None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from node.methods.task_control import ExternalGains
 from node.run.validation import Validated
 
 
@@ -20,7 +19,7 @@ class Progress:
     held_out_first: float | None = None
     held_out_last: float | None = None
     validated: Validated = field(default_factory=Validated)
-    external: ExternalGains = field(default_factory=ExternalGains)
+    methods: Mapping[str, Any] = field(default_factory=dict)  # what methods learned, by name
 
     def with_held_out(self, passed: float) -> "Progress":
         """The progress after another evaluation."""
@@ -34,8 +33,4 @@ class Progress:
         Raises:
             TypeError, KeyError, AttributeError: the data is no progress.
         """
-        known = {
-            "validated": Validated(**fields["validated"]),
-            "external": ExternalGains.from_json(fields["external"]),
-        }
-        return cls(**{**fields, **known})
+        return cls(**{**fields, "validated": Validated(**fields["validated"])})

@@ -15,9 +15,9 @@ workers (ECHO-2, arXiv 2602.02192). Read this first.
 
 `Stages` runs the methods that the node's settings name (`node.stages`). Without any, each stage
 leaves things as they are. Nothing here waits for the network: with fewer than J usable groups the
-batch is smaller. With J = 0 this is plain GRPO, and all randomness follows from the node's seed, its
-peer id and the round. Results are equal bit for bit with the torch engine, the same `--threads`, and
-memory for the whole micro-batch.
+batch is smaller. With J = 0 this is plain GRPO, and all randomness follows from the node's seed,
+its peer id and the round. Results are equal bit for bit with the torch engine, equal `--threads`,
+and memory for the whole micro-batch.
 """
 
 from collections import defaultdict
@@ -59,9 +59,7 @@ class Source(Protocol):
 class Round:
     """The stages of a node or a learner, over its source of groups."""
 
-    def __init__(
-        self, node: NodeParts, policy: LivePolicy, source: Source, stages: Stages
-    ) -> None:
+    def __init__(self, node: NodeParts, policy: LivePolicy, source: Source, stages: Stages) -> None:
         self._node, self._policy = node, policy
         self._source, self.stages = source, stages
         self.clock = Stopwatch()
@@ -146,14 +144,11 @@ def _training_group(
         weights=each.weights,
         masks=each.masks,
         token_advantages=each.token_advantages,
-        teacher_logprobs=each.teacher_logprobs,
     )
     if not each.guided:
         return found
     guided = sum(value is not None for value in worth[len(worth) - each.guided :])
-    return replace(
-        found, guided=guided, shaping=each.shaping, guided_weight=each.guided_weight
-    )
+    return replace(found, guided=guided, shaping=each.shaping)
 
 
 class Stopwatch:

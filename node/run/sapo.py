@@ -1,7 +1,7 @@
 """A node that learns by itself and shares (SAPO, arXiv 2509.08721): the source of its rounds.
 
-Its own groups are of the next I tasks of its stream, scored by its own verifier. It signs and offers
-them, and draws J groups of what has arrived from others. `node.run.round` is what happens to both.
+Its own groups are of the next I tasks of its stream, scored by its own verifier. It signs and
+offers them, and draws J groups of what has arrived from others. `node.run.round` trains on both.
 """
 
 from collections import Counter

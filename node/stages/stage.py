@@ -4,7 +4,7 @@ A method overrides the stages in which it acts; all others leave things as they 
 the methods of a node in the order in which they were named.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -85,7 +85,7 @@ class BatchGroup:
             rewards=tuple(self.scored.rewards[at] for at in places),
             contexts=tuple(self.scored.contexts[at] for at in places if self.scored.contexts),
         )
-        columns = {
+        columns: dict[str, Any] = {
             name: tuple(getattr(self, name)[at] for at in places if getattr(self, name))
             for name in COLUMNS
         }
@@ -96,16 +96,16 @@ class BatchGroup:
         """The completions of both, for one task."""
         mine, its = self.scored, other.scored
         sides = ((self, len(mine.rewards)), (other, len(its.rewards)))
-        contexts = [each.scored.contexts or ("",) * n for each, n in sides]
+        contexts = tuple(c for each, n in sides for c in each.scored.contexts or ("",) * n)
         completions = (*mine.group.completions, *its.group.completions)
         scored = replace(
             mine,
             group=replace(mine.group, completions=completions),
             rewards=(*mine.rewards, *its.rewards),
             decided=mine.decided and its.decided,
-            contexts=tuple(sum(map(list, contexts), [])) if any(map(any, contexts)) else (),
+            contexts=contexts if any(contexts) else (),
         )
-        columns = {}
+        columns: dict[str, Any] = {}
         for name, default in COLUMNS.items():
             if name == "prompts" and (self.prompts or other.prompts):
                 default = mine.prompt
@@ -126,6 +126,12 @@ COLUMNS: Final[Mapping[str, Any]] = {
 }  # of `BatchGroup`, with the entry that says nothing
 
 
+class Seed(Protocol):
+    """The seed of a purpose, by its name, in this round."""
+
+    def __call__(self, purpose: str, *numbers: int) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What methods see of the node and of the round."""
@@ -133,7 +139,7 @@ class View:
     number: int  # of the round or step, from 1
     role: Role
     config: NodeConfig
-    seed: Callable[[str], int]  # of a purpose, by its name
+    seed: Seed
     tokenizer: str  # fingerprint of the policy's
     engine: Engine
     trainer: Trainer
@@ -203,9 +209,7 @@ class Stage(Generic[S]):
 
     # --- the stages, in a round's order -----------------------------------------------------
 
-    def choose(
-        self, due: Sequence[Due], count: int, rng: Random, at: View
-    ) -> Sequence[Due] | None:
+    def choose(self, due: Sequence[Due], count: int, rng: Random, at: View) -> Sequence[Due] | None:
         """`count` of these tasks, in their order. None: no choice."""
         return None
 

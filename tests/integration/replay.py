@@ -15,6 +15,7 @@ from node.config import NodeConfig, load_config
 from node.hosting.membership import load_identity
 from node.hosting.models import resolve_model, trainer_spec
 from node.methods.replay import SolvedTasks
+from node.methods.task_control import Vade
 from node.observe.records import RoundDone
 from node.run.parts import LivePolicy, NodeParts
 from node.run.progress import Progress
@@ -97,7 +98,7 @@ def replayed(config: NodeConfig, rounds: Sequence[RoundDone], work_dir: Path) ->
                 verifier,
                 HeldOutGuard(config.run, verifier, config.validated_by),
                 exchange,  # type: ignore[arg-type]  # the parts of it that a round uses
-                TaskChoice(config.run, config.control),
+                TaskChoice(config.run, config.method(Vade)),
                 SolvedTasks(),
                 now_s=lambda: 0.0,
             )

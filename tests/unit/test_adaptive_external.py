@@ -20,6 +20,8 @@ from node.methods.task_control import (
 )
 from node.run.progress import Progress
 from node.run.validation import Validated, decide
+from node.stages.control import AdaptForeignGroups
+from node.stages.stage import Stages
 from swarm.errors import ConfigError
 from tests.unit.simulated_pair import rounds_beside
 from tests.unit.tasks_support import make_run
@@ -52,11 +54,12 @@ def test_the_arm_that_was_tried_gets_what_it_brought() -> None:
 
 
 def test_a_checkpoint_keeps_it() -> None:
-    progress = Progress(external=ExternalGains((1.0, 0.0, 0.5), (0.1, 0.0, 0.0), 2))
-    saved = json.loads(json.dumps(asdict(progress)))
-    assert Progress.from_json(saved) == progress
-    with pytest.raises((TypeError, KeyError)):
-        Progress.from_json({**saved, "external": {}})
+    before, after = AdaptForeignGroups(TWO), AdaptForeignGroups(TWO)
+    before.gains = ExternalGains((1.0, 0.0, 0.5), (0.1, 0.0, 0.0), 2)
+    progress = Progress(methods=Stages([before]).to_record())
+    saved = Progress.from_json(json.loads(json.dumps(asdict(progress))))
+    Stages([after]).restore(saved.methods)
+    assert after.gains == before.gains
 
 
 def test_who_went_back_begins_where_the_best_was() -> None:

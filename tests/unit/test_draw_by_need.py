@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from random import Random
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -22,6 +22,7 @@ from node.run.progress import Progress
 from node.run.sapo import Sapo
 from node.simulation.simulated_nodes import build
 from node.simulation.simulated_nodes import run as run_simulated
+from node.stages.draw import DrawByNeed
 from node.verify.assignment import bucket_of, common_task, environment_bucket, next_task
 from node.verify.task_choice import TaskChoice
 from swarm.errors import ConfigError
@@ -192,10 +193,12 @@ def test_one_task_again_and_again_takes_no_places() -> None:
         make_config(run), ALICE, nothing, nothing, cast("Any", offered), TaskChoice(run, None),
         nothing, lambda: 0.0,
     )  # fmt: skip
-    sapo = Sapo(node, LivePolicy(nothing, nothing, ""), Progress())
+    policy = LivePolicy(nothing, nothing, "")
+    view = Sapo(node, policy, Progress())._view(1)  # type: ignore[arg-type]
     candidates = [Candidate(each.group_id, ALICE, each.rewards, 1, 0) for each in groups]
     for seed in range(20):
-        chosen = trio.run(sapo._needed, candidates, 4, Random(seed), 4, PLAIN)
+        at = replace(view, seed=lambda _, *numbers, seed=seed: seed)
+        chosen = trio.run(DrawByNeed(PLAIN).draw, candidates, 4, 4, at)
         assert len({offered.groups[each].group.task for each in chosen}) == 4
 
 

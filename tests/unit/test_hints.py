@@ -231,7 +231,7 @@ def test_what_cannot_hint_says_so(tmp_path) -> None:
         load_config({"generate": "hints"}, {}, run)
     run.write_text(head + "[common]\nshare = 0.5\n[sampling]\ntop_p = 0.9\n")
     found = load_config({"generate": "hints, share_max=0.5", "engine": "vllm"}, {}, run)
-    assert found.generate == Hints(share_max=0.5)
+    assert found.generate == (Hints(share_max=0.5),)
     assert found.hears_solutions
     with pytest.raises(ConfigError, match="fetches nothing for hints"):
         load_config({"generate": "hints", "external_groups": "0"}, {}, run)

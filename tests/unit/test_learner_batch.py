@@ -4,12 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from node.config import NodeConfig
 from node.config.run import LearnerRules
 from node.interfaces.trainer import TrainingGroup
 from node.run.learner import Learner
 from node.run.parts import LivePolicy, NodeParts
 from node.run.progress import Progress
+from node.run.round import training_groups
+from node.stages.stage import BatchGroup, Stages, View
 from swarm.rollouts import ScoredGroup
 from tests.pool_samples import PRODUCERS, make_group
 from tests.unit.tasks_support import make_run
@@ -17,13 +21,14 @@ from tests.unit.tasks_support import make_run
 RULES = LearnerRules(peer=str(PRODUCERS[0].peer_id), group_size=8)
 
 
-def learner(tokenizer: str) -> Learner:
-    """Nothing but its batch is asked of it."""
+def view(tokenizer: str) -> View:
+    """The first step of a learner of which nothing but its batch is asked."""
     unused: Any = None
     run = make_run().model_copy(update={"learner": RULES})
     config = NodeConfig(run=run, data_dir=Path("unused"))
     node = NodeParts(config, *[unused] * 7)
-    return Learner(node, LivePolicy(unused, unused, tokenizer), unused, unused, unused, Progress())
+    policy = LivePolicy(unused, unused, tokenizer)
+    return Learner(node, policy, unused, unused, unused, Progress())._view()
 
 
 def of_size(index: int, completions: int) -> ScoredGroup:
@@ -35,8 +40,9 @@ def of_size(index: int, completions: int) -> ScoredGroup:
 
 
 def batch(leased: list[ScoredGroup], shared: list[ScoredGroup]) -> list[TrainingGroup]:
-    tokenizer = (leased + shared)[0].group.tokenizer
-    return learner(tokenizer)._batch(leased, shared)
+    at = view((leased + shared)[0].group.tokenizer)
+    groups = [*map(BatchGroup, leased), *(BatchGroup(each, drawn=True) for each in shared)]
+    return training_groups(groups, trio.run(Stages().advantage, groups, at), at)
 
 
 def test_a_group_of_the_pool_has_no_more_completions_than_a_leased_one():

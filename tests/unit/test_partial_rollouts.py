@@ -9,8 +9,9 @@ import pytest
 import trio
 
 from node.config import NodeConfig, RunConfig, load_config
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Request, Sampling
 from node.run.partial_rollouts import EngineWorks, PartialRollouts
+from node.stages.stage import Wanted
 from node.verify.held_out import Assignment
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason, Task
@@ -63,28 +64,33 @@ class LongTails:
         ]
 
 
+def wanted(index: int, prompt: str) -> Wanted:
+    """Two completions."""
+    return Wanted(Assignment(Task("e", "1", "{}", 0, index), prompt), Request(prompt, 2))
+
+
 def lengths(count: int) -> list[int]:
     """A long tail: most are short, one in ten is twenty times as long."""
     rng = Random(1)
     return [rng.choice((5, 6, 7, 8, 9, 10, 5, 6, 7, 160)) for _ in range(count)]
 
 
-async def rounds(excess: float, number: int, wanted: int = 4) -> tuple[list[str], list[int], int]:
+async def rounds(excess: float, number: int, groups: int = 4) -> tuple[list[str], list[int], int]:
     """What the rounds trained on, how many groups each left waiting, and the engine's steps."""
     engine = LongTails()
     partial = PartialRollouts(EngineWorks(engine), excess)  # type: ignore[arg-type]
     stream = iter(lengths(10_000))
     trained, left = [], []
 
-    async def assign(count: int) -> list[Assignment]:
+    async def assign(count: int) -> list[Wanted]:
         await trio.lowlevel.checkpoint()
-        return [Assignment(Task("e", "1", "{}", 0, 0), str(next(stream))) for _ in range(count)]
+        return [wanted(0, str(next(stream))) for _ in range(count)]
 
     for _ in range(number):
-        made = await partial.groups(wanted, 2, SAMPLING, 0, assign)
-        assert len(made) == wanted
-        assert all(group[0].text == its.prompt for its, group in made)
-        trained += [its.prompt for its, _ in made]
+        made = await partial.groups(groups, SAMPLING, 0, assign)
+        assert len(made) == groups
+        assert all(got.completions[0].text == its.request.prompt for its, got in made)
+        trained += [its.request.prompt for its, _ in made]
         left.append(len(partial._begun))
         engine.version += 1
     return trained, left, engine.steps
@@ -119,18 +125,18 @@ def test_what_fails_keeps_what_was_begun() -> None:
         partial = PartialRollouts(EngineWorks(engine), 1.5)  # type: ignore[arg-type]
         asked: list[int] = []
 
-        async def assign(count: int) -> list[Assignment]:
+        async def assign(count: int) -> list[Wanted]:
             await trio.lowlevel.checkpoint()
             asked.append(count)
-            return [Assignment(Task("e", "1", "{}", 0, n), str(n + 3)) for n in range(count)]
+            return [wanted(n, str(n + 3)) for n in range(count)]
 
         with pytest.raises(ConfigError):
-            await partial.groups(4, 2, SAMPLING, 0, assign)
+            await partial.groups(4, SAMPLING, 0, assign)
         assert len(partial._begun) == 6
         engine.fails = False
-        made = await partial.groups(4, 2, SAMPLING, 0, assign)
+        made = await partial.groups(4, SAMPLING, 0, assign)
         assert asked == [6]
-        assert [its.prompt for its, _ in made] == ["3", "4", "5", "6"]
+        assert [its.request.prompt for its, _ in made] == ["3", "4", "5", "6"]
 
     trio.run(body)
 

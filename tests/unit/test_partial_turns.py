@@ -9,9 +9,10 @@ from node.config import NodeConfig, load_config
 from node.envs.base import Interaction
 from node.envs.registry import interaction
 from node.envs.replay_turns import forgery, said_of
-from node.interfaces.engine import Context, Sampling
-from node.run.partial_rollouts import Made, PartialRollouts
+from node.interfaces.engine import Context, Outcome, Request, Sampling
+from node.run.partial_rollouts import PartialRollouts
 from node.run.turns import Player
+from node.stages.stage import Wanted
 from node.verify.assignment import assigned_task
 from node.verify.held_out import Assignment
 from node.verify.verifier import InlineVerifier
@@ -76,23 +77,24 @@ class Rounds:
         self.partial = PartialRollouts(player, excess)
         self.assigned = 0
 
-    async def assign(self, count: int) -> list[Assignment]:
+    async def assign(self, count: int) -> list[Wanted]:
         await trio.lowlevel.checkpoint()
         found = []
         for index in range(self.assigned, self.assigned + count):
             task = assigned_task(RUN, ALICE, index)
-            found.append(Assignment(task, source().problem(task).prompt))
+            prompt = source().problem(task).prompt
+            found.append(Wanted(Assignment(task, prompt), Request(prompt, 2)))
         self.assigned += count
         return found
 
-    async def round(self) -> list[Made]:
-        made = await self.partial.groups(2, 2, SAMPLING, self.engine.version, self.assign)
+    async def round(self) -> list[tuple[Wanted, Outcome]]:
+        made = await self.partial.groups(2, SAMPLING, self.engine.version, self.assign)
         self.engine.version += 1
         return made
 
 
-def turns_of(made: list[Made]) -> list[int]:
-    return [(len(group[0].segments) + 1) // 2 for _, group in made]
+def turns_of(made: list[tuple[Wanted, Outcome]]) -> list[int]:
+    return [(len(group.completions[0].segments) + 1) // 2 for _, group in made]
 
 
 def test_a_round_takes_what_is_done_and_the_next_goes_on() -> None:
@@ -106,12 +108,12 @@ def test_a_round_takes_what_is_done_and_the_next_goes_on() -> None:
         assert turns_of(second) == [3, 1]  # one of the old ones, and a new one
         third = await rounds.round()
         assert turns_of(third)[0] == 4
-        (_, (completion, _)) = third[0]
+        completion, _ = third[0][1].completions
         assert [version for version, _ in completion.spans] == [1, 2, 3]
         assert completion.policy_version == 1
-        for assignment, group in [*first, *second, *third]:
-            problem = source().problem(assignment.task)
-            for each in group:
+        for its, outcome in [*first, *second, *third]:
+            problem = source().problem(its.assigned.task)
+            for each in outcome.completions:
                 assert forgery(source(), problem, said_of(each)) is None
 
     run_async(main)

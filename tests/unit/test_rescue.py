@@ -272,10 +272,10 @@ def test_what_cannot_rescue_says_so(tmp_path) -> None:
     run = tmp_path / "run.toml"
     head = 'name = "r"\n[[environments]]\nname = "scripted_sum"\n'
     run.write_text(head)
-    with pytest.raises(ConfigError, match=r"never meet on one task: give it common\.share"):
+    with pytest.raises(ConfigError, match=r"no tasks that come again: give it common\.share"):
         load_config({"replay": "rescue"}, {}, run)
     run.write_text(head + "[common]\nshare = 0.5\n")
-    assert load_config({"replay": "rescue, shaping=0.2"}, {}, run).replay == Rescue(shaping=0.2)
+    assert load_config({"replay": "rescue, shaping=0.2"}, {}, run).replay == (Rescue(shaping=0.2),)
     for name, value in (("replay", "rescue"), ("control", "vade"), ("generate", "speculative")):
         with pytest.raises(ConfigError, match=f"makes no groups for {value}"):
             load_config({name: value, "local_groups": "0"}, {}, run)
