@@ -122,6 +122,9 @@ class ServedModel(Engine):
         nan = float("nan")
         return TrainReport(0, 0.0, 0.0, 0, 0.0, nan, nan, 0, 0.0)
 
+    async def features(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
+        raise ChildFailed("a served model's hidden states cannot be read")
+
     async def save(self, directory: Path) -> None:
         await trio.lowlevel.checkpoint()
 

@@ -5,11 +5,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from node.interfaces.trainer_spec import Precision
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, SwarmError
 from swarm.rollouts import Completion
+
+T = TypeVar("T")
 
 
 class DamagedCheckpoint(ConfigError):
@@ -54,6 +56,23 @@ class TrainingGroup:
     tokenizer: str = ""  # fingerprint of what the token ids are of; empty: unknown
     guided: int = 0  # so many of the last completions are guidance: others' texts, encoded here
     shaping: float = 0.0  # by which guidance is learned, whatever the loss (`ratios.guided`)
+    # Empty, or one entry for each completion; an empty entry is as none. Entries by token are of
+    # the tokens that the policy sampled. Text that has other tokens here takes the mean of its
+    # token advantages, and no mask.
+    weights: tuple[float, ...] = ()  # that its loss is multiplied by
+    token_advantages: tuple[tuple[float, ...], ...] = ()  # in place of its one advantage
+    masks: tuple[tuple[bool, ...], ...] = ()  # False: the token has no loss, and is counted
+
+    def __post_init__(self) -> None:
+        counts = [len(each.token_ids) for each in self.completions]
+        if self.weights and len(self.weights) != len(counts):
+            raise LocalProtocolError("a training group: not one weight for each completion")
+        for column in (self.token_advantages, self.masks):
+            lengths = [len(each) for each in column] or [0] * len(counts)
+            if len(lengths) != len(counts) or any(
+                length not in (0, count) for length, count in zip(lengths, counts, strict=True)
+            ):
+                raise LocalProtocolError("a training group: not one entry for each token")
 
 
 def training_group(
@@ -64,16 +83,26 @@ def training_group(
     own_tokens: bool,
     source: str = "",
     tokenizer: str = "",
+    weights: Sequence[float] = (),
+    token_advantages: Sequence[tuple[float, ...]] = (),
+    masks: Sequence[tuple[bool, ...]] = (),
 ) -> TrainingGroup:
-    """The completions to train on; those with advantage None are left out."""
-    kept = [(each, a) for each, a in zip(completions, advantages, strict=True) if a is not None]
+    """The completions to train on; those with advantage None are left out, with their entries."""
+
+    def kept(column: Sequence[T]) -> tuple[T, ...]:
+        pairs = zip(column, advantages, strict=True) if column else ()
+        return tuple(each for each, advantage in pairs if advantage is not None)
+
     return TrainingGroup(
         prompt,
-        tuple(each for each, _ in kept),
-        tuple(advantage for _, advantage in kept),
+        kept(completions),
+        tuple(each for each in advantages if each is not None),
         own_tokens,
         source,
         tokenizer,
+        weights=kept(weights),
+        token_advantages=kept(token_advantages),
+        masks=kept(masks),
     )
 
 
@@ -150,6 +179,15 @@ class Trainer(Protocol):
 
         Raises:
             ChildFailed: out of memory or a crash; the policy is as before or the process is gone.
+        """
+        ...
+
+    async def features(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
+        """The last hidden state (H,) at each completion's last token under the present policy, as
+        POISE reads it (arXiv 2605.07579). Empty: training would skip the completion.
+
+        Raises:
+            ChildFailed: out of memory, a crash, or a policy whose states cannot be read.
         """
         ...
 

@@ -115,6 +115,9 @@ class TrainerClient(Engine):
         token but the first, given those before it."""
         return list(map(list, await self._call("logprobs", rows)))
 
+    async def features(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
+        return [list(map(tuple, group)) for group in await self._call("features", groups)]
+
     async def save(self, directory: Path) -> None:
         await self._call("save", directory)
 

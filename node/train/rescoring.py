@@ -5,7 +5,6 @@ completion, which was rewarded."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -30,7 +29,10 @@ def score(trainer: GroupTrainer, groups: Sequence[TrainingGroup]) -> list[list[l
     for group in groups:
         known = [_is_possible(trainer.policy, c) for c in group.completions]
         completions = [c for c, good in zip(group.completions, known, strict=True) if good]
-        part = replace(group, completions=tuple(completions), advantages=(0.0,) * len(completions))
+        zeros = (0.0,) * len(completions)
+        part = TrainingGroup(
+            group.prompt, tuple(completions), zeros, group.own_tokens, group.source
+        )
         [rows] = trainer.moments([part])
         values = iter(rows)
         result.append(

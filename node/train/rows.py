@@ -42,6 +42,9 @@ class Row:
     floor: float | None = None  # tokens that were less likely before the update teach nothing
     tokens_counted: int = 0  # as how long it weighs, in a mean over tokens
     said: list[int] | None = None  # places of its tokens that the policy sampled; None: all
+    factor: float = 1.0  # that its weight is multiplied by
+    token_advantages: torch.Tensor | None = None  # in place of the one
+    mask: torch.Tensor | None = None  # False: the token has no loss
 
     @property
     def count(self) -> int:
@@ -69,7 +72,11 @@ class Unit:
     @property
     def is_informative(self) -> bool:
         """True if any row has an advantage."""
-        return any(row.advantage != 0.0 for row in self.rows)
+        return any(
+            row.advantage != 0.0
+            or (row.token_advantages is not None and bool(row.token_advantages.any()))
+            for row in self.rows
+        )
 
 
 @dataclass(slots=True)
@@ -140,6 +147,8 @@ class Encoder:
         pairs = zip(group.completions, group.advantages, strict=True)
         for place, (completion, advantage) in enumerate(pairs):
             row = (self._row if place < own else self._guidance)(group, completion, advantage)
+            if row is not None and place < own:
+                self._add_columns(row, group, place)
             found.append(row if row is not None and self._fits(prompt, row) else None)
         return prompt, found
 
@@ -161,6 +170,19 @@ class Encoder:
         if self._uses_behaviour:
             row.behaviour = row.behaviour_logprobs
         return row
+
+    def _add_columns(self, row: Row, group: TrainingGroup, place: int) -> None:
+        """What the group has for this completion alone, by token where the tokens are the same."""
+        said = row.tokens if row.said is None else [row.tokens[at] for at in row.said]
+        is_same = said == list(group.completions[place].token_ids)
+        if group.weights:
+            row.factor = group.weights[place]
+        if group.token_advantages and (each := group.token_advantages[place]):
+            row.advantage = fmean(each)
+            if is_same:
+                row.token_advantages = torch.tensor(each, device=self._policy.device)
+        if is_same and group.masks and (kept := group.masks[place]):
+            row.mask = torch.tensor(kept, device=self._policy.device)
 
     def _guidance(
         self, group: TrainingGroup, completion: Completion, advantage: float
@@ -281,7 +303,7 @@ def weigh(rows: Sequence[Row], aggregation: Aggregation, tokens_max: int | None 
     for row, count, weight in zip(
         rows, counted, losses.token_weights(counted, aggregation, tokens_max), strict=True
     ):
-        row.weight = weight * count / row.count
+        row.weight = weight * count / row.count * row.factor
 
 
 def expect(units: Sequence[Unit]) -> None:
@@ -299,6 +321,8 @@ def _centre(rows: Sequence[Row]) -> None:
     is_flat = not informative(advantages)
     for row in rows:
         row.advantage = 0.0 if is_flat else row.advantage - mean
+        if row.token_advantages is not None:
+            row.token_advantages -= mean
 
 
 def padded_tokens(units: Sequence[Unit]) -> int:

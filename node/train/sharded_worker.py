@@ -112,6 +112,10 @@ class ShardedCore(TrainerCore):
         self._collect()
         return super().score(groups)
 
+    def features(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
+        self._collect()
+        return super().features(groups)
+
     def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         self._collect()
         return super().logprobs(rows)

@@ -176,6 +176,23 @@ class GroupTrainer:
             groups, lambda logits, targets: losses.token_moments(self._heated(logits), targets)
         )
 
+    def features(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
+        """The last hidden state (H,) at each completion's last token; empty as in `logprobs`."""
+        result = []
+        with torch.no_grad(), self.policy.autocast():
+            for group in groups:
+                prompt, rows = self._encoder.rows(group)
+                found: list[list[float]] = []
+                for row in rows:
+                    if row is None:
+                        found.append([])
+                        continue
+                    ids = torch.tensor([prompt + row.tokens], device=self.policy.device)
+                    states = self._body()(input_ids=ids, use_cache=False).last_hidden_state
+                    found.append(states[0, -1].float().tolist())
+                result.append(found)
+        return result
+
     def _measured(self, groups: Sequence[TrainingGroup], of_logits: OfLogits) -> list[list[Any]]:
         result = []
         with torch.no_grad():
@@ -331,7 +348,10 @@ class GroupTrainer:
         behaviour = old if row.behaviour is None else row.behaviour
         if row.expected is not None:
             behaviour = torch.full_like(values, row.expected)
-        return Tokens(values, old, behaviour, torch.full_like(values, row.advantage), row.kept)
+        advantages = row.token_advantages
+        if advantages is None:
+            advantages = torch.full_like(values, row.advantage)
+        return Tokens(values, old, behaviour, advantages, row.kept)
 
     def _backward(self, batch: Sequence[Unit], sums: Sums) -> None:
         rows = [row for unit in batch for row in unit.rows]
@@ -346,6 +366,9 @@ class GroupTrainer:
             if weights is not None:
                 each = each * weights
                 masked = masked | (weights == 0.0)
+            if row.mask is not None:
+                each = each.masked_fill(~row.mask, 0.0)
+                masked = masked | ~row.mask
             if row.floor is not None:
                 unlikely = old < row.floor
                 each = each.masked_fill(unlikely, 0.0)

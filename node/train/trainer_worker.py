@@ -47,7 +47,17 @@ _PARENT: Final = os.getppid()
 OPERATIONS: Final = frozenset(
     {
         *("advance", "begin", "begin_drafts", "begin_turns", "end", "export", "export_whole"),
-        *("info", "lend", "load", "logprobs", "memory_bytes", "release", "save", "score"),
+        *(
+            "features",
+            "info",
+            "lend",
+            "load",
+            "logprobs",
+            "memory_bytes",
+            "release",
+            "save",
+            "score",
+        ),
         *("slow_down", "train", "roll_back"),
     }
 )  # of `TrainerCore`, by request
@@ -175,6 +185,9 @@ class TrainerCore:
 
     def score(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
         return rescoring.score(self.trainer, groups)
+
+    def features(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
+        return self.trainer.features(groups)
 
     def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         return rescoring.of_rows(self.policy, rows)

@@ -12,9 +12,11 @@ from node.engines.torch_engine import Generation
 from node.engines.vllm.text import ModelText
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import TrainerSpec
 from node.policies.policy import Policy, load_policy
 from node.policies.presets import TinyRecipe
 from node.policies.tiny import blank_model, byte_tokenizer
+from node.train.trainer import GroupTrainer
 from swarm.rollouts import Completion, FinishReason
 
 torch.set_num_threads(1)  # threads of so small models mostly wait for each other
@@ -103,6 +105,20 @@ def group(
         ids = (*policy.encode_completion(text), policy.eos_id)
         completions.append(Completion(text, ids, (0.0,) * len(ids), FinishReason.STOP, 0))
     return TrainingGroup(prompt, tuple(completions), tuple(advantages), own)
+
+
+def step_of(policy: Policy, groups, spec: TrainerSpec, micro_batch_tokens: int = 100_000):
+    """The report and gradient of one batch: a step of plain gradient descent, undone afterwards."""
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    trainer = GroupTrainer(policy, spec, micro_batch_tokens)
+    trainer.optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    report = trainer.train(groups)
+    after = dict(policy.model.named_parameters())
+    gradient = torch.cat([(before[name] - after[name].detach()).flatten() for name in before])
+    with torch.no_grad():
+        for name, value in before.items():
+            after[name].copy_(value)
+    return report, gradient
 
 
 def gradients(policy: Policy) -> dict[str, torch.Tensor]:
