@@ -11,7 +11,7 @@ from statistics import fmean, median, median_low, pstdev, stdev
 from typing import Final, Literal
 
 from node.methods.groups import Advantages, by_source, lengths, mean_logprobs
-from node.methods.method import MethodSettings, NonNegative, Positive, PositiveShare, Share
+from node.methods.method import MethodSettings, Need, NonNegative, Positive, PositiveShare, Share
 from swarm.rollouts import ScoredGroup, informative
 
 STD_EPSILON: Final = 1e-6
@@ -93,7 +93,7 @@ def reinforce_pp(groups: Sequence[ScoredGroup], set_to: ReinforcePlusPlus) -> Ad
     return found
 
 
-class Opo(MethodSettings, kind="opo"):
+class Opo(MethodSettings, kind="opo", needs={Need.LENGTHS}):
     """r less the mean reward by length: the baseline of least variance where tokens weigh alike."""
 
 
@@ -191,7 +191,7 @@ def gapo(groups: Sequence[ScoredGroup], set_to: Gapo) -> Advantages:
 # Advantages of what a completion is made of: its turns, or its answers to a task's parts.
 
 
-class TwoLevels(MethodSettings, kind="two_levels"):
+class TwoLevels(MethodSettings, kind="two_levels", needs={Need.TURNS}):
     """A turn's advantage over others' same turn, and its transcript's over others."""
 
     discount: Share = 0.5
@@ -237,7 +237,7 @@ def two_levels(
     return found
 
 
-class SubProblems(MethodSettings, kind="sub_problems"):
+class SubProblems(MethodSettings, kind="sub_problems", needs={Need.PARTS}):
     """Each part of an answer against others' same part."""
 
     over_std: bool = True
@@ -262,7 +262,7 @@ def sub_problems(right: Sequence[Sequence[bool]], set_to: SubProblems) -> list[t
 PASSED = 1.0  # the reward of a right answer
 
 
-class Novelty(MethodSettings, kind="novelty"):
+class Novelty(MethodSettings, kind="novelty", needs={Need.LOGPROBS}):
     """GRPO, and more for right completions that were less likely than their group."""
 
     strength: NonNegative = 2.5
@@ -289,7 +289,7 @@ def novelty(groups: Sequence[ScoredGroup], set_to: Novelty) -> Advantages:
     return found
 
 
-class Uniqueness(MethodSettings, kind="uniqueness"):
+class Uniqueness(MethodSettings, kind="uniqueness", needs={Need.TEXTS}):
     """GRPO, and less for right completions of which there are many of a kind."""
 
     strength: NonNegative = 1.0
@@ -325,7 +325,7 @@ WHITEN_EPSILON: Final = 1e-5
 BARE: Final = ""  # the context of a completion to the bare prompt
 
 
-class Contexts(MethodSettings, kind="contexts"):
+class Contexts(MethodSettings, kind="contexts", needs={Need.CONTEXTS}):
     """r - mean(context) + between (mean(context) - mean(all))."""
 
     # weight of the gap between contexts; 0: each source has a baseline of its own

@@ -26,7 +26,7 @@ from node.methods.method import (
 from swarm.rollouts import ScoredGroup
 
 
-class Extremes(MethodSettings, kind="extremes"):
+class Extremes(MethodSettings, kind="extremes", needs={Need.ENTROPY}):
     """The largest advantages and the most negative ones, and of them the tokens of high entropy."""
 
     samples_first: PositiveShare = 1.0  # share of completions kept at first; ours
@@ -194,7 +194,7 @@ def by_need(passes: Sequence[float], rng: Random, set_to: ByNeed) -> list[int]:
 # Less for completions that come near the bound on their length.
 
 
-class Overlong(MethodSettings, kind="overlong"):
+class Overlong(MethodSettings, kind="overlong", needs={Need.LENGTHS}):
     """Completions lose the more, the deeper they reach into the last tokens that they may have."""
 
     tokens_max: Count = 20_480
@@ -219,7 +219,7 @@ def overlong(lengths: Sequence[int], set_to: Overlong) -> tuple[float, ...]:
 ROUNDING: Final = 1e-9  # by which a score may lie below what it is
 
 
-class Variance(MethodSettings, kind="variance"):
+class Variance(MethodSettings, kind="variance", needs={Need.REVISITS}):
     """Groups whose rewards vary enough; the places of others go to tasks of a bank."""
 
     momentum: Share = 0.9  # of a task's score in the bank; ours

@@ -114,7 +114,7 @@ HALVINGS: Final = 50
 ROLLOUTS_MAX: Final = 1_024  # at once: the time grows by HALVINGS^2 for each
 
 
-class Pruning(MethodSettings, kind="pruning"):
+class Pruning(MethodSettings, kind="pruning", needs={Need.FEATURES}):
     """Each rollout survives with a probability that depends on its chance to come out right."""
 
     kept_share: PositiveShare = 0.5  # expected share of rollouts that go on (kappa)
@@ -181,7 +181,7 @@ def survivors(propensities: Sequence[float], rng: Random) -> tuple[int, ...]:
 # Prompts without the tokens that lead the policy astray.
 
 
-class Purify(MethodSettings, kind="purify"):
+class Purify(MethodSettings, kind="purify", needs={Need.REFERENCE, Need.BEHAVIOUR}):
     """The tokens of a prompt that the policy sees most unlike a reference are taken out, and what
     succeeds without them replaces what failed with them."""
 

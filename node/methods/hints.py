@@ -92,7 +92,7 @@ class BareSuccess:
         return hint
 
 
-class Nudges(MethodSettings, kind="nudges"):
+class Nudges(MethodSettings, kind="nudges", needs={Need.CONTEXTS}):
     """Some strategies are named, each to some rollouts; and some of these do without."""
 
     strategies: Annotated[int, Ge(1), Le(256)] = 2

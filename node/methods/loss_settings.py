@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from node.methods.method import MethodSettings, NonNegative, Share
+from node.methods.method import MethodSettings, Need, NonNegative, Share
 from node.methods.method import Positive as WeightBound
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_norm"]
@@ -24,7 +24,7 @@ class LossSettings(MethodSettings):
     aggregation: Aggregation = "token_mean"  # see `losses.token_weights`
 
 
-class StaleLoss(LossSettings):
+class StaleLoss(LossSettings, needs={Need.BEHAVIOUR}):
     """Settings of losses that use behaviour log-probs."""
 
     unknown_share_max: Share = 0.5  # of a batch's completions without behaviour log-probs
@@ -145,20 +145,20 @@ DEFAULT_LEARNER_LOSS: Final = "dapo"
 # where it was generated. Weights are within one completion: no peer changes another's.
 
 
-class Truncated(MethodSettings, kind="truncated"):
+class Truncated(MethodSettings, kind="truncated", needs={Need.BEHAVIOUR}):
     """A token's loss counts by rho, and by no more than a bound (TIS)."""
 
     weight_max: WeightBound = 2.0
 
 
-class IcePop(MethodSettings, kind="icepop"):
+class IcePop(MethodSettings, kind="icepop", needs={Need.BEHAVIOUR}):
     """A token's loss counts by rho within a band, and not at all outside."""
 
     weight_min: WeightBound = 0.5
     weight_max: WeightBound = 5.0
 
 
-class Masked(MethodSettings, kind="masked"):
+class Masked(MethodSettings, kind="masked", needs={Need.BEHAVIOUR}):
     """A token counts in full where rho is within a band, and not at all outside: rejection
     of tokens, as verl has it. With rho itself for a weight it is `icepop`."""
 
@@ -166,26 +166,26 @@ class Masked(MethodSettings, kind="masked"):
     weight_max: WeightBound = 2.0
 
 
-class Veto(MethodSettings, kind="veto"):
+class Veto(MethodSettings, kind="veto", needs={Need.BEHAVIOUR}):
     """A completion with any token that has become all but impossible is left out."""
 
     weight_min: WeightBound = 1e-4
 
 
-class Geometric(MethodSettings, kind="geometric"):
+class Geometric(MethodSettings, kind="geometric", needs={Need.BEHAVIOUR}):
     """A completion is left out where the geometric mean of rho is outside of a band."""
 
     weight_min: WeightBound = 0.999
     weight_max: WeightBound = 1.001
 
 
-class K3(MethodSettings, kind="k3"):
+class K3(MethodSettings, kind="k3", needs={Need.BEHAVIOUR}):
     """A completion is left out where the mean of rho - log rho - 1 is above a bound."""
 
     divergence_max: WeightBound = 0.01
 
 
-class Opsm(MethodSettings, kind="opsm"):
+class Opsm(MethodSettings, kind="opsm", needs={Need.BEHAVIOUR}):
     """A wrong completion is left out where the policy has moved away from it (OPSM)."""
 
     moved_max: NonNegative = 1e-4  # nats a token, on average

@@ -72,7 +72,7 @@ class MethodSettings:
     def __init_subclass__(
         cls, kind: str = "", needs: Iterable[Need] = (), roles: tuple[Role, ...] = BOTH
     ) -> None:
-        cls.kind, cls.needs, cls.roles = kind, frozenset(needs), roles
+        cls.kind, cls.needs, cls.roles = kind, cls.needs | frozenset(needs), roles
         dataclass(frozen=True)(cls)
 
     def __str__(self) -> str:
@@ -90,13 +90,20 @@ class KnownMethod:
     function: Callable[..., Any]
     family: Family
     source: str  # arXiv number, or the system whose code defines it
-    needs: frozenset[Need] = frozenset()
-    used_by: tuple[str, ...] = ()  # loops that call it
     measured: str = ""  # result in words; empty: not measured
+    used_by: tuple[Role, ...] = ()  # loops that run it
 
     @property
     def name(self) -> str:
         return self.parameters.kind
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.parameters.needs
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return self.parameters.roles
 
     @property
     def about(self) -> str:

@@ -7,46 +7,39 @@ from typing import Any, Final
 from node.methods import admission_control, advantages, filters, generation, hints, replay, rewards
 from node.methods import rollout_budgets as budgets
 from node.methods import task_control as tasks
-from node.methods.choices import ADVANTAGES
+from node.methods.choices import ADVANTAGES, KNOWN
 from node.methods.importance_weights import IMPORTANCE_WEIGHTS
-from node.methods.loss_settings import CORRECTIONS, LOSSES, StaleLoss
+from node.methods.loss_settings import CORRECTIONS, LOSSES
 from node.methods.losses import OBJECTIVES
-from node.methods.method import Family, KnownMethod, MethodSettings, Need
+from node.methods.method import Family, KnownMethod, MethodSettings
 
-_NODES: Final = ("node", "learner")
 _DEFAULT: Final = "the default, which others are measured against"
 _SAME: Final = "within a few points of grpo, tiny policy, three seeds"
 _NOT_AHEAD: Final = "not ahead of sapo on own groups, tiny policy, three seeds"
 
 
-def _advantage(name: str, source: str, *needs: Need, measured: str = "") -> KnownMethod:
-    parameters, function = ADVANTAGES[name]
-    return KnownMethod(
-        parameters, function, "advantage", source, frozenset(needs), _NODES, measured
-    )
-
-
-def _loss(kind: str, source: str, measured: str = "") -> KnownMethod:
-    needs = {Need.BEHAVIOUR} if issubclass(LOSSES[kind], StaleLoss) else set()
-    function = OBJECTIVES[kind].losses
-    return KnownMethod(LOSSES[kind], function, "loss", source, frozenset(needs), _NODES, measured)
-
-
-def _correction(kind: str, source: str) -> KnownMethod:
-    needs = frozenset({Need.BEHAVIOUR})
-    function = IMPORTANCE_WEIGHTS[kind]
-    measured = "no difference to none at two nodes that share, tiny policy, three seeds"
-    return KnownMethod(CORRECTIONS[kind], function, "correction", source, needs, _NODES, measured)
-
-
-def _alone(
+def _method(
     parameters: type[MethodSettings],
     function: Callable[..., Any],
     family: Family,
     source: str,
-    *needs: Need,
+    measured: str = "",
 ) -> KnownMethod:
-    return KnownMethod(parameters, function, family, source, frozenset(needs))
+    used_by = parameters.roles if parameters.kind in KNOWN[family] else ()
+    return KnownMethod(parameters, function, family, source, measured, used_by)
+
+
+def _advantage(name: str, source: str, measured: str = "") -> KnownMethod:
+    return _method(*ADVANTAGES[name], "advantage", source, measured)
+
+
+def _loss(kind: str, source: str, measured: str = "") -> KnownMethod:
+    return _method(LOSSES[kind], OBJECTIVES[kind].losses, "loss", source, measured)
+
+
+def _correction(kind: str, source: str) -> KnownMethod:
+    measured = "no difference to none at two nodes that share, tiny policy, three seeds"
+    return _method(CORRECTIONS[kind], IMPORTANCE_WEIGHTS[kind], "correction", source, measured)
 
 
 METHODS: Final[tuple[KnownMethod, ...]] = (
@@ -54,22 +47,19 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _advantage("dr_grpo", "2503.20783", measured=_SAME),
     _advantage("rloo", "2402.14740", measured=_SAME),
     _advantage("reinforce_pp", "2501.03262", measured=_SAME),
-    _advantage("opo", "2505.23585", Need.LENGTHS, measured=_SAME),
+    _advantage("opo", "2505.23585", measured=_SAME),
     _advantage("pass_k", "verl", measured="samples 5 points worse, greedy answers as good"),
     _advantage("mc_grpo", "2601.22582", measured="2 points ahead in three seeds of three"),
     _advantage("gapo", "2510.21830", measured=_SAME),
-    _advantage("contexts", "2605.15726", Need.CONTEXTS, measured=_SAME),
-    _advantage("novelty", "2510.06672", Need.LOGPROBS, measured=_SAME),
-    _advantage("uniqueness", "2601.08763", Need.TEXTS, measured=_SAME),
-    _alone(advantages.TwoLevels, advantages.two_levels, "advantage", "2509.11543", Need.TURNS),
-    _alone(advantages.SubProblems, advantages.sub_problems, "advantage", "2605.22074", Need.PARTS),
-    _alone(rewards.CrossValue, rewards.cross_value, "advantage", "2605.07579", Need.FEATURES),
-    _alone(rewards.Majority, rewards.majority, "reward", "2504.16084", Need.TEXTS),
-    _alone(
-        rewards.Distribution, rewards.distribution, "reward", "2601.21804",
-        Need.TEXTS, Need.ENTROPY,
-    ),
-    _alone(rewards.Flawed, rewards.flawed, "reward", "2510.22543", Need.JUDGE),
+    _advantage("contexts", "2605.15726", measured=_SAME),
+    _advantage("novelty", "2510.06672", measured=_SAME),
+    _advantage("uniqueness", "2601.08763", measured=_SAME),
+    _method(advantages.TwoLevels, advantages.two_levels, "advantage", "2509.11543"),
+    _method(advantages.SubProblems, advantages.sub_problems, "advantage", "2605.22074"),
+    _method(rewards.CrossValue, rewards.cross_value, "advantage", "2605.07579"),
+    _method(rewards.Majority, rewards.majority, "reward", "2504.16084"),
+    _method(rewards.Distribution, rewards.distribution, "reward", "2601.21804"),
+    _method(rewards.Flawed, rewards.flawed, "reward", "2510.22543"),
     _loss("sapo", "2509.08721", f"{_DEFAULT}; foreign tokens are weighed"),
     _loss("grpo", "2402.03300", "loses nothing up to eleven steps of staleness"),
     _loss("dapo", "2503.14476", "a learner's default"),
@@ -89,61 +79,46 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _correction("geometric", "verl"),
     _correction("k3", "verl"),
     _correction("opsm", "slime"),
-    _alone(tasks.Cdas, tasks.cdas, "control", "2505.17652", Need.REVISITS),
-    KnownMethod(
-        tasks.Vade, tasks.vade, "control", "2511.18902", frozenset({Need.REVISITS}), ("node",),
+    _method(tasks.Cdas, tasks.cdas, "control", "2505.17652"),
+    _method(
+        tasks.Vade, tasks.vade, "control", "2511.18902",
         "with the shared map 2 points ahead sampled, tiny policy, three seeds",
     ),
-    _alone(budgets.VarianceCurriculum, budgets.variance_curriculum, "control", "2509.19803"),
-    _alone(budgets.LengthSchedule, budgets.length_schedule, "control", "2509.25176"),
-    _alone(budgets.Dars, budgets.dars, "control", "2508.13755"),
-    _alone(budgets.Brorl, budgets.brorl, "control", "2510.01180", Need.REVISITS),
-    _alone(budgets.XrpoAllocation, budgets.xrpo_allocation, "control", "2510.06672"),
-    _alone(
-        budgets.Duet, budgets.duet, "control", "2605.08441",
-        Need.LENGTHS, Need.LOGPROBS, Need.REVISITS,
-    ),
-    _alone(admission_control.Admission, admission_control.admission, "control", "2505.24298"),
-    _alone(admission_control.Reclamation, admission_control.reclamation, "control", "ROLL"),
-    KnownMethod(
+    _method(budgets.VarianceCurriculum, budgets.variance_curriculum, "control", "2509.19803"),
+    _method(budgets.LengthSchedule, budgets.length_schedule, "control", "2509.25176"),
+    _method(budgets.Dars, budgets.dars, "control", "2508.13755"),
+    _method(budgets.Brorl, budgets.brorl, "control", "2510.01180"),
+    _method(budgets.XrpoAllocation, budgets.xrpo_allocation, "control", "2510.06672"),
+    _method(budgets.Duet, budgets.duet, "control", "2605.08441"),
+    _method(admission_control.Admission, admission_control.admission, "control", "2505.24298"),
+    _method(admission_control.Reclamation, admission_control.reclamation, "control", "ROLL"),
+    _method(
         tasks.AdaptiveExternal, tasks.adaptive_external, "external_rule",
-        "ours, of J in 2509.08721", used_by=("node",),
+        "ours, of J in 2509.08721",
     ),
-    _alone(filters.ZeroAdvantage, filters.zero_advantage, "filter", "2503.14476"),
-    _alone(filters.DynamicSampling, filters.dynamic_sampling, "filter", "2503.14476"),
-    KnownMethod(filters.ByNeed, filters.by_need, "draw", "ours", used_by=("node",)),
-    _alone(filters.Overlong, filters.overlong, "filter", "2503.14476", Need.LENGTHS),
-    _alone(filters.Variance, filters.variance, "filter", "2509.19803", Need.REVISITS),
-    _alone(filters.Extremes, filters.extremes, "filter", "2509.22115", Need.ENTROPY),
-    _alone(
-        replay.PoolOfSuccesses, replay.pool_of_successes, "replay", "2509.23866",
-        Need.REVISITS,
+    _method(filters.ZeroAdvantage, filters.zero_advantage, "filter", "2503.14476"),
+    _method(filters.DynamicSampling, filters.dynamic_sampling, "filter", "2503.14476"),
+    _method(filters.ByNeed, filters.by_need, "draw", "ours"),
+    _method(filters.Overlong, filters.overlong, "filter", "2503.14476"),
+    _method(filters.Variance, filters.variance, "filter", "2509.19803"),
+    _method(filters.Extremes, filters.extremes, "filter", "2509.22115"),
+    _method(replay.PoolOfSuccesses, replay.pool_of_successes, "replay", "2509.23866"),
+    _method(replay.ReplayedSuccesses, replay.replayed_successes, "replay", "2507.07451"),
+    _method(
+        replay.Rescue, replay.rescue, "replay", "ours, of 2504.14945",
+        "no difference where one group in eighty is rescued, tiny policy, three seeds",
     ),
-    _alone(
-        replay.ReplayedSuccesses, replay.replayed_successes, "replay", "2507.07451",
-        Need.REVISITS,
-    ),
-    KnownMethod(
-        replay.Rescue, replay.rescue, "replay", "ours, of 2504.14945", frozenset({Need.REVISITS}),
-        ("node",), "no difference where one group in eighty is rescued, tiny policy, three seeds",
-    ),
-    _alone(replay.Salvage, replay.salvage, "replay", "2602.24110", Need.TEXTS, Need.JUDGE),
-    KnownMethod(
+    _method(replay.Salvage, replay.salvage, "replay", "2602.24110"),
+    _method(
         generation.Speculative, generation.speculative, "generate", "2509.23232",
-        frozenset({Need.BEHAVIOUR, Need.REVISITS}), ("node",),
         "SmolLM2: 44 % of the tokens; 6 points ahead at equal tokens, 6 behind at equal rounds",
     ),
-    _alone(generation.WeightNoise, generation.noise, "generate", "2510.11696"),
-    _alone(generation.Pruning, generation.pruning, "generate", "2603.24840", Need.FEATURES),
-    _alone(generation.Branching, generation.branching, "generate", "2510.24302"),
-    _alone(
-        generation.Purify, generation.purify, "generate", "2601.21244",
-        Need.REFERENCE, Need.BEHAVIOUR,
-    ),
-    KnownMethod(
-        hints.Hints, hints.hints, "generate", "2512.13095", frozenset({Need.REVISITS}), ("node",)
-    ),
-    _alone(hints.Nudges, hints.nudges, "generate", "2605.15726", Need.CONTEXTS),
+    _method(generation.WeightNoise, generation.noise, "generate", "2510.11696"),
+    _method(generation.Pruning, generation.pruning, "generate", "2603.24840"),
+    _method(generation.Branching, generation.branching, "generate", "2510.24302"),
+    _method(generation.Purify, generation.purify, "generate", "2601.21244"),
+    _method(hints.Hints, hints.hints, "generate", "2512.13095"),
+    _method(hints.Nudges, hints.nudges, "generate", "2605.15726"),
 )  # fmt: skip
 
 

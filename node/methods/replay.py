@@ -17,7 +17,7 @@ from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, Task
 
 
-class PoolOfSuccesses(MethodSettings, kind="pool_of_successes"):
+class PoolOfSuccesses(MethodSettings, kind="pool_of_successes", needs={Need.REVISITS}):
     """A task that nobody solves now gets successes of before."""
 
     injected: Annotated[int, Ge(1), Le(64)] = 1  # successes for such a group; ours
@@ -25,7 +25,7 @@ class PoolOfSuccesses(MethodSettings, kind="pool_of_successes"):
     tasks_max: Count = 10_000  # tasks, those with a success last; ours
 
 
-class ReplayedSuccesses(MethodSettings, kind="replayed_successes"):
+class ReplayedSuccesses(MethodSettings, kind="replayed_successes", needs={Need.REVISITS}):
     """A task that is rarely solved gets own successes of before."""
 
     replayed: Annotated[int, Ge(1), Le(64)] = 2  # successes added to a group; ours
@@ -188,7 +188,7 @@ StepJudge = Callable[[Sequence[str]], int | None]
 """Of the steps of an answer, the place of the first wrong one; None: none is."""
 
 
-class Salvage(MethodSettings, kind="salvage"):
+class Salvage(MethodSettings, kind="salvage", needs={Need.TEXTS, Need.JUDGE}):
     """A wrong answer is begun again after its last right step."""
 
     steps_min: Count = 1  # right steps of a beginning that is worth it; ours

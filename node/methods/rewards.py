@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
-from node.methods.method import MethodSettings, NonNegative, Share
+from node.methods.method import MethodSettings, Need, NonNegative, Share
 
 CONFIDENCE_EPSILON: Final = 1e-6
 
 
-class Majority(MethodSettings, kind="majority"):
+class Majority(MethodSettings, kind="majority", needs={Need.TEXTS}):
     """1 for the answer that most give."""
 
 
@@ -27,7 +27,7 @@ def majority(
     return tuple(float(answer == best) for answer in answers)
 
 
-class Distribution(MethodSettings, kind="distribution"):
+class Distribution(MethodSettings, kind="distribution", needs={Need.TEXTS, Need.ENTROPY}):
     """By the answer's share of the votes, counted by certainty; rare sure ones gain."""
 
     share_min: Share = 0.0  # answers with a smaller share are worth nothing
@@ -72,7 +72,7 @@ def _votes(answers: Sequence[str | None], voters: Sequence[str]) -> dict[str, fl
     return votes
 
 
-class Flawed(MethodSettings, kind="flawed"):
+class Flawed(MethodSettings, kind="flawed", needs={Need.JUDGE}):
     """Right answers with a flaw on the way are worth less."""
 
     penalty: NonNegative = 1.0
@@ -87,7 +87,7 @@ def flawed(right: Sequence[bool], has_flaw: Sequence[bool], set_to: Flawed) -> t
     )
 
 
-class CrossValue(MethodSettings, kind="cross_value"):
+class CrossValue(MethodSettings, kind="cross_value", needs={Need.FEATURES}):
     """r less what a probe on the other completion's inner states expects."""
 
 

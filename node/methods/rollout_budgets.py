@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from node.methods.checked import finite, probability, right_of, whole
 from node.methods.filters import informative_probability
-from node.methods.method import Count, MethodSettings, NonNegative, PositiveShare, Share
+from node.methods.method import Count, MethodSettings, Need, NonNegative, PositiveShare, Share
 
 STD_UNKNOWN: Final = 0.5  # of rewards of 0 and 1 the largest
 PRICE_LOG: Final = 20.0  # the logarithm of a price lies within +- this
@@ -119,7 +119,7 @@ def phase_budgets(budget: int, set_to: XrpoAllocation) -> tuple[int, ...]:
     return tuple(each + (phase < rest) for phase in range(set_to.phases))
 
 
-class Duet(MethodSettings, kind="duet"):
+class Duet(MethodSettings, kind="duet", needs={Need.LENGTHS, Need.LOGPROBS, Need.REVISITS}):
     """Rollouts and lengths of each task within a budget of tokens, by one price of a token."""
 
     budget_share: PositiveShare = 0.5  # of the tokens that all rollouts would take
@@ -260,7 +260,7 @@ def dars(right: int, rollouts: int, set_to: Dars) -> int:
     return max(0, min(wanted, most - rollouts))
 
 
-class Brorl(MethodSettings, kind="brorl"):
+class Brorl(MethodSettings, kind="brorl", needs={Need.REVISITS}):
     """As many rollouts of a task as make it likely that it teaches."""
 
     by: Literal["informative", "mass"] = "informative"  # rewards differ, or a right answer was seen

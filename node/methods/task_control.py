@@ -26,7 +26,7 @@ from node.methods.method import (
 from swarm.rollouts import Counters
 
 
-class Cdas(MethodSettings, kind="cdas"):
+class Cdas(MethodSettings, kind="cdas", needs={Need.REVISITS}):
     """Half of the tasks a little below the policy's competence, half a little above it."""
 
     uniform_steps: Annotated[int, Ge(0)] = 1  # steps with uniform draws, before anything is known

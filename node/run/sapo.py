@@ -153,6 +153,8 @@ class Sapo:
         start = self.progress
         outcome = await self._round.run(self._view(start.round + 1))
         assert outcome is not None
+        measured = [each.scored for each in outcome.own if each.scored.decided and each.is_bare]
+        self._node.choice.learn([(each.group.task, each.rewards) for each in measured])
         generated = self._generated(outcome.own)
         self.progress = replace(
             start,

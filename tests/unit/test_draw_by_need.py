@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any, cast
 
 import pytest
@@ -23,6 +24,7 @@ from node.run.sapo import Sapo
 from node.simulation.simulated_nodes import build
 from node.simulation.simulated_nodes import run as run_simulated
 from node.stages.draw import DrawByNeed
+from node.stages.stage import View
 from node.verify.assignment import bucket_of, common_task, environment_bucket, next_task
 from node.verify.task_choice import TaskChoice
 from swarm.errors import ConfigError
@@ -194,10 +196,14 @@ def test_one_task_again_and_again_takes_no_places() -> None:
         nothing, lambda: 0.0,
     )  # fmt: skip
     policy = LivePolicy(nothing, nothing, "")
-    view = Sapo(node, policy, Progress())._view(1)  # type: ignore[arg-type]
     candidates = [Candidate(each.group_id, ALICE, each.rewards, 1, 0) for each in groups]
+
+    async def view() -> View:
+        return Sapo(node, policy, Progress())._view(1)
+
+    first = trio.run(view)
     for seed in range(20):
-        at = replace(view, seed=lambda _, *numbers, seed=seed: seed)
+        at = replace(first, seed=lambda _, *numbers, seed=seed: seed)
         chosen = trio.run(DrawByNeed(PLAIN).draw, candidates, 4, 4, at)
         assert len({offered.groups[each].group.task for each in chosen}) == 4
 

@@ -28,7 +28,11 @@ def view(tokenizer: str) -> View:
     config = NodeConfig(run=run, data_dir=Path("unused"))
     node = NodeParts(config, *[unused] * 7)
     policy = LivePolicy(unused, unused, tokenizer)
-    return Learner(node, policy, unused, unused, unused, Progress())._view()
+
+    async def begun() -> View:
+        return Learner(node, policy, unused, unused, unused, Progress())._view()
+
+    return trio.run(begun)
 
 
 def of_size(index: int, completions: int) -> ScoredGroup:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from node.methods import advantages as formulas
 from node.methods import rewards
-from node.methods.choices import ADVANTAGES, advantages, chosen_advantage
+from node.methods.choices import ADVANTAGES, KNOWN, advantages, chosen
 from node.methods.groups import by_source, lengths, mean_logprobs
 from node.methods.method import MethodSettings
 from swarm.rollouts import Completion, FinishReason, ScoredGroup
@@ -285,10 +285,10 @@ def test_against_fractions(values: list[Fraction]) -> None:
 
 def test_a_method_is_chosen_by_text_or_table_and_says_itself_again() -> None:
     for text in ("rloo", "gapo, window_share=0.4", "mc_grpo, scale=mad, advantage_max=3.0"):
-        made = chosen_advantage(text)
+        made = chosen(KNOWN["advantage"], text)
         assert isinstance(made, MethodSettings)
-        assert (str(made), chosen_advantage(str(made))) == (text, made)
-    assert chosen_advantage({"kind": "gapo", "window_share": 0.4}) == formulas.Gapo(
+        assert (str(made), chosen(KNOWN["advantage"], str(made))) == (text, made)
+    assert chosen(KNOWN["advantage"], {"kind": "gapo", "window_share": 0.4}) == formulas.Gapo(
         window_share=0.4
     )
     assert {name: made.name for name, made in of_names().items()} == {n: n for n in ADVANTAGES}
@@ -312,7 +312,7 @@ def of_names() -> dict[str, Any]:
 )
 def test_what_is_no_method_is_said_in_a_line(value: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        chosen_advantage(value)
+        chosen(KNOWN["advantage"], value)
 
 
 def test_lengths_and_mean_log_probs_of_groups_with_and_without_tokens() -> None:

@@ -106,7 +106,9 @@ def test_what_a_node_of_a_run_may_use_and_why_not(tmp_path: Path) -> None:
 
     plain = usable("")
     assert "control, run r, engine torch: none" in plain
-    assert any(line.startswith("  not vade: --control vade: nothing tells") for line in plain)
+    assert any(
+        line.startswith("  not vade: --control vade: vade: run r has no tasks") for line in plain
+    )
     assert any("not speculative" in line and "common.share" in line for line in plain)
     assert any(line.startswith("loss, run r, engine torch: sapo, grpo") for line in plain)
     assert not any("two_levels" in line for line in plain)  # no loop uses it
@@ -116,7 +118,7 @@ def test_what_a_node_of_a_run_may_use_and_why_not(tmp_path: Path) -> None:
     assert "generate, run r, engine torch: speculative, hints" in common
     other = usable("[common]\nshare = 0.5\n", engine="vllm")
     assert "generate, run r, engine vllm: hints" in other
-    assert any("not speculative" in line and "nothing from drafts" in line for line in other)
+    assert any("not speculative" in line and "has no drafts" in line for line in other)
     corrected = usable('[training]\nloss = "tis"\n')
     assert "correction, run r, engine torch: none" in corrected
     assert any("is for the loss sapo, and tis has its" in line for line in corrected)

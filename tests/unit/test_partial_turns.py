@@ -9,7 +9,7 @@ from node.config import NodeConfig, load_config
 from node.envs.base import Interaction
 from node.envs.registry import interaction
 from node.envs.replay_turns import forgery, said_of
-from node.interfaces.engine import Context, Outcome, Request, Sampling
+from node.interfaces.engine import Context, Engine, EngineInfo, Outcome, Request, Sampling
 from node.run.partial_rollouts import PartialRollouts
 from node.run.turns import Player
 from node.stages.stage import Wanted
@@ -32,9 +32,11 @@ def source() -> Interaction:
     return found
 
 
-class Guesser:
+class Guesser(Engine):
     """An engine that finds the number at a turn of its own for each task: the first task's at once,
     the second one's with the second guess, and so on to the fourth."""
+
+    maker = EngineInfo("scripted")
 
     def __init__(self, indices: int) -> None:
         self.version = 1

@@ -7,7 +7,7 @@ import pytest
 from node.config import RunConfig
 from node.envs.registry import interaction
 from node.envs.replay_turns import forgery, said_of
-from node.interfaces.engine import Context, Sampling
+from node.interfaces.engine import Context, Engine, EngineInfo, Sampling
 from node.run.turns import Player, completions
 from node.verify.assignment import assigned_task
 from node.verify.held_out import Assignment
@@ -25,9 +25,11 @@ def run_of(*names: str) -> RunConfig:
     return RunConfig.model_validate({"name": "play", "environments": environments})
 
 
-class Scripted:
+class Scripted(Engine):
     """An engine that says what it was told to, turn by turn, a token for each letter and its end.
     Each call has the next policy version."""
+
+    maker = EngineInfo("scripted")
 
     def __init__(self, turns: Sequence[Sequence[str]], cut_at: int | None = None) -> None:
         self.turns = turns  # of each completion
