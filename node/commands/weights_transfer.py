@@ -33,7 +33,7 @@ from swarm.identity import PeerId, public_key_of
 from swarm.storage import data_directory, make_shared, shared_files
 from swarm.weights.publisher import Published, Publisher, Spread
 from swarm.weights.version_store import MANIFEST_SUFFIX, LocalVersion
-from swarm.weights.weights_service import Follower, Outcome, WeightsRules, WeightsService
+from swarm.weights.weights_service import Follower, VersionOutcome, WeightsRules, WeightsService
 
 EXIT_INTERRUPTED: Final = 130
 DEFAULT_POLICY: Final = "policy"
@@ -118,7 +118,7 @@ class _Swarm:
 
 @asynccontextmanager
 async def _open(
-    options: TransferOptions, tell: Callable[[Outcome], None], *, publishes: bool
+    options: TransferOptions, tell: Callable[[VersionOutcome], None], *, publishes: bool
 ) -> AsyncIterator[_Swarm]:
     """Join the swarm and share the local versions until the block ends."""
     config = options.config
@@ -289,9 +289,9 @@ def fetch(options: TransferOptions, out: Path | None, say: Say, *, follow: bool)
 
 async def _fetch(options: TransferOptions, out: Path | None, say: Say, follow: bool) -> int:
     left = trio.Event()
-    send, receive = trio.open_memory_channel[Outcome](16)
+    send, receive = trio.open_memory_channel[VersionOutcome](16)
 
-    def tell(outcome: Outcome) -> None:
+    def tell(outcome: VersionOutcome) -> None:
         with suppress(trio.WouldBlock):  # a newer version follows on its heels
             send.send_nowait(outcome)
 
@@ -318,18 +318,22 @@ async def _fetch(options: TransferOptions, out: Path | None, say: Say, follow: b
     return EXIT_OK if follow else status
 
 
-async def _notice_current(service: WeightsService, send: trio.MemorySendChannel[Outcome]) -> None:
+async def _notice_current(
+    service: WeightsService, send: trio.MemorySendChannel[VersionOutcome]
+) -> None:
     """Report the newest version as if it had just come, if it is here already."""
     await service.heard.wait()
     await trio.sleep(LOOK_S)
     head = service.heads.newest(service.rules.policy)
     current = await service.run_sync(service.versions.current)
     if head is not None and current is not None and current.version == head.version:
-        applied = Outcome.of_current(current.version)
+        applied = VersionOutcome.of_current(current.version)
         await send.send(applied)
 
 
-async def _take(outcome: Outcome, service: WeightsService, out: Path | None, say: Say) -> bool:
+async def _take(
+    outcome: VersionOutcome, service: WeightsService, out: Path | None, say: Say
+) -> bool:
     """Say the outcome of a version and copy it out. True if all of it worked."""
     applied = outcome.applied
     for doubt in outcome.doubts:
@@ -353,7 +357,7 @@ async def _take(outcome: Outcome, service: WeightsService, out: Path | None, say
     return True
 
 
-def _summary(outcome: Outcome) -> str:
+def _summary(outcome: VersionOutcome) -> str:
     applied, bound = outcome.applied, outcome.bound_s
     if not outcome.bases:
         return f"version {applied.wanted}: here already"

@@ -40,7 +40,7 @@ from swarm.telemetry.reports import (
 )
 from swarm.transport.base import TransportCounters
 from swarm.weights.broadcast import Holding
-from swarm.weights.weights_service import Outcome
+from swarm.weights.weights_service import VersionOutcome
 from swarm.wire.messages import ROLLOUTS_PROTOCOL, adverts_topic
 
 OTHERS: Final = "others"  # the label of the values beyond `LABELS_MAX`, summed
@@ -196,7 +196,7 @@ class Reporter:
         self._errors = 0
         self._returns = 0
         self._last: dict[type[Record], Record] = {}  # a round, a step, a batch
-        self._outcome: Outcome | None = None
+        self._outcome: VersionOutcome | None = None
         self._saved_bytes = 0
         self._sums: Counter[str] = Counter()
 
@@ -234,7 +234,7 @@ class Reporter:
         rest = {name: value for name, value in known.items() if name not in evaluated}
         return number, finite(rest | dict(self._sums) | of_record)
 
-    def note_outcome(self, outcome: Outcome) -> None:
+    def note_outcome(self, outcome: VersionOutcome) -> None:
         """A version was fetched, or not."""
         self._saved_bytes += outcome.applied.bytes_saved
         if outcome.applied.failure is None:

@@ -53,7 +53,7 @@ from swarm.telemetry import reports
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 from swarm.telemetry.mqtt import publisher_of
 from swarm.transport.libp2p.host import Libp2pTransport
-from swarm.weights.weights_service import Outcome
+from swarm.weights.weights_service import VersionOutcome
 
 EVENTS_FILE = "events.jsonl"
 DATA_DIR = NodeConfig.model_fields["data_dir"].default
@@ -356,7 +356,7 @@ class App:
     async def show(self, groups: Sequence[SampledGroup]) -> None:
         await trio.to_thread.run_sync(keep, self._samples, groups)
 
-    def note_outcome(self, outcome: Outcome) -> None:
+    def note_outcome(self, outcome: VersionOutcome) -> None:
         self._telemetry.reporter.note_outcome(outcome)
 
     async def tell(self, record: Record) -> None:

@@ -36,8 +36,8 @@ from node.stages.stage import BatchGroup, RoundOutcome, Stages, View
 from swarm.rollouts import ScoredGroup
 
 
-class Source(Protocol):
-    """Where a round's groups come from, and where they go."""
+class GroupSource(Protocol):
+    """The origin of a round's groups, and the place where they go."""
 
     async def own(self, at: View, clock: "Stopwatch") -> list[BatchGroup] | None:
         """The groups of this node's tasks. None: there is no round."""
@@ -59,7 +59,9 @@ class Source(Protocol):
 class Round:
     """The stages of a node or a learner, over its source of groups."""
 
-    def __init__(self, node: NodeParts, policy: LivePolicy, source: Source, stages: Stages) -> None:
+    def __init__(
+        self, node: NodeParts, policy: LivePolicy, source: GroupSource, stages: Stages
+    ) -> None:
         self._node, self._policy = node, policy
         self._source, self.stages = source, stages
         self.clock = Stopwatch()

@@ -100,6 +100,7 @@ def _within(wanted: Sequence[Wanted], rollouts: int) -> list[Wanted]:
     return found
 
 
+# Long: the source and its record share the progress.
 class Sapo:
     """The source of a node's rounds. Holds its progress, its methods and groups under way."""
 

@@ -35,13 +35,13 @@ from swarm.identity import Identity, PeerId
 from swarm.leases.lease_client import LeaseClient
 from swarm.telemetry import metrics as m
 from swarm.telemetry import reports
-from swarm.weights.weights_service import Outcome, Stage, WeightsService
+from swarm.weights.weights_service import VersionOutcome, VersionStage, WeightsService
 
 EVENTS_MAX: Final = 128  # of broadcasts that wait to be logged
 ENGINES: Final = ("torch", "vllm")
 
 
-def outcome_records(peer: PeerId, outcome: Outcome) -> list[Record]:
+def outcome_records(peer: PeerId, outcome: VersionOutcome) -> list[Record]:
     """Log records of an attempt to get a version."""
     applied, bound_s = outcome.applied, outcome.bound_s
     came = VersionCame(
@@ -165,10 +165,10 @@ class WorkerRole(Role):
 
     # --- versions on their way ----------------------------------------------------------------
 
-    def _note_stage(self, stage: Stage) -> None:
+    def _note_stage(self, stage: VersionStage) -> None:
         self._log(VersionComing(self._node.peer.identity.peer_id, stage.version, stage.phase))
 
-    def _note_outcome(self, outcome: Outcome) -> None:
+    def _note_outcome(self, outcome: VersionOutcome) -> None:
         if self._host.paused_s is not None:
             applied = replace(outcome.applied, paused_s=self._host.paused_s)
             outcome = replace(outcome, applied=applied)

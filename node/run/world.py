@@ -21,7 +21,7 @@ from node.run.claims import Scorer, VersionDirectory
 from node.run.peer import Network, Peer
 from node.verify.verifier import Verifier
 from swarm.weights.publisher import Published, Publisher, Spread
-from swarm.weights.weights_service import Follower, Outcome, Stage, WeightsService
+from swarm.weights.weights_service import Follower, VersionOutcome, VersionStage, WeightsService
 
 
 class SamplingTrainer(Trainer, Engine, Protocol):
@@ -40,7 +40,7 @@ class Listener(Protocol):
     async def show(self, groups: Sequence[SampledGroup]) -> None:
         """Keep samples of completions for people."""
 
-    def note_outcome(self, outcome: Outcome) -> None:
+    def note_outcome(self, outcome: VersionOutcome) -> None:
         """An attempt to get a version has ended."""
 
 
@@ -143,8 +143,8 @@ class World(Network, Protocol):
         config: NodeConfig,
         peer: Peer,
         host: WorkerEngine,
-        tell: Callable[[Outcome], None],
-        watch: Callable[[Stage], None],
+        tell: Callable[[VersionOutcome], None],
+        watch: Callable[[VersionStage], None],
     ) -> AsyncIterator[WeightsService | None]:
         """Fetch versions for a worker's host until the block ends; None as in `Publishing`."""
         with policy_weights(

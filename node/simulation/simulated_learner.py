@@ -33,7 +33,7 @@ from node.simulation.simulated_policy import TimedEngine, TimedHost, TimedTraine
 from node.verify.verifier import InlineVerifier, Verifier
 from swarm.rollouts import version_spans
 from swarm.simulation.world import SimulatedWorld
-from swarm.weights.weights_service import Outcome
+from swarm.weights.weights_service import VersionOutcome
 
 LEARNER = 0
 STALE_KEPT = 8  # groups beyond the bound that are kept in words
@@ -183,7 +183,7 @@ class SimulatedMachine(SimulatedNetwork, World):
 
     async def show(self, groups: Sequence[SampledGroup]) -> None: ...
 
-    def note_outcome(self, outcome: Outcome) -> None: ...
+    def note_outcome(self, outcome: VersionOutcome) -> None: ...
 
     async def tell(self, record: Record) -> None:
         await trio.lowlevel.checkpoint()

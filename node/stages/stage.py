@@ -134,7 +134,7 @@ class Seed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What methods see of the node and of the round."""
+    """The node and the round, as methods see them."""
 
     number: int  # of the round or step, from 1
     role: Role
@@ -177,7 +177,7 @@ class More:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """What a round came to."""
+    """The result of a round."""
 
     own: Sequence[BatchGroup]  # as they were scored
     foreign: Sequence[ScoredGroup]
@@ -271,7 +271,7 @@ class Stage(Generic[S]):
     # --- in a checkpoint ------------------------------------------------------------------------
 
     def to_record(self) -> Any:
-        """What the method learned, for JSON, of bounded size. None: nothing."""
+        """The method's state, for JSON, of bounded size. None: it has none."""
         return None
 
     def restore(self, record: Any) -> None:
@@ -298,7 +298,7 @@ class Stages:
 
     @property
     def acted(self) -> dict[str, int]:
-        """How often each method acted in this round."""
+        """Times that each method acted in this round."""
         return {each.set_to.kind: each.acted for each in self.methods if each.acted}
 
     @property

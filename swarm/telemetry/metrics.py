@@ -371,18 +371,20 @@ PUBLISHED_VERSION: Final = _gauge(
 )  # fmt: skip
 BROADCAST_S: Final = _gauge(
     "broadcast_s", "s", "Broadcast", "seconds from a version's publication until it was here",
-    Outcome=lambda outcome: outcome.applied.fetch_s + outcome.applied.patch_s,
+    VersionOutcome=lambda outcome: outcome.applied.fetch_s + outcome.applied.patch_s,
     learner=None, LearnerReport="pace.broadcast_s",
 )  # fmt: skip
 BROADCAST_BOUND_RATIO: Final = _gauge(
     "broadcast_bound_ratio", "times", "Broadcast over its bound",
     "time of a broadcast over the least that the links allow",
-    Outcome=lambda outcome: outcome.applied.fetch_s / outcome.bound_s if outcome.bound_s else None,
+    VersionOutcome=lambda outcome: (
+        outcome.applied.fetch_s / outcome.bound_s if outcome.bound_s else None
+    ),
     learner=None,
 )  # fmt: skip
 PAUSED_S: Final = _gauge(
     "paused_s", "s", "Broadcast", "seconds that sampling paused for the last version",
-    Outcome="applied.paused_s",
+    VersionOutcome="applied.paused_s",
 )  # fmt: skip
 SAVED_BYTES_TOTAL: Final = _counter(
     "saved_bytes_total", "bytes", "Saved by deltas", "bytes that deltas made unnecessary", node=None

@@ -5,7 +5,7 @@ one broadcast for each step brings the missing chunks. The version is patched, v
 while the one before serves. A newer version ends an older one on its way; fetched chunks stay in
 the store.
 
-Nothing that a peer sends, and no full disk, ends the service: each try ends in an `Outcome`.
+Nothing that a peer sends, and no full disk, ends the service: each try ends in an `VersionOutcome`.
 """
 
 from collections.abc import Callable
@@ -96,7 +96,7 @@ class WeightsRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VersionOutcome:
     """The result of one try to get a version."""
 
     applied: Applied
@@ -106,7 +106,7 @@ class Outcome:
     doubts: tuple[str, ...] = ()  # faults of versions here that it was not built on
 
     @classmethod
-    def of_current(cls, version: int) -> "Outcome":
+    def of_current(cls, version: int) -> "VersionOutcome":
         """The outcome for a version that serves already."""
         return cls(Applied(version, version, None))
 
@@ -122,7 +122,7 @@ class VersionProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class VersionStage:
     """The next step of a try to get a version."""
 
     version: int
@@ -141,13 +141,13 @@ class Follower:
     """A node's use of versions. `tell` and `watch` must be quick."""
 
     engine: VersionLoader = field(default_factory=NoEngine)
-    tell: Callable[[Outcome], None] = lambda outcome: None
-    watch: Callable[[Stage], None] = lambda stage: None
+    tell: Callable[[VersionOutcome], None] = lambda outcome: None
+    watch: Callable[[VersionStage], None] = lambda stage: None
 
 
 @dataclass(slots=True)
 class _Try:
-    """The state of the version on its way, for `Outcome` and `VersionProgress`."""
+    """The state of the version on its way, for `VersionOutcome` and `VersionProgress`."""
 
     version: int
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -433,7 +433,7 @@ class WeightsService:
                     await self._news.wait()
                 failures += 1
 
-    async def _get(self, head: HeadBody) -> Outcome | None:
+    async def _get(self, head: HeadBody) -> VersionOutcome | None:
         """One try to load a version; None: a newer one came."""
         current = self._try = _Try(head.version)
         self._enter(current, "manifest")
@@ -467,13 +467,13 @@ class WeightsService:
                 current.doubts.append(str(error))
         is_known = current.is_bound_known and 0.0 < current.bound_s <= current.fetch_s
         bound = current.bound_s if is_known else None  # no fetch is faster than its bound
-        return Outcome(
+        return VersionOutcome(
             applied, tuple(current.bases), bound, current.reused_bytes, tuple(current.doubts)
         )
 
     def _enter(self, current: _Try, phase: str) -> None:
         current.phase = phase
-        self._follower.watch(Stage(current.version, phase))
+        self._follower.watch(VersionStage(current.version, phase))
 
     async def _make(self, head: HeadBody, current: _Try) -> Made:
         """Fetch, verify and patch a version by the cheapest route."""

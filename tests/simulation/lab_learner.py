@@ -44,7 +44,7 @@ from swarm.simulation.world import stop_at_once
 from swarm.transport.base import Transport
 from swarm.transport.memory.network import MemoryTransport
 from swarm.weights.publisher import VERSIONS_KEPT
-from swarm.weights.weights_service import Outcome, Stage, WeightsService
+from swarm.weights.weights_service import VersionOutcome, VersionStage, WeightsService
 from tests.simulation.witness import Witness
 
 LEASES = LeaseRules()
@@ -272,8 +272,8 @@ class _LabMachine(SimulatedMachine):
         config: NodeConfig,
         peer: Peer,
         host: WorkerEngine,
-        tell: Callable[[Outcome], None],
-        watch: Callable[[Stage], None],
+        tell: Callable[[VersionOutcome], None],
+        watch: Callable[[VersionStage], None],
     ) -> AbstractAsyncContextManager[WeightsService | None]:
         transfer_s = self.there.case.transfer_s
         if transfer_s is None:

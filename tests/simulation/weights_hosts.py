@@ -28,7 +28,7 @@ from swarm.weights.chunk_store import ChunkStore
 from swarm.weights.hot_swap import HeadRules
 from swarm.weights.publisher import Published, Publisher, Spread
 from swarm.weights.version_store import Versions
-from swarm.weights.weights_service import Follower, Outcome, WeightsRules, WeightsService
+from swarm.weights.weights_service import Follower, VersionOutcome, WeightsRules, WeightsService
 
 RUN_ID = "run"
 POLICY = "actor"
@@ -108,7 +108,7 @@ class SimulatedHost:
     publisher: Publisher | None
     scope: trio.CancelScope
     gone: trio.Event = field(default_factory=trio.Event)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[VersionOutcome] = field(default_factory=list)
     spreads: list[Spread] = field(default_factory=list)
     clock_s: float = 0.0  # how far its clock is ahead
 
@@ -175,7 +175,7 @@ class Hosts:
         versions_directory = directory / "policy"
         publishes = number == PUBLISHER
         ledger = Ledger()
-        outcomes: list[Outcome] = []
+        outcomes: list[VersionOutcome] = []
         store = ChunkStore(directory / "store", store_bytes)
         service = WeightsService(
             WeightsRules(

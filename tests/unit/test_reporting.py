@@ -35,7 +35,7 @@ from swarm.telemetry.reports import (
 from swarm.transport.base import TransportCounters
 from swarm.weights.broadcast import Holding
 from swarm.weights.hot_swap import Applied
-from swarm.weights.weights_service import Outcome
+from swarm.weights.weights_service import VersionOutcome
 from swarm.wire.messages import REPORT_WORKERS_MAX, ROLLOUTS_PROTOCOL, adverts_topic
 from tests.unit.monitor_records import round_done, snapshot, started
 
@@ -164,7 +164,7 @@ def test_all_that_is_reported_has_a_name_and_travels(role: str) -> None:
     made.note(round_done(9))
     made.note(STEP)
     made.note(WORK)
-    made.note_outcome(Outcome(Applied(5, 5, None, 0.5, 2.0, 1.0, 10, 90), bound_s=1.0))
+    made.note_outcome(VersionOutcome(Applied(5, 5, None, 0.5, 2.0, 1.0, 10, 90), bound_s=1.0))
     report = make(made)
     assert set(report.metrics) | set(report.labelled) <= set(METRICS)
     assert decode_report(encode_report(report, NODE), NODE.peer_id) == report
@@ -210,8 +210,8 @@ def test_the_mean_of_nothing_is_left_out() -> None:
 
 def test_a_failed_version_leaves_the_figures_of_the_last() -> None:
     made = reporter("worker")
-    made.note_outcome(Outcome(Applied(5, 5, None, 0.5, 2.0, 1.0, 10, 90), bound_s=1.0))
-    made.note_outcome(Outcome(Applied(6, 5, "no room")))
+    made.note_outcome(VersionOutcome(Applied(5, 5, None, 0.5, 2.0, 1.0, 10, 90), bound_s=1.0))
+    made.note_outcome(VersionOutcome(Applied(6, 5, "no room")))
     metrics = make(made).metrics
     assert metrics["paused_s"] == 0.5
     assert metrics["broadcast_s"] == 3.0

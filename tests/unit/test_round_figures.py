@@ -29,7 +29,7 @@ from swarm.telemetry.dashboard.page_state import DashboardState, ReportSource
 from swarm.telemetry.fleet_view import NodeView
 from swarm.telemetry.metrics import FIGURES, METRIC, METRICS, SHOWN, figures_of
 from swarm.transport.base import TransportCounters
-from swarm.weights.weights_service import Outcome
+from swarm.weights.weights_service import VersionOutcome
 from swarm.wire.messages import LearnerReport
 from tests.unit.monitor_records import round_done, snapshot
 
@@ -95,7 +95,7 @@ RECORDS: dict[str, tuple[type, ...]] = {
     "WorkDone": (WorkDone,),
     "HeldOut": (HeldOut,),
     "logged": (RoundDone, StepDone, WorkDone),
-    "Outcome": (Outcome,),
+    "VersionOutcome": (VersionOutcome,),
     "MachineResources": (MachineResources,),
     "LearnerReport": (LearnerReport,),
     "Capacity": (Capacity,),
