@@ -9,13 +9,24 @@ run over each prompt and its tokens, and sampling continues with the same random
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Protocol
 
 import torch
 
-from node.interfaces.engine import NO_TURN, Context, Sampling, extend_spans
+from node.engines import recording
+from node.interfaces.engine import (
+    NO_TURN,
+    Context,
+    Outcome,
+    Record,
+    Recorded,
+    Request,
+    Sampling,
+    extend_spans,
+)
 from node.policies import lean, prefixes
 from node.policies.policy import Policy
 from swarm.errors import ConfigError
@@ -31,13 +42,18 @@ _KEEP_SHARE = 0.75  # rows still running, below which the batch is shrunk
 
 @dataclass(slots=True)
 class SampledRow:
-    """One unfinished completion."""
+    """One unfinished completion, or a beginning."""
 
     owner: int  # index of its prompt
     uniforms: torch.Tensor  # (tokens,) in [0, 1)
     limit: int  # of its tokens
+    temperature: float
+    record: frozenset[Record] = frozenset()
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)  # perhaps of more than its tokens
+    runners_up: list[tuple[int, float, float]] = field(default_factory=list)  # as well
+    hidden: tuple[float, ...] = ()
     stopped: bool = False
     spans: list[tuple[int, int]] = field(default_factory=list)  # (policy version, tokens)
 
@@ -59,33 +75,54 @@ class SampledRow:
         count = len(self.tokens) - sum(count for _, count in self.spans)
         extend_spans(self.spans, policy_version, count)
 
+    def recorded(self, begun: "SampledRow") -> Recorded:
+        """What was recorded of a beginning and this row."""
+        parts = ((begun, len(begun.tokens)), (self, len(self.tokens)))
+        return Recorded(
+            tuple(value for part, count in parts for value in part.entropies[:count]),
+            tuple(value for part, count in parts for value in part.runners_up[:count]),
+            self.hidden or begun.hidden,
+        )
+
 
 class Generation:
     """Unfinished completions, sampled a segment at a time. Synchronous. Call `weights_changed` when
-    the policy's weights change between two segments."""
+    the policy's weights change between two segments.
+
+    Rows that continue beginnings follow those without. The log-probs of a beginning are those given
+    with it, else the present policy's.
+    """
 
     def __init__(
         self,
         policy: Policy,
-        prompts: Sequence[str],
-        completions_each: int,
+        requests: Sequence[Request],
         sampling: Sampling,
         seed: int,
-        encoded: Sequence[tuple[list[int], int]] | None = None,
+        noise: float = 0.0,
+        encoded: Sequence[list[int]] | None = None,
     ) -> None:
-        """Compute nothing yet. `encoded` replaces each prompt's ids, with the limit of new tokens;
-        then the prompts only determine random numbers."""
-        sampling.check(completions_each)
-        self._policy, self._sampling = policy, sampling
-        self._prompts, self._each, self._seed = tuple(prompts), completions_each, seed
-        self._limits: list[int] | None = None
-        if encoded is None:
-            self._encoded = [policy.encode_prompt(prompt) for prompt in prompts]
-        else:
-            self._encoded = [ids for ids, _ in encoded]
-            self._limits = [limit for _, limit in encoded]
-        for ids in self._encoded:
-            if len(ids) >= policy.context_tokens:
+        """Compute nothing yet. `encoded` replaces each prompt's ids; then the prompts only
+        determine random numbers."""
+        sampling.check(1)
+        settings = [each.settings(sampling) for each in requests]
+        for each, own in zip(requests, settings, strict=True):
+            own.check(each.n)
+            if _is_weighed(each) and not sampling.is_whole:
+                raise ConfigError("beginnings are weighed by the whole distribution: top_p is 1")
+            if any(not 0 <= token < policy.vocabulary for token in each.beginning):
+                raise ConfigError("a beginning has token ids that are not in the vocabulary")
+        self._policy, self._requests, self._settings = policy, tuple(requests), settings
+        self._seed, self._noise = seed, noise
+        most = max([sampling.max_new_tokens, *(own.max_new_tokens for own in settings)])
+        self._drawn_each = sampling.max_new_tokens
+        self._sampling = replace(sampling, max_new_tokens=most)
+        self._prompt_ids = encoded or [policy.encode_prompt(each.prompt) for each in requests]
+        self._encoded = [
+            [*ids, *each.beginning] for ids, each in zip(self._prompt_ids, requests, strict=True)
+        ]
+        for ids, each in zip(self._encoded, requests, strict=True):
+            if len(ids) > policy.context_tokens - (not each.beginning):
                 raise ConfigError(
                     f"a prompt of {len(ids)} tokens does not fit the context of "
                     f"{policy.context_tokens} tokens: choose smaller task settings"
@@ -94,24 +131,35 @@ class Generation:
         self._begin()
 
     def _begin(self) -> None:
-        policy, tokens_max = self._policy, self._sampling.max_new_tokens
-        limits = self._limits or [
-            min(tokens_max, policy.context_tokens - len(ids)) for ids in self._encoded
-        ]
-        uniforms = uniforms_of(self._prompts, self._each, tokens_max, self._seed)
-        owners = [owner for owner in range(len(self._prompts)) for _ in range(self._each)]
-        self._rows = [
-            SampledRow(owner, drawn, limits[owner])
-            for owner, drawn in zip(owners, uniforms, strict=True)
-        ]
-        self._batches = in_batches(policy, self._encoded, self._rows, self._sampling)
+        policy = self._policy
+        drawn = iter(uniforms_of(self._requests, self._drawn_each, self._seed))
+        self._rows: list[SampledRow] = []
+        self._beginnings: list[SampledRow] = []
+        for owner, (each, own) in enumerate(zip(self._requests, self._settings, strict=True)):
+            room = policy.context_tokens - len(self._prompt_ids[owner])
+            limit = min(own.max_new_tokens, room) - len(each.beginning)
+            if not policy.eos_ids.isdisjoint(each.beginning):
+                limit = 0
+            for uniforms in islice(drawn, each.n):
+                row = SampledRow(owner, uniforms, limit, own.temperature, each.record)
+                self._rows.append(row)
+            begun = SampledRow(owner, torch.empty(0), 0, own.temperature, each.record)
+            begun.tokens += each.beginning
+            self._beginnings.append(begun)
+        plain = [row for row in self._rows if not self._requests[row.owner].beginning]
+        self._batches = in_batches(policy, self._encoded, plain, self._sampling)
+        begun_rows = [row for row in self._beginnings if row.tokens]
+        longest = max((len(row.tokens) for row in begun_rows), default=0)
+        passes = batches_of(policy, self._prompt_ids, begun_rows, longest)
+        self._unweighed = deque([row.owner for row in rows] for rows in passes)
 
     @property
     def done(self) -> bool:
-        return not self._batches
+        return not self._batches and not self._unweighed
 
     def advance(self, steps: int, policy_version: int) -> None:
-        """Sample at most `steps` more tokens of each row, one batch after the other.
+        """Sample at most `steps` more tokens of each row, one batch after the other. To weigh the
+        beginnings of a batch counts as one step.
 
         An older version than before begins another line of versions. Its numbers are ambiguous, so
         everything is sampled again from its beginning.
@@ -119,11 +167,35 @@ class Generation:
         if self._version is not None and policy_version < self._version:
             self._begin()
         self._version = policy_version
-        with torch.inference_mode(), self._policy.autocast():
+        noisy = recording.noisy(self._policy.model, self._noise, self._seed)
+        with noisy, torch.inference_mode(), self._policy.autocast():
+            if not self._batches and self._unweighed:
+                self._weigh(self._unweighed.popleft(), policy_version)
+                steps -= 1
             while steps > 0 and self._batches:
                 steps -= self._batches[0].advance(steps, policy_version)
                 if self._batches[0].done:
                     self._batches.popleft()
+
+    def _weigh(self, places: Sequence[int], policy_version: int) -> None:
+        """Find the columns of some beginnings, and set up their continuation."""
+        begun = [self._beginnings[at] for at in places]
+        asked = [row for row in begun if _is_weighed(self._requests[row.owner])]
+        if asked:
+            prompts = [self._prompt_ids[row.owner] for row in asked]
+            longest = max(len(row.tokens) for row in asked)
+            foretell(self._policy, decoder_of(self._policy, prompts, longest), asked)
+        for row in begun:
+            row.logprobs = list(self._requests[row.owner].beginning_logprobs) or row.logprobs
+            row.credit(policy_version)
+        here = set(places)
+        rows = [row for row in self._rows if row.owner in here]
+        going_on = {row.owner for row in rows if row.running}
+        note_hidden(
+            self._policy, self._prompt_ids, [row for row in begun if row.owner not in going_on]
+        )
+        running = [row for row in rows if row.running]
+        self._batches = in_batches(self._policy, self._encoded, running, self._sampling)
 
     def weights_changed(self) -> None:
         """Drop what the old weights computed; the tokens stay."""
@@ -131,20 +203,39 @@ class Generation:
             self._batches[0].forget()
 
     def completions(self) -> list[tuple[Completion, ...]]:
-        """One tuple for each prompt, after all are done."""
-        groups: list[list[Completion]] = [[] for _ in self._prompts]
-        for row in self._rows:
-            groups[row.owner].append(
-                Completion(
-                    text=self._policy.text_of(self._prompts[row.owner], row.tokens),
-                    token_ids=tuple(row.tokens),
-                    logprobs=tuple(row.logprobs),
-                    finish_reason=FinishReason.STOP if row.stopped else FinishReason.LENGTH,
-                    policy_version=row.spans[0][0],
-                    spans=tuple(row.spans) if len(row.spans) > 1 else (),
-                )
-            )
-        return [tuple(group) for group in groups]
+        return [each.completions for each in self.outcomes()]
+
+    def outcomes(self) -> list[Outcome]:
+        """One for each request, after all are done."""
+        found, rows = [], iter(self._rows)
+        for each, begun in zip(self._requests, self._beginnings, strict=True):
+            made = list(islice(rows, each.n))
+            completions = tuple(self._completion(each.prompt, begun, row) for row in made)
+            recorded = tuple(row.recorded(begun) for row in made) if each.record else ()
+            found.append(Outcome(completions, recorded))
+        return found
+
+    def _completion(self, prompt: str, begun: SampledRow, row: SampledRow) -> Completion:
+        tokens = (*begun.tokens, *row.tokens)
+        spans = list(begun.spans)
+        for version, count in row.spans:
+            extend_spans(spans, version, count)
+        ended = tokens[-1] in self._policy.eos_ids
+        return Completion(
+            text=self._policy.text_of(prompt, tokens),
+            token_ids=tokens,
+            logprobs=(*begun.logprobs, *row.logprobs),
+            finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
+            policy_version=spans[0][0],
+            spans=tuple(spans) if len(spans) > 1 else (),
+            splices=(len(begun.tokens),) if begun.tokens else (),
+        )
+
+
+def _is_weighed(request: Request) -> bool:
+    """True if columns of the beginning have to be computed."""
+    lacks = not request.beginning_logprobs or bool(request.record - {"hidden"})
+    return bool(request.beginning) and lacks
 
 
 class TurnGeneration(Generation):
@@ -162,33 +253,37 @@ class TurnGeneration(Generation):
         self._contexts = len(contexts)
         super().__init__(
             policy,
-            # random numbers are drawn by these: other ones in each turn
-            [f"{contexts[at].prompt}\x1f{len(contexts[at].turns)}" for at in self._places],
-            1,
+            # random numbers are drawn by these prompts: other ones in each turn
+            [
+                Request(f"{contexts[at].prompt}\x1f{len(contexts[at].turns)}", limit=limits[at])
+                for at in self._places
+            ],
             sampling,
             seed,
-            [(encoded[at], limits[at]) for at in self._places],
+            encoded=[encoded[at] for at in self._places],
         )
 
-    def completions(self) -> list[tuple[Completion, ...]]:
-        found = [(NO_TURN,)] * self._contexts
-        for at, (completion,) in zip(self._places, super().completions(), strict=True):
-            found[at] = (completion,)
-        return list(found)
+    def outcomes(self) -> list[Outcome]:
+        found = [Outcome((NO_TURN,))] * self._contexts
+        for at, outcome in zip(self._places, super().outcomes(), strict=True):
+            found[at] = outcome
+        return found
 
 
-def pick_tokens(
-    logits: torch.Tensor, uniforms: torch.Tensor, temperature: float, top_p: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens (R,) by inverse transform sampling from logits (R, V) with uniforms (R,) in [0, 1),
-    and their log-probs after temperature and top-p."""
-    scaled = logits.double() / temperature
-    probs = torch.softmax(scaled, dim=-1)
-    if top_p < 1.0:
-        probs = _nucleus(probs, top_p)
+def distribution(
+    logits: torch.Tensor, temperature: float | torch.Tensor, top_p: float
+) -> torch.Tensor:
+    """The probabilities (R, V) that tokens are drawn by; `temperature` may be (R, 1)."""
+    probs = torch.softmax(logits.double() / temperature, dim=-1)
+    return _nucleus(probs, top_p) if top_p < 1.0 else probs
+
+
+def pick_tokens(probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (R,) by inverse transform sampling from probabilities (R, V) with uniforms (R,) in
+    [0, 1), and their log-probs."""
     cumulative = probs.cumsum(dim=-1)
     points = (uniforms * cumulative[:, -1]).unsqueeze(-1)
-    tokens = torch.searchsorted(cumulative, points, right=True).clamp_max(logits.shape[-1] - 1)
+    tokens = torch.searchsorted(cumulative, points, right=True).clamp_max(probs.shape[-1] - 1)
     chosen = probs.gather(-1, tokens).clamp_min(torch.finfo(probs.dtype).tiny)
     return tokens.squeeze(-1), chosen.log().squeeze(-1)
 
@@ -203,18 +298,20 @@ def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def uniforms_of(
-    prompts: Sequence[str], each: int, tokens_max: int, seed: int, purpose: str = ""
+    requests: Sequence[Request], tokens_max: int, seed: int, purpose: str = ""
 ) -> list[torch.Tensor]:
-    """Random numbers (tokens_max,) in [0, 1) for each completion. They depend on the purpose, the
-    seed, the prompt and its repetition alone."""
-    seen: Counter[str] = Counter()
+    """Random numbers in [0, 1) for each completion, `tokens_max` or as many as its request's limit.
+    They depend on the purpose, the seed, the prompt and its repetition alone."""
+    seen: Counter[tuple[int, str]] = Counter()
     found = []
-    for prompt in prompts:
-        digest = hashlib.sha256(f"{purpose}{seed}/{seen[prompt]}/{prompt}".encode()).digest()
-        seen[prompt] += 1
+    for each in requests:
+        key = (seed if each.seed is None else each.seed, each.prompt)
+        digest = hashlib.sha256(f"{purpose}{key[0]}/{seen[key]}/{key[1]}".encode()).digest()
+        seen[key] += 1
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        for _ in range(each):
-            found.append(torch.rand(tokens_max, dtype=torch.float64, generator=generator))
+        count = max(tokens_max, each.limit or 0)
+        for _ in range(each.n):
+            found.append(torch.rand(count, dtype=torch.float64, generator=generator))
     return found
 
 
@@ -500,6 +597,57 @@ def open_decoder(
     return _HuggingFaceDecoder(policy, prompts, owners)
 
 
+def decoder_of(policy: Policy, prompts: Sequence[list[int]], room: int) -> Decoder:
+    """A decoder with one row for each of these prompts, of which equal ones run once."""
+    places: dict[tuple[int, ...], int] = {}
+    owners = [places.setdefault(tuple(ids), len(places)) for ids in prompts]
+    return open_decoder(policy, [list(ids) for ids in places], owners, room)
+
+
+def foretell(policy: Policy, decoder: Decoder, rows: Sequence[SampledRow]) -> None:
+    """Find what the policy says of the tokens that rows have: log-probs of the whole distribution,
+    and what is to be recorded. Logits are computed for some tokens at a time."""
+    longest = max(len(row.tokens) for row in rows)
+    padded = [[*row.tokens, *[policy.eos_id] * (longest - len(row.tokens))] for row in rows]
+    tokens = torch.tensor(padded, device=policy.device)
+    hot = torch.tensor([row.temperature for row in rows], dtype=torch.float64)
+    hot = hot.to(policy.device)[:, None, None]
+    width = max(1, LOGITS_MAX // (len(rows) * policy.vocabulary))
+    logits, first = decoder.logits[:, None], 0
+    while True:
+        last = first + logits.shape[1]
+        told = (logits.double() / hot).log_softmax(-1)
+        chosen = told.gather(-1, tokens[:, first:last, None]).squeeze(-1)
+        for row, values in zip(rows, chosen.tolist(), strict=True):
+            row.logprobs += values
+        note(rows, told.exp)
+        if last == longest:
+            break
+        first, end = last, min(last + width, longest)
+        logits = decoder.foretold(tokens[:, last - 1 : end - 1])
+    for row in rows:  # causal: pads change nothing before them
+        del row.logprobs[len(row.tokens) :]
+
+
+def note(rows: Sequence[SampledRow], probs: Callable[[], torch.Tensor]) -> None:
+    """Add what rows are to record of the distributions (rows, C, V) before their next tokens."""
+    wanted = {record for row in rows for record in row.record}
+    if "entropies" in wanted:
+        for row, values in zip(rows, recording.entropies(probs()).tolist(), strict=True):
+            row.entropies += values if "entropies" in row.record else ()
+    if "runners_up" in wanted:
+        for row, runners_up in zip(rows, recording.runners_up(probs()), strict=True):
+            row.runners_up += runners_up if "runners_up" in row.record else ()
+
+
+def note_hidden(policy: Policy, encoded: Sequence[list[int]], rows: Sequence[SampledRow]) -> None:
+    """Fill in the hidden state of those rows that are to record it."""
+    rows = [row for row in rows if "hidden" in row.record and not row.hidden]
+    states = recording.states_after(policy, [[*encoded[row.owner], *row.tokens] for row in rows])
+    for row, state in zip(rows, states, strict=True):
+        row.hidden = state
+
+
 class Batch:
     """Rows that are sampled together until all end."""
 
@@ -516,7 +664,8 @@ class Batch:
         self._live = list(rows)  # still in the batch, finished ones perhaps among them
         self._step = 0  # tokens that each running row has
         self._decoder = decoder
-        self._uniforms = self._drawn()
+        if decoder is not None:
+            self._draw()
 
     @property
     def done(self) -> bool:
@@ -536,6 +685,7 @@ class Batch:
             made += 1
         for row in segment:
             row.credit(policy_version)
+        note_hidden(self._policy, self._encoded, [row for row in segment if not row.running])
         self._decoder = decoder if self._live else None
         return made
 
@@ -555,18 +705,27 @@ class Batch:
             end = min(begin + width, self._step)
             tokens = [row.tokens[begin:end] for row in self._live]
             decoder.step(torch.tensor(tokens, device=self._policy.device))
-        self._uniforms = self._drawn()
+        self._draw()
         return decoder
 
-    def _drawn(self) -> torch.Tensor:
-        return torch.stack([row.uniforms for row in self._live]).to(self._policy.device)
+    def _draw(self) -> None:
+        # rows have room for unlike numbers of tokens
+        uniforms = torch.nn.utils.rnn.pad_sequence([row.uniforms for row in self._live], True)
+        self._uniforms = uniforms.to(self._policy.device)
+        self._temperature = self._hot()
+
+    def _hot(self) -> float | torch.Tensor:
+        """The temperature of all rows, or (rows, 1)."""
+        each = [row.temperature for row in self._live]
+        if len(set(each)) == 1:
+            return each[0]
+        return torch.tensor(each, dtype=torch.float64, device=self._policy.device)[:, None]
 
     def _sample(self, decoder: Decoder) -> None:
         """Sample one token for each row; if any still runs, compute the next logits."""
-        sampling = self._sampling
-        tokens, logprobs = pick_tokens(
-            decoder.logits, self._uniforms[:, self._step], sampling.temperature, sampling.top_p
-        )
+        probs = distribution(decoder.logits, self._temperature, self._sampling.top_p)
+        note(self._live, lambda: probs[:, None])
+        tokens, logprobs = pick_tokens(probs, self._uniforms[:, self._step])
         self._step += 1
         columns = zip(self._live, tokens.tolist(), logprobs.tolist(), strict=True)
         running = [
@@ -581,4 +740,5 @@ class Batch:
             decoder.select(running)
             tokens, self._uniforms = tokens[running], self._uniforms[running]
             self._live = [self._live[position] for position in running]
+            self._temperature = self._hot()
         decoder.step(tokens[:, None])

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgpack
 
-from node.interfaces.engine import Context, Sampling
+from node.interfaces.engine import Context, Outcome, Recorded, Request, Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.methods.drafts import Draft
 from node.methods.generation import Speculative
@@ -22,20 +22,23 @@ _MADE: Final[Mapping[str, Callable[..., Any]]] = {
         Completion,
         Context,
         Draft,
+        Outcome,
         PolicyInfo,
+        Recorded,
+        Request,
         Sampling,
         Speculative,
         TrainingGroup,
         TrainReport,
         Turn,
     )
-} | {"Path": Path}
+} | {"Path": Path, "frozenset": frozenset}
 _ENUMS: Final[Mapping[str, type[Any]]] = {"finish_reason": FinishReason, "author": Author}
 
 
 def pack(value: Any) -> bytes:
-    """Plain values, paths, and the dataclasses above, in any nesting; LocalProtocolError for
-    others."""
+    """Plain values, paths, sets of names, and the dataclasses above, in any nesting.
+    LocalProtocolError for others."""
     try:
         packed: bytes = msgpack.packb(value, default=_record, unicode_errors="surrogatepass")
     except (OverflowError, TypeError, ValueError) as error:
@@ -51,6 +54,8 @@ def unpack(data: bytes) -> Any:
 def _record(value: Any) -> dict[str, Any]:
     if isinstance(value, Path):
         return {_NAME: "Path", "": str(value)}
+    if isinstance(value, frozenset):
+        return {_NAME: "frozenset", "": sorted(value)}
     name = type(value).__name__
     if name not in _MADE:
         raise TypeError(f"{name} is not known here")
@@ -61,8 +66,8 @@ def _value(record: dict[str, Any]) -> Any:
     if _NAME not in record:
         return record
     make = _MADE[record.pop(_NAME)]
-    if make is Path:
-        return Path(record[""])
+    if "" in record:
+        return make(record[""])
     for name, kind in _ENUMS.items():
         if name in record:
             record[name] = kind(record[name])

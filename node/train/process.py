@@ -14,7 +14,16 @@ from typing import Any, BinaryIO, TypeVar
 
 import trio
 
-from node.interfaces.engine import Capabilities, Context, Engine, EngineInfo, Sampling
+from node.interfaces.engine import (
+    Capabilities,
+    Context,
+    Engine,
+    EngineInfo,
+    Outcome,
+    Request,
+    Sampling,
+    plain_requests,
+)
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, check_scorable, error_of
 from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.methods.drafts import Draft
@@ -38,7 +47,14 @@ T = TypeVar("T")
 class TrainerClient(Engine):
     """Trainer and rollout engine by the operations of a `TrainerCore`."""
 
-    capabilities = Capabilities(turns=True, drafts=True)
+    capabilities = Capabilities(
+        requests=True,
+        beginnings=True,
+        records=frozenset(("entropies", "runners_up", "hidden")),
+        noise=True,
+        turns=True,
+        drafts=True,
+    )
 
     def __init__(self) -> None:
         self.maker = EngineInfo("torch")  # its precision is known once it has started
@@ -66,32 +82,39 @@ class TrainerClient(Engine):
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
         """Generations wait for each other."""
-        return await self._generated("begin", prompts, completions_each, sampling, seed)
+        requests = plain_requests(prompts, completions_each)
+        return [each.completions for each in await self.sample(requests, sampling, seed)]
+
+    async def sample(
+        self, requests: Sequence[Request], sampling: Sampling, seed: int, noise: float = 0.0
+    ) -> list[Outcome]:
+        self.check_requests(requests, sampling, noise)
+        return await self._sampled("requests", requests, sampling, seed, noise)
 
     async def go_on(
         self, contexts: Sequence[Context], sampling: Sampling, seed: int
     ) -> list[Completion]:
-        groups = await self._generated("begin_turns", contexts, sampling, seed)
-        return [completion for (completion,) in groups]
+        outcomes = await self._sampled("turns", contexts, sampling, seed)
+        return [each.completions[0] for each in outcomes]
 
     async def redraft(
         self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
     ) -> list[Completion]:
-        groups = await self._generated("begin_drafts", drafts, set_to, sampling, seed)
-        return [completion for (completion,) in groups]
+        outcomes = await self._sampled("drafts", drafts, set_to, sampling, seed)
+        return [each.completions[0] for each in outcomes]
 
-    async def _generated(self, begin: str, *arguments: Any) -> list[tuple[Completion, ...]]:
+    async def _sampled(self, kind: str, *arguments: Any) -> list[Outcome]:
         async with self._generating:
             self._session += 1
-            session, groups = self._session, None
+            session, outcomes = self._session, None
             try:
-                await self._call(begin, session, *arguments)
-                while groups is None:
-                    groups = await self._call("advance", session, SEGMENT_STEPS)
+                await self._call("begin", session, kind, *arguments)
+                while outcomes is None:
+                    outcomes = await self._call("advance", session, SEGMENT_STEPS)
             except BaseException:
                 await self._leave(session)
                 raise
-        return list(groups)
+        return list(outcomes)
 
     async def load(self, weights: Path, policy_version: int) -> None:
         """For weights from elsewhere: what this trainer learns, it samples with at once."""

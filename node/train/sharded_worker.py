@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from node.interfaces.engine import Outcome
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.policies.policy import Policy, move
@@ -29,7 +30,6 @@ from node.train.step_guard import StepGuard
 from node.train.trainer import GroupTrainer
 from node.train.trainer_worker import NICENESS, CannotGoOn, TrainerCore, main, opened, threads
 from swarm.errors import ChildFailed, LocalProtocolError
-from swarm.rollouts import Completion
 
 EXIT_OK, EXIT_FAILED = 0, 1
 
@@ -85,7 +85,7 @@ class ShardedCore(TrainerCore):
         self._collect()
         super()._prepare_for(session)
 
-    def advance(self, session: int, steps: int) -> list[tuple[Completion, ...]] | None:
+    def advance(self, session: int, steps: int) -> list[Outcome] | None:
         self._collect()
         return super().advance(session, steps)
 

@@ -10,7 +10,7 @@ import select
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -19,11 +19,9 @@ import torch
 from node.engines.drafts import DraftGeneration
 from node.engines.torch_engine import Generation, TurnGeneration
 from node.interfaces.adapter_files import Held, is_adapter
-from node.interfaces.engine import Context, Sampling
+from node.interfaces.engine import Outcome
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, error_name
 from node.interfaces.trainer_spec import Device, Precision, TrainerSpec
-from node.methods.drafts import Draft
-from node.methods.generation import Speculative
 from node.policies import checkpoint, frozen, ipc_weights
 from node.policies.policy import Policy, load_policy, pick_device
 from node.policies.weight_diff import check_whole
@@ -33,7 +31,6 @@ from node.system.machine import THREADS_DEFAULT_MAX, give_back_at_once
 from node.train import frames, memory, rescoring
 from node.train.trainer import GroupTrainer
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
-from swarm.rollouts import Completion
 from swarm.texts import first_line
 
 NICENESS: Final = 10  # the node's event loop comes first
@@ -46,21 +43,16 @@ _PARENT: Final = os.getppid()
 
 OPERATIONS: Final = frozenset(
     {
-        *("advance", "begin", "begin_drafts", "begin_turns", "end", "export", "export_whole"),
-        *(
-            "features",
-            "info",
-            "lend",
-            "load",
-            "logprobs",
-            "memory_bytes",
-            "release",
-            "save",
-            "score",
-        ),
-        *("slow_down", "train", "roll_back"),
+        *("advance", "begin", "end", "export", "export_whole", "info", "lend", "load", "logprobs"),
+        *("memory_bytes", "release", "save", "score", "slow_down", "train", "roll_back"),
+        "features",
     }
 )  # of `TrainerCore`, by request
+GENERATIONS: Final[Mapping[str, type[Generation]]] = {
+    "requests": Generation,
+    "turns": TurnGeneration,
+    "drafts": DraftGeneration,
+}
 
 
 class CannotGoOn(ChildFailed):
@@ -118,44 +110,18 @@ class TrainerCore:
 
         return adapters.described(self.policy)
 
-    def begin(
-        self,
-        session: int,
-        prompts: Sequence[str],
-        completions_each: int,
-        sampling: Sampling,
-        seed: int,
-    ) -> None:
-        """Begin a generation, under a number that the caller chooses. LocalProtocolError:
-        `SESSIONS_MAX` others have not ended."""
+    def begin(self, session: int, kind: str, *arguments: Any) -> None:
+        """Begin a generation of `GENERATIONS`, under a number that the caller chooses.
+        LocalProtocolError: `SESSIONS_MAX` others have not ended."""
         self._prepare_for(session)
-        self._sessions[session] = Generation(self.policy, prompts, completions_each, sampling, seed)
-
-    def begin_turns(
-        self, session: int, contexts: Sequence[Context], sampling: Sampling, seed: int
-    ) -> None:
-        """As `begin`, for the next turns of transcripts."""
-        self._prepare_for(session)
-        self._sessions[session] = TurnGeneration(self.policy, contexts, sampling, seed)
-
-    def begin_drafts(
-        self,
-        session: int,
-        drafts: Sequence[Draft],
-        set_to: Speculative,
-        sampling: Sampling,
-        seed: int,
-    ) -> None:
-        """As `begin`, from drafts."""
-        self._prepare_for(session)
-        self._sessions[session] = DraftGeneration(self.policy, drafts, set_to, sampling, seed)
+        self._sessions[session] = GENERATIONS[kind](self.policy, *arguments)
 
     def _prepare_for(self, session: int) -> None:
         if len(self._sessions) >= SESSIONS_MAX:
             raise LocalProtocolError(f"generation {session}: {SESSIONS_MAX} others have not ended")
 
-    def advance(self, session: int, steps: int) -> list[tuple[Completion, ...]] | None:
-        """Sample on for one segment. Returns the completions once the generation is over, else
+    def advance(self, session: int, steps: int) -> list[Outcome] | None:
+        """Sample on for one segment. Returns the outcomes once the generation is over, else
         None. A generation that fails is over as well."""
         generation = self._sessions.pop(session, None)
         if generation is None:
@@ -163,7 +129,7 @@ class TrainerCore:
         if not generation.done:
             generation.advance(steps, self.trainer.policy_version)
         if generation.done:
-            return generation.completions()
+            return generation.outcomes()
         self._sessions[session] = generation
         return None
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from node.engines.drafts import DraftGeneration
 from node.engines.torch_engine import Generation, TurnGeneration
-from node.interfaces.engine import Context, Sampling
+from node.interfaces.engine import Context, Sampling, plain_requests
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.drafts import Draft
@@ -128,14 +128,14 @@ def test_these_models_have_a_window(kind):
 
 
 def test_recorded_log_probs_are_those_of_each_prompt_alone(policy):
-    made = sampled(Generation(policy, PROMPTS, EACH, SAMPLING, seed=1))
+    made = sampled(Generation(policy, plain_requests(PROMPTS, EACH), SAMPLING, seed=1))
     owners = [prompt for prompt in prompts(policy) for _ in range(EACH)]
     pairs = zip(owners, made, strict=True)
     assert max(off(policy, prompt, each) for prompt, each in pairs) < NATS
 
 
 def test_so_they_are_after_new_weights_in_mid_completion(policy):
-    generation = Generation(policy, PROMPTS, EACH, SAMPLING, seed=1)
+    generation = Generation(policy, plain_requests(PROMPTS, EACH), SAMPLING, seed=1)
     generation.advance(TOKENS // 2, 1)
     generation.weights_changed()
     owners = [prompt for prompt in prompts(policy) for _ in range(EACH)]
@@ -144,7 +144,7 @@ def test_so_they_are_after_new_weights_in_mid_completion(policy):
 
 
 def test_so_they_are_where_drafts_are_kept_to_unlike_lengths(policy):
-    made = sampled(Generation(policy, PROMPTS, EACH, SAMPLING, seed=1))
+    made = sampled(Generation(policy, plain_requests(PROMPTS, EACH), SAMPLING, seed=1))
     texts = [prompt for prompt in PROMPTS for _ in range(EACH)]
     drafts = [
         Draft(text, each.token_ids, tuple(value + 0.1 for value in each.logprobs))

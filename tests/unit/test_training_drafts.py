@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from node.config import load_config
-from node.engines import drafts as drafting
 from node.engines import torch_engine
 from node.engines.drafts import DraftGeneration
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Request, Sampling
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.drafts import Draft, DraftBank
 from node.methods.generation import Speculative, speculative
@@ -68,7 +67,7 @@ def test_what_is_kept_is_what_the_function_says_and_all_log_probs_are_of_now(mod
     drafts = drafts_of(models)
     made = redraft(models.new, drafts)
     uniforms = torch_engine.uniforms_of(
-        [each.prompt for each in drafts], 1, SAMPLING.max_new_tokens, SEED, "keep"
+        [Request(each.prompt) for each in drafts], SAMPLING.max_new_tokens, SEED, "keep"
     )
     lengths = set()
     for draft, ours, drawn in zip(drafts, made, uniforms, strict=True):
@@ -119,8 +118,8 @@ def test_segments_batches_and_passes_change_nothing_but_rounding(models, monkeyp
     drafts = drafts_of(models)
     whole = redraft(models.new, drafts)
     assert redraft(models.new, drafts, steps=1) == whole
-    monkeypatch.setattr(drafting, "LOGITS_MAX", 1)  # a token of each draft at a time
-    monkeypatch.setattr(torch_engine, "ROWS_MAX", 3)
+    three = 3 * models.new.vocabulary  # drafts at a time, and one token of each
+    monkeypatch.setattr(torch_engine, "LOGITS_MAX", three)
     again = redraft(models.new, drafts)
     assert [each.token_ids for each in again] == [each.token_ids for each in whole]
     for ours, theirs in zip(again, whole, strict=True):

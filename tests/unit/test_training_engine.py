@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from node.engines import torch_engine
-from node.engines.torch_engine import pick_tokens
+from node.engines.torch_engine import distribution, pick_tokens
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
@@ -151,7 +151,7 @@ def test_senseless_sampling_is_refused(qwen, wrong):
 def test_tokens_are_drawn_in_proportion():
     probs = torch.tensor([0.5, 0.0, 0.3, 0.2])
     uniforms = torch.linspace(0, 1, 1001, dtype=torch.float64)[:-1]
-    tokens, logprobs = pick_tokens(probs.log().expand(1000, -1), uniforms, 1.0, 1.0)
+    tokens, logprobs = pick_tokens(distribution(probs.log().expand(1000, -1), 1.0, 1.0), uniforms)
     counts = torch.bincount(tokens, minlength=4).tolist()
     assert counts == pytest.approx([500, 0, 300, 200], abs=1)
     assert torch.allclose(logprobs.exp().float(), probs[tokens], atol=1e-6)
@@ -160,7 +160,7 @@ def test_tokens_are_drawn_in_proportion():
 def test_top_p_keeps_the_fewest_tokens_that_reach_it():
     probs = torch.tensor([0.2, 0.5, 0.3])
     uniforms = torch.linspace(0, 1, 1001, dtype=torch.float64)[:-1]
-    tokens, logprobs = pick_tokens(probs.log().expand(1000, -1), uniforms, 1.0, 0.6)
+    tokens, logprobs = pick_tokens(distribution(probs.log().expand(1000, -1), 1.0, 0.6), uniforms)
     assert torch.bincount(tokens, minlength=3).tolist() == pytest.approx([0, 625, 375], abs=1)
     assert float(logprobs[tokens == 1][0].exp()) == pytest.approx(0.625)
 

@@ -7,7 +7,7 @@ import torch
 
 from node.engines import torch_engine
 from node.engines.torch_engine import Generation
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Sampling, plain_requests
 from node.policies.policy import Policy
 from swarm.rollouts import Completion, version_spans
 from tests.unit.training_support import (
@@ -43,7 +43,7 @@ class Models:
         self.policy.model.load_state_dict(other.model.state_dict())
 
     def begin(self) -> Generation:
-        return Generation(self.policy, PROMPTS, EACH, SAMPLING, SEED)
+        return Generation(self.policy, plain_requests(PROMPTS, EACH), SAMPLING, SEED)
 
     def by_version(self, version: int) -> Policy:
         return {OLD: self.old, NEW: self.new}[version]
@@ -90,7 +90,7 @@ def test_segments_change_no_bit(models, steps):
     whole = generate(models.policy, PROMPTS, EACH, SAMPLING, SEED, OLD)
     assert run_on(models.begin(), steps, OLD) == whole
     assert all(c.spans == () and c.policy_version == OLD for group in whole for c in group)
-    other_seed = Generation(models.policy, PROMPTS, EACH, SAMPLING, SEED + 1)
+    other_seed = Generation(models.policy, plain_requests(PROMPTS, EACH), SAMPLING, SEED + 1)
     assert run_on(other_seed, steps, OLD) != whole
 
 

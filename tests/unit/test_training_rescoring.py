@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Sampling, plain_requests
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
@@ -29,11 +29,11 @@ def core(request, tmp_path) -> TrainerCore:
 
 
 def sampled(core: TrainerCore) -> list[TrainingGroup]:
-    core.begin(1, PROMPTS, EACH, SAMPLING, 5)
+    core.begin(1, "requests", plain_requests(PROMPTS, EACH), SAMPLING, 5)
     groups = core.advance(1, SAMPLING.max_new_tokens)
     assert groups is not None
     return [
-        TrainingGroup(prompt, group, (0.0,) * EACH, own_tokens=True)
+        TrainingGroup(prompt, group.completions, (0.0,) * EACH, own_tokens=True)
         for prompt, group in zip(PROMPTS, groups, strict=True)
     ]
 
@@ -62,11 +62,11 @@ def test_scores_are_at_the_temperature_of_the_run(tmp_path, temperature):
     model = str(qwen_directory(tmp_path))
     spec = TrainerSpec(model, device="cpu", threads=1, temperature=temperature)
     core = TrainerCore(spec)
-    core.begin(1, PROMPTS, 16, sampling, 5)
+    core.begin(1, "requests", plain_requests(PROMPTS, 16), sampling, 5)
     made = core.advance(1, sampling.max_new_tokens)
     assert made is not None
     groups = [
-        TrainingGroup(prompt, group, (0.0,) * 16, own_tokens=True)
+        TrainingGroup(prompt, group.completions, (0.0,) * 16, own_tokens=True)
         for prompt, group in zip(PROMPTS, made, strict=True)
     ]
     plain = TrainerCore(replace(spec, temperature=1.0))

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausa
 
 from node.engines.torch_engine import Generation
 from node.engines.vllm.text import ModelText
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Sampling, plain_requests
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies.policy import Policy, load_policy
@@ -146,7 +146,8 @@ def generate(
     policy_version: int,
 ) -> list[tuple[Completion, ...]]:
     """Sample everything in one call; see `Engine.generate`."""
-    generation = Generation(policy, prompts, completions_each, sampling, seed)
+    requests = plain_requests(prompts, completions_each)
+    generation = Generation(policy, requests, sampling, seed)
     while not generation.done:
         generation.advance(sampling.max_new_tokens, policy_version)
     return generation.completions()
