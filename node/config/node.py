@@ -62,15 +62,16 @@ OVER_PROVISION_MAX = 4.0
 ENGINE_NEEDS = frozenset(
     {
         *(Need.REQUESTS, Need.BEGINNINGS, Need.RUNNERS_UP, Need.DRAFTS),
-        *(Need.NOISE, Need.ENTROPY, Need.HIDDEN),
+        *(Need.NOISE, Need.ENTROPY, Need.HIDDEN, Need.REFERENCE),
     }
 )
 ENGINE_GIVES: Mapping[str, frozenset[Need]] = {
     "torch": ENGINE_NEEDS,
-    "vllm": frozenset({Need.REQUESTS, Need.BEGINNINGS}),
+    "vllm": frozenset({Need.REQUESTS, Need.BEGINNINGS, Need.REFERENCE}),
     "openai": frozenset(),
     "scripted": frozenset(),
 }  # of `Capabilities`, before an engine has started
+SAMPLES_ITSELF = frozenset({Need.DRAFTS, Need.BEGINNINGS, Need.NOISE})  # one method of a node alone
 M = TypeVar("M", bound=MethodSettings)
 
 PositiveSeconds = Annotated[float, Field(gt=0, le=1e9)]  # multiples of it are set as timers
@@ -498,6 +499,10 @@ class NodeConfig(
                 if known.get(each.kind) is type(each):
                     self._check_method(family, each)
                     self._check_groups_of(family, each)
+        sampling = [each for each in self.generate or () if each.needs & SAMPLES_ITSELF]
+        if len(sampling) > 1:
+            first, second, *_ = sampling
+            raise Conflict("generate", f"{first} and {second} both sample in their own way")
 
     def _check_method(self, family: Family, each: MethodSettings) -> None:
         run, needs = self.run, each.needs
@@ -513,7 +518,7 @@ class NodeConfig(
         if Need.REVISITS in needs and not run.common.share and not tells_apart:
             told = f"run {run.name} has no tasks that come again: give it common.share"
             raise Conflict(family, f"{each}: {told}")
-        if Need.DRAFTS in needs and run.sampling.top_p < 1.0:
+        if needs & {Need.DRAFTS, Need.RUNNERS_UP} and run.sampling.top_p < 1.0:
             told = f"run {run.name} does not sample by the whole distribution: top_p must be 1"
             raise Conflict(family, told)
 

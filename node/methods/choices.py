@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationEr
 
 from node.methods import advantages as formulas
 from node.methods.filters import ByNeed
-from node.methods.generation import Speculative
+from node.methods.generation import Branching, Pruning, Purify, Speculative, WeightNoise
 from node.methods.groups import Advantages
-from node.methods.hints import Hints
+from node.methods.hints import Hints, Nudges
 from node.methods.loss_settings import CORRECTIONS, LOSSES, LossSettings
 from node.methods.method import Family, MethodSettings
 from node.methods.replay import Rescue
@@ -106,7 +106,7 @@ def by_name(*kinds: type[MethodSettings]) -> dict[str, type[MethodSettings]]:
 
 KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     "control": by_name(Vade),
-    "generate": by_name(Speculative, Hints),
+    "generate": by_name(Speculative, WeightNoise, Pruning, Branching, Purify, Hints, Nudges),
     "draw": by_name(ByNeed),
     "external_rule": by_name(AdaptiveExternal),
     "reward": by_name(),

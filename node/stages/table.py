@@ -6,14 +6,19 @@ from typing import Any, Final
 from node.config import NodeConfig
 from node.methods import filters, generation, hints, replay, task_control
 from node.methods.method import MethodSettings
-from node.stages import control, draw, generate, replaying
+from node.stages import control, draw, generate, replaying, trees
 from node.stages.stage import Stage, Stages
 
 STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     task_control.Vade: control.ChooseByInformation,
     task_control.AdaptiveExternal: control.AdaptForeignGroups,
     generation.Speculative: generate.Redraft,
+    generation.WeightNoise: generate.AddNoise,
+    generation.Pruning: trees.PruneRollouts,
+    generation.Branching: trees.GrowTrees,
+    generation.Purify: generate.PurifyPrompts,
     hints.Hints: generate.GiveHints,
+    hints.Nudges: generate.Nudge,
     filters.ByNeed: draw.DrawByNeed,
     replay.Rescue: replaying.RescueFailed,
 }

@@ -34,7 +34,7 @@ def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
     assert listed["loss"] == set(LOSSES) == set(OBJECTIVES)
     assert listed["correction"] == set(CORRECTIONS) == set(IMPORTANCE_WEIGHTS)
     assert listed["control"] == {"vade"}
-    assert listed["generate"] == {"speculative", "hints"}
+    assert listed["generate"] == {each.name for each in families()["generate"]}
     assert listed["replay"] == {"rescue"}
     assert listed["draw"] == {"need"}
     assert listed["external_rule"] == {"adaptive_external"}
