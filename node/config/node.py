@@ -71,7 +71,6 @@ ENGINE_GIVES: Mapping[str, frozenset[Need]] = {
     "openai": frozenset(),
     "scripted": frozenset(),
 }  # of `Capabilities`, before an engine has started
-SAMPLES_ITSELF = frozenset({Need.DRAFTS, Need.BEGINNINGS, Need.NOISE})  # one method of a node alone
 M = TypeVar("M", bound=MethodSettings)
 
 PositiveSeconds = Annotated[float, Field(gt=0, le=1e9)]  # multiples of it are set as timers
@@ -494,15 +493,17 @@ class NodeConfig(
             raise Conflict("group_size", f"must be at least {least}", "8")
 
     def _check_methods(self) -> None:
+        decide: dict[str, MethodSettings] = {}
         for family, known in KNOWN.items():
             for each in self.methods:
                 if known.get(each.kind) is type(each):
                     self._check_method(family, each)
                     self._check_groups_of(family, each)
-        sampling = [each for each in self.generate or () if each.needs & SAMPLES_ITSELF]
-        if len(sampling) > 1:
-            first, second, *_ = sampling
-            raise Conflict("generate", f"{first} and {second} both sample in their own way")
+                    for what in sorted(each.decides):
+                        if what in decide:
+                            both = f"{decide[what].kind} and {each.kind}"
+                            raise Conflict(family, f"{both} both decide {what}")
+                        decide[what] = each
 
     def _check_method(self, family: Family, each: MethodSettings) -> None:
         run, needs = self.run, each.needs
@@ -532,7 +533,8 @@ class NodeConfig(
             for name, usual in (("evaluate_every_rounds", "10"), ("validation_tasks", "64")):
                 if not getattr(self, name):
                     raise Conflict(name, f"tells nothing to {each}", usual)
-        if self.over_provision > 1.0 and family == "generate":
+        plans = {"how many rollouts", "how long"} & each.decides
+        if self.over_provision > 1.0 and (family == "generate" or plans):
             raise Conflict("over_provision", f"begins groups of its own, not by {each}", "1")
 
 

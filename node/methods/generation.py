@@ -18,6 +18,7 @@ from node.methods.method import (
     Share,
 )
 
+SAMPLING: Final = ("how tokens are sampled",)  # of which one method alone decides
 LOOK_AHEAD_MAX: Final = 512  # the time to compare grows with its square
 
 
@@ -26,6 +27,7 @@ class Branching(
     kind="branching",
     needs={Need.RUNNERS_UP, Need.BEGINNINGS, Need.ONE_TURN},
     roles=NODE,
+    decides=SAMPLING,
 ):
     """A rollout branches where two tokens are almost as likely; a branch that agrees is cut."""
 
@@ -84,7 +86,7 @@ def tree_share(step: int, set_to: Branching) -> float:
 # Noise in a policy's weights, so that it tries what it would not.
 
 
-class WeightNoise(MethodSettings, kind="noise", needs={Need.NOISE}, roles=NODE):
+class WeightNoise(MethodSettings, kind="noise", needs={Need.NOISE}, roles=NODE, decides=SAMPLING):
     """Noise that shrinks by stages is added to the scales of normalisation layers."""
 
     sigma_first: Positive = 1e-2  # standard deviation in the first stage with noise
@@ -125,6 +127,7 @@ class Pruning(
     kind="pruning",
     needs={Need.HIDDEN, Need.BEGINNINGS, Need.ONE_TURN},
     roles=NODE,
+    decides=SAMPLING,
 ):
     """Each rollout survives with a probability that depends on its chance to come out right."""
 
@@ -254,6 +257,7 @@ class Speculative(
     kind="speculative",
     needs={Need.BEHAVIOUR, Need.REVISITS, Need.DRAFTS, Need.ONE_TURN},
     roles=NODE,
+    decides=SAMPLING,
 ):
     """Keep the beginning of an earlier completion, as far as the present policy agrees with it."""
 
