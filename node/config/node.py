@@ -231,7 +231,7 @@ class RoundSettings(Group):
     """The choice of tasks, and the number and length of completions, as in `vade, ahead=8`. Several
     methods follow each other, as in `vade, dars`. `swarm-node methods` lists them."""
     generate: Annotated[Generate | None, BY_NAME] = None
-    """What completions begin with and how they are sampled, as in `speculative`.
+    """The beginnings of completions, and the way they are sampled, as in `speculative`.
     `swarm-node methods` lists them."""
     draw: Annotated[Draw | None, BY_NAME] = None
     """The choice of others' groups, for a node that learns by itself. `need` prefers tasks that the
