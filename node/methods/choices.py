@@ -14,7 +14,7 @@ from node.methods.groups import Advantages
 from node.methods.hints import Hints
 from node.methods.loss_settings import CORRECTIONS, LOSSES, LossSettings
 from node.methods.method import Family, MethodSettings
-from node.methods.replay import Rescue
+from node.methods.replay import Distil, PoolOfSuccesses, ReplayedSuccesses, Rescue
 from node.methods.task_control import AdaptiveExternal, Vade
 from swarm.rollouts import ScoredGroup
 
@@ -110,7 +110,7 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     "draw": by_name(ByNeed),
     "external_rule": by_name(AdaptiveExternal),
     "reward": by_name(),
-    "replay": by_name(Rescue),
+    "replay": by_name(PoolOfSuccesses, ReplayedSuccesses, Rescue, Distil),
     "filter": by_name(),
     "advantage": {name: kind for name, (kind, _) in ADVANTAGES.items()},
     "loss": LOSSES,

@@ -108,6 +108,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
         replay.Rescue, replay.rescue, "replay", "ours, of 2504.14945",
         "no difference where one group in eighty is rescued, tiny policy, three seeds",
     ),
+    _method(replay.Distil, replay.distil_weight, "replay", "ours, of 2605.07244"),
     _method(replay.Salvage, replay.salvage, "replay", "2602.24110"),
     _method(
         generation.Speculative, generation.speculative, "generate", "2509.23232",

@@ -15,7 +15,10 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     generation.Speculative: generate.Redraft,
     hints.Hints: generate.GiveHints,
     filters.ByNeed: draw.DrawByNeed,
+    replay.PoolOfSuccesses: replaying.InjectSuccesses,
+    replay.ReplayedSuccesses: replaying.ReplaySuccesses,
     replay.Rescue: replaying.RescueFailed,
+    replay.Distil: replaying.DistilSuccesses,
 }
 
 
