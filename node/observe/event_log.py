@@ -8,6 +8,7 @@ import json
 import math
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -248,40 +249,32 @@ def history(events: Iterable[tuple[float, Record]]) -> History:
     one that a restart resumed from are gone, because the policy that did them is."""
     started: Started | None = None
     starts = 0
-    rounds: dict[int, tuple[float, RoundDone]] = {}
-    held_out: dict[int, tuple[float, HeldOut]] = {}
-    troubles: list[tuple[float, Trouble]] = []
-    steps: dict[int, tuple[float, StepDone]] = {}
-    work: list[tuple[float, WorkDone]] = []
-    versions: list[tuple[float, VersionEvent]] = []
-    for time_s, record in events:
+    found: dict[Any, dict[int, tuple[float, Any]]] = defaultdict(dict)  # by round, or as they came
+    for place, (time_s, record) in enumerate(events):
         match record:
             case Started():
                 started, starts = record, starts + 1
-                rounds = {key: rounds[key] for key in rounds if key <= record.round}
-                held_out = {key: held_out[key] for key in held_out if key <= record.round}
-                steps = {key: steps[key] for key in steps if key <= record.round}
-            case RoundDone():
-                rounds[record.round] = (time_s, record)
-            case HeldOut():
-                held_out[record.round] = (time_s, record)
-            case Trouble():
-                troubles.append((time_s, record))
-            case StepDone():
-                steps[record.step] = (time_s, record)
-            case WorkDone():
-                work.append((time_s, record))
+                for kind in (RoundDone, HeldOut, StepDone):
+                    found[kind] = {n: each for n, each in found[kind].items() if n <= record.round}
+            case RoundDone(round=number) | HeldOut(round=number) | StepDone(step=number):
+                found[type(record)][number] = time_s, record
+            case Trouble() | WorkDone():
+                found[type(record)][place] = time_s, record
             case WentBack() | Banned():
                 pass
             case _:
-                versions.append((time_s, record))
+                found[VersionEvent][place] = time_s, record
+
+    def ordered(kind: Any) -> tuple[Any, ...]:
+        return tuple(found[kind][number] for number in sorted(found[kind]))
+
     return History(
         started=started,
-        rounds=tuple(rounds[key] for key in sorted(rounds)),
-        held_out=tuple(held_out[key] for key in sorted(held_out)),
-        troubles=tuple(troubles),
+        rounds=ordered(RoundDone),
+        held_out=ordered(HeldOut),
+        troubles=ordered(Trouble),
         starts=starts,
-        steps=tuple(steps[key] for key in sorted(steps)),
-        work=tuple(work),
-        versions=tuple(versions),
+        steps=ordered(StepDone),
+        work=ordered(WorkDone),
+        versions=ordered(VersionEvent),
     )
