@@ -72,16 +72,6 @@ class Extras:
     broadcast: BroadcastReport | None = None
 
 
-def status_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
-    """Metrics that `status` has as well."""
-    return m.measured(snapshot) | m.figure_metrics(snapshot)
-
-
-def floats(counts: Mapping[str, int]) -> dict[str, float]:
-    """Counts as values of a label."""
-    return {name: float(count) for name, count in counts.items()}
-
-
 def bounded(values: Mapping[str, float]) -> dict[str, float]:
     """At most `LABELS_MAX` of them, the largest; the rest in one sum."""
     if len(values) <= LABELS_MAX:
@@ -221,7 +211,7 @@ class Reporter:
         no evaluation. Only the round of an evaluation has its figures: elsewhere they would look
         measured."""
         evaluated = (m.HELD_OUT_RATIO, m.VALIDATION_RATIO, m.VALIDATION_BEST_RATIO)
-        known = status_metrics(snapshot)
+        known = m.measured(snapshot)
         match record:
             case HeldOut(round=number):
                 found = {name: known[name] for name in evaluated if name in known}
@@ -253,13 +243,13 @@ class Reporter:
         """The next report. `dropped`: reports that could not be sent; `now_s`: unix time."""
         self._sequence += 1
         metrics = self._metrics(snapshot, traffic, machine)
-        metrics[m.TELEMETRY_DROPPED_TOTAL] = float(dropped)
+        metrics[m.TELEMETRY_DROPPED_TOTAL] = dropped
         protocols = snapshot.bytes_by_protocol
-        labelled = {
-            m.PROTOCOL_BYTES_IN_TOTAL: {name: float(each[0]) for name, each in protocols.items()},
-            m.PROTOCOL_BYTES_OUT_TOTAL: {name: float(each[1]) for name, each in protocols.items()},
-            m.REJECTED_TOTAL: floats(snapshot.rejected),
-            m.TURNED_AWAY_TOTAL: floats(snapshot.door.turned_away if snapshot.door else {}),
+        labelled: dict[str, Mapping[str, float]] = {
+            m.PROTOCOL_BYTES_IN_TOTAL: {name: each[0] for name, each in protocols.items()},
+            m.PROTOCOL_BYTES_OUT_TOTAL: {name: each[1] for name, each in protocols.items()},
+            m.REJECTED_TOTAL: snapshot.rejected,
+            m.TURNED_AWAY_TOTAL: snapshot.door.turned_away if snapshot.door else {},
             **extras.labelled,
         }
         return NodeReport(
@@ -285,18 +275,18 @@ class Reporter:
         self, snapshot: StatusSnapshot, traffic: Traffic, machine: MachineResources
     ) -> dict[str, float]:
         counters = traffic.counters
-        metrics = status_metrics(snapshot) | m.measured(machine)
+        metrics = m.measured(snapshot) | m.measured(machine)
         metrics |= {
-            m.PEERS: float(len(traffic.connected)),
-            m.ADVERTS_IN_TOTAL: float(counters.messages_in[adverts_topic(self._run_id)]),
-            m.FETCHES_TOTAL: float(counters.messages_out[ROLLOUTS_PROTOCOL]),
-            m.ERRORS_TOTAL: float(self._errors),
-            m.RETURNS_TOTAL: float(self._returns),
+            m.PEERS: len(traffic.connected),
+            m.ADVERTS_IN_TOTAL: counters.messages_in[adverts_topic(self._run_id)],
+            m.FETCHES_TOTAL: counters.messages_out[ROLLOUTS_PROTOCOL],
+            m.ERRORS_TOTAL: self._errors,
+            m.RETURNS_TOTAL: self._returns,
             **self._sums,
         }
         for record in self._last.values():
             metrics |= m.measured(record)
         if self._outcome is not None:
             metrics |= m.measured(self._outcome)
-            metrics[m.SAVED_BYTES_TOTAL] = float(self._saved_bytes)
+            metrics[m.SAVED_BYTES_TOTAL] = self._saved_bytes
         return metrics

@@ -107,7 +107,7 @@ def _views(
         while coming and coming[0][0] <= (end_s if now_s is None else now_s):
             heard_at_s, record = coming.popleft()
             sequence += 1
-            known |= m.measured(record, "logged") | _set_by(record)
+            known |= m.measured(record, "logged") | m.measured(record)
             if isinstance(record, RoundDone):
                 given.update(record.foreign_by_producer)
                 labelled[m.REJECTED_TOTAL] = dict(record.rejected_total)
@@ -121,11 +121,6 @@ def _views(
         heard_s = max(0.0, (end_s if now_s is None else now_s) - heard_at_s)
         report = _report(node, sequence, heard_at_s, known, labelled, given)
         yield NodeView(report, heard_s=heard_s, gone=gone, lost=0)
-
-
-def _set_by(record: Any) -> dict[str, float]:
-    """The metrics that a record itself sets."""
-    return m.measured(record) | m.figure_metrics(record)
 
 
 def _report(
@@ -240,7 +235,7 @@ def curves(lines: Sequence[tuple[str, Line]], points_max: int) -> dict[str, Any]
 def _line(node: LoggedNode, metric: str, kinds: Any, x_of: Callable[[Any], float]) -> Line:
     """A point for each record of these kinds that sets the metric."""
     records = [record for _, record in node.records if isinstance(record, kinds)]
-    found = [(x_of(record), _set_by(record).get(metric)) for record in records]
+    found = [(x_of(record), m.measured(record).get(metric)) for record in records]
     return [(x, value) for x, value in found if value is not None]
 
 

@@ -128,28 +128,24 @@ class _Connecting:
 
     async def run(self) -> None:
         """Keep a connection until cancelled; then disconnect within `LEAVE_TIMEOUT_S`."""
-        ended = trio.Event()
-        token = trio.lowlevel.current_trio_token()
-        bugs: list[BaseException] = []
+        leaving = trio.CancelScope(shield=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._leave, leaving)
+            with leaving:
+                await trio.to_thread.run_sync(
+                    lambda: asyncio.run(self._keep_connected()),
+                    thread_name="mqtt",
+                    abandon_on_cancel=True,
+                    limiter=trio.CapacityLimiter(1),
+                )
 
-        def in_thread() -> None:
-            try:
-                asyncio.run(self._keep_connected())
-            except BaseException as bug:  # noqa: BLE001  raised again where somebody sees it
-                bugs.append(bug)
-            with suppress(trio.RunFinishedError):
-                token.run_sync_soon(ended.set)
-
-        threading.Thread(target=in_thread, name="mqtt", daemon=True).start()
+    async def _leave(self, leaving: trio.CancelScope) -> None:
         try:
-            await ended.wait()
+            await trio.sleep_forever()
         finally:
             self._wanted = False
             self._ring()
-            with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_TIMEOUT_S):
-                await ended.wait()
-            if bugs:
-                raise bugs[0]
+            leaving.deadline = trio.current_time() + LEAVE_TIMEOUT_S
 
     def _ring(self) -> None:
         """Wake the loop of the thread. From any thread."""

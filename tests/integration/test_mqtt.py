@@ -415,7 +415,7 @@ def test_a_bug_of_ours_is_no_broker_that_cannot_be_reached() -> None:
 
                 will = status(1, online=False)
                 sending = MqttPublisher(broker, online, lambda connection: will, Random(1))
-                with trio.fail_after(BOUND_S), pytest.raises(ZeroDivisionError):
+                with trio.fail_after(BOUND_S), pytest.RaisesGroup(ZeroDivisionError):
                     await sending.run()
 
     run(body)
