@@ -123,12 +123,9 @@ def add_service(commands: Any, check: Check) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """The service manager of this user."""
-
     kind: str  # `systemd`, `launchd`
 
     def file(self, name: str) -> Path:
-        """The path of a service's description."""
         if self.kind == "launchd":
             return Path.home() / "Library" / "LaunchAgents" / f"{name}.plist"
         return _config_home() / "systemd" / "user" / f"{name}.service"

@@ -86,7 +86,6 @@ class Past:
 
 
 def first_of_each_round(reports: History) -> History:
-    """The first report of each round or step."""
     first: dict[float, NodeReport] = {}
     for each in reports:
         first.setdefault(_round(each), each)

@@ -90,7 +90,6 @@ class LiveView:
         self._console.print(line, soft_wrap=True)
 
     def update(self, snapshot: StatusSnapshot) -> None:
-        """Show the node as it is now."""
         self._snapshot = snapshot
         if self._live is None:
             self._tell_notes(snapshot.notes)
@@ -127,7 +126,6 @@ class LiveView:
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def works(self, works: Iterable[Work]) -> None:
-        """Show what takes long."""
         self._bars.set(works)
         self._redraw()
 

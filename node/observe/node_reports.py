@@ -48,16 +48,12 @@ OTHERS: Final = "others"  # the label of the values beyond `LABELS_MAX`, summed
 
 @dataclass(frozen=True, slots=True)
 class MachineResources:
-    """Free memory and disk of the machine."""
-
     memory_available_bytes: int
     disk_free_bytes: int | None  # None: where the data directory is cannot be asked
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The transport's counters, and the connected peers."""
-
     counters: TransportCounters
     connected: Sequence[PeerId]
 
@@ -133,7 +129,6 @@ def _phase(worker: ReportedWorker) -> str:
 
 
 def broadcast_row(holding: Holding | None) -> BroadcastReport | None:
-    """A version on its way, or here."""
     if holding is None or holding.chunks == 0:
         return None
     return BroadcastReport(
@@ -191,7 +186,6 @@ class Reporter:
         self._sums: Counter[str] = Counter()
 
     def note(self, record: Record) -> None:
-        """Something has happened."""
         match record:
             case Started():  # from a checkpoint, perhaps of before what was noted
                 self._last.pop(RoundDone, None)
@@ -225,7 +219,6 @@ class Reporter:
         return number, finite(rest | dict(self._sums) | of_record)
 
     def note_outcome(self, outcome: Outcome) -> None:
-        """A version was fetched, or not."""
         self._saved_bytes += outcome.applied.bytes_saved
         if outcome.applied.failure is None:
             self._outcome = outcome

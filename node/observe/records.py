@@ -282,8 +282,6 @@ class BanStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """One connected peer."""
-
     peer_id: str
     addresses: tuple[str, ...]
     agent: str

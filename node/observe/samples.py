@@ -45,7 +45,6 @@ def shortened(text: str) -> str:
 
 
 def bounded(groups: Iterable[SampledGroup]) -> list[SampledGroup]:
-    """The groups of a round that are kept."""
     return list(groups)[:GROUPS_MAX]
 
 

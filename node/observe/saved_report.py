@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from node.observe.event_log import FILE_NAME, History, VersionEvent, history, read_events
@@ -30,7 +31,7 @@ from swarm.errors import ConfigError
 from swarm.telemetry import metrics as m
 from swarm.telemetry.dashboard.page_state import SAMPLE_S, DashboardState, ReportSource
 from swarm.telemetry.dashboard.saved import saved_page
-from swarm.telemetry.dashboard.series import RECENT_POINTS, short
+from swarm.telemetry.dashboard.series import RECENT_POINTS, mean, short
 from swarm.telemetry.fleet_view import Gone, NodeView
 from swarm.telemetry.reports import NodeReport, PeerTraffic, Role, WorkerRow
 
@@ -73,7 +74,6 @@ class LoggedNode:
 
     @property
     def role(self) -> Role:
-        """The node's role, by the records that it logged."""
         return "learner" if self.life.steps else "worker" if self.life.work else "node"
 
 
@@ -228,7 +228,7 @@ def curves(lines: Sequence[tuple[str, Line]], points_max: int) -> dict[str, Any]
         at: dict[float, list[float]] = {}
         for x, y in line:
             at.setdefault(x, []).append(y)
-        drawn.append({"name": name, "y": [short(_mean(at.get(x, ()))) for x in places]})
+        drawn.append({"name": name, "y": [short(mean(at.get(x, ()))) for x in places]})
     return {"x": places, "lines": drawn}
 
 
@@ -254,7 +254,7 @@ def _smooth(line: Line) -> Line:
     means = []
     for at in range(first, len(line)):
         last = [y for _, y in line[max(0, at - SMOOTHING_ROUNDS + 1) : at + 1]]
-        means.append((line[at][0], sum(last) / len(last)))
+        means.append((line[at][0], fmean(last)))
     return means
 
 
@@ -301,7 +301,6 @@ class WaterfallRow:
 
     @property
     def end_s(self) -> float:
-        """The time of the row's last bar or mark."""
         marks = [mark for mark in (self.bound_s, self.had_s, self.used_s) if mark is not None]
         return max([bar.end_s for bar in self.bars] + marks, default=0.0)
 
@@ -462,7 +461,6 @@ def _end(row: WaterfallRow, event: VersionCame, at_s: float, fetching_s: float |
 
 
 def drawn_broadcasts(nodes: Sequence[LoggedNode]) -> dict[str, Any] | None:
-    """The newest broadcasts as rows of bars; None where no log tells of any."""
     found = waterfall((node.name, node.life) for node in nodes)
     if found is None:
         return None
@@ -526,15 +524,13 @@ class NodeSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReportSummary:
-    """Summaries of a report's nodes, and the path of its page."""
-
     nodes: tuple[NodeSummary, ...]
     html: Path
 
     @property
     def rise_points_mean(self) -> float | None:
         """Mean rise over the nodes that were evaluated at least twice."""
-        return _mean([node.rise_points for node in self.nodes if node.rise_points is not None])
+        return mean([node.rise_points for node in self.nodes if node.rise_points is not None])
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.nodes), f"report: {self.html}"])
@@ -569,7 +565,6 @@ def _read(directory: Path) -> LoggedNode:
 
 
 def summarise(name: str, life: History) -> NodeSummary:
-    """A node's numbers from its history."""
     rounds = [record for _, record in life.rounds]
     steps = [record for _, record in life.steps]
     work = [record for _, record in life.work]
@@ -595,10 +590,10 @@ def summarise(name: str, life: History) -> NodeSummary:
         rise_points=None
         if first is None or last is None or len(life.held_out) < 2
         else 100 * (last - first),
-        reward_first=_mean(rewards[:tenth]),
-        reward_last=_mean(rewards[-tenth:]),
-        local_groups_mean=_mean(own) or 0.0,
-        external_groups_mean=_mean(foreign) or 0.0,
+        reward_first=mean(rewards[:tenth]),
+        reward_last=mean(rewards[-tenth:]),
+        local_groups_mean=mean(own) or 0.0,
+        external_groups_mean=mean(foreign) or 0.0,
         foreign_groups=sum(r.external_groups for r in rounds) + sum(s.groups for s in steps),
         groups_quantised=sum(r.groups_quantised for r in rounds)
         + sum(s.groups_quantised for s in steps),
@@ -672,10 +667,9 @@ def _rise_sentence(summaries: Sequence[NodeSummary]) -> str:
     rises = [node.rise_points for node in summaries if node.rise_points is not None]
     if not rises:
         return "No node was evaluated twice on the held-out tasks, so nothing is said of a rise."
-    mean = sum(rises) / len(rises)
     return (
-        f"From the first to the last evaluation the held-out pass rate changed by {mean:+.1f}"
-        f" points in the mean over {counted(len(rises), 'nodes')}"
+        f"From the first to the last evaluation the held-out pass rate changed by "
+        f"{fmean(rises):+.1f} points in the mean over {counted(len(rises), 'nodes')}"
         f" (from {min(rises):+.1f} to {max(rises):+.1f})."
     )
 
@@ -726,7 +720,7 @@ def _environments(nodes: Sequence[LoggedNode]) -> list[Any]:
     ends = [[events[at][1].passed_by_environment for events in evaluated] for at in (0, -1)]
     names = sorted({name for end in ends for rates in end for name in rates})
     rows = [
-        (name, *(percent(_mean([rates[name] for rates in end if name in rates])) for end in ends))
+        (name, *(percent(mean([rates[name] for rates in end if name in rates])) for end in ends))
         for name in names
     ]
     title = "Held-out pass rate by environment, mean over nodes"
@@ -741,10 +735,6 @@ def _troubles(nodes: Sequence[LoggedNode], begin_s: float) -> list[Any]:
     ]
     more = len(found) - TROUBLES_SHOWN_MAX
     return _table("Troubles", ("node", "after", ""), rows, f"And {more} more." if more > 0 else "")
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _said(value: float | None, form: str) -> str:

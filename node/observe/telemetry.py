@@ -71,8 +71,6 @@ class Sources:
 
 
 class Telemetry:
-    """The reports of one process."""
-
     def __init__(
         self,
         reporter: Reporter,
@@ -106,7 +104,6 @@ class Telemetry:
         self._rounds: deque[NodeReport] = deque(maxlen=ROUNDS_KEPT)  # the first report of each
 
     async def run(self) -> None:
-        """Report until cancelled."""
         async with trio.open_nursery() as nursery:
             if self._publisher is not None:
                 nursery.start_soon(self._publisher.run)
@@ -115,7 +112,6 @@ class Telemetry:
                 await trio.sleep(self._interval_s)
 
     async def report(self) -> NodeReport:
-        """Make one report, and publish it if there is a broker."""
         machine = await self._run_sync(self._sources.machine)
         dropped = 0 if self._publisher is None else self._publisher.dropped
         snapshot = self._sources.snapshot()

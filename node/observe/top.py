@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from textwrap import wrap
@@ -121,8 +122,8 @@ def versions(agents: Iterable[str]) -> str:
     """Programs and the number of nodes that run each, the most frequent first."""
     counted = Counter(agent or "unknown" for agent in agents).most_common()
     shown = [f"{printable(agent, 32)} × {count}" for agent, count in counted[:VERSIONS_SHOWN]]
-    return ", ".join(shown) + (f" and {len(counted) - VERSIONS_SHOWN} others" if
-                               len(counted) > VERSIONS_SHOWN else "")  # fmt: skip
+    others = len(counted) - VERSIONS_SHOWN
+    return ", ".join(shown) + (f" and {others} others" if others > 0 else "")
 
 
 # --- one node ----------------------------------------------------------------------------------
@@ -249,8 +250,6 @@ LEAVE_KEYS: Final = b"qQ\x03"
 
 
 class LocalNode:
-    """The node on a data directory, by its status socket."""
-
     def __init__(self, data_dir: Path, now_s: Callable[[], float] = trio.current_time) -> None:
         self._data_dir = data_dir
         self._now_s = now_s
@@ -270,7 +269,8 @@ class LocalNode:
         """
         trouble = ""
         try:
-            self._note(await trio.to_thread.run_sync(self._fetch))
+            fetch = partial(fetch_status, self._data_dir, timeout_s=STATUS_TIMEOUT_S)
+            self._note(await trio.to_thread.run_sync(fetch))
         except SwarmError as error:
             if self._last is None:
                 raise
@@ -279,9 +279,6 @@ class LocalNode:
         return node_screen(
             self._last, tuple(self._taken), tuple(self._given), tuple(self._rewards), trouble
         )
-
-    def _fetch(self) -> StatusSnapshot:
-        return fetch_status(self._data_dir, timeout_s=STATUS_TIMEOUT_S)
 
     def _note(self, snapshot: StatusSnapshot) -> None:
         last, now_s = self._last, self._now_s()
@@ -302,9 +299,7 @@ class WholeSwarm:
         self._state = DashboardState()
         self._unix_s = unix_s
         self._listening = Listening(broker, self._watch, unix_s=unix_s, rng=rng)
-
-    async def run(self) -> None:
-        await self._listening.run()
+        self.run = self._listening.run
 
     async def look(self) -> Screen:
         now_s = self._unix_s()

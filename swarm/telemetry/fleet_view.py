@@ -38,8 +38,6 @@ GAP_MAX: Final = 100_000  # lost reports that one gap may count
 
 
 class Drop(StrEnum):
-    """The reason why a delivered message does not count."""
-
     TOPIC = "topic"  # no topic of a node
     OTHER_RUN = "other_run"
     OVERSIZE = "oversize"
@@ -51,8 +49,6 @@ class Drop(StrEnum):
 
 
 class Gone(StrEnum):
-    """Why a node counts as gone."""
-
     OFFLINE = "offline"  # it said so, or its broker did with what the node had left for it
     SILENT = "silent"  # no report for `gone_after_s`
 
@@ -159,7 +155,6 @@ class Watch:
         return self._lost_before + sum(each.lost for each in self._entries.values())
 
     def counters(self) -> dict[str, int]:
-        """Counts of reports taken, and of reports dropped by reason."""
         return {
             "reports_taken": self.taken,
             "reports_lost": self.lost,

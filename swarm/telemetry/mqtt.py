@@ -273,21 +273,19 @@ def _tls_context(broker: Broker) -> ssl.SSLContext | None:
 
 
 class MqttPublisher(_Connecting):
-    """Publishes messages. `online` and `will` make the first message and the last will of each
-    connection, by its number."""
+    """Publishes messages. `status` makes the first message and the last will of each connection, by
+    its number and by whether it stands."""
 
     def __init__(
         self,
         broker: Broker,
-        online: Callable[[int], Outgoing],
-        will: Callable[[int], Outgoing],
+        status: Callable[[int, bool], Outgoing],
         rng: Random,
         *,
         queue_max: int = PUBLISH_QUEUE_MAX,
     ) -> None:
         super().__init__(broker, rng)
-        self._online = online
-        self._will = will
+        self._status = status
         self._queue: _Queue[Outgoing] = _Queue(queue_max, queue_max * PACKET_BYTES_MAX)
         self._queue.ring = self._ring
         self._failed = 0
@@ -303,13 +301,13 @@ class MqttPublisher(_Connecting):
         self._queue.put(message)
 
     def _client(self, **options: Any) -> Client:
-        will = self._will(self.connections)
+        will = self._status(self.connections, False)
         return super()._client(
             will=aiomqtt.Will(will.topic, will.payload, will.qos, will.retain), **options
         )
 
     async def _use(self, client: Client) -> None:
-        await _publish(client, self._online(self.connections))
+        await _publish(client, self._status(self.connections, True))
         while self._wanted:
             self._news.clear()
             while (message := self._queue.take()) is not None:
@@ -321,7 +319,7 @@ class MqttPublisher(_Connecting):
                 self.published += 1
             if self._wanted:
                 await self._news.wait()
-        await _publish(client, self._will(self.connections))
+        await _publish(client, self._status(self.connections, False))
 
 
 async def _publish(client: Client, message: Outgoing) -> None:
@@ -349,21 +347,14 @@ def publisher_of(
     """A publisher that announces this process as online, and by its last will as offline."""
     topic = str(Topic(run_id, identity.peer_id, "status"))
 
-    def status(connection: int, *, online: bool) -> Outgoing:
+    def status(connection: int, online: bool) -> Outgoing:
         said = Status(run_id=run_id, instance=instance, connection=connection, online=online)
         return Outgoing(topic, encode_status(said, identity), qos=1)
 
-    return MqttPublisher(
-        broker,
-        lambda connection: status(connection, online=True),
-        lambda connection: status(connection, online=False),
-        rng,
-    )
+    return MqttPublisher(broker, status, rng)
 
 
 class Subscriber(_Connecting):
-    """Subscribes to topics and hands on their messages."""
-
     def __init__(
         self,
         broker: Broker,

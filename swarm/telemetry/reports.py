@@ -165,8 +165,6 @@ class BroadcastReport(_Part):
 
 
 class AlarmReport(_Part):
-    """An alarm that stands."""
-
     kind: Alarm
     level: Level
     text: _Text  # what is so
@@ -210,8 +208,6 @@ class Status(_Part):
 
 
 class AlarmsReport(_Part):
-    """The alarms of a node alone."""
-
     run_id: _Name
     instance: Annotated[str, Field(max_length=32)]
     sent_at_s: Annotated[float, Field(ge=0, le=2**40)]
@@ -268,7 +264,6 @@ def decode_report(payload: bytes, peer: PeerId) -> NodeReport:
 
 
 def encode_status(status: Status, identity: Identity) -> bytes:
-    """The status as it is published."""
     return _seal(status, STATUS_DOMAIN, identity)
 
 
@@ -282,7 +277,6 @@ def decode_status(payload: bytes, peer: PeerId) -> Status:
 
 
 def encode_alarms(alarms: AlarmsReport, identity: Identity) -> bytes:
-    """The alarms as they are published."""
     return _seal(alarms, ALARMS_DOMAIN, identity)
 
 

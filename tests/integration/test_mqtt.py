@@ -82,11 +82,7 @@ trio.run(sending.run)
 
 def publisher(broker: Broker, **options: Any) -> MqttPublisher:
     return MqttPublisher(
-        broker,
-        lambda connection: status(connection, online=True),
-        lambda connection: status(connection, online=False),
-        Random(1),
-        **options,
+        broker, lambda connection, online: status(connection, online=online), Random(1), **options
     )
 
 
@@ -410,11 +406,12 @@ def test_a_bug_of_ours_is_no_broker_that_cannot_be_reached() -> None:
                 nursery.start_soon(trio.serve_listeners, let_in, listeners)
                 broker = Broker.parse(f"mqtt://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
 
-                def online(connection: int) -> Outgoing:
-                    raise ZeroDivisionError
+                def told(connection: int, online: bool) -> Outgoing:
+                    if online:
+                        raise ZeroDivisionError
+                    return status(connection, online=False)
 
-                will = status(1, online=False)
-                sending = MqttPublisher(broker, online, lambda connection: will, Random(1))
+                sending = MqttPublisher(broker, told, Random(1))
                 with trio.fail_after(BOUND_S), pytest.RaisesGroup(ZeroDivisionError):
                     await sending.run()
 

@@ -19,8 +19,6 @@ TOPICS: Final = ("swarm/+/+/report", "swarm/+/+/status")
 
 
 class Listening:
-    """Receives the nodes' reports at a broker."""
-
     def __init__(
         self, broker: Broker, watch: Watch, *, unix_s: Callable[[], float], rng: Random
     ) -> None:
@@ -51,7 +49,6 @@ class Listening:
         return self._subscriber.failure
 
     def counters(self) -> Mapping[str, int]:
-        """Counts of messages and connections."""
         return {
             "messages_received": self._subscriber.received,
             "messages_dropped": self._subscriber.dropped,

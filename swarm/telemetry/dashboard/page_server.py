@@ -92,22 +92,15 @@ class Board:
         """Replace the frame. From one thread; returns at once."""
         self._newest = (self._newest[0] + 1, frame)
 
-    @property
-    def streams(self) -> int:
-        """The number of open streams."""
-        return len(self.watchers)
-
     def counters(self) -> dict[str, int]:
-        """Open and refused streams, and skipped frames."""
         return {
-            "pages_open": self.streams,
+            "pages_open": len(self.watchers),
             "pages_refused": self.streams_refused,
             "frames_skipped": self.frames_skipped,
         }
 
     @property
     def frame(self) -> bytes:
-        """Empty: there was none yet."""
         return self._newest[1]
 
     def close(self) -> None:
