@@ -1,7 +1,7 @@
 """The event log: what happened to a node, one JSON object a line.
 
 It survives kill -9: readers drop a torn line, and opening the log removes it. It is bounded: at
-`bytes_max` the file becomes `events.jsonl.1`, older files move up, and the oldest is deleted.
+`bytes_max` the file becomes `events.jsonl.1`, in place of the one before.
 """
 
 import json
@@ -41,7 +41,6 @@ Record = (
 
 FILE_NAME = "events.jsonl"
 FILE_BYTES_MAX = 64 * 1024 * 1024
-FILES_MAX = 2
 LINE_BYTES_MAX = 1024 * 1024
 _NAMES: dict[type[Record] | type[SampledGroup], str] = {
     Started: "started",
@@ -102,14 +101,10 @@ class EventLog:
         clock: Callable[[], float],
         *,
         bytes_max: int = FILE_BYTES_MAX,
-        files_max: int = FILES_MAX,
     ) -> None:
-        if bytes_max < 1 or files_max < 1:
-            raise ValueError("bytes_max and files_max must be at least 1")
         self._path = path
         self._clock = clock
         self._bytes_max = bytes_max
-        self._files_max = files_max
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._size = self._open()
@@ -161,17 +156,12 @@ class EventLog:
     def _rotate(self) -> None:
         os.close(self._file)
         self._file = -1
-        for number in range(self._files_max - 1, 0, -1):
-            younger = _numbered(self._path, number - 1)
-            if younger.exists():
-                younger.replace(_numbered(self._path, number))
-        if self._files_max == 1:
-            self._path.unlink(missing_ok=True)
+        self._path.replace(_older(self._path))
         self._file, self._size = self._open()
 
 
-def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}") if number else path
+def _older(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")
 
 
 def _end_of_last_line(file: int, size: int) -> int:
@@ -188,7 +178,7 @@ def _end_of_last_line(file: int, size: int) -> int:
 
 
 def read_events(path: Path) -> Iterator[tuple[float, Record]]:
-    """(unix time in seconds, record) for each line of the log, the rotated files first.
+    """(unix time in seconds, record) for each line of the log, the older file first.
 
     Lines that are torn, unknown, or without a needed field are skipped: a log may come from a
     crashed node or from a later version.
@@ -196,12 +186,8 @@ def read_events(path: Path) -> Iterator[tuple[float, Record]]:
     Raises:
         FileNotFoundError: there is no log at `path`.
     """
-    rotated = {
-        int(number): file
-        for file in path.parent.glob(f"{path.name}.*")
-        if (number := file.name.removeprefix(f"{path.name}.")).isdecimal()
-    }
-    for each in (*(rotated[number] for number in sorted(rotated, reverse=True)), path):
+    older = _older(path)
+    for each in (older, path) if older.exists() else (path,):
         with each.open("rb") as file:
             while line := file.readline(LINE_BYTES_MAX):
                 event = _parse(line)

@@ -33,12 +33,6 @@ OUR_FAULT: Final = "our_fault"
 Latest = Callable[[], NodeReport | None]
 
 
-def names() -> frozenset[str]:
-    """Every name that the page may have, as Prometheus sees it."""
-    own = {"info", "alarm", "unanswered_total", *PEER_METRICS}
-    return frozenset(PREFIX + name for name in {*METRICS, *own})
-
-
 class _Report(Collector):
     """A report as Prometheus' client sees it. What the report lacks is not there."""
 

@@ -29,8 +29,8 @@ from swarm.telemetry.reports import (
     AlarmsReport,
     NodeReport,
     Topic,
-    encode_alarms,
     encode_report,
+    sealed,
 )
 
 ALARM_NOTE: Final = "alarm:"  # with the alarm's kind: its topic among a node's notes
@@ -173,6 +173,6 @@ class Telemetry:
                 sent_at_s=report.sent_at_s,
                 alarms=report.alarms,
             )
-            payload = encode_alarms(alarms, self._identity)
+            payload = sealed(alarms, self._identity)
             publisher.put(Outgoing(str(Topic(run_id, peer, "alarms")), payload, qos=1))
         publisher.put(Outgoing(topic, encode_report(report, self._identity)))

@@ -27,7 +27,7 @@ from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.limits.backoff import Backoff
 from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.reports import REPORT_BYTES_MAX, Status, Topic, encode_status
+from swarm.telemetry.reports import REPORT_BYTES_MAX, Status, Topic, sealed
 
 log = logging.getLogger(__name__)
 log.addHandler(logging.NullHandler())  # what fails is in `failure`
@@ -349,7 +349,7 @@ def publisher_of(
 
     def status(connection: int, online: bool) -> Outgoing:
         said = Status(run_id=run_id, instance=instance, connection=connection, online=online)
-        return Outgoing(topic, encode_status(said, identity), qos=1)
+        return Outgoing(topic, sealed(said, identity), qos=1)
 
     return MqttPublisher(broker, status, rng)
 

@@ -37,7 +37,7 @@ from swarm.telemetry.reports import (
     Topic,
     decode_report,
     encode_report,
-    encode_status,
+    sealed,
 )
 from tests.brokers import PASSWORD, USER, Mosquitto, free_port, open_mosquitto
 from tests.support import run
@@ -67,7 +67,7 @@ def report(sequence: int, **metrics: float) -> Outgoing:
 
 def status(connection: int, *, online: bool) -> Outgoing:
     said = Status(run_id=RUN, instance="i", connection=connection, online=online)
-    return Outgoing(str(Topic(RUN, NODE.peer_id, "status")), encode_status(said, NODE), qos=1)
+    return Outgoing(str(Topic(RUN, NODE.peer_id, "status")), sealed(said, NODE), qos=1)
 
 
 CHILD = """
@@ -110,13 +110,11 @@ class Seen:
 
     @property
     def sequence(self) -> int:
-        view = self.watch.node(NODE.peer_id, 100.0)
-        return -1 if view is None else view.report.sequence
+        return max((view.report.sequence for view in self.watch.nodes(100.0)), default=-1)
 
     @property
     def gone(self) -> Gone | None:
-        view = self.watch.node(NODE.peer_id, 100.0)
-        assert view is not None
+        [view] = self.watch.nodes(100.0)
         return view.gone
 
 

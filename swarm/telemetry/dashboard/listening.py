@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from swarm.storage import write_whole
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.dashboard.page_state import SHOWN_S, DashboardState, ReportSource
 from swarm.telemetry.fleet_view import NodeView, Watch
@@ -75,9 +76,7 @@ def write_kept(path: Path, content: bytes) -> None:
     """Replace the file. Blocking; an error is ignored, because a page works without history."""
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_bytes(content)
-        partial.replace(path)
+        write_whole(path, content)
 
 
 def kept(watch: Watch, state: DashboardState, now_s: float) -> bytes:

@@ -82,7 +82,9 @@ class Board:
     other: streams look for themselves, every `PAUSE_S`."""
 
     def __init__(self) -> None:
-        self._newest = (0, b"")  # its number; replaced as one, so that no lock is needed
+        # The newest frame's number and bytes, empty before there is one; replaced as one, so that
+        # no lock is needed.
+        self.newest = (0, b"")
         self._closed = False
         self.watchers: BoundedTable[object, None] = BoundedTable(STREAMS_MAX, newest_first=True)
         self.streams_refused = 0
@@ -90,7 +92,7 @@ class Board:
 
     def put(self, frame: bytes) -> None:
         """Replace the frame. From one thread; returns at once."""
-        self._newest = (self._newest[0] + 1, frame)
+        self.newest = (self.newest[0] + 1, frame)
 
     def counters(self) -> dict[str, int]:
         return {
@@ -98,10 +100,6 @@ class Board:
             "pages_refused": self.streams_refused,
             "frames_skipped": self.frames_skipped,
         }
-
-    @property
-    def frame(self) -> bytes:
-        return self._newest[1]
 
     def close(self) -> None:
         """End all streams, so that the server can. From any thread."""
@@ -112,7 +110,7 @@ class Board:
         watcher has its place."""
         sent = 0
         while not self._closed and watcher in self.watchers:
-            number, frame = self._newest
+            number, frame = self.newest
             if number > sent:
                 self.frames_skipped += number - sent - 1 if sent else 0
                 sent = number
@@ -125,9 +123,10 @@ def application(board: Board, *, hosts: WebHosts, guarded: Guarded | None = None
     """The web application. `hosts`: by which names it may be called."""
 
     async def state(_: Request) -> Response:
-        if not board.frame:
+        frame = board.newest[1]
+        if not frame:
             return JSONResponse({"error": "nothing was heard yet"}, 503, {"retry-after": "1"})
-        return Response(board.frame, media_type="application/json")
+        return Response(frame, media_type="application/json")
 
     routes = [Route("/api/state", state), Route("/api/stream", functools.partial(_stream, board))]
     if guarded is not None:
@@ -291,9 +290,9 @@ class Frames:
         self, nodes: Sequence[NodeView], told: Mapping[str, int], source: ReportSource, now_s: float
     ) -> bytes | None:
         """The next frame; None before the first good one."""
-        told = {**told, "frames_failed": self.failed}
         try:
-            state = self._state.look(nodes, told, source, now_s)
+            counts = {**told, "frames_failed": self.failed}
+            state = self._state.look(nodes, counts, source, now_s)
             frame = frame_of(state)
         except (ArithmeticError, LookupError, TypeError, ValueError):
             self.failed += 1
