@@ -157,33 +157,23 @@ def bitfield(have: int, chunks: int) -> str:
     return field.hex()[: -(-bits // 4)]
 
 
+@dataclass(eq=False)
 class Reporter:
     """Makes the reports of one process. It keeps what records said last."""
 
-    def __init__(
-        self,
-        peer_id: PeerId,
-        run_id: str,
-        role: Role,
-        agent: str,
-        *,
-        instance: str,
-        interval_s: float,
-    ) -> None:
-        """`instance`: another at each start, at most 32 characters."""
-        self._peer_id = peer_id
-        self._run_id = run_id
-        self._role: Role = role
-        self._agent = agent
-        self._interval_s = interval_s
-        self.instance = instance
-        self._sequence = 0
-        self._errors = 0
-        self._returns = 0
-        self._last: dict[type[Record], Record] = {}  # a round, a step, a batch
-        self._outcome: Outcome | None = None
-        self._saved_bytes = 0
-        self._sums: Counter[str] = Counter()
+    peer_id: PeerId
+    run_id: str
+    role: Role
+    agent: str
+    instance: str  # another at each start, at most 32 characters
+    interval_s: float
+    _sequence: int = 0
+    _errors: int = 0
+    _returns: int = 0
+    _last: dict[type[Record], Record] = field(default_factory=dict)  # a round, a step, a batch
+    _outcome: Outcome | None = None
+    _saved_bytes: int = 0
+    _sums: Counter[str] = field(default_factory=Counter)
 
     def note(self, record: Record) -> None:
         match record:
@@ -246,14 +236,14 @@ class Reporter:
             **extras.labelled,
         }
         return NodeReport(
-            peer_id=self._peer_id,
-            run_id=self._run_id,
-            role=self._role,
-            agent=self._agent[:NAME_CHARS_MAX],
+            peer_id=self.peer_id,
+            run_id=self.run_id,
+            role=self.role,
+            agent=self.agent[:NAME_CHARS_MAX],
             instance=self.instance,
             sequence=self._sequence,
             sent_at_s=now_s,
-            interval_s=self._interval_s,
+            interval_s=self.interval_s,
             phase=snapshot.phase[:PHASE_CHARS_MAX],
             metrics=finite(metrics | dict(extras.metrics)),
             labelled={name: bounded(finite(each)) for name, each in labelled.items() if each},
@@ -271,7 +261,7 @@ class Reporter:
         metrics = m.measured(snapshot) | m.measured(machine)
         metrics |= {
             m.PEERS: len(traffic.connected),
-            m.ADVERTS_IN_TOTAL: counters.messages_in[adverts_topic(self._run_id)],
+            m.ADVERTS_IN_TOTAL: counters.messages_in[adverts_topic(self.run_id)],
             m.FETCHES_TOTAL: counters.messages_out[ROLLOUTS_PROTOCOL],
             m.ERRORS_TOTAL: self._errors,
             m.RETURNS_TOTAL: self._returns,

@@ -197,16 +197,16 @@ def _wanted(body: bytes) -> Mapping[str, Any]:
     return wanted
 
 
+@dataclass(frozen=True, slots=True)
 class _Guard:
     """Answers only to names of ours, and with the same protecting headers everywhere."""
 
-    def __init__(self, app: ASGIApp, hosts: WebHosts) -> None:
-        self._app = app
-        self._hosts = hosts
+    app: ASGIApp
+    hosts: WebHosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
 
         async def with_headers(message: Message) -> None:
@@ -215,8 +215,8 @@ class _Guard:
             await send(message)
 
         given = Request(scope).headers
-        refusal = self._hosts.objection(given.getlist("host"), given.getlist("origin"))
-        answer = PlainTextResponse(refusal.text, refusal.status) if refusal else self._app
+        refusal = self.hosts.objection(given.getlist("host"), given.getlist("origin"))
+        answer = PlainTextResponse(refusal.text, refusal.status) if refusal else self.app
         await answer(scope, receive, with_headers)
 
 
@@ -277,14 +277,14 @@ def frame_of(state: Mapping[str, Any]) -> bytes:
     return json.dumps(state, allow_nan=False, separators=(",", ":")).encode()
 
 
+@dataclass(eq=False)
 class Frames:
     """Makes frames from strangers' reports. If a frame fails, the last good one is shown again with
     `failing` set, and counted."""
 
-    def __init__(self, state: DashboardState) -> None:
-        self._state = state
-        self._good: Mapping[str, Any] | None = None
-        self.failed = 0
+    state: DashboardState
+    failed: int = 0
+    _good: Mapping[str, Any] | None = None
 
     def make(
         self, nodes: Sequence[NodeView], told: Mapping[str, int], source: ReportSource, now_s: float
@@ -292,7 +292,7 @@ class Frames:
         """The next frame; None before the first good one."""
         try:
             counts = {**told, "frames_failed": self.failed}
-            state = self._state.look(nodes, counts, source, now_s)
+            state = self.state.look(nodes, counts, source, now_s)
             frame = frame_of(state)
         except (ArithmeticError, LookupError, TypeError, ValueError):
             self.failed += 1
