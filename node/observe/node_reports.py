@@ -8,17 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from node.observe import records as r
 from node.observe.event_log import Record
-from node.observe.records import (
-    HeldOut,
-    RoundDone,
-    Started,
-    StatusSnapshot,
-    StepDone,
-    Trouble,
-    WentBack,
-    WorkDone,
-)
 from swarm.identity import PeerId
 from swarm.leases.coordination import ReportedWorker
 from swarm.telemetry import metrics as m
@@ -77,7 +68,7 @@ def bounded(values: Mapping[str, float]) -> dict[str, float]:
     return kept | {OTHERS: sum(value for _, value in ordered[LABELS_MAX - 1 :])}
 
 
-def peer_rows(snapshot: StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic, ...]:
+def peer_rows(snapshot: r.StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic, ...]:
     """Connected and known peers, those with the most traffic first."""
     accounts = {each.peer_id: each for each in snapshot.peers}
     connected = {str(each) for each in traffic.connected}
@@ -177,19 +168,19 @@ class Reporter:
 
     def note(self, record: Record) -> None:
         match record:
-            case Started():  # from a checkpoint, perhaps of before what was noted
-                self._last.pop(RoundDone, None)
-                self._last.pop(StepDone, None)
-            case RoundDone() | StepDone() | WorkDone():
+            case r.Started():  # from a checkpoint, perhaps of before what was noted
+                self._last.pop(r.RoundDone, None)
+                self._last.pop(r.StepDone, None)
+            case r.RoundDone() | r.StepDone() | r.WorkDone():
                 self._last[type(record)] = record
                 self._sums.update(m.measured(record, f"{type(record).__name__}_sums"))
-            case WentBack():
+            case r.WentBack():
                 self._returns += 1
-            case Trouble():
+            case r.Trouble():
                 self._errors += 1
 
     def tracked(
-        self, record: Record, snapshot: StatusSnapshot
+        self, record: Record, snapshot: r.StatusSnapshot
     ) -> tuple[int, dict[str, float]] | None:
         """A round and its figures for a tracker, after `record` was noted; None: it is no round and
         no evaluation. Only the round of an evaluation has its figures: elsewhere they would look
@@ -197,11 +188,11 @@ class Reporter:
         evaluated = (m.HELD_OUT_RATIO, m.VALIDATION_RATIO, m.VALIDATION_BEST_RATIO)
         known = m.measured(snapshot)
         match record:
-            case HeldOut(round=number):
+            case r.HeldOut(round=number):
                 found = {name: known[name] for name in evaluated if name in known}
                 # What the record says, whenever the status comes to say it
                 return number, finite(found | m.measured(record))
-            case RoundDone(round=number) | StepDone(step=number) | WorkDone(batch=number):
+            case r.RoundDone(round=number) | r.StepDone(step=number) | r.WorkDone(batch=number):
                 of_record = m.measured(record)
             case _:
                 return None
@@ -215,7 +206,7 @@ class Reporter:
 
     def make(
         self,
-        snapshot: StatusSnapshot,
+        snapshot: r.StatusSnapshot,
         traffic: Traffic,
         machine: MachineResources,
         extras: Extras,
@@ -255,7 +246,7 @@ class Reporter:
         )
 
     def _metrics(
-        self, snapshot: StatusSnapshot, traffic: Traffic, machine: MachineResources
+        self, snapshot: r.StatusSnapshot, traffic: Traffic, machine: MachineResources
     ) -> dict[str, float]:
         counters = traffic.counters
         metrics = m.measured(snapshot) | m.measured(machine)
