@@ -176,13 +176,9 @@ def _workers(options: argparse.Namespace) -> int:
 
 
 def _drain(options: argparse.Namespace) -> int:
-    from coordinator.overrides import drain
-    from coordinator.view import is_known
+    from coordinator.overrides import order_drain
 
-    drain(options.data_dir, options.worker, undo=options.undo)
-    if not is_known(options.data_dir, options.worker):
-        print(f"no worker of the name {options.worker} was seen here yet; is it spelt right?")
-    print(f"{options.worker} {'may work again' if options.undo else 'gets no more work'}")
+    print(order_drain(options.data_dir, options.worker, undo=options.undo))
     return EXIT_OK
 
 

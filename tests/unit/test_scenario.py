@@ -28,7 +28,7 @@ def test_a_time_is_a_number_or_a_range() -> None:
     [
         ("nodes = 1", "nodes = 1 in x.toml: must be at least 2; try nodes = 16"),
         ("node = 8", "node in x.toml: no such setting; did you mean nodes?"),
-        ('duration_s = "long"', "duration_s = long in x.toml: must be a number; try"),
+        ('duration_s = "long"', "duration_s = long in x.toml: must be a number of seconds; try"),
         ("[swarm]\ngroup_size = 1", "swarm.group_size = 1 in x.toml: must be at least 2"),
         ("[[faults]]\nshare = 0.5", "faults.0.kind in x.toml: is missing; add it"),
         ('[[faults]]\nkind = "flood"', "faults.0.kind = flood in x.toml: must be 'crash', "),
