@@ -198,7 +198,7 @@ def _dashboard(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from coordinator.plan import make_report, plan_json, render_plan
+    from coordinator.plan import make_report, render_plan
     from coordinator.plan_file import EXAMPLE, load_plan
 
     if options.example:
@@ -206,10 +206,10 @@ def _plan(options: argparse.Namespace) -> int:
         return EXIT_OK
     report = make_report(load_plan(options.file))
     if options.json:
-        print(json.dumps(plan_json(report), indent=2, allow_nan=False))
+        print(json.dumps(report, indent=2, allow_nan=False))
     else:
         print(render_plan(report))
-    return EXIT_OK if plan_json(report)["feasible"] else EXIT_NO_PLAN
+    return EXIT_OK if report["feasible"] else EXIT_NO_PLAN
 
 
 if __name__ == "__main__":
