@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from node.cli import EXIT_USAGE, main
-from node.simulation.scenario import FaultTable, load_scenario, packaged_scenarios, parse_scenario
+from node.simulation.scenario import load_scenario, packaged_scenarios, parse_scenario
 from swarm.errors import ConfigError
+from swarm.simulation.network_faults import Fault
 
 
 def test_seven_come_with_the_package() -> None:
@@ -20,7 +21,7 @@ def test_a_time_is_a_number_or_a_range() -> None:
         '[[faults]]\nkind = "clog"\nfor_s = 3\n[[faults]]\nkind = "pause"\nfor_s = [1, 2.5]', "x"
     )
     assert [fault.for_s for fault in scenario.faults] == [(3, 3), (1, 2.5)]
-    assert scenario.faults[0].share == FaultTable(kind="clog").share
+    assert scenario.faults[0].share == Fault(kind="clog").share
 
 
 @pytest.mark.parametrize(
