@@ -7,20 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any
 
 import trio
 
-from coordinator.overrides import drain, set_depth
-from coordinator.view import is_known, known_names
+from coordinator.overrides import order_drain, set_depth
 from swarm.errors import ConfigError, first_of
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.dashboard.listening import Listening
 from swarm.telemetry.dashboard.page_server import Guarded, serve
 from swarm.telemetry.fleet_view import Watch
 from swarm.telemetry.reports import NAME_CHARS_MAX
-
-NAMES_TOLD_MAX: Final = 8
 
 
 def guarded_by(token: str, data_dir: Path) -> Guarded:
@@ -30,9 +27,9 @@ def guarded_by(token: str, data_dir: Path) -> Guarded:
         ConfigError: the token is too short.
     """
 
-    def write(wish: Callable[[], None]) -> None:
+    def written(wish: Callable[[], str]) -> str:
         try:
-            wish()
+            return wish()
         except OSError as error:
             raise ConfigError(
                 f"it could not be written down: {error}; nothing has changed"
@@ -42,15 +39,10 @@ def guarded_by(token: str, data_dir: Path) -> Guarded:
         name = wanted.get("worker")
         if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX:
             raise ConfigError("worker: must be its name or peer id")
-        if not undo:
-            _check_known(data_dir, name)
-        write(lambda: drain(data_dir, name, undo=undo))
-        return f"{name} {'may work again' if undo else 'gets no more work'}"
+        return written(lambda: order_drain(data_dir, name, undo=undo))
 
     def paced(wanted: Mapping[str, Any]) -> str:
-        depth = wanted.get("depth")
-        write(lambda: set_depth(data_dir, depth))
-        return "the depth is found again" if depth is None else f"planned for {depth} steps"
+        return written(lambda: set_depth(data_dir, wanted.get("depth")))
 
     return Guarded(
         token,
@@ -60,19 +52,6 @@ def guarded_by(token: str, data_dir: Path) -> Guarded:
             "depth": paced,
         },
     )
-
-
-def _check_known(data_dir: Path, name: str) -> None:
-    """
-    Raises:
-        ConfigError: the coordinator has seen no such worker.
-    """
-    if is_known(data_dir, name):
-        return
-    known = known_names(data_dir)
-    more = f" and {len(known) - NAMES_TOLD_MAX} more" if len(known) > NAMES_TOLD_MAX else ""
-    names = ", ".join(known[:NAMES_TOLD_MAX]) + more if known else "none yet"
-    raise ConfigError(f"{name}: the coordinator here has seen no such worker; known: {names}")
 
 
 def dashboard(
