@@ -5,7 +5,7 @@ only logs know: first and last evaluations, rewards by environment, troubles.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import isfinite
