@@ -499,6 +499,14 @@ class NodeConfig(
                     self._check_method(family, each)
                     self._check_groups_of(family, each)
 
+        decide: dict[str, MethodSettings] = {}
+        for each in self.methods:
+            for what in sorted(each.decides):
+                if what in decide:
+                    both = f"{decide[what].kind} and {each.kind}"
+                    raise Conflict("control", f"{both} both decide {what}")
+                decide[what] = each
+
     def _check_method(self, family: Family, each: MethodSettings) -> None:
         run, needs = self.run, each.needs
         lacks = sorted((needs & ENGINE_NEEDS) - ENGINE_GIVES[self.engine])
@@ -527,7 +535,8 @@ class NodeConfig(
             for name, usual in (("evaluate_every_rounds", "10"), ("validation_tasks", "64")):
                 if not getattr(self, name):
                     raise Conflict(name, f"tells nothing to {each}", usual)
-        if self.over_provision > 1.0 and family == "generate":
+        plans = {"how many rollouts", "how long"} & each.decides
+        if self.over_provision > 1.0 and (family == "generate" or plans):
             raise Conflict("over_provision", f"begins groups of its own, not by {each}", "1")
 
 

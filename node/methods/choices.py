@@ -8,14 +8,29 @@ from typing import Annotated, Any, Final, cast
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationError
 
 from node.methods import advantages as formulas
-from node.methods.filters import ByNeed
+from node.methods.filters import (
+    ByNeed,
+    DynamicSampling,
+    Extremes,
+    Overlong,
+    Variance,
+    ZeroAdvantage,
+)
 from node.methods.generation import Speculative
 from node.methods.groups import Advantages
 from node.methods.hints import Hints
 from node.methods.loss_settings import CORRECTIONS, LOSSES, LossSettings
 from node.methods.method import Family, MethodSettings
 from node.methods.replay import Distil, PoolOfSuccesses, ReplayedSuccesses, Rescue
-from node.methods.task_control import AdaptiveExternal, Vade
+from node.methods.rollout_budgets import (
+    Brorl,
+    Dars,
+    Duet,
+    LengthSchedule,
+    VarianceCurriculum,
+    XrpoAllocation,
+)
+from node.methods.task_control import AdaptiveExternal, Cdas, Vade
 from swarm.rollouts import ScoredGroup
 
 _Function = Callable[[Sequence[ScoredGroup], Any], Advantages]
@@ -66,7 +81,8 @@ def chosen(known: Mapping[str, type[MethodSettings]], value: Any) -> Any:
         return TypeAdapter(known[name]).validate_python(given)
     except ValidationError as error:
         (first, *_) = error.errors()
-        raise ValueError(f"{name}: {first['loc'][0]}: {first['msg']}") from None
+        where = "".join(f"{part}: " for part in first["loc"][:1])
+        raise ValueError(f"{name}: {where}{first['msg']}") from None
 
 
 def chosen_chain(known: Mapping[str, type[MethodSettings]], value: Any) -> Any:
@@ -105,13 +121,16 @@ def by_name(*kinds: type[MethodSettings]) -> dict[str, type[MethodSettings]]:
 
 
 KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
-    "control": by_name(Vade),
+    "control": by_name(
+        *(Cdas, Vade, VarianceCurriculum, LengthSchedule),
+        *(Dars, Brorl, XrpoAllocation, Duet),
+    ),
     "generate": by_name(Speculative, Hints),
     "draw": by_name(ByNeed),
     "external_rule": by_name(AdaptiveExternal),
     "reward": by_name(),
     "replay": by_name(PoolOfSuccesses, ReplayedSuccesses, Rescue, Distil),
-    "filter": by_name(),
+    "filter": by_name(ZeroAdvantage, DynamicSampling, Overlong, Variance, Extremes),
     "advantage": {name: kind for name, (kind, _) in ADVANTAGES.items()},
     "loss": LOSSES,
     "correction": CORRECTIONS,

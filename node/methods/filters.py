@@ -26,9 +26,11 @@ from node.methods.method import (
 from swarm.rollouts import ScoredGroup
 
 
-class Extremes(MethodSettings, kind="extremes", needs={Need.ENTROPY}):
-    """The largest advantages and the most negative ones, and of them the tokens of high entropy."""
+class Extremes(MethodSettings, kind="extremes"):
+    """The largest advantages and the most negative ones, and of them the tokens of high entropy,
+    where the engine records entropies."""
 
+    steps: Count = 200  # until the last shares; ours
     samples_first: PositiveShare = 1.0  # share of completions kept at first; ours
     samples_last: PositiveShare = 0.5  # in the end; ours
     tokens_first: PositiveShare = 1.0  # share of their tokens kept at first; ours
@@ -147,10 +149,11 @@ def informative_probability(success: float, rollouts: int) -> float:
     return max(0.0, -math.expm1(rollouts * math.log1p(-rarer)) - rarer**rollouts)
 
 
-class DynamicSampling(MethodSettings, kind="dynamic_sampling"):
+class DynamicSampling(MethodSettings, kind="dynamic_sampling", roles=NODE):
     """Groups without advantage are left out, and others are generated in their place."""
 
-    rounds_max: Count = 10  # rounds of generation for a batch, the first included; ours
+    # rounds of generation for a batch, the first included; ours
+    rounds_max: Annotated[int, Ge(1), Le(17)] = 10
     prompts_max: Count = 1_024  # in one round; ours
 
 
@@ -197,19 +200,23 @@ def by_need(passes: Sequence[float], rng: Random, set_to: ByNeed) -> list[int]:
 class Overlong(MethodSettings, kind="overlong", needs={Need.LENGTHS}):
     """Completions lose the more, the deeper they reach into the last tokens that they may have."""
 
-    tokens_max: Count = 20_480
-    buffer: Count = 4_096  # last tokens, in which the penalty grows
+    tokens_max: Count | None = None  # None: the run's max_new_tokens
+    # last tokens, in which the penalty grows; None: a fifth of tokens_max, as in the source
+    buffer: Count | None = None
     factor: NonNegative = 1.0  # penalty of the longest
 
+    def __post_init__(self) -> None:
+        if self.buffer and self.tokens_max and self.buffer > self.tokens_max:
+            raise ValueError(f"buffer {self.buffer}: over tokens_max {self.tokens_max}")
 
-def overlong(lengths: Sequence[int], set_to: Overlong) -> tuple[float, ...]:
+
+def overlong(lengths: Sequence[int], limit: int, set_to: Overlong) -> tuple[float, ...]:
     """Reward offset of each completion (DAPO, arXiv 2503.14476): 0 up to tokens_max - buffer
-    tokens, then linear down to -factor at `tokens_max` and beyond."""
-    if set_to.buffer > set_to.tokens_max:
-        raise ValueError(f"buffer {set_to.buffer}: over tokens_max {set_to.tokens_max}")
-    free = set_to.tokens_max - set_to.buffer
+    tokens, then linear down to -factor at `tokens_max` and beyond. `limit`: the run's."""
+    most = set_to.tokens_max or limit
+    buffer = min(most, set_to.buffer or -(-most // 5))
     return tuple(
-        0.0 - set_to.factor * min(1.0, max(0, whole(each, "length") - free) / set_to.buffer)
+        0.0 - set_to.factor * min(1.0, max(0, whole(each, "length") - (most - buffer)) / buffer)
         for each in lengths
     )
 
@@ -219,12 +226,13 @@ def overlong(lengths: Sequence[int], set_to: Overlong) -> tuple[float, ...]:
 ROUNDING: Final = 1e-9  # by which a score may lie below what it is
 
 
-class Variance(MethodSettings, kind="variance", needs={Need.REVISITS}):
+class Variance(MethodSettings, kind="variance"):
     """Groups whose rewards vary enough; the places of others go to tasks of a bank."""
 
+    score_min: Share = 0.3  # of a group, unless `variance_curriculum` has set another; ours
     momentum: Share = 0.9  # of a task's score in the bank; ours
     # tasks in the bank, those with the highest scores; ours
-    bank_max: Annotated[int, Ge(0)] = 1_024
+    bank_max: Annotated[int, Ge(0), Le(8_192)] = 1_024
     reward_range: Positive = 1.0  # largest possible reward less the smallest
 
 
@@ -270,11 +278,16 @@ def _largest(rollouts: int) -> int:
 
 
 def variance(
-    groups: Sequence[ScoredGroup], score_min: float, bank: VarianceBank, set_to: Variance
+    groups: Sequence[ScoredGroup],
+    score_min: float,
+    bank: VarianceBank,
+    set_to: Variance,
+    wanted: int = 0,
 ) -> VarianceChoice:
     """Keep groups with a score of at least `score_min`, and put their tasks into the bank with a
     score that moves slowly (VCRL). Each other group is replaced by the best task of the bank that
-    is not in this batch, to be rolled out again; of equal scores the first by name."""
+    is not in this batch, to be rolled out again; of equal scores the first by name. Where `wanted`
+    groups were to be had, so are those that are missing."""
     probability(score_min, "score_min")
     scores = [reward_score(group.rewards, set_to.reward_range) for group in groups]
     kept = tuple(
@@ -283,7 +296,7 @@ def variance(
     here = {group.prompt for group in groups}
     others = sorted(task for task in bank.scores if task not in here)
     others.sort(key=lambda task: -bank.scores[task])
-    recalled = tuple(others[: len(groups) - len(kept)])
+    recalled = tuple(others[: max(len(groups), wanted) - len(kept)])
     known = dict(bank.scores)
     for task in recalled:
         del known[task]

@@ -68,11 +68,17 @@ class MethodSettings:
     kind: ClassVar[str] = ""
     needs: ClassVar[frozenset[Need]] = frozenset()
     roles: ClassVar[tuple[Role, ...]] = BOTH
+    decides: ClassVar[frozenset[str]] = frozenset()  # what only one method of a node may decide
 
     def __init_subclass__(
-        cls, kind: str = "", needs: Iterable[Need] = (), roles: tuple[Role, ...] = BOTH
+        cls,
+        kind: str = "",
+        needs: Iterable[Need] = (),
+        roles: tuple[Role, ...] = BOTH,
+        decides: Iterable[str] = (),
     ) -> None:
         cls.kind, cls.needs, cls.roles = kind, cls.needs | frozenset(needs), roles
+        cls.decides = frozenset(decides)
         dataclass(frozen=True)(cls)
 
     def __str__(self) -> str:

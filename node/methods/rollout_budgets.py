@@ -13,20 +13,32 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from node.methods.checked import finite, probability, right_of, whole
 from node.methods.filters import informative_probability
-from node.methods.method import Count, MethodSettings, Need, NonNegative, PositiveShare, Share
+from node.methods.method import (
+    NODE,
+    Count,
+    MethodSettings,
+    Need,
+    NonNegative,
+    PositiveShare,
+    Share,
+)
 
 STD_UNKNOWN: Final = 0.5  # of rewards of 0 and 1 the largest
 PRICE_LOG: Final = 20.0  # the logarithm of a price lies within +- this
 HALVINGS: Final = 60  # of an interval, after which doubles are exhausted
 
 
-class XrpoAllocation(MethodSettings, kind="xrpo_allocation"):
+class XrpoAllocation(
+    MethodSettings, kind="xrpo_allocation", roles=NODE, decides={"how many rollouts"}
+):
     """More rollouts where one more narrows most what is known of a task's mean reward."""
+
+    first_share: PositiveShare = 0.5  # of a round's rollouts, alike for all tasks; ours
 
     # the interval around a mean holds with 1 - doubt (alpha); ours
     doubt: Annotated[float, Gt(0), Lt(1)] = 0.05
     bonus: NonNegative = 1.0  # for a task with few rollouts (lambda); ours
-    phases: Annotated[int, Ge(1), Le(64)] = 3
+    phases: Annotated[int, Ge(1), Le(16)] = 3  # in which the others are given
     rollouts_max: Annotated[int, Ge(1), Le(4_096)] = 512  # of one task; ours
 
 
@@ -119,16 +131,28 @@ def phase_budgets(budget: int, set_to: XrpoAllocation) -> tuple[int, ...]:
     return tuple(each + (phase < rest) for phase in range(set_to.phases))
 
 
-class Duet(MethodSettings, kind="duet", needs={Need.LENGTHS, Need.LOGPROBS, Need.REVISITS}):
+class Duet(
+    MethodSettings,
+    kind="duet",
+    needs={Need.LENGTHS, Need.LOGPROBS, Need.REVISITS, Need.REQUESTS},
+    roles=NODE,
+    decides={"how many rollouts", "how long"},
+):
     """Rollouts and lengths of each task within a budget of tokens, by one price of a token."""
 
     budget_share: PositiveShare = 0.5  # of the tokens that all rollouts would take
-    rollouts_min: Count = 1
+    # 1 in the source, and of a single one nothing is learned; ours
+    rollouts_min: Count = 2
     rollouts_max: Count = 32
-    tokens_min: Count = 32
+    tokens_min: Count = 32  # both bounds are at most the run's max_new_tokens
     tokens_max: Count = 4_096
     halvings: Annotated[int, Ge(1), Le(HALVINGS)] = 10  # of the interval of prices
     propensity_min: PositiveShare = 0.05
+    memory: Count = 16  # groups of a kind of task whose mean is kept; ours
+
+    def __post_init__(self) -> None:
+        if self.rollouts_min > self.rollouts_max or self.tokens_min > self.tokens_max:
+            raise ValueError("bounds the wrong way round")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +177,6 @@ def duet(
         raise ValueError(f"{len(signals)} signals and {len(lengths)} lengths")
     if any(each < 0.0 for each in signals) or any(each < 1.0 for each in lengths):
         raise ValueError("a signal below 0, or a length below 1")
-    if set_to.rollouts_min > set_to.rollouts_max or set_to.tokens_min > set_to.tokens_max:
-        raise ValueError("bounds the wrong way round")
     (full,) = finite([full_tokens], "full_tokens")
     low, high = -PRICE_LOG, PRICE_LOG
     for _ in range(set_to.halvings):
@@ -205,26 +227,33 @@ def variance_curriculum(step: int, set_to: VarianceCurriculum) -> float:
     return set_to.score_first if is_first else set_to.score_later
 
 
-class LengthSchedule(MethodSettings, kind="length_schedule"):
+class LengthSchedule(
+    MethodSettings, kind="length_schedule", needs={Need.REQUESTS}, decides={"how long"}
+):
     """The length of completions swings between two bounds, so that what was learned in many tokens
     is learned again in few."""
 
-    tokens_min: Count = 8_192
-    tokens_max: Count = 16_384
+    # bounds; None: half of the run's max_new_tokens, and all of it, of which none is above
+    tokens_min: Count | None = None
+    tokens_max: Count | None = None
     period_steps: Annotated[int, Ge(2)] = 200  # from the longest to the longest again; ours
     cycles: Count = 3  # then the length stays the longest
 
+    def __post_init__(self) -> None:
+        if self.tokens_min and self.tokens_max and self.tokens_min > self.tokens_max:
+            raise ValueError(f"tokens_min {self.tokens_min}: over tokens_max {self.tokens_max}")
 
-def length_schedule(step: int, set_to: LengthSchedule) -> int:
+
+def length_schedule(step: int, limit: int, set_to: LengthSchedule) -> int:
     """The most tokens of a completion at a step, counted from 0 (SIRI, arXiv 2509.25176): a cosine
-    that begins and ends with the longest."""
-    if set_to.tokens_min > set_to.tokens_max:
-        raise ValueError(f"tokens_min {set_to.tokens_min}: over tokens_max {set_to.tokens_max}")
+    that begins and ends with the longest. `limit`: the run's; SIRI swings from it to a half."""
+    most = min(limit, set_to.tokens_max or limit)
+    least = min(most, set_to.tokens_min or -(-limit // 2))
     if whole(step, "step") >= set_to.cycles * set_to.period_steps:
-        return set_to.tokens_max
+        return most
     phase = step % set_to.period_steps / set_to.period_steps
     up = (1.0 + math.cos(2.0 * math.pi * phase)) / 2.0
-    return round(set_to.tokens_min + (set_to.tokens_max - set_to.tokens_min) * up)
+    return round(least + (most - least) * up)
 
 
 # The number of rollouts of a task, from its pass rate.
@@ -234,7 +263,7 @@ ROLLOUTS_MAX: Final = {"equal": 32, "hardness": 64}
 SOLVED: Final = 0.5  # tasks that go this well get no more
 
 
-class Dars(MethodSettings, kind="dars"):
+class Dars(MethodSettings, kind="dars", roles=NODE, decides={"how many rollouts"}):
     """More rollouts of hard tasks, so that their advantages sum up to what those of middling ones
     do."""
 
@@ -260,13 +289,17 @@ def dars(right: int, rollouts: int, set_to: Dars) -> int:
     return max(0, min(wanted, most - rollouts))
 
 
-class Brorl(MethodSettings, kind="brorl", needs={Need.REVISITS}):
+class Brorl(MethodSettings, kind="brorl", decides={"how many rollouts"}):
     """As many rollouts of a task as make it likely that it teaches."""
 
     by: Literal["informative", "mass"] = "informative"  # rewards differ, or a right answer was seen
     chance: Annotated[float, Gt(0), Lt(1)] = 0.9  # ours
-    rollouts_min: Count = 16
+    rollouts_min: Count | None = None  # None: G; 16 in the source
     rollouts_max: Annotated[int, Ge(1), Le(65_536)] = 512
+
+    def __post_init__(self) -> None:
+        if (self.rollouts_min or 1) > self.rollouts_max:
+            raise ValueError(f"rollouts_min {self.rollouts_min}: over {self.rollouts_max}")
 
 
 def unseen_mass(success: float, rollouts: int) -> float:
@@ -274,14 +307,14 @@ def unseen_mass(success: float, rollouts: int) -> float:
     return float((1.0 - probability(success, "success")) ** rollouts)
 
 
-def brorl(success: float, set_to: Brorl) -> int:
+def brorl(success: float, group_size: int, set_to: Brorl) -> int:
     """The least number of rollouts, within the bounds, with which the task teaches with probability
-    `chance` (the widths of BroRL, arXiv 2510.01180, are 16 to 512 for all tasks alike)."""
-    if set_to.rollouts_min > set_to.rollouts_max:
-        raise ValueError(f"rollouts_min {set_to.rollouts_min}: over {set_to.rollouts_max}")
+    `chance` (the widths of BroRL, arXiv 2510.01180, are 16 to 512 for all tasks alike).
+    `group_size`: G, which is the least unless the settings say so."""
+    high = set_to.rollouts_max
+    low = min(high, set_to.rollouts_min or group_size)
     if probability(success, "success") in (0.0, 1.0):
-        return set_to.rollouts_min
-    low, high = set_to.rollouts_min, set_to.rollouts_max
+        return low
     while low < high:
         middle = (low + high) // 2
         told = (

@@ -26,11 +26,14 @@ from node.methods.method import (
 from swarm.rollouts import Counters
 
 
-class Cdas(MethodSettings, kind="cdas", needs={Need.REVISITS}):
+class Cdas(MethodSettings, kind="cdas", needs={Need.REVISITS}, roles=NODE, decides={"which tasks"}):
     """Half of the tasks a little below the policy's competence, half a little above it."""
 
     uniform_steps: Annotated[int, Ge(0)] = 1  # steps with uniform draws, before anything is known
-    tasks_max: Count = 100_000  # beyond it those rated longest ago are forgotten
+    # beyond it those rated longest ago are forgotten
+    tasks_max: Annotated[int, Ge(1), Le(65_536)] = 65_536
+    # tasks of its stream that a node looks at for each wanted one; ours
+    ahead: Annotated[int, Ge(2), Le(64)] = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,16 @@ class Competence:
     value: float = 0.0
     steps: int = 0
     difficulties: Mapping[str, TaskDifficulty] = field(default_factory=lambda: MappingProxyType({}))
+
+    def to_record(self) -> list[Any]:
+        known = {task: [each.value, each.terms] for task, each in self.difficulties.items()}
+        return [self.value, self.steps, known]
+
+    @classmethod
+    def from_record(cls, record: Any) -> "Competence":
+        """Read the output of `to_record`. KeyError, TypeError, ValueError: it is none."""
+        value, steps, known = record
+        return cls(value, steps, {task: TaskDifficulty(*each) for task, each in known.items()})
 
     def difficulty(self, task: str) -> float:
         return self.difficulties.get(task, TaskDifficulty()).value
@@ -102,7 +115,7 @@ def cdas(
 # Tasks whose rewards will differ most, by what is believed of them (VADE, arXiv 2511.18902).
 
 
-class Vade(MethodSettings, kind="vade", needs={Need.REVISITS}, roles=NODE):
+class Vade(MethodSettings, kind="vade", needs={Need.REVISITS}, roles=NODE, decides={"which tasks"}):
     """Thompson's draw of each task's success, and those taken that promise most."""
 
     decay_global: PositiveShare = 0.99  # of all counts, each step; ours

@@ -4,19 +4,31 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from node.config import NodeConfig
-from node.methods import filters, generation, hints, replay, task_control
+from node.methods import filters, generation, hints, replay, rollout_budgets, task_control
 from node.methods.method import MethodSettings
-from node.stages import control, draw, generate, replaying
+from node.stages import budgets, control, draw, filtering, generate, replaying
 from node.stages.stage import Stage, Stages
 
 STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
+    task_control.Cdas: control.ChooseByCompetence,
     task_control.Vade: control.ChooseByInformation,
     task_control.AdaptiveExternal: control.AdaptForeignGroups,
+    rollout_budgets.VarianceCurriculum: control.ScheduleVariance,
+    rollout_budgets.LengthSchedule: control.ScheduleLengths,
+    rollout_budgets.Dars: budgets.MoreOfHard,
+    rollout_budgets.Brorl: budgets.WidenByPassRate,
+    rollout_budgets.XrpoAllocation: budgets.AllocateInPhases,
+    rollout_budgets.Duet: budgets.SpendTokens,
     generation.Speculative: generate.Redraft,
     hints.Hints: generate.GiveHints,
     filters.ByNeed: draw.DrawByNeed,
     replay.PoolOfSuccesses: replaying.InjectSuccesses,
     replay.ReplayedSuccesses: replaying.ReplaySuccesses,
+    filters.ZeroAdvantage: filtering.DropFlat,
+    filters.DynamicSampling: filtering.SampleUntilInformative,
+    filters.Overlong: filtering.PenaliseLong,
+    filters.Variance: filtering.DropUnvaried,
+    filters.Extremes: filtering.KeepExtremes,
     replay.Rescue: replaying.RescueFailed,
     replay.Distil: replaying.DistilSuccesses,
 }

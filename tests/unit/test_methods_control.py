@@ -226,11 +226,19 @@ def test_groups_must_vary_more_after_some_steps() -> None:
 
 def test_the_length_swings_by_a_cosine() -> None:
     set_to = budgets.LengthSchedule(tokens_min=8_000, tokens_max=16_000, period_steps=100, cycles=2)
-    found = [budgets.length_schedule(step, set_to) for step in (0, 25, 50, 75, 100, 150, 200, 250)]
+    found = [
+        budgets.length_schedule(step, 20_000, set_to)
+        for step in (0, 25, 50, 75, 100, 150, 200, 250)
+    ]
     assert found == [16_000, 12_000, 8_000, 12_000, 16_000, 8_000, 16_000, 16_000]
-    assert budgets.length_schedule(10, set_to) == round(12_000 + 4_000 * math.cos(math.pi / 5))
+    tenth = budgets.length_schedule(10, 20_000, set_to)
+    assert tenth == round(12_000 + 4_000 * math.cos(math.pi / 5))
+    cut = [budgets.length_schedule(step, 12_000, set_to) for step in (0, 50)]
+    assert cut == [12_000, 8_000]  # by the run's limit
+    half = [budgets.length_schedule(step, 9, budgets.LengthSchedule()) for step in (0, 100)]
+    assert half == [9, 5]
     with pytest.raises(ValueError, match="over tokens_max"):
-        budgets.length_schedule(0, budgets.LengthSchedule(tokens_min=9, tokens_max=8))
+        budgets.LengthSchedule(tokens_min=9, tokens_max=8)
 
 
 # --- widths ---------------------------------------------------------------------------------------
@@ -288,14 +296,14 @@ def test_widths_are_the_least_that_teach_with_some_chance() -> None:
                 for n in range(1, 513)
                 if (1 - p**n - (1 - p) ** n if by == "informative" else 1 - (1 - p) ** n) >= 0.9
             ]
-            assert budgets.brorl(p, set_to) == (told[0] if told else 512)
-    assert [budgets.brorl(p, Brorl()) for p in (0.0, 1.0, 0.5, 1e-9)] == [16, 16, 16, 512]
+            assert budgets.brorl(p, 8, set_to) == (told[0] if told else 512)
+    assert [budgets.brorl(p, 16, Brorl()) for p in (0.0, 1.0, 0.5, 1e-9)] == [16, 16, 16, 512]
     assert near(budgets.unseen_mass(0.05, 16), 0.4401)
-    assert informative_probability(0.05, budgets.brorl(0.05, Brorl())) >= 0.9
+    assert informative_probability(0.05, budgets.brorl(0.05, 16, Brorl())) >= 0.9
     with pytest.raises(ValueError, match="success nan"):
-        budgets.brorl(math.nan, Brorl())
+        budgets.brorl(math.nan, 16, Brorl())
     with pytest.raises(ValueError, match="rollouts_min 9"):
-        budgets.brorl(0.5, Brorl(rollouts_min=9, rollouts_max=8))
+        Brorl(rollouts_min=9, rollouts_max=8)
 
 
 # --- xrpo -----------------------------------------------------------------------------------------
@@ -387,7 +395,7 @@ def test_the_price_is_the_lowest_within_the_budget(
 ) -> None:
     signals, lengths = ([each[at] for each in drawn] for at in (0, 1))
     full = 8 * sum(lengths)
-    set_to = Duet(budget_share=share, rollouts_max=8, halvings=60)
+    set_to = Duet(budget_share=share, rollouts_min=1, rollouts_max=8, halvings=60)
     found = budgets.duet(signals, lengths, full, set_to)
     # Every price at which some task's rollouts change, and what is spent just above it.
     edges = {
@@ -412,7 +420,7 @@ def test_the_price_is_the_lowest_within_the_budget(
 
 
 def test_long_tasks_get_fewer_rollouts_and_longer_ones() -> None:
-    set_to = Duet(halvings=60)
+    set_to = Duet(rollouts_min=1, halvings=60)
     found = budgets.duet([10.0, 10.0], [100.0, 400.0], 16 * 500, set_to)
     assert found.rollouts == (13, 6)  # 13 * 100 + 6 * 400 = 3,700 of 4,000
     assert near(found.propensities[1], 6 / 9.5)

@@ -117,15 +117,17 @@ def test_more_is_not_kept_than_was_generated() -> None:
 
 def test_long_completions_lose_linearly() -> None:
     lengths = (16_384, 18_432, 20_480, 0, 30_000, 16_385)
-    found = filters.overlong(lengths, Overlong())
+    found = filters.overlong(lengths, 20_480, Overlong())  # a buffer of 4,096
     assert found == (0.0, -0.5, -1.0, 0.0, -1.0, -1 / 4_096)
     assert all(math.copysign(1.0, found[at]) == 1.0 for at in (0, 3))  # no negative zero
-    assert filters.overlong([20_480], Overlong(factor=0.5)) == (-0.5,)
-    assert filters.overlong([], Overlong()) == ()
+    assert filters.overlong([20_480], 20_480, Overlong(factor=0.5)) == (-0.5,)
+    assert filters.overlong([], 9, Overlong()) == ()
+    assert filters.overlong([7, 9], 100, Overlong(tokens_max=9, buffer=4)) == (-0.5, -1.0)
+    assert filters.overlong([3, 4, 5], 5, Overlong(buffer=9)) == (-0.6, -0.8, -1.0)
     with pytest.raises(ValueError, match="buffer 9"):
-        filters.overlong([1], Overlong(tokens_max=8, buffer=9))
+        Overlong(tokens_max=8, buffer=9)
     with pytest.raises(ValueError, match="length -1"):
-        filters.overlong([-1], Overlong())
+        filters.overlong([-1], 9, Overlong())
 
 
 # --- variance -------------------------------------------------------------------------------------

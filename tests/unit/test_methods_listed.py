@@ -9,7 +9,7 @@ from node.cli import main
 from node.commands.methods import list_literature, list_methods, list_usable, show_method
 from node.config import NodeConfig, load_config
 from node.hosting.models import trainer_spec
-from node.methods.choices import ADVANTAGES
+from node.methods.choices import ADVANTAGES, KNOWN
 from node.methods.importance_weights import IMPORTANCE_WEIGHTS
 from node.methods.loss_settings import CORRECTIONS, LOSSES
 from node.methods.losses import OBJECTIVES
@@ -33,13 +33,13 @@ def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
     assert listed["advantage"] == set(ADVANTAGES)
     assert listed["loss"] == set(LOSSES) == set(OBJECTIVES)
     assert listed["correction"] == set(CORRECTIONS) == set(IMPORTANCE_WEIGHTS)
-    assert listed["control"] == {"vade"}
+    assert listed["control"] == set(KNOWN["control"])
     assert listed["generate"] == {"speculative", "hints"}
     assert listed["replay"] == {"rescue"}
     assert listed["draw"] == {"need"}
     assert listed["external_rule"] == {"adaptive_external"}
-    for family in ("reward", "filter"):
-        assert listed[family] == set()
+    assert listed["filter"] == set(KNOWN["filter"])
+    assert listed["reward"] == set()
 
 
 def test_every_method_says_what_it_is_and_where_it_is_from() -> None:
@@ -105,7 +105,8 @@ def test_what_a_node_of_a_run_may_use_and_why_not(tmp_path: Path) -> None:
         return lines
 
     plain = usable("")
-    assert "control, run r, engine torch: none" in plain
+    unconditional = "variance_curriculum, length_schedule, dars, brorl, xrpo_allocation"
+    assert f"control, run r, engine torch: {unconditional}" in plain
     assert any(
         line.startswith("  not vade: --control vade: vade: run r has no tasks") for line in plain
     )
@@ -114,7 +115,7 @@ def test_what_a_node_of_a_run_may_use_and_why_not(tmp_path: Path) -> None:
     assert not any("two_levels" in line for line in plain)  # no loop uses it
     assert "external_rule, run r, engine torch: adaptive_external" in plain
     common = usable("[common]\nshare = 0.5\n")
-    assert "control, run r, engine torch: vade" in common
+    assert f"control, run r, engine torch: cdas, vade, {unconditional}, duet" in common
     assert "generate, run r, engine torch: speculative, hints" in common
     other = usable("[common]\nshare = 0.5\n", engine="vllm")
     assert "generate, run r, engine vllm: hints" in other
