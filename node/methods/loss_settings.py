@@ -88,6 +88,15 @@ class GepoLoss(GrpoLoss, kind="gepo"):
     dual clip is ours."""
 
 
+class HacpoLoss(GspoLoss, kind="hacpo"):
+    """`gspo` for own completions; foreign ones count by their ratio within a bound that tightens
+    from one update on a batch to the next, and by a power of it."""
+
+    alpha: NonNegative = 1.0  # the power
+    delta: Low = 0.2  # the ratio's lower bound is 1 - delta at first
+    delta_step: NonNegative = 0.025  # by which it rises with each update on the same batch
+
+
 class CispoLoss(StaleLoss, kind="cispo"):
     """The ratio is cut and not the token: each keeps its gradient."""
 
@@ -129,6 +138,7 @@ LOSSES: Final[Mapping[str, type[LossSettings]]] = {
     "m2po": M2poLoss,
     "gspo": GspoLoss,
     "gepo": GepoLoss,
+    "hacpo": HacpoLoss,
     "cispo": CispoLoss,
     "soft_gate": SoftGateLoss,
     "topr": ToprLoss,

@@ -13,6 +13,7 @@ from node.methods import loss_settings as settings
 from node.methods.loss_settings import Aggregation
 
 LOG_RATIO_MAX = 20.0  # clamp before exp, so that an absurd ratio stays finite
+HACPO_LOG_RATIO_MAX: Final = 10.0  # the same of whole completions, in HACPO
 
 
 def log_ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
@@ -260,6 +261,8 @@ class Tokens:
     behaviour: torch.Tensor  # under the one that generated them; proximal where that is unknown
     advantages: torch.Tensor
     kept: torch.Tensor | None = None  # what `Objective.keep` decided
+    own: bool = True  # False: another node's completion
+    update: int = 0  # number of the update on this batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +275,7 @@ class Objective:
     uses_behaviour: bool = True
     keep: Callable[[Tokens, torch.Tensor, Any], torch.Tensor] | None = None
     by_group: bool = False  # `Tokens.behaviour` is `expected` of the completion's group
+    by_mean: bool = False  # the mean over the source's own tokens will do for `Tokens.behaviour`
 
 
 def _sapo(tokens: Tokens, set_to: settings.SapoLoss) -> TokenLosses:
@@ -317,6 +321,23 @@ def _sequence(tokens: Tokens, set_to: settings.GrpoLoss) -> TokenLosses:
     each = -torch.minimum(ratios * advantages, cut * advantages)
     bounded = torch.minimum(each, -set_to.dual_clip * advantages)
     return _unmasked(torch.where(advantages < 0, bounded, each), clipped)
+
+
+def _hacpo(tokens: Tokens, set_to: settings.HacpoLoss) -> TokenLosses:
+    """As `_sequence` for own completions. For foreign ones -c sg(c)^alpha A, c = clip(s, low, 1),
+    with low = 1 - delta + delta_step x update and s of mean log-probs, each over its own
+    tokenizer's tokens (HACPO, arXiv 2603.02604). Outside of the bounds there is no gradient. The
+    source counts the mini-batches of a step where `update` counts passes over the batch."""
+    if tokens.own:
+        return _sequence(tokens, set_to)
+    moved = tokens.logprobs.detach().mean() - tokens.behaviour.mean()
+    whole = moved.clamp(-HACPO_LOG_RATIO_MAX, HACPO_LOG_RATIO_MAX).exp()
+    low = min(1.0, 1.0 - set_to.delta + set_to.delta_step * tokens.update)
+    clipped = ((whole < low) | (whole > 1.0)).expand_as(tokens.logprobs)
+    grows = (tokens.logprobs - tokens.logprobs.detach()).exp().masked_fill(clipped, 1.0)
+    return _unmasked(
+        -(whole.clamp(low, 1.0) ** (1.0 + set_to.alpha)) * grows * tokens.advantages, clipped
+    )
 
 
 def _cispo(tokens: Tokens, set_to: settings.CispoLoss) -> TokenLosses:
@@ -411,6 +432,7 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
     "m2po": Objective(_m2po, keep=_m2po_kept),
     "gspo": Objective(_sequence),
     "gepo": Objective(_sequence, by_group=True),
+    "hacpo": Objective(_hacpo, by_mean=True),
     "cispo": Objective(_cispo),
     "soft_gate": Objective(_soft_gate),
     "topr": Objective(_topr),

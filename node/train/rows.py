@@ -14,7 +14,7 @@ from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
 from node.methods.loss_settings import Aggregation
-from node.methods.losses import expected
+from node.methods.losses import Objective, expected
 from node.policies.policy import Policy
 from node.train.foreign import is_left_out, logprob_floor, takes_tokens
 from swarm.rollouts import Author, Completion, FinishReason, informative
@@ -110,12 +110,12 @@ class Encoder:
     """Makes rows of groups for one policy."""
 
     def __init__(
-        self, policy: Policy, spec: TrainerSpec, row_tokens_max: int | None, uses_behaviour: bool
+        self, policy: Policy, spec: TrainerSpec, row_tokens_max: int | None, objective: Objective
     ) -> None:
         self._policy = policy
         self._spec = spec
         self._row_tokens_max = row_tokens_max
-        self._uses_behaviour = uses_behaviour
+        self._objective = objective
         added = policy.tokenizer.added_tokens_decoder.items()
         self._special = frozenset(index for index, token in added if token.special)
 
@@ -167,8 +167,11 @@ class Encoder:
                 return None
             row = self._carried(group, completion, advantage)
         row.tokens_counted = self._counted(row)
-        if self._uses_behaviour:
+        if self._objective.uses_behaviour:
             row.behaviour = row.behaviour_logprobs
+        if self._objective.by_mean and row.behaviour is None:
+            claimed = self._claimed(list(completion.token_ids), completion.logprobs)
+            row.behaviour = None if claimed is None else claimed.mean().expand(row.count)
         return row
 
     def _add_columns(self, row: Row, group: TrainingGroup, place: int) -> None:

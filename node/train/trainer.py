@@ -100,9 +100,10 @@ class GroupTrainer:
         self.micro_batch_tokens = micro_batch_tokens
         self.row_tokens_max = row_tokens_max
         self.policy_version = 0  # optimizer updates so far
+        self._update = 0  # number of the one on the present batch
         self.step_guard = StepGuard()
         self.rate_share = 1.0  # that updates take, by what evaluations showed
-        self._encoder = Encoder(policy, spec, row_tokens_max, self._objective.uses_behaviour)
+        self._encoder = Encoder(policy, spec, row_tokens_max, self._objective)
         self._recomputes = recomputes and recompute_layers(policy.model)
         if self._recomputes:
             give_back_at_once()
@@ -240,7 +241,7 @@ class GroupTrainer:
         if self.spec.updates_per_batch > 1:
             self._remember_old(batches)
         for step in range(self.spec.updates_per_batch):
-            sums = Sums()
+            self._update, sums = step, Sums()
             self._decide_kept(batches)
             for batch in batches:
                 self._backward(batch, sums)
@@ -351,7 +352,7 @@ class GroupTrainer:
         advantages = row.token_advantages
         if advantages is None:
             advantages = torch.full_like(values, row.advantage)
-        return Tokens(values, old, behaviour, advantages, row.kept)
+        return Tokens(values, old, behaviour, advantages, row.kept, row.own, self._update)
 
     def _backward(self, batch: Sequence[Unit], sums: Sums) -> None:
         rows = [row for unit in batch for row in unit.rows]
