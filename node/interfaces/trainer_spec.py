@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from node.interfaces.adapter_files import AdapterShape, Held
 from node.methods.choices import chosen_correction, chosen_loss
-from node.methods.loss_settings import DEFAULT_LOSS, StaleLoss
+from node.methods.loss_settings import DEFAULT_LOSS, EwmaLoss, StaleLoss
 from swarm.errors import ConfigError
 
 ForeignWeighting = Literal["auto", "none", "positives"]
@@ -72,6 +72,11 @@ class TrainerSpec:
             return None
         alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
         return AdapterShape(self.lora_rank, alpha, tuple(sorted(set(self.lora_targets))))
+
+    @property
+    def kept_copies(self) -> int:
+        """The sets of the trained weights that are kept beside the present one."""
+        return int(isinstance(chosen_loss(self.loss), EwmaLoss))
 
     @property
     def held(self) -> Held:

@@ -97,6 +97,19 @@ class HacpoLoss(GspoLoss, kind="hacpo"):
     delta_step: NonNegative = 0.025  # by which it rises with each update on the same batch
 
 
+class EwmaLoss(StaleLoss, kind="ppo_ewma"):
+    """`decoupled`, with the clip around an average of the weights over past updates."""
+
+    clip: Low = 0.2
+    ratio_max: Above = 10.0  # to what generated; the source has 100, and peers may make it up
+    centre_of_mass: NonNegative = 8.0  # of the average, in updates
+
+    @property
+    def decay(self) -> float:
+        """The share of an update's weight in the average that is left one update later."""
+        return self.centre_of_mass / (1.0 + self.centre_of_mass)
+
+
 class CispoLoss(StaleLoss, kind="cispo"):
     """The ratio is cut and not the token: each keeps its gradient."""
 
@@ -139,6 +152,7 @@ LOSSES: Final[Mapping[str, type[LossSettings]]] = {
     "gspo": GspoLoss,
     "gepo": GepoLoss,
     "hacpo": HacpoLoss,
+    "ppo_ewma": EwmaLoss,
     "cispo": CispoLoss,
     "soft_gate": SoftGateLoss,
     "topr": ToprLoss,

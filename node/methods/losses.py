@@ -263,6 +263,7 @@ class Tokens:
     kept: torch.Tensor | None = None  # what `Objective.keep` decided
     own: bool = True  # False: another node's completion
     update: int = 0  # number of the update on this batch
+    averaged: torch.Tensor | None = None  # log-probs under the average of past weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +339,20 @@ def _hacpo(tokens: Tokens, set_to: settings.HacpoLoss) -> TokenLosses:
     return _unmasked(
         -(whole.clamp(low, 1.0) ** (1.0 + set_to.alpha)) * grows * tokens.advantages, clipped
     )
+
+
+def _ewma(tokens: Tokens, set_to: settings.EwmaLoss) -> TokenLosses:
+    """max(-A e^(now - b), -A e^(clip(now - prox, ln(1 - e), ln(1 + e)) + prox - b)) of log-probs
+    under the policy, the average and the behaviour (PPO-EWMA, arXiv 2110.00641). b is at least
+    now - ln `ratio_max`, without gradient. The average: `node.train.kept_weights`."""
+    logprobs, behaviour, advantages = _stale(tokens)
+    proximal = tokens.proximal if tokens.averaged is None else tokens.averaged
+    behaviour = torch.maximum(behaviour, logprobs.detach() - math.log(set_to.ratio_max))
+    moved = log_ratio(logprobs, proximal)
+    cut = moved.clamp(math.log(1.0 - set_to.clip), math.log(1.0 + set_to.clip))
+    plain = -log_ratio(logprobs, behaviour).exp() * advantages
+    bound = -log_ratio(cut + proximal, behaviour).exp() * advantages
+    return _unmasked(torch.maximum(plain, bound), (bound > plain) & (cut != moved))
 
 
 def _cispo(tokens: Tokens, set_to: settings.CispoLoss) -> TokenLosses:
@@ -433,6 +448,7 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
     "gspo": Objective(_sequence),
     "gepo": Objective(_sequence, by_group=True),
     "hacpo": Objective(_hacpo, by_mean=True),
+    "ppo_ewma": Objective(_ewma),
     "cispo": Objective(_cispo),
     "soft_gate": Objective(_soft_gate),
     "topr": Objective(_topr),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -23,7 +23,7 @@ from node.methods import losses
 from node.methods.choices import chosen_correction, chosen_loss
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
 from node.methods.importance_weights import importance_weights
-from node.methods.loss_settings import StaleLoss
+from node.methods.loss_settings import EwmaLoss, StaleLoss
 from node.methods.losses import OBJECTIVES, Tokens
 from node.methods.samplers import within_unknown_share
 from node.policies import checkpoint, lean, prefixes
@@ -31,8 +31,11 @@ from node.policies.policy import Policy
 from node.system.machine import give_back_at_once
 from node.train import default_rate as suited
 from node.train.foreign import weights as foreign_weights
+from node.train.kept_weights import KeptWeights
 from node.train.rows import Encoder, Prepared, Row, Unit, expect, pack, pieces, probe, weigh
 from node.train.step_guard import StepGuard, take_back
+
+_AVERAGE: Final = "averaged"  # kept weights, the field of a row for them, and their file
 
 
 @dataclass(slots=True)
@@ -116,6 +119,9 @@ class GroupTrainer:
         rate, warm_up = spec.learning_rate, spec.warm_up_updates
         self.suited = suited.suited(base, adapted, rate, warm_up)
         self.optimizer = torch.optim.Adam(trained, lr=self.suited.learning_rate, fused=True)
+        self._kept: dict[str, KeptWeights] = {}
+        if isinstance(self._set_to, EwmaLoss):
+            self._kept[_AVERAGE] = KeptWeights(trained)
 
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """Update on one batch. Without a single trainable token the policy stays as it is."""
@@ -210,12 +216,16 @@ class GroupTrainer:
         return result
 
     def save(self, directory: Path) -> None:
+        for name, kept in self._kept.items():
+            kept.save(directory / f"{name}.safetensors")
         step_guard = self.step_guard.to_record()
         checkpoint.save(directory, self.policy, self.optimizer, self.policy_version, step_guard)
 
     def resume(self, directory: Path) -> None:
         """Restore what `save` wrote; errors as in `checkpoint.load`."""
         self.policy_version = checkpoint.load(directory, self.policy, self.optimizer)
+        for name, kept in self._kept.items():
+            kept.load(directory / f"{name}.safetensors")
         try:
             self.step_guard = StepGuard.from_record(checkpoint.step_guard_of(directory))
         except (KeyError, TypeError, ValueError) as error:
@@ -233,15 +243,22 @@ class GroupTrainer:
         for state in self.optimizer.state.values():
             state["exp_avg"].zero_()
 
+    def take_over(self, policy_version: int) -> None:
+        """Go on from weights that were loaded from elsewhere."""
+        self.policy_version = policy_version
+        for kept in self._kept.values():
+            kept.restart()
+
     def _updates(self, batches: Sequence[Sequence[Unit]]) -> "_Done":
         """All optimizer steps of one batch."""
         done = _Done()
         if not batches:
             return done
         if self.spec.updates_per_batch > 1:
-            self._remember_old(batches)
+            self._remember(batches, "old_logprobs")
         for step in range(self.spec.updates_per_batch):
             self._update, sums = step, Sums()
+            self._remember_kept(batches, _AVERAGE)
             self._decide_kept(batches)
             for batch in batches:
                 self._backward(batch, sums)
@@ -251,6 +268,8 @@ class GroupTrainer:
             finite = math.isfinite(sums.loss) and math.isfinite(grad_norm)
             stands = finite and self._step(batches, done)
             self.policy_version += stands
+            if stands and isinstance(self._set_to, EwmaLoss):
+                self._kept[_AVERAGE].follow(self._set_to.decay)
             self.optimizer.zero_grad(set_to_none=True)
             if not stands:  # what is not finite would spoil the weights for good
                 break
@@ -294,12 +313,18 @@ class GroupTrainer:
         columns, _ = self._of_all(torch.cat(found, dim=1))
         return losses.mismatch(*columns).k3
 
-    def _remember_old(self, batches: Sequence[Sequence[Unit]]) -> None:
+    def _remember_kept(self, batches: Sequence[Sequence[Unit]], name: str) -> None:
+        if name in self._kept:
+            with self._kept[name].loaded():
+                self._remember(batches, name)
+
+    def _remember(self, batches: Sequence[Sequence[Unit]], column: str) -> None:
+        """Keep the present log-probs in this field of the rows."""
         with torch.no_grad():
             for batch in batches:
                 rows = [row for unit in batch for row in unit.rows]
                 for row, values in zip(rows, self._forward(batch), strict=True):
-                    row.old_logprobs = values
+                    setattr(row, column, values)
 
     def _decide_kept(self, batches: Sequence[Sequence[Unit]]) -> None:
         """Ask a loss that needs all tokens at once which to train on: one more forward pass."""
@@ -352,7 +377,8 @@ class GroupTrainer:
         advantages = row.token_advantages
         if advantages is None:
             advantages = torch.full_like(values, row.advantage)
-        return Tokens(values, old, behaviour, advantages, row.kept, row.own, self._update)
+        told = (row.kept, row.own, self._update, row.averaged)
+        return Tokens(values, old, behaviour, advantages, *told)
 
     def _backward(self, batch: Sequence[Unit], sums: Sums) -> None:
         rows = [row for unit in batch for row in unit.rows]

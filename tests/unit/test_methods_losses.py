@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from node.methods.choices import chosen_loss
+from node.methods.loss_settings import EwmaLoss
 from node.methods.losses import OBJECTIVES, TokenLosses, Tokens
+from node.train.kept_weights import KeptWeights
 
 
 def column(*values: float) -> torch.Tensor:
@@ -21,6 +23,52 @@ def of(name: str, tokens: Tokens) -> tuple[TokenLosses, list[float]]:
     found.each.mean().backward()
     assert tokens.logprobs.grad is not None
     return found, tokens.logprobs.grad.tolist()
+
+
+# --- PPO-EWMA -------------------------------------------------------------------------------------
+
+
+def test_the_average_counts_an_update_by_its_age_without_bias():
+    weight = torch.zeros(1)
+    average = KeptWeights([weight])
+    found = []
+    for value in (1.0, 2.0, 3.0):
+        weight.fill_(value)
+        average.follow(EwmaLoss(centre_of_mass=8.0).decay)
+        with average.loaded():
+            found.append(float(weight))
+    assert found == pytest.approx([0.5294, 1.0783, 1.6467], abs=5e-5)
+    assert float(weight) == 3.0
+    average.follow(0.0)  # no memory: the present weights
+    with average.loaded():
+        assert float(weight) == 3.0
+    assert EwmaLoss(centre_of_mass=32.0).decay == pytest.approx(0.9697, abs=5e-5)
+
+
+def averaged(now: float, average: float, behaviour: float, advantage: float) -> Tokens:
+    columns = (column(each) for each in (now, now, behaviour, advantage))
+    return Tokens(*columns, averaged=column(average))
+
+
+def test_the_clip_of_ppo_ewma_is_around_the_average():
+    found, gradient = of("ppo_ewma", averaged(-0.9, -1.2, -1.0, 1.0))
+    assert found.each.tolist() == pytest.approx([-0.9825], abs=5e-5)  # 1.2 e^-0.2
+    assert (found.clipped.tolist(), gradient) == ([True], [0.0])
+    found, gradient = of("ppo_ewma, clip=0.9", averaged(-0.9, -1.2, -1.0, 1.0))
+    assert found.each.tolist() == pytest.approx([-1.1052], abs=5e-5)
+    assert gradient == pytest.approx([-1.1052], abs=5e-5)
+    found, gradient = of("ppo_ewma", averaged(-1.2, -0.9, -1.0, 1.0))  # nothing gained by a clip
+    assert (found.clipped.tolist(), gradient) == ([False], pytest.approx([-math.exp(-0.2)]))
+    found, _ = of("ppo_ewma", averaged(-1.2, -0.9, -1.0, -1.0))
+    assert found.each.tolist() == pytest.approx([0.8 * math.exp(0.1)])
+    assert found.clipped.tolist() == [True]
+
+
+def test_ppo_ewma_bounds_the_ratio_to_what_generated():
+    found, gradient = of("ppo_ewma, ratio_max=100", averaged(-1.0, -1.0, -9.0, 1.0))
+    assert found.each.tolist() == pytest.approx([-100.0])
+    assert gradient == pytest.approx([-100.0])
+    assert of("ppo_ewma", averaged(-1.0, -1.0, -9.0, 1.0))[1] == pytest.approx([-10.0])
 
 
 # --- HACPO ----------------------------------------------------------------------------------------
