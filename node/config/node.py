@@ -241,6 +241,11 @@ class TrainingSettings(Group):
     """The updates until the learning rate is full. None: 10, or 0 up to 10 million parameters."""
     updates_per_batch: Annotated[int, Field(ge=1, le=64)] = 1
     """The number of optimizer steps on one batch."""
+    kl_weight: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """The weight in the loss of the policy's divergence from a reference: the policy at the start,
+    or at the last reset. It is of own tokens. 0: no reference is kept."""
+    kl_reset_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """The updates until the reference of `kl_weight` becomes the present policy. 0: never."""
     clips_to_median: bool = True
     """Clip gradients to three times the running median of their norms."""
     step_guard: bool = True

@@ -137,6 +137,7 @@ class TrainReport:
     weighted_tokens: int = 0  # foreign ones that count by the log-probs that came along
     # share of the sum of |d loss / d log p| that comes from foreign tokens, in the first update
     foreign_gradient: float = math.nan  # 0 to 1; nan: there is no gradient
+    reference_kl: float = math.nan  # k3 of own tokens from the reference; nan: there is none
     # of losses that use behaviour log-probs
     mask_fraction: float = 0.0  # of tokens, left out by the loss
     unknown_tokens: int = 0  # trained with weight 1, for want of behaviour log-probs

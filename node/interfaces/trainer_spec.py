@@ -27,6 +27,8 @@ class TrainerSpec:
     updates_per_batch: int = 1
     correction: str = ""  # as the loss; empty: foreign tokens count by their weight, up to twice
     loss: str = DEFAULT_LOSS  # and what it is set to, as `node.methods.choices.chosen` reads it
+    kl_weight: float = 0.0  # of own tokens' divergence from a reference policy; 0: there is none
+    kl_reset_every: int = 0  # updates until the reference becomes the present policy; 0: never
     grad_norm_max: float = 1.0
     clips_to_median: bool = True  # gradients, to three times the running median of their norms
     step_guard: bool = True  # takes a step back that moves the policy far more than others did
@@ -76,7 +78,7 @@ class TrainerSpec:
     @property
     def kept_copies(self) -> int:
         """The sets of the trained weights that are kept beside the present one."""
-        return int(isinstance(chosen_loss(self.loss), EwmaLoss))
+        return isinstance(chosen_loss(self.loss), EwmaLoss) + (self.kl_weight > 0)
 
     @property
     def held(self) -> Held:

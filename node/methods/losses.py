@@ -249,6 +249,13 @@ def guided(logprobs: torch.Tensor, advantages: torch.Tensor, shaping: float) -> 
     return _unmasked(-advantages * likely / (likely + shaping))
 
 
+def divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """k3 of each token (T,), q / p - 1 - log(q / p) of the reference's q: an estimate of
+    KL(policy || reference) that is never below zero (GRPO, arXiv 2402.03300)."""
+    logs = log_ratio(reference, logprobs)
+    return logs.exp() - 1.0 - logs
+
+
 # Losses by name.
 
 

@@ -111,7 +111,8 @@ def _shape(spec: TrainerSpec, ranks: Ranks | None, device: torch.device) -> Mode
         held = _held(spec, ranks)
         frozen.check(held, device)
     if ranks is not None and spec.kept_copies:
-        raise ConfigError(f"loss = {spec.loss}: a trainer of several ranks keeps no other weights")
+        named = "kl_weight" if spec.kl_weight else f"loss = {spec.loss}"
+        raise ConfigError(f"{named}: a trainer of several ranks keeps no other weights")
     shape = replace(shape_of(spec.model, spec.adapter, held), kept_copies=spec.kept_copies)
     if device.type == "cuda":
         return replace(shape, number_bytes=_HALF, is_lean=False)

@@ -35,7 +35,9 @@ from node.train.kept_weights import KeptWeights
 from node.train.rows import Encoder, Prepared, Row, Unit, expect, pack, pieces, probe, weigh
 from node.train.step_guard import StepGuard, take_back
 
-_AVERAGE: Final = "averaged"  # kept weights, the field of a row for them, and their file
+# Kept weights: their file in a checkpoint, and the field of a row for their log-probs.
+_AVERAGE: Final = "averaged"
+_REFERENCE: Final = "reference"
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class Sums:
     loss: float = 0.0
     own_logprob: float = 0.0
     foreign_logprob: float = 0.0
+    reference_kl: float = 0.0
     clipped: float = 0.0
     masked: int = 0
     unlikely: int = 0
@@ -122,6 +125,8 @@ class GroupTrainer:
         self._kept: dict[str, KeptWeights] = {}
         if isinstance(self._set_to, EwmaLoss):
             self._kept[_AVERAGE] = KeptWeights(trained)
+        if spec.kl_weight:
+            self._kept[_REFERENCE] = KeptWeights(trained)
 
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """Update on one batch. Without a single trainable token the policy stays as it is."""
@@ -146,6 +151,7 @@ class GroupTrainer:
             clip_fraction=whole.clipped / whole.tokens if whole.tokens else 0.0,
             own_logprob=first.own_logprob / own if own else math.nan,
             foreign_logprob=first.foreign_logprob / foreign if foreign else math.nan,
+            reference_kl=first.reference_kl / own if own and self.spec.kl_weight else math.nan,
             skipped_completions=made.skipped,
             left_out_completions=made.left_out,
             weighted_tokens=sum(row.count for row in rows if row.weighing is not None),
@@ -254,6 +260,8 @@ class GroupTrainer:
         done = _Done()
         if not batches:
             return done
+        version = self.policy_version
+        self._remember_kept(batches, _REFERENCE)
         if self.spec.updates_per_batch > 1:
             self._remember(batches, "old_logprobs")
         for step in range(self.spec.updates_per_batch):
@@ -273,6 +281,7 @@ class GroupTrainer:
             self.optimizer.zero_grad(set_to_none=True)
             if not stands:  # what is not finite would spoil the weights for good
                 break
+        self._reset_reference(version)
         return done
 
     def _clipped_gradient(self) -> float:
@@ -312,6 +321,12 @@ class GroupTrainer:
                 ]
         columns, _ = self._of_all(torch.cat(found, dim=1))
         return losses.mismatch(*columns).k3
+
+    def _reset_reference(self, version: int) -> None:
+        """Make the present policy the reference where that is due since this version."""
+        every = self.spec.kl_reset_every
+        if every and _REFERENCE in self._kept and version // every != self.policy_version // every:
+            self._kept[_REFERENCE].restart()
 
     def _remember_kept(self, batches: Sequence[Sequence[Unit]], name: str) -> None:
         if name in self._kept:
@@ -400,6 +415,10 @@ class GroupTrainer:
                 unlikely = old < row.floor
                 each = each.masked_fill(unlikely, 0.0)
                 sums.unlikely += int(unlikely.sum())
+            if row.own and row.reference is not None:
+                far = losses.divergence(values, row.reference)
+                each = each + self.spec.kl_weight * far
+                sums.reference_kl += float(far.detach().sum())
             loss = loss + row.weight * each.sum()
             sums.clipped += float(clipped.sum())
             sums.masked += int(masked.sum())
