@@ -45,6 +45,7 @@ from node.methods.choices import (
     ExternalRule,
     Generate,
     Loss,
+    Preference,
     Replay,
 )
 from node.methods.generation import Speculative
@@ -259,6 +260,9 @@ class TrainingSettings(Group):
     correction: Annotated[Correction | None, BY_NAME] = None
     """The importance weights of the loss `sapo` for tokens with log-probs, as in `icepop,
     weight_max=4`. None: foreign tokens count up to twice. `swarm-node methods` lists them."""
+    preference: Annotated[Preference | None, BY_NAME] = None
+    """An update on preferred completions after every few batches, as in `dpo, beta=0.1, every=4`.
+    Without `kl_weight` its reference is the policy right before. None: there is none."""
     foreign_weighting: ForeignWeighting = "auto"
     """The weight of foreign tokens. `auto` uses the log-probs of nodes with the same tokenizer;
     elsewhere, and in completions below their group's mean, it leaves out unlikely tokens.

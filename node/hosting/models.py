@@ -103,6 +103,7 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         writes_merged=config.engine == "vllm",
         gpu_share_left=share_left(config),
         correction="" if config.correction is None else str(config.correction),
+        preference="" if config.preference is None else str(config.preference),
         loss=str(config.loss or config.run.training.loss or default),
         seed=config.seed,
         threads=config.threads,

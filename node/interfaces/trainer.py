@@ -138,6 +138,8 @@ class TrainReport:
     # share of the sum of |d loss / d log p| that comes from foreign tokens, in the first update
     foreign_gradient: float = math.nan  # 0 to 1; nan: there is no gradient
     reference_kl: float = math.nan  # k3 of own tokens from the reference; nan: there is none
+    preference_pairs: int = 0  # of the update on pairs; 0: there was none
+    preference_loss: float = math.nan  # of that, before it
     # of losses that use behaviour log-probs
     mask_fraction: float = 0.0  # of tokens, left out by the loss
     unknown_tokens: int = 0  # trained with weight 1, for want of behaviour log-probs

@@ -12,7 +12,7 @@ from node.methods.filters import ByNeed
 from node.methods.generation import Speculative
 from node.methods.groups import Advantages
 from node.methods.hints import Hints
-from node.methods.loss_settings import CORRECTIONS, LOSSES, LossSettings
+from node.methods.loss_settings import CORRECTIONS, LOSSES, Dpo, LossSettings
 from node.methods.method import MethodSettings
 from node.methods.replay import Rescue
 from node.methods.task_control import AdaptiveExternal, Vade
@@ -75,6 +75,7 @@ def chosen_loss(value: Any) -> LossSettings:
 
 chosen_advantage = partial(chosen, {name: kind for name, (kind, _) in ADVANTAGES.items()})
 chosen_correction = partial(chosen, CORRECTIONS)
+chosen_preference = partial(chosen, {"dpo": Dpo})
 chosen_control = partial(chosen, {"vade": Vade})
 chosen_draw = partial(chosen, {"need": ByNeed})
 chosen_external = partial(chosen, {"adaptive_external": AdaptiveExternal})
@@ -91,4 +92,5 @@ ExternalRule = Annotated[AdaptiveExternal, BeforeValidator(chosen_external), AS_
 Replay = Annotated[Rescue, BeforeValidator(chosen_replay), AS_TEXT]
 Generate = Annotated[Speculative | Hints, BeforeValidator(chosen_generate), AS_TEXT]
 Loss = Annotated[LossSettings, BeforeValidator(chosen_loss), AS_TEXT]
+Preference = Annotated[Dpo, BeforeValidator(chosen_preference), AS_TEXT]
 Correction = Annotated[MethodSettings, BeforeValidator(chosen_correction), AS_TEXT]

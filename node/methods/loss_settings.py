@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from node.methods.method import MethodSettings, NonNegative, Share
+from node.methods.method import Count, MethodSettings, NonNegative, Share
 from node.methods.method import Positive as WeightBound
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_norm"]
@@ -163,6 +163,14 @@ DEFAULT_LOSS: Final = "sapo"
 # the update, does not correct. `dapo` has the same mean and clip around the policy that generated.
 # Plain GRPO lost nothing up to S = 11; `decoupled` and `m2po` lost 8 points (EXPERIMENTS.md).
 DEFAULT_LEARNER_LOSS: Final = "dapo"
+
+
+class Dpo(MethodSettings, kind="dpo"):
+    """After some batches, one more update on the best completion of each own group against its
+    worst, the shorter among equals; as VerIPO has it between phases of GRPO."""
+
+    beta: Positive = 0.1
+    every: Count = 4  # batches; ours
 
 
 # Settings of `importance_weights.py`. rho is a token's probability before the update over that

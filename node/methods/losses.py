@@ -256,6 +256,12 @@ def divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return logs.exp() - 1.0 - logs
 
 
+def preferred(margins: torch.Tensor, set_to: settings.Dpo) -> torch.Tensor:
+    """-log sigmoid(beta x margin) of pairs (P,), a margin being by how much more the policy favours
+    the better completion than the reference does, in nats (DPO, arXiv 2305.18290)."""
+    return -torch.nn.functional.logsigmoid(set_to.beta * margins)
+
+
 # Losses by name.
 
 

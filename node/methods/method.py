@@ -26,6 +26,7 @@ Family = Literal[
     "reward",
     "advantage",
     "loss",
+    "preference",
     "correction",
 ]
 

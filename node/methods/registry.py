@@ -9,8 +9,8 @@ from node.methods import rollout_budgets as budgets
 from node.methods import task_control as tasks
 from node.methods.choices import ADVANTAGES
 from node.methods.importance_weights import IMPORTANCE_WEIGHTS
-from node.methods.loss_settings import CORRECTIONS, LOSSES, StaleLoss
-from node.methods.losses import OBJECTIVES
+from node.methods.loss_settings import CORRECTIONS, LOSSES, Dpo, StaleLoss
+from node.methods.losses import OBJECTIVES, preferred
 from node.methods.method import Family, KnownMethod, MethodSettings, Need
 
 _NODES: Final = ("node", "learner")
@@ -84,6 +84,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _loss("soft_gate", "2511.20347", _NOT_AHEAD),
     _loss("topr", "2503.14286", _NOT_AHEAD),
     _loss("bapo", "2510.18927", _NOT_AHEAD),
+    KnownMethod(Dpo, preferred, "preference", "2505.19000", used_by=_NODES),
     _correction("truncated", "verl"),
     _correction("icepop", "slime"),
     _correction("masked", "verl"),
@@ -218,7 +219,7 @@ LITERATURE: Final = (
     LiteratureRow("ADHint", "2512.13095", ("hints",)),
     LiteratureRow("SCOPE", "2602.24110", ("salvage",)),
     LiteratureRow("BES", "2605.28814", why_not="generates offline; its operators are not public"),
-    LiteratureRow("VerIPO", "VerIPO", why_not="DPO needs a reference policy, which is not kept"),
+    LiteratureRow("VerIPO", "2505.19000", ("dpo",)),
     LiteratureRow("AgentMath", "AgentMath", where="node/run/partial_rollouts.py"),
     LiteratureRow("FlexMARL", "FlexMARL", why_not="several agents that learn together"),
     LiteratureRow("ToMPO", "ToMPO", why_not="several agents, on a graph"),

@@ -110,6 +110,8 @@ def _shape(spec: TrainerSpec, ranks: Ranks | None, device: torch.device) -> Mode
     if spec.adapter is not None:
         held = _held(spec, ranks)
         frozen.check(held, device)
+    if ranks is not None and spec.preference:
+        raise ConfigError(f"preference = {spec.preference}: not for a trainer of several ranks")
     if ranks is not None and spec.kept_copies:
         named = "kl_weight" if spec.kl_weight else f"loss = {spec.loss}"
         raise ConfigError(f"{named}: a trainer of several ranks keeps no other weights")

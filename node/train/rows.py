@@ -13,7 +13,7 @@ import torch
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
-from node.methods.loss_settings import Aggregation
+from node.methods.loss_settings import Aggregation, Dpo
 from node.methods.losses import Objective, expected
 from node.policies.policy import Policy
 from node.train.foreign import is_left_out, logprob_floor, takes_tokens
@@ -38,6 +38,7 @@ class Row:
     behaviour: torch.Tensor | None = None  # the same, where the loss takes them
     expected: float | None = None  # log-prob of a token of its group's, where the loss asks that
     shaping: float = 0.0  # over 0: guidance, see `losses.guided`
+    push: float = 0.0  # d loss / d log p in an update on pairs
     source: int = 0  # number of who generated it, within the batch
     kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
     before: torch.Tensor | None = None  # log-probs right before the last step
@@ -318,6 +319,36 @@ def expect(units: Sequence[Unit]) -> None:
         known = [each for each in found if len(each)]
         for row in unit.rows:
             row.expected = expected(known) if known else None
+
+
+def contrast(unit: Unit) -> Unit | None:
+    """The best own row and the worst, the shorter among equals; None: all are alike."""
+    rows = [row for row in unit.rows if row.own and not row.shaping]
+    if not rows:
+        return None
+    best = max(rows, key=lambda row: (row.advantage, -row.count))
+    worst = min(rows, key=lambda row: (row.advantage, row.count))
+    return Unit(unit.prompt, [best, worst]) if best.advantage > worst.advantage else None
+
+
+def push_apart(pairs: Sequence[Unit], set_to: Dpo) -> float:
+    """Give the rows of pairs their `push` by `losses.preferred`, and return the mean loss. Without
+    a reference it is the policy as it is: margins are 0."""
+    moved = []
+    for unit in pairs:
+        best, worst = (
+            0.0
+            if row.before is None or row.reference is None
+            else float((row.before - row.reference).sum())
+            for row in unit.rows
+        )
+        moved.append(best - worst)
+    margins = torch.tensor(moved).requires_grad_()
+    loss = losses.preferred(margins, set_to).mean()
+    (pushes,) = torch.autograd.grad(loss, margins)
+    for unit, push in zip(pairs, pushes.tolist(), strict=True):
+        unit.rows[0].push, unit.rows[1].push = push, -push
+    return float(loss.detach())
 
 
 def _centre(rows: Sequence[Row]) -> None:

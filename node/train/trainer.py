@@ -20,7 +20,7 @@ import torch
 from node.interfaces.trainer import DamagedCheckpoint, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
-from node.methods.choices import chosen_correction, chosen_loss
+from node.methods.choices import chosen_correction, chosen_loss, chosen_preference
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
 from node.methods.importance_weights import importance_weights
 from node.methods.loss_settings import EwmaLoss, StaleLoss
@@ -32,12 +32,25 @@ from node.system.machine import give_back_at_once
 from node.train import default_rate as suited
 from node.train.foreign import weights as foreign_weights
 from node.train.kept_weights import KeptWeights
-from node.train.rows import Encoder, Prepared, Row, Unit, expect, pack, pieces, probe, weigh
+from node.train.rows import (
+    Encoder,
+    Prepared,
+    Row,
+    Unit,
+    contrast,
+    expect,
+    pack,
+    pieces,
+    probe,
+    push_apart,
+    weigh,
+)
 from node.train.step_guard import StepGuard, take_back
 
 # Kept weights: their file in a checkpoint, and the field of a row for their log-probs.
 _AVERAGE: Final = "averaged"
 _REFERENCE: Final = "reference"
+_BATCHES: Final = "batches"  # in a checkpoint, beside the step guard's record
 
 
 @dataclass(slots=True)
@@ -106,6 +119,8 @@ class GroupTrainer:
         self.micro_batch_tokens = micro_batch_tokens
         self.row_tokens_max = row_tokens_max
         self.policy_version = 0  # optimizer updates so far
+        self._preference = chosen_preference(spec.preference) if spec.preference else None
+        self._batches = 0  # trained on so far
         self._update = 0  # number of the one on the present batch
         self.step_guard = StepGuard()
         self.rate_share = 1.0  # that updates take, by what evaluations showed
@@ -136,22 +151,25 @@ class GroupTrainer:
         weigh(rows, self._set_to.aggregation, self.spec.completion_tokens_max)
         try:
             done = self._updates(self._micro_batches(units))
+            is_trained = self.policy_version > version
+            pairs, pairs_loss = self._prefer(units) if is_trained else (0, math.nan)
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
             raise
         first, whole = done.first, done.whole
         own = sum(row.count for row in rows if row.own)
         foreign = first.tokens - own
-        far = losses.mismatch(*first.known_columns())
         return TrainReport(
             policy_version=self.policy_version,
             loss=first.loss,
             grad_norm=done.grad_norm,
-            trained_tokens=first.tokens if self.policy_version > version else 0,
+            trained_tokens=first.tokens if is_trained else 0,
             clip_fraction=whole.clipped / whole.tokens if whole.tokens else 0.0,
             own_logprob=first.own_logprob / own if own else math.nan,
             foreign_logprob=first.foreign_logprob / foreign if foreign else math.nan,
             reference_kl=first.reference_kl / own if own and self.spec.kl_weight else math.nan,
+            preference_pairs=pairs,
+            preference_loss=pairs_loss,
             skipped_completions=made.skipped,
             left_out_completions=made.left_out,
             weighted_tokens=sum(row.count for row in rows if row.weighing is not None),
@@ -163,13 +181,7 @@ class GroupTrainer:
             mask_fraction=whole.masked / whole.tokens if whole.tokens else 0.0,
             unknown_tokens=self._unknown_tokens(rows) if first.tokens else 0,
             left_out_groups=left_out_groups,
-            behaviour_tokens=far.tokens,
-            effective_share=far.effective_share,
-            mismatch_k1=far.k1,
-            mismatch_k3=far.k3,
-            weight_max=far.weight_max,
-            mismatch_mean=far.mean,
-            mismatch_max=far.max,
+            **_distances(first),
             seconds=time.perf_counter() - started,
         )
 
@@ -224,7 +236,7 @@ class GroupTrainer:
     def save(self, directory: Path) -> None:
         for name, kept in self._kept.items():
             kept.save(directory / f"{name}.safetensors")
-        step_guard = self.step_guard.to_record()
+        step_guard = self.step_guard.to_record() | {_BATCHES: self._batches}
         checkpoint.save(directory, self.policy, self.optimizer, self.policy_version, step_guard)
 
     def resume(self, directory: Path) -> None:
@@ -232,8 +244,10 @@ class GroupTrainer:
         self.policy_version = checkpoint.load(directory, self.policy, self.optimizer)
         for name, kept in self._kept.items():
             kept.load(directory / f"{name}.safetensors")
+        record = checkpoint.step_guard_of(directory)
         try:
-            self.step_guard = StepGuard.from_record(checkpoint.step_guard_of(directory))
+            self.step_guard = StepGuard.from_record(record)
+            self._batches = int(record.get(_BATCHES, 0))
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedCheckpoint(
                 f"checkpoint damaged: {directory}: its step guard and rate do not load"
@@ -260,7 +274,6 @@ class GroupTrainer:
         done = _Done()
         if not batches:
             return done
-        version = self.policy_version
         self._remember_kept(batches, _REFERENCE)
         if self.spec.updates_per_batch > 1:
             self._remember(batches, "old_logprobs")
@@ -275,14 +288,43 @@ class GroupTrainer:
             done.note(sums, grad_norm, is_first=step == 0)
             finite = math.isfinite(sums.loss) and math.isfinite(grad_norm)
             stands = finite and self._step(batches, done)
-            self.policy_version += stands
-            if stands and isinstance(self._set_to, EwmaLoss):
-                self._kept[_AVERAGE].follow(self._set_to.decay)
+            if stands:
+                self._stood()
             self.optimizer.zero_grad(set_to_none=True)
             if not stands:  # what is not finite would spoil the weights for good
                 break
-        self._reset_reference(version)
         return done
+
+    def _stood(self) -> None:
+        """Note a step that was made."""
+        self.policy_version += 1
+        if isinstance(self._set_to, EwmaLoss):
+            self._kept[_AVERAGE].follow(self._set_to.decay)
+        every = self.spec.kl_reset_every
+        if every and self.policy_version % every == 0 and _REFERENCE in self._kept:
+            self._kept[_REFERENCE].restart()
+
+    def _prefer(self, units: Sequence[Unit]) -> tuple[int, float]:
+        """Make one update on pairs of the batch where that is due: their number, and the loss."""
+        self._batches += 1
+        pairs: list[Unit] = []
+        if self._preference is not None and self._batches % self._preference.every == 0:
+            pairs = [pair for unit in units if (pair := contrast(unit)) is not None]
+        if self._preference is None or not pairs:
+            return 0, math.nan
+        batches = self._micro_batches(pairs)
+        self._remember(batches, "before")
+        self._remember_kept(batches, _REFERENCE)
+        loss = push_apart(pairs, self._preference)
+        for batch in batches:
+            rows = [row for unit in batch for row in unit.rows]
+            found = zip(rows, self._forward(batch), strict=True)
+            self._descend(torch.stack([row.push * values.sum() for row, values in found]).sum())
+        norm = self._clip_gradient(self.spec.grad_norm_max)
+        if math.isfinite(norm) and self._step(batches, _Done()):
+            self._stood()
+        self.optimizer.zero_grad(set_to_none=True)
+        return len(pairs), loss
 
     def _clipped_gradient(self) -> float:
         """The norm of the gradient before it was clipped."""
@@ -321,12 +363,6 @@ class GroupTrainer:
                 ]
         columns, _ = self._of_all(torch.cat(found, dim=1))
         return losses.mismatch(*columns).k3
-
-    def _reset_reference(self, version: int) -> None:
-        """Make the present policy the reference where that is due since this version."""
-        every = self.spec.kl_reset_every
-        if every and _REFERENCE in self._kept and version // every != self.policy_version // every:
-            self._kept[_REFERENCE].restart()
 
     def _remember_kept(self, batches: Sequence[Sequence[Unit]], name: str) -> None:
         if name in self._kept:
@@ -683,6 +719,19 @@ def _rate_times(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[Non
 
 def _add_size(sizes: torch.Tensor, place: int, gradient: torch.Tensor) -> None:
     sizes[place] += gradient.detach().abs().sum()
+
+
+def _distances(sums: Sums) -> dict[str, Any]:
+    far = losses.mismatch(*sums.known_columns())
+    return {
+        "behaviour_tokens": far.tokens,
+        "effective_share": far.effective_share,
+        "mismatch_k1": far.k1,
+        "mismatch_k3": far.k3,
+        "weight_max": far.weight_max,
+        "mismatch_mean": far.mean,
+        "mismatch_max": far.max,
+    }
 
 
 def _columns(tokens: Tokens, source: int) -> torch.Tensor:

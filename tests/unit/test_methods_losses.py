@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from node.methods.choices import chosen_loss
-from node.methods.loss_settings import EwmaLoss
-from node.methods.losses import OBJECTIVES, TokenLosses, Tokens
+from node.methods.loss_settings import Dpo, EwmaLoss
+from node.methods.losses import OBJECTIVES, TokenLosses, Tokens, preferred
 from node.train.kept_weights import KeptWeights
 
 
@@ -69,6 +69,11 @@ def test_ppo_ewma_bounds_the_ratio_to_what_generated():
     assert found.each.tolist() == pytest.approx([-100.0])
     assert gradient == pytest.approx([-100.0])
     assert of("ppo_ewma", averaged(-1.0, -1.0, -9.0, 1.0))[1] == pytest.approx([-10.0])
+
+
+def test_a_preference_by_its_margin():
+    found = preferred(column(2.0, 0.0), Dpo(beta=0.1))
+    assert found.tolist() == pytest.approx([0.5981, 0.6931], abs=5e-5)
 
 
 # --- HACPO ----------------------------------------------------------------------------------------
