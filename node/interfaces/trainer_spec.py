@@ -34,6 +34,7 @@ class TrainerSpec:
     correction: str = ""  # as the loss; empty: foreign tokens count by their weight, up to twice
     loss: str = DEFAULT_LOSS  # and what it is set to, as `node.methods.choices.chosen` reads it
     preference: str = ""  # updates on pairs, as the loss; empty: there are none
+    teacher_weight: float = 0.0  # of a teacher's log-probs in token advantages
     kl_weight: float = 0.0  # of own tokens' divergence from a reference policy; 0: there is none
     kl_reset_every: int = 0  # updates until the reference becomes the present policy; 0: never
     grad_norm_max: float = 1.0

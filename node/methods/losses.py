@@ -249,6 +249,19 @@ def guided(logprobs: torch.Tensor, advantages: torch.Tensor, shaping: float) -> 
     return _unmasked(-advantages * likely / (likely + shaping))
 
 
+def supervised(logprobs: torch.Tensor, weight: float) -> TokenLosses:
+    """-weight log p of tokens that are to be learned as they are, without a ratio."""
+    return _unmasked(-weight * logprobs)
+
+
+def taught(
+    advantages: torch.Tensor, behaviour: torch.Tensor, teacher: torch.Tensor, weight: float
+) -> torch.Tensor:
+    """A + weight (log q - log p) of tokens (T,), by a teacher and the policy that generated: the
+    reverse KL by token (on-policy distillation, as Tinker has it without a discount)."""
+    return advantages + weight * log_ratio(teacher, behaviour)
+
+
 def divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """k3 of each token (T,), q / p - 1 - log(q / p) of the reference's q: an estimate of
     KL(policy || reference) that is never below zero (GRPO, arXiv 2402.03300)."""

@@ -38,6 +38,7 @@ class Row:
     behaviour: torch.Tensor | None = None  # the same, where the loss takes them
     expected: float | None = None  # log-prob of a token of its group's, where the loss asks that
     shaping: float = 0.0  # over 0: guidance, see `losses.guided`
+    guided_weight: float = 0.0  # over 0: guidance, see `losses.supervised`
     push: float = 0.0  # d loss / d log p in an update on pairs
     source: int = 0  # number of who generated it, within the batch
     kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
@@ -47,12 +48,28 @@ class Row:
     said: list[int] | None = None  # places of its tokens that the policy sampled; None: all
     factor: float = 1.0  # that its weight is multiplied by
     token_advantages: torch.Tensor | None = None  # in place of the one
+    teacher: torch.Tensor | None = None  # a teacher's log-probs
     mask: torch.Tensor | None = None  # False: the token has no loss
 
     @property
     def count(self) -> int:
         """Tokens that are trained on, without those of an environment."""
         return len(self.tokens) if self.said is None else len(self.said)
+
+    @property
+    def is_guidance(self) -> bool:
+        return bool(self.shaping or self.guided_weight)
+
+    @property
+    def is_informative(self) -> bool:
+        """True if it has an advantage, or is learned without one."""
+        told = self.token_advantages
+        return (
+            self.advantage != 0.0
+            or self.guided_weight != 0.0
+            or self.teacher is not None
+            or (told is not None and bool(told.any()))
+        )
 
     @property
     def weighing(self) -> torch.Tensor | None:
@@ -70,16 +87,11 @@ class Unit:
     @property
     def lacking(self) -> int:
         """Rows without behaviour log-probs; guidance needs none."""
-        return sum(row.behaviour is None and not row.shaping for row in self.rows)
+        return sum(row.behaviour is None and not row.is_guidance for row in self.rows)
 
     @property
     def is_informative(self) -> bool:
-        """True if any row has an advantage."""
-        return any(
-            row.advantage != 0.0
-            or (row.token_advantages is not None and bool(row.token_advantages.any()))
-            for row in self.rows
-        )
+        return any(row.is_informative for row in self.rows)
 
 
 @dataclass(slots=True)
@@ -187,6 +199,9 @@ class Encoder:
             row.advantage = fmean(each)
             if is_same:
                 row.token_advantages = torch.tensor(each, device=self._policy.device)
+        if is_same and self._spec.teacher_weight and group.teacher_logprobs:
+            column = group.teacher_logprobs[place]
+            row.teacher = torch.tensor(column, device=self._policy.device) if column else None
         if is_same and group.masks and (kept := group.masks[place]):
             row.mask = torch.tensor(kept, device=self._policy.device)
 
@@ -198,6 +213,7 @@ class Encoder:
         if most is not None and len(completion.text) > most:
             return None
         row = Row(self._encoded(completion), advantage, own=False, shaping=group.shaping)
+        row.guided_weight = group.guided_weight
         row.tokens_counted = self._counted(row)
         return row
 
@@ -323,7 +339,7 @@ def expect(units: Sequence[Unit]) -> None:
 
 def contrast(unit: Unit) -> Unit | None:
     """The best own row and the worst, the shorter among equals; None: all are alike."""
-    rows = [row for row in unit.rows if row.own and not row.shaping]
+    rows = [row for row in unit.rows if row.own and not row.is_guidance]
     if not rows:
         return None
     best = max(rows, key=lambda row: (row.advantage, -row.count))

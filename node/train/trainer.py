@@ -428,6 +428,10 @@ class GroupTrainer:
         advantages = row.token_advantages
         if advantages is None:
             advantages = torch.full_like(values, row.advantage)
+        if row.teacher is not None:
+            was = row.behaviour_logprobs if row.own else None  # others may make theirs up
+            was = old if was is None else was
+            advantages = losses.taught(advantages, was, row.teacher, self.spec.teacher_weight)
         told = (row.kept, row.own, self._update, row.averaged)
         return Tokens(values, old, behaviour, advantages, *told)
 
@@ -471,6 +475,8 @@ class GroupTrainer:
         sums.loss += float(loss.detach())
 
     def _losses(self, row: Row, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if row.guided_weight:
+            return losses.supervised(tokens.logprobs, row.guided_weight)
         if row.shaping:
             return losses.guided(tokens.logprobs, tokens.advantages, row.shaping)
         return self._objective.losses(tokens, self._set_to)
@@ -478,7 +484,7 @@ class GroupTrainer:
     def _weights(self, row: Row, tokens: Tokens) -> torch.Tensor | None:
         """Weights of a row's tokens; None: 1 each. A loss that uses behaviour log-probs weighs by
         itself."""
-        if self._objective.uses_behaviour or row.shaping:
+        if self._objective.uses_behaviour or row.is_guidance:
             return None
         if self._correction is not None and row.behaviour_logprobs is not None:
             columns = (tokens.proximal, row.behaviour_logprobs, tokens.advantages)

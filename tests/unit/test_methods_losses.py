@@ -7,7 +7,7 @@ import torch
 
 from node.methods.choices import chosen_loss
 from node.methods.loss_settings import Dpo, EwmaLoss
-from node.methods.losses import OBJECTIVES, TokenLosses, Tokens, preferred
+from node.methods.losses import OBJECTIVES, TokenLosses, Tokens, preferred, supervised, taught
 from node.train.kept_weights import KeptWeights
 
 
@@ -74,6 +74,19 @@ def test_ppo_ewma_bounds_the_ratio_to_what_generated():
 def test_a_preference_by_its_margin():
     found = preferred(column(2.0, 0.0), Dpo(beta=0.1))
     assert found.tolist() == pytest.approx([0.5981, 0.6931], abs=5e-5)
+
+
+def test_a_teacher_moves_advantages_by_its_log_probs():
+    student, teacher = column(-1.2, -1.2, -1.2), column(-0.7, -3.2, -math.inf)
+    assert taught(column(0, 0, 0), student, teacher, 1.0).tolist() == pytest.approx([0.5, -2, -20])
+    assert taught(column(1, 1, 1), student, teacher, 0.1).tolist() == pytest.approx([1.05, 0.8, -1])
+
+
+def test_guidance_with_a_weight_has_that_gradient():
+    logs = column(-0.1, -9.0).requires_grad_()
+    supervised(logs, 0.3).each.sum().backward()
+    assert logs.grad is not None
+    assert logs.grad.tolist() == pytest.approx([-0.3, -0.3])
 
 
 # --- HACPO ----------------------------------------------------------------------------------------
