@@ -110,6 +110,14 @@ class EwmaLoss(StaleLoss, kind="ppo_ewma"):
         return self.centre_of_mass / (1.0 + self.centre_of_mass)
 
 
+class AepoLoss(GrpoLoss, kind="aepo"):
+    """As `grpo`, but good tokens keep a gradient above the clip, and high entropy counts more."""
+
+    aggregation: Aggregation = "token_mean"
+    dual_clip: Above = 3.0
+    entropy_weight: NonNegative = 0.2
+
+
 class CispoLoss(StaleLoss, kind="cispo"):
     """The ratio is cut and not the token: each keeps its gradient."""
 
@@ -153,6 +161,7 @@ LOSSES: Final[Mapping[str, type[LossSettings]]] = {
     "gepo": GepoLoss,
     "hacpo": HacpoLoss,
     "ppo_ewma": EwmaLoss,
+    "aepo": AepoLoss,
     "cispo": CispoLoss,
     "soft_gate": SoftGateLoss,
     "topr": ToprLoss,

@@ -4,7 +4,7 @@ The loss of each name is in `OBJECTIVES`, its settings are in `loss_settings.py`
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -289,6 +289,7 @@ class Tokens:
     kept: torch.Tensor | None = None  # what `Objective.keep` decided
     own: bool = True  # False: another node's completion
     update: int = 0  # number of the update on this batch
+    whitened: torch.Tensor | None = None  # entropies before the update, by `whiten`
     averaged: torch.Tensor | None = None  # log-probs under the average of past weights
 
 
@@ -302,6 +303,7 @@ class Objective:
     uses_behaviour: bool = True
     keep: Callable[[Tokens, torch.Tensor, Any], torch.Tensor] | None = None
     by_group: bool = False  # `Tokens.behaviour` is `expected` of the completion's group
+    by_entropy: bool = False  # it takes `Tokens.whitened`
     by_mean: bool = False  # the mean over the source's own tokens will do for `Tokens.behaviour`
 
 
@@ -379,6 +381,26 @@ def _ewma(tokens: Tokens, set_to: settings.EwmaLoss) -> TokenLosses:
     plain = -log_ratio(logprobs, behaviour).exp() * advantages
     bound = -log_ratio(cut + proximal, behaviour).exp() * advantages
     return _unmasked(torch.maximum(plain, bound), (bound > plain) & (cut != moved))
+
+
+def whiten(column: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+    """A column in standard deviations (n - 1) from the mean of the numbers `among` which it is."""
+    deviation = among.std() if among.numel() > 1 else among.new_zeros(())
+    return (column - among.mean()) / (deviation + 1e-8)
+
+
+def _aepo(tokens: Tokens, set_to: settings.AepoLoss) -> TokenLosses:
+    """`_clip`, but where r > 1 + high and A > 0 the bound is (1 + high) r / sg(r), which keeps its
+    gradient; A is first multiplied by 1 + `entropy_weight` z, z a token's whitened entropy (AEPO,
+    arXiv 2510.14545). z below -1 / `entropy_weight` turns the sign, as in the source."""
+    logprobs, behaviour, advantages = _stale(tokens)
+    if tokens.whitened is not None:
+        advantages = advantages * (1.0 + set_to.entropy_weight * tokens.whitened)
+    found = _clip(replace(tokens, advantages=advantages), set_to)
+    high = 1.0 + set_to.clip_high
+    above = (advantages > 0) & (log_ratio(logprobs, behaviour).exp() > high)
+    kept = -high * (logprobs - logprobs.detach()).exp() * advantages
+    return _unmasked(torch.where(above, kept, found.each), found.clipped & ~above)
 
 
 def _cispo(tokens: Tokens, set_to: settings.CispoLoss) -> TokenLosses:
@@ -475,6 +497,7 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
     "gepo": Objective(_sequence, by_group=True),
     "hacpo": Objective(_hacpo, by_mean=True),
     "ppo_ewma": Objective(_ewma),
+    "aepo": Objective(_aepo, by_entropy=True),
     "cispo": Objective(_cispo),
     "soft_gate": Objective(_soft_gate),
     "topr": Objective(_topr),

@@ -80,6 +80,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _loss("gepo", "2508.17850", "loses 3 points at eleven steps of staleness, four updates"),
     _loss("hacpo", "2603.02604"),
     _loss("ppo_ewma", "2110.00641"),
+    _loss("aepo", "2510.14545"),
     _loss("cispo", "2506.13585", _NOT_AHEAD),
     _loss("soft_gate", "2511.20347", _NOT_AHEAD),
     _loss("topr", "2503.14286", _NOT_AHEAD),
@@ -215,7 +216,7 @@ LITERATURE: Final = (
     LiteratureRow(
         "ECHO for test-time RL", "2602.02150", why_not="its constants are not published"
     ),
-    LiteratureRow("AEPO", "2510.14545", why_not="its abstract alone is known: no formula"),
+    LiteratureRow("AEPO", "2510.14545", ("aepo",)),
     LiteratureRow("ADHint", "2512.13095", ("hints",)),
     LiteratureRow("SCOPE", "2602.24110", ("salvage",)),
     LiteratureRow("BES", "2605.28814", why_not="generates offline; its operators are not public"),

@@ -34,6 +34,7 @@ class Row:
     old_logprobs: torch.Tensor | None = None  # under the policy before the update
     averaged: torch.Tensor | None = None  # the same under the average of past weights
     reference: torch.Tensor | None = None  # the same under the reference policy
+    whitened: torch.Tensor | None = None  # entropies, where the loss takes them
     behaviour_logprobs: torch.Tensor | None = None  # that came with its tokens, if these are ours
     behaviour: torch.Tensor | None = None  # the same, where the loss takes them
     expected: float | None = None  # log-prob of a token of its group's, where the loss asks that

@@ -275,6 +275,7 @@ class GroupTrainer:
         if not batches:
             return done
         self._remember_kept(batches, _REFERENCE)
+        self._whiten_entropies(batches)
         if self.spec.updates_per_batch > 1:
             self._remember(batches, "old_logprobs")
         for step in range(self.spec.updates_per_batch):
@@ -369,13 +370,30 @@ class GroupTrainer:
             with self._kept[name].loaded():
                 self._remember(batches, name)
 
-    def _remember(self, batches: Sequence[Sequence[Unit]], column: str) -> None:
-        """Keep the present log-probs in this field of the rows."""
+    def _remember(
+        self, batches: Sequence[Sequence[Unit]], column: str, of_logits: OfLogits | None = None
+    ) -> None:
+        """Keep `of_logits`, by default the present log-probs, in this field of the rows."""
         with torch.no_grad():
             for batch in batches:
                 rows = [row for unit in batch for row in unit.rows]
-                for row, values in zip(rows, self._forward(batch), strict=True):
+                for row, values in zip(rows, self._forward(batch, of_logits), strict=True):
                     setattr(row, column, values)
+
+    def _whiten_entropies(self, batches: Sequence[Sequence[Unit]]) -> None:
+        """For a loss that asks: each token's entropy, compared to those of the whole batch."""
+        if not self._objective.by_entropy:
+            return
+        self._remember(batches, "whitened", self._entropies)
+        rows = [row for batch in batches for unit in batch for row in unit.rows]
+        found = [row.whitened for row in rows if row.whitened is not None]
+        ours = torch.cat([torch.zeros(0, device=self.policy.device), *found])
+        of_all, _ = self._of_all(ours[None])
+        for row, entropies in zip(rows, found, strict=True):
+            row.whitened = losses.whiten(entropies, of_all)
+
+    def _entropies(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return -losses.token_moments(self._heated(logits), targets)[..., 1]
 
     def _decide_kept(self, batches: Sequence[Sequence[Unit]]) -> None:
         """Ask a loss that needs all tokens at once which to train on: one more forward pass."""
@@ -432,7 +450,7 @@ class GroupTrainer:
             was = row.behaviour_logprobs if row.own else None  # others may make theirs up
             was = old if was is None else was
             advantages = losses.taught(advantages, was, row.teacher, self.spec.teacher_weight)
-        told = (row.kept, row.own, self._update, row.averaged)
+        told = (row.kept, row.own, self._update, row.whitened, row.averaged)
         return Tokens(values, old, behaviour, advantages, *told)
 
     def _backward(self, batch: Sequence[Unit], sums: Sums) -> None:

@@ -2,12 +2,21 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from node.methods.choices import chosen_loss
 from node.methods.loss_settings import Dpo, EwmaLoss
-from node.methods.losses import OBJECTIVES, TokenLosses, Tokens, preferred, supervised, taught
+from node.methods.losses import (
+    OBJECTIVES,
+    TokenLosses,
+    Tokens,
+    preferred,
+    supervised,
+    taught,
+    whiten,
+)
 from node.train.kept_weights import KeptWeights
 
 
@@ -87,6 +96,32 @@ def test_guidance_with_a_weight_has_that_gradient():
     supervised(logs, 0.3).each.sum().backward()
     assert logs.grad is not None
     assert logs.grad.tolist() == pytest.approx([-0.3, -0.3])
+
+
+# --- AEPO -----------------------------------------------------------------------------------------
+
+
+def test_aepo_keeps_a_gradient_above_its_clip():
+    ratios, behaviour = [1.5, 1.1, 0.5, 1.5, 0.5, 4.0], [-2.0] * 6
+    advantages = [2.0, 2.0, 2.0, -2.0, -2.0, -2.0]
+    logs = column(*(b + math.log(r) for b, r in zip(behaviour, ratios, strict=True)))
+    old = column(*behaviour)
+    found, gradient = of("aepo", Tokens(logs, old, old, column(*advantages)))
+    assert found.each.tolist() == pytest.approx([-2.4, -2.2, -1.0, 3.0, 1.6, 6.0])
+    assert gradient == pytest.approx([x / 6 for x in (-2.4, -2.2, -1.0, 3.0, 0.0, 0.0)])
+    assert found.clipped.tolist() == [False, False, False, False, True, True]
+
+
+def test_aepo_counts_tokens_of_high_entropy_more():
+    entropies = column(0.0, 1.0, 2.0, 3.0)
+    z = whiten(entropies, entropies)
+    assert z.tolist() == pytest.approx(((np.arange(4) - 1.5) / np.std(range(4), ddof=1)).tolist())
+    logs, adv = column(-1.0, -1.0, -1.0, -1.0), column(1.0, 1.0, -1.0, -1.0)
+    _, gradient = of("aepo", Tokens(logs, logs.clone(), logs.clone(), adv, whitened=z))
+    wanted = [-a * (1 + 0.2 * v) / 4 for a, v in zip([1, 1, -1, -1], z.tolist(), strict=True)]
+    assert gradient == pytest.approx(wanted)
+    assert whiten(column(7.0), column(7.0)).tolist() == [0.0]
+    assert whiten(column(2.0, 2.0), column(2.0, 2.0)).tolist() == [0.0, 0.0]
 
 
 # --- HACPO ----------------------------------------------------------------------------------------

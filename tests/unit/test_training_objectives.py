@@ -145,7 +145,9 @@ def by_completion(tokens: Tokens, counts) -> list[Tokens]:
 @pytest.mark.parametrize("name", STALE)
 def test_the_loss_in_the_trainer_is_the_one_of_the_function(directory, policy, name):
     groups = stale(policy, batch(policy), 0.6)
-    objective, set_to = OBJECTIVES[name], chosen_loss(name)
+    if name == "aepo":  # entropies are compared within the batch, see below
+        name = "aepo, entropy_weight=0"
+    objective, set_to = OBJECTIVES[name.partition(",")[0]], chosen_loss(name)
     now, behaviour, compared, advantages, weights = [], [], [], [], []
     found = GroupTrainer(policy, SPEC, MANY).logprobs(groups)
     counts = [len(row) for rows in found for row in rows]
@@ -359,3 +361,32 @@ def test_hacpo_takes_the_mean_of_the_sources_own_tokens_where_text_is_encoded_ag
         cut = min(max(s, 1 - 3e-4), 1 + 4e-4)
         total -= min(s * a, cut * a) * n / whole
     assert report.loss == pytest.approx(total, abs=1e-5)
+
+
+@pytest.mark.parametrize("cut", [MANY, 40])
+def test_aepo_compares_each_tokens_entropy_to_the_whole_batch(directory, policy, cut):
+    groups = stale(policy, batch(policy), 0.05)
+    entropies, ratios, advantages = [], [], []
+    for one in groups:
+        prompt = policy.encode_prompt(one.prompt)
+        for completion, advantage in zip(one.completions, one.advantages, strict=True):
+            ids = torch.tensor([[*prompt, *completion.token_ids]])
+            with torch.no_grad():
+                logits = policy.model(ids).logits[0, len(prompt) - 1 : -1].double()
+            logs = logits.log_softmax(-1)
+            entropies += (-(logs.exp() * logs).sum(-1)).tolist()
+            now = logs.gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+            ratios += (now - torch.tensor(completion.logprobs)).exp().tolist()
+            advantages += [advantage] * len(completion.token_ids)
+    mean, count = sum(entropies) / len(entropies), len(entropies)
+    spread = math.sqrt(sum((e - mean) ** 2 for e in entropies) / (count - 1))
+    wanted = 0.0
+    for entropy, ratio, advantage in zip(entropies, ratios, advantages, strict=True):
+        told = advantage * (1 + 0.2 * (entropy - mean) / spread)
+        clipped = min(max(ratio, 0.8), 1.2)
+        wanted -= min(ratio * told, clipped * told) / count
+    report, weights = outcome(directory, groups, loss="aepo", micro_batch_tokens=cut)
+    assert report.loss == pytest.approx(wanted, abs=1e-5)
+    plain, other = outcome(directory, groups, loss="aepo, entropy_weight=0")
+    assert abs(plain.loss - report.loss) > 1e-4
+    assert not torch.allclose(weights, other, atol=1e-4)
