@@ -26,6 +26,7 @@ from node.commands.arguments import (
 from node.commands.data import add_data
 from node.commands.methods import add_methods
 from node.commands.service import add_pausing, add_service
+from node.commands.sft import add_sft
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
@@ -102,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_weights(commands)
     add_data(commands)
+    add_sft(commands, _config)
     add_methods(commands)
     return parser
 
