@@ -4,42 +4,43 @@ The trainer is that of a run. At one update a batch, its clipped surrogate of an
 advantage 1 has the gradient of -log p, averaged over the batch's answer tokens.
 """
 
-import argparse
-import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from node.commands.arguments import add_command, say
+from node.config import NodeConfig
+from node.envs.data.worked import Worked
+from node.hosting.fetched_models import DONE_FILE
+from node.hosting.models import resolve_model
+from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import TrainerSpec
+from node.observe.text_format import amount, duration
+from node.policies.checkpoint import sync_directory
+from node.train.rows import Encoder
+from node.train.trainer_worker import TrainerCore
 from swarm.errors import ChildFailed, ConfigError
-
-if TYPE_CHECKING:
-    from node.config import NodeConfig
-    from node.envs.data.worked import Worked
-    from node.interfaces.trainer import TrainingGroup
-    from node.train.trainer_worker import TrainerCore
+from swarm.rollouts import Completion, FinishReason
+from swarm.storage import make_shared, write_whole
+from swarm.texts import first_line
 
 WORK: Final = "sft"  # in the directory to write: arguments and checkpoint, apart from the model
 ARGUMENTS: Final = "arguments.json"
 CHECKPOINT: Final = "epoch-"  # and the number of epochs that are done
-LAST_FILE: Final = "config.json"  # of the model; with it the model is whole
 HELD_OUT_MAX: Final = 512  # answers; ours: they are measured one by one after each epoch
-LINE_INTERVAL_S: Final = 5.0  # between lines about progress
-SETTINGS: Final = ("run", "model", "yes", "threads", "seed", "learning_rate", "lora_rank")
+LINE_INTERVAL_S: Final = 5.0  # of training between lines about progress
 
-Groups = Sequence["TrainingGroup"]
+Groups = Sequence[TrainingGroup]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Answers to train on by turns, in batches, so many epochs."""
+    """The directory to write, and how often and in which batches each answer is trained on."""
 
     out: Path
     epochs: int
@@ -57,6 +58,10 @@ class Plan:
     def work(self) -> Path:
         return self.out / WORK
 
+    @property
+    def is_over(self) -> bool:
+        return (self.out / DONE_FILE).exists()
+
     def newest(self) -> tuple[int, Path | None]:
         """The epochs that are done, and their checkpoint; None: there is none."""
         found = self.work.glob(f"{CHECKPOINT}*")
@@ -64,63 +69,23 @@ class Plan:
         return done, self.work / f"{CHECKPOINT}{done}" if done else None
 
 
-def add_sft(commands: Any, config_of: Callable[[argparse.Namespace], Any]) -> None:
-    """`config_of`: the settings by flags."""
-
-    def run(options: argparse.Namespace) -> None:
-        from node.envs.data.worked import PromptRules
-
-        config = config_of(options)
-        plan = Plan(options.out, options.epochs, options.batch, options.held_out)
-        told = config.run.answer
-        system = told.system if options.system is None else options.system
-        examples = tuple((each.question, each.completion) for each in told.examples)
-        rules = PromptRules(options.question, options.answer, system, examples)
-        fine_tune(config, plan, _read(options.data, rules), say)
-
-    told = "train a model on worked answers, before a run"
-    sft = add_command(commands, "sft", run, told)
-    sft.add_argument("data", type=Path, metavar="FILE", help="JSON lines, Parquet, saved dataset")
-    sft.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model to write")
-    sft.take_settings(*SETTINGS, "context_tokens_max")
-    sft.add_argument("--epochs", type=int, default=3, metavar="N", help="default: 3")
-    sft.add_argument("--batch", type=int, default=16, metavar="N", help="answers in an update")
-    sft.add_argument("--held-out", type=float, default=0.05, metavar="X", help="share to measure")
-    sft.add_argument("--system", metavar="TEXT", help="the system prompt; default: the run's")
-    for use in ("question", "answer"):
-        sft.add_argument(
-            f"--{use}", default="", metavar="COLUMN", help="its name; default: one of the usual"
-        )
-
-
-def _read(path: Path, rules: Any) -> list["Worked"]:
-    from node.envs.data.worked import read_worked
-
-    if not path.exists():
-        raise ConfigError(f"{path}: no such file; name one of worked answers")
-    return read_worked(path, rules)
-
-
-def fine_tune(config: "NodeConfig", plan: Plan, answers: Sequence["Worked"], say: Say) -> None:
+def fine_tune(config: NodeConfig, plan: Plan, answers: Sequence[Worked], say: Say) -> None:
     """Train and write the model; go on after the last whole epoch of an earlier call.
 
     Raises:
         ConfigError: the directory is another's, or was begun with other arguments.
         ChildFailed: out of memory, or a loss that is not finite.
     """
-    from node.hosting.models import resolve_model
-    from swarm.texts import first_line
-
     out = plan.out
-    begun = (plan.work / ARGUMENTS).is_file()
-    if out.exists() and not begun and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out} is there, and not of this command; name a new directory")
-    model = resolve_model(config, say)
     try:
-        with _begun(plan, _facts(config, plan, model, answers)):
-            if (out / LAST_FILE).exists():
-                say(f"{out}: finished before; name another --out to train again")
-                return
+        is_ours = (plan.work / ARGUMENTS).is_file()
+        if out.exists() and not is_ours and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"--out {out} is there, and not of sft; name a new directory")
+        model = resolve_model(config, say)
+        _begin(plan, _facts(config, plan, model, answers))
+        if plan.is_over:
+            say(f"{out}: finished before; name another --out to train again")
+        else:
             _train(config, plan, model, answers, say)
     except (MemoryError, RuntimeError) as error:
         raise ChildFailed(f"sft: {type(error).__name__}: {first_line(error)}") from error
@@ -128,52 +93,33 @@ def fine_tune(config: "NodeConfig", plan: Plan, answers: Sequence["Worked"], say
         raise ConfigError(f"{error.filename or out}: {error.strerror}") from None
 
 
-def _facts(
-    config: "NodeConfig", plan: Plan, model: str, answers: Sequence["Worked"]
-) -> dict[str, Any]:
-    """The arguments that decide the weights, by their flags."""
+def _facts(config: NodeConfig, plan: Plan, model: str, answers: Sequence[Worked]) -> dict[str, Any]:
+    """All that decides the weights, by the flags' names."""
     data = hashlib.sha256(json.dumps(answers).encode()).hexdigest()[:16]
     names = ("learning_rate", "seed", "threads", "context_tokens_max", "lora_rank")
     told = {"epochs": plan.epochs, "batch": plan.batch, "held_out": plan.held_out}
     return {"data": data, "model": model, **told} | {name: getattr(config, name) for name in names}
 
 
-@contextmanager
-def _begun(plan: Plan, facts: Mapping[str, Any]) -> Iterator[None]:
-    """The directory, locked. Its arguments hold from the first checkpoint on."""
-    plan.work.mkdir(parents=True, exist_ok=True)
+def _begin(plan: Plan, facts: Mapping[str, Any]) -> None:
+    """Write the arguments, which hold from the first checkpoint on."""
     file = plan.work / ARGUMENTS
-    with file.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"--out {plan.out}: another process trains there") from None
-        lock.seek(0)
-        text = lock.read()
-        if plan.newest()[0] or (plan.out / LAST_FILE).exists():
-            before = json.loads(text)
-            for name in (name for name in facts if facts[name] != before.get(name)):
-                raise ConfigError(
-                    f"--out {plan.out} was begun with {name} = {before.get(name)}, not "
-                    f"{facts[name]}; give that, or another --out"
-                )
-        else:
-            lock.truncate(0)
-            lock.write(json.dumps(facts))
-            lock.flush()
-        yield
+    if plan.is_over or plan.newest()[0]:
+        before = json.loads(file.read_text())
+        for name in (name for name in facts if facts[name] != before.get(name)):
+            raise ConfigError(
+                f"--out {plan.out} was begun with {name} = {before.get(name)}, not {facts[name]}; "
+                "give that, or another --out"
+            )
+    plan.work.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(facts))
 
 
-def _train(
-    config: "NodeConfig", plan: Plan, model: str, answers: Sequence["Worked"], say: Say
-) -> None:
-    from node.interfaces.trainer_spec import TrainerSpec
-    from node.train.trainer_worker import TrainerCore
-
+def _train(config: NodeConfig, plan: Plan, model: str, answers: Sequence[Worked], say: Say) -> None:
     spec = TrainerSpec(
         model,
         learning_rate=config.learning_rate,
-        step_guard=False,  # each batch has right answers, and early steps go far
+        step_guard=False,  # all answers are right, and the first steps may go far
         context_tokens_max=config.context_tokens_max,
         lora_rank=config.lora_rank,
         seed=config.seed,
@@ -197,12 +143,8 @@ def _train(
     say(f"{plan.out}: the model; swarm-node join --model {plan.out} goes on from it")
 
 
-def _fitting(core: "TrainerCore", answers: Sequence["Worked"], say: Say) -> list["TrainingGroup"]:
-    """The answers that the trainer takes."""
-    from node.interfaces.trainer import TrainingGroup
-    from node.train.rows import Encoder
-    from swarm.rollouts import Completion, FinishReason
-
+def _fitting(core: TrainerCore, answers: Sequence[Worked], say: Say) -> list[TrainingGroup]:
+    """The answers that the trainer takes; ConfigError: none."""
     encoder = Encoder(core.policy, core.spec, core.plan.row_tokens_max, uses_behaviour=False)
     groups = [
         TrainingGroup(
@@ -213,7 +155,7 @@ def _fitting(core: "TrainerCore", answers: Sequence["Worked"], say: Say) -> list
     fitting = [group for group in groups if encoder.rows(group)[1] != [None]]
     left_out = (
         f"{len(groups) - len(fitting)} of {len(groups)} answers, with their questions, are longer "
-        f"than the context of {core.policy.context_tokens} tokens, or memory"
+        f"than the context of {core.policy.context_tokens} tokens, or than memory allows"
     )
     if not fitting:
         raise ConfigError(left_out)
@@ -222,10 +164,8 @@ def _fitting(core: "TrainerCore", answers: Sequence["Worked"], say: Say) -> list
     return fitting
 
 
-def _epoch(core: "TrainerCore", plan: Plan, order: Groups, epoch: int, say: Say) -> bool:
+def _epoch(core: TrainerCore, plan: Plan, order: Groups, epoch: int, say: Say) -> bool:
     """Train once on each answer; False: a loss was not finite, and that step not taken."""
-    from node.observe.text_format import amount, duration
-
     each = -(-len(order) // plan.batch)
     total, spent_s = each * plan.epochs, 0.0
     loss, tokens, seconds = 0.0, 0, 0.0  # since the last line
@@ -249,17 +189,15 @@ def _epoch(core: "TrainerCore", plan: Plan, order: Groups, epoch: int, say: Say)
     return True
 
 
-def _held_out_loss(core: "TrainerCore", groups: Groups) -> str:
+def _held_out_loss(core: TrainerCore, groups: Groups) -> str:
     if not groups:
         return ""
     found = [value for group in core.trainer.logprobs(groups) for row in group for value in row]
     return f": held-out loss {-sum(found) / len(found):.4f}"
 
 
-def _save(core: "TrainerCore", plan: Plan, done: int) -> None:
+def _save(core: TrainerCore, plan: Plan, done: int) -> None:
     """Replace the checkpoint."""
-    from node.policies.checkpoint import sync_directory
-
     _, before = plan.newest()
     made = _empty(plan.work / "partial")
     core.save(made)
@@ -269,21 +207,18 @@ def _save(core: "TrainerCore", plan: Plan, done: int) -> None:
         shutil.rmtree(before)
 
 
-def _finish(core: "TrainerCore", plan: Plan) -> None:
-    """Write the model, and remove its checkpoint."""
-    from swarm.storage import make_shared
-
+def _finish(core: TrainerCore, plan: Plan) -> None:
+    """Write the model, its `DONE_FILE` last, and remove the checkpoint."""
     made = _empty(plan.work / "model")
     core.export_whole(made)
     make_shared(made)
-    for path in sorted(made.iterdir(), key=lambda path: path.name == LAST_FILE):
+    for path in sorted(made.iterdir(), key=lambda path: path.name == DONE_FILE):
         path.rename(plan.out / path.name)
-    for old in plan.work.iterdir():
-        if old.is_dir():
-            shutil.rmtree(old)
+    for old in filter(Path.is_dir, list(plan.work.iterdir())):
+        shutil.rmtree(old)
 
 
-def _stop(core: "TrainerCore", plan: Plan) -> None:
+def _stop(core: TrainerCore, plan: Plan) -> None:
     """End after a loss that is not finite, with the model of the last whole epoch."""
     done, saved = plan.newest()
     kept = "nothing was saved before"

@@ -33,6 +33,8 @@ class PromptRules(NamedTuple):
 
 def read_worked(path: Path, rules: PromptRules) -> list[Worked]:
     """The worked answers of a file or folder; ConfigError for the first row without one."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file; name one of worked answers")
     found = list(_worked(path, rules))
     if not found:
         raise ConfigError(f"{path}: no rows; write one JSON object a line")
