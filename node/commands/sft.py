@@ -19,7 +19,7 @@ from node.hosting.fetched_models import DONE_FILE
 from node.hosting.models import resolve_model
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.observe.text_format import amount, duration
+from node.observe.text_format import amount, counted, duration
 from node.policies.checkpoint import sync_directory
 from node.train.rows import Encoder
 from node.train.trainer_worker import TrainerCore
@@ -132,7 +132,7 @@ def _train(config: NodeConfig, plan: Plan, model: str, answers: Sequence[Worked]
     count = min(round(plan.held_out * len(fitting)), HELD_OUT_MAX)
     held_out, trained = fitting[:count], fitting[count:]
     say(f"{len(trained)} answers to train on, {count} held out; {core.trainer.suited}")
-    say(f"{done} epochs done before" if done else f"before{_held_out_loss(core, held_out)}")
+    say(f"{counted(done, 'epochs')} done before{_held_out_loss(core, held_out)}")
     for epoch in range(done, plan.epochs):
         order = Random(f"{config.seed}/{epoch}").sample(trained, len(trained))
         if not _epoch(core, plan, order, epoch, say):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from node.cli import main
 from node.commands import sft
 from node.config import NodeConfig, load_config
 from node.envs.data.worked import PromptRules, Worked, read_worked
@@ -100,26 +100,36 @@ def test_the_gradient_is_that_of_the_mean_over_answer_tokens(
         torch.testing.assert_close(found[name].double(), parameter.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_after_a_kill_the_weights_are_those_of_a_whole_run(tmp_path: Path, model: Path) -> None:
-    data = write(tmp_path / "data.jsonl", *ROWS)
-    out = tmp_path / "killed"
-    words = [
-        *(sys.executable, "-m", "node.cli", "sft", str(data), "--model", str(model)),
-        *("--out", str(out), "--batch", "4", "--held-out", "0.2", "--threads", "1"),
-        *("--learning-rate", "3e-3", "--epochs", "3"),
-    ]
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    for line in child.stdout:
-        if line.startswith("epoch 2 of 3"):
-            os.kill(child.pid, signal.SIGKILL)
-            break
-    child.wait()
-    child.stdout.close()
-    assert child.returncode == -signal.SIGKILL
+KILLED = """
+import os, signal, sys
+from node.cli import main
+from node.train.trainer_worker import TrainerCore
+name, left = sys.argv[1], int(sys.argv[2])
+real = getattr(TrainerCore, name)
+def dies(core, *given):
+    global left
+    found, left = real(core, *given), left - 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+setattr(TrainerCore, name, dies)
+sys.exit(main(sys.argv[3:]))
+"""
+KILLS = [("train", 10, "2 epochs"), ("save", 2, "1 epoch"), ("export_whole", 1, "3 epochs")]
+
+
+@pytest.mark.parametrize(("name", "call", "done"), KILLS)
+def test_after_a_kill_the_weights_are_those_of_a_whole_run(
+    tmp_path: Path, model: Path, capfd: pytest.CaptureFixture[str], name: str, call: int, done: str
+) -> None:
+    data, out = write(tmp_path / "data.jsonl", *ROWS), tmp_path / "killed"
+    words = ["sft", str(data), "--model", str(model), "--out", str(out), "--threads", "1"]
+    words += ["--batch", "4", "--held-out", "0.2", "--learning-rate", "3e-3"]
+    child = [sys.executable, "-c", KILLED, name, str(call), *words]
+    assert subprocess.run(child, check=False).returncode == -signal.SIGKILL
     assert not (out / sft.DONE_FILE).exists()
-    again = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "2 epochs done before" in again.stdout
+    assert main(words) == 0
+    assert f"{done} done before" in capfd.readouterr().out
     tuned(tmp_path / "whole", model)
     torch.testing.assert_close(weights(out), weights(tmp_path / "whole"), rtol=0, atol=0)
 
@@ -244,8 +254,6 @@ def test_a_row_without_a_worked_answer_is_told_by_number(
 def test_wrong_files_and_numbers_are_told_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
-    from node.cli import main
-
     empty, good = write(tmp_path / "empty.jsonl"), write(tmp_path / "good.jsonl", *ROWS)
 
     def ask(data: Path, *more: str) -> list[str]:
