@@ -167,22 +167,24 @@ def test_a_loss_that_is_not_finite_keeps_the_last_epoch(
 ) -> None:
     real = GroupTrainer._forward
 
-    def forward(trainer: GroupTrainer, units: Any, of_logits: Any = None) -> Any:
-        values = real(trainer, units, of_logits)
-        spoilt = torch.is_grad_enabled() and trainer.policy_version == 5  # of 4 in an epoch
-        return [each * math.nan for each in values] if spoilt else values
+    def spoilt_at(update: int) -> list[str]:
+        def forward(trainer: GroupTrainer, units: Any, of_logits: Any = None) -> Any:
+            is_spoilt = torch.is_grad_enabled() and trainer.policy_version == update
+            found = real(trainer, units, of_logits)
+            return [each * math.nan for each in found] if is_spoilt else found
 
-    monkeypatch.setattr(GroupTrainer, "_forward", forward)
-    lines: list[str] = []
-    with pytest.raises(ChildFailed, match=r"epoch 2: the loss is not finite; .* after epoch 1"):
-        sft.fine_tune(settings(model), plan(tmp_path / "bad", epochs=2), ANSWERS, lines.append)
-    assert all(bool(each.isfinite().all()) for each in weights(tmp_path / "bad").values())
-    assert lines[-1].startswith("epoch 1 of 2 saved")
-    early = plan(tmp_path / "early", epochs=2, batch=2)
-    monkeypatch.setattr(GroupTrainer, "_forward", lambda *given: [
-        each * math.nan for each in real(*given)])  # fmt: skip
-    with pytest.raises(ChildFailed, match="epoch 1: the loss is not finite; nothing was saved"):
-        sft.fine_tune(settings(model), early, ANSWERS, lines.append)
+        monkeypatch.setattr(GroupTrainer, "_forward", forward)
+        ours, lines = plan(tmp_path / str(update), epochs=2), []
+        with pytest.raises(ChildFailed) as caught:
+            sft.fine_tune(settings(model), ours, ANSWERS, lines.append)
+        return [*lines, str(caught.value)]
+
+    assert spoilt_at(0)[-1].startswith("epoch 1: the loss is not finite; nothing was saved before")
+    *_, saved, refused = spoilt_at(4)  # the first of the second epoch
+    assert saved.startswith("epoch 1 of 2 saved")
+    assert refused.endswith("4 holds the model after epoch 1; lower --learning-rate")
+    spoilt_at(5)  # one update later; that one is dropped
+    torch.testing.assert_close(weights(tmp_path / "5"), weights(tmp_path / "4"), rtol=0, atol=0)
 
 
 def told(path: Path, **rules: Any) -> list[Worked]:
