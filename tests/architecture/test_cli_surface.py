@@ -44,6 +44,8 @@ SURFACE = {
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",
+    "sft": "--answer --batch --context-tokens-max --epochs --held-out --learning-rate --lora-rank "
+    "--model --no-yes --out --question --run --seed --system --threads --yes data",
     "methods": "--engine --literature --run name",
     "doctor": "--data-dir --engine --engine-key-env --engine-quantization --engine-url --invite "
     "--invite-file --listen --lora-rank --model --peer --run --telemetry --telemetry-ca",
