@@ -19,6 +19,7 @@ from node.hosting.fetched_models import DONE_FILE
 from node.hosting.models import resolve_model
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
+from node.methods.losses import OBJECTIVES
 from node.observe.text_format import amount, counted, duration
 from node.policies.checkpoint import sync_directory
 from node.train.rows import Encoder
@@ -145,7 +146,7 @@ def _train(config: NodeConfig, plan: Plan, model: str, answers: Sequence[Worked]
 
 def _fitting(core: TrainerCore, answers: Sequence[Worked], say: Say) -> list[TrainingGroup]:
     """The answers that the trainer takes; ConfigError: none."""
-    encoder = Encoder(core.policy, core.spec, core.plan.row_tokens_max, uses_behaviour=False)
+    encoder = Encoder(core.policy, core.spec, core.plan.row_tokens_max, OBJECTIVES["sapo"])
     groups = [
         TrainingGroup(
             prompt, (Completion(answer, (), (), FinishReason.STOP, 0),), (1.0,), own_tokens=False
