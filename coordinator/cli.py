@@ -176,13 +176,9 @@ def _workers(options: argparse.Namespace) -> int:
 
 
 def _drain(options: argparse.Namespace) -> int:
-    from coordinator.overrides import drain
-    from coordinator.view import is_known
+    from coordinator.overrides import order_drain
 
-    drain(options.data_dir, options.worker, undo=options.undo)
-    if not is_known(options.data_dir, options.worker):
-        print(f"no worker of the name {options.worker} was seen here yet; is it spelt right?")
-    print(f"{options.worker} {'may work again' if options.undo else 'gets no more work'}")
+    print(order_drain(options.data_dir, options.worker, undo=options.undo))
     return EXIT_OK
 
 
@@ -202,7 +198,7 @@ def _dashboard(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from coordinator.plan import make_report, plan_json, render_plan
+    from coordinator.plan import make_report, render_plan
     from coordinator.plan_file import EXAMPLE, load_plan
 
     if options.example:
@@ -210,10 +206,10 @@ def _plan(options: argparse.Namespace) -> int:
         return EXIT_OK
     report = make_report(load_plan(options.file))
     if options.json:
-        print(json.dumps(plan_json(report), indent=2, allow_nan=False))
+        print(json.dumps(report, indent=2, allow_nan=False))
     else:
         print(render_plan(report))
-    return EXIT_OK if plan_json(report)["feasible"] else EXIT_NO_PLAN
+    return EXIT_OK if report["feasible"] else EXIT_NO_PLAN
 
 
 if __name__ == "__main__":

@@ -166,18 +166,13 @@ def decided(
     return decision
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The outlook for the active workers. None: infeasible."""
-
-    capacity: Capacity | None  # at the planned depth, or the least feasible above it
-    least: int | None  # the least feasible depth
-
-
-def outlook(run: Run, members: Sequence[Worker], broadcast_s: float) -> Forecast:
-    """`broadcast_s`: measured time of broadcasts; 0: unknown."""
+def outlook(
+    run: Run, members: Sequence[Worker], broadcast_s: float
+) -> tuple[Capacity | None, int | None]:
+    """The capacity of the active workers at the planned depth, or the least feasible above it, and
+    the least feasible depth; None: infeasible. `broadcast_s`: measured, 0: unknown."""
     run = replace(run, load_s=calibrated_load_s(run, members, broadcast_s))
     fresh = soonest(run, members)
     if fresh is None or fresh.staleness_max >= run.staleness_max:
-        return Forecast(fresh, None if fresh is None else fresh.staleness_max)
-    return Forecast(soonest(run, members, run.staleness_max), fresh.staleness_max)
+        return fresh, None if fresh is None else fresh.staleness_max
+    return soonest(run, members, run.staleness_max), fresh.staleness_max

@@ -7,8 +7,9 @@ a provider's catalogue.
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -34,55 +35,7 @@ PROVIDERS: Final = ("local", "static", "skypilot")
 CloudText = Annotated[str, Field(max_length=4_096)]
 GUESS_BYTES_PER_S: Final = 2.5e6  # default of a link: 20 Mbit/s
 
-EXAMPLE = """\
-# What `swarm-coordinator serve --file` reads. Prices are dollars.
-
-run = "my-run.toml"            # the run file that workers join with; it names the learner
-peers = ["/ip4/203.0.113.7/tcp/4001/p2p/12D3Koo..."]   # where the learner listens
-
-[learner]                      # all of it may be left out
-price_per_h = 2.5
-# step_s = 30.0                # steps need not be faster than this; left out: as fast as it trains
-# up_mbit_per_s = 100          # a guess that counts until it is measured
-
-[settings]                     # how sure and how patient to be; see `plan --example`
-margin = 1.1
-
-[pacing]                       # how stale groups may be planned to be, below the run's bound
-# effective_share_min = 0.5    # effective sample size over the number of tokens
-# mismatch_k3_max = 0.05       # KL from what generated them to what is trained
-# depth = 2                    # plan for this staleness, instead of finding the least that does
-
-[[workers]]                    # on this machine, started when they are needed
-provider = "local"
-name = "here"
-count = 2
-price_per_h = 0.05             # say, its electricity
-arguments = ["--threads", "1"] # of swarm-node join
-groups_per_s = 0.5             # a guess, as all below
-generation_s = 20.0
-
-[[workers]]                    # a volunteer, who comes by itself; others cost nothing
-provider = "static"
-name = "anna"
-peer = "12D3Koo..."
-price_per_h = 0.02
-
-# [[workers]]                  # rented when they are needed, through SkyPilot: the extra `sky`
-# provider = "skypilot"
-# name = "spot"
-# count = 4
-# price_per_h = 0.35           # left out: that of SkyPilot's catalogue, which then needs `infra`
-# [workers.cloud]
-# infra = "runpod/US"          # cloud, or cloud/region, or cloud/region/zone
-# accelerators = "RTX4090:1"   # or instance_type, or cpus = "8+"
-# use_spot = true              # cheaper, and may be taken back at any time
-# disk_gb = 64
-# image = "docker:..."         # left out: SkyPilot's
-# setup = ["pip install swarm-node"]   # commands, run once
-# command = "swarm-node"
-# life_h = 24                  # it ends by itself after so long, whatever became of the coordinator
-"""
+EXAMPLE: Final = files("coordinator").joinpath("fleet.toml").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,29 +227,26 @@ def load_fleet(path: Path, peers: Sequence[str] = ()) -> Fleet:
         ConfigError: it cannot be read, or a setting is wrong; one line.
     """
     with named(path):
-        return _fleet(read_tables(path), path.parent, peers)
-
-
-def _fleet(tables: dict[str, Any], folder: Path, more: Sequence[str]) -> Fleet:
-    file = checked(_FleetTables, tables)
-    if not file.run:
-        raise ConfigError("run: must name the run file that workers join with")
-    addresses = tuple(dict.fromkeys((*more, *file.peers)))
-    if not 0 < len(addresses) <= PEERS_MAX:
-        raise ConfigError(
-            f"peers: {len(addresses)} addresses; name where the learner listens, here or with "
-            f"--peer, at most {PEERS_MAX}"
-        )
-    machines: list[Machine] = []
-    unpriced: set[str] = set()
-    for number, entry in enumerate(file.workers, 1):
-        made_here = numbered(entry, Machine, number, WORKERS_MAX - len(machines))
-        machines += made_here
-        if entry.cloud is not None and "price_per_h" not in tables["workers"][number - 1]:
-            unpriced |= {each.name for each in made_here}
-    require_unlike([each.name for each in machines])
+        tables = read_tables(path)
+        file = checked(_FleetTables, tables)
+        if not file.run:
+            raise ConfigError("run: must name the run file that workers join with")
+        addresses = tuple(dict.fromkeys((*peers, *file.peers)))
+        if not 0 < len(addresses) <= PEERS_MAX:
+            raise ConfigError(
+                f"peers: {len(addresses)} addresses; name where the learner listens, here or with "
+                f"--peer, at most {PEERS_MAX}"
+            )
+        machines: list[Machine] = []
+        unpriced: set[str] = set()
+        for number, entry in enumerate(file.workers, 1):
+            made_here = numbered(entry, number, WORKERS_MAX - len(machines))
+            machines += made_here
+            if entry.cloud is not None and "price_per_h" not in tables["workers"][number - 1]:
+                unpriced |= {each.name for each in made_here}
+        require_unlike([each.name for each in machines])
     return Fleet(
-        run_file=folder / file.run,
+        run_file=path.parent / file.run,
         peers=addresses,
         machines=tuple(machines),
         learner=file.learner,

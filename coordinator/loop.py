@@ -12,7 +12,6 @@ from typing import Final
 import trio
 
 from coordinator.estimates import (
-    Forecast,
     MachineHistory,
     calibrated_load_s,
     decided,
@@ -61,12 +60,7 @@ class _Known:
     reported: ReportedWorker | None
     instance: Instance | None
     worker: Worker
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The name and peer ids that a user may drain it by."""
-        peer = self.instance.peer if self.instance else None
-        return frozenset(filter(None, (self.machine.name, self.machine.peer, str(peer or ""))))
+    is_drained: bool
 
     @property
     def is_silent(self) -> bool:
@@ -150,13 +144,10 @@ class Coordinator:
         except (TransportError, RemoteProtocolError) as error:
             return await self._alone(f"the learner does not answer: {error}")
         self._alone_since_s = None
-        drained = self._drained()
         for provider in self._providers.values():
             provider.use(self.fleet)
         known = await self._look(reported)
-        usable = {
-            name: each for name, each in known.items() if not drained.intersection(each.names)
-        }
+        usable = {name: each for name, each in known.items() if not each.is_drained}
         now_s = trio.current_time()
         if self._is_first:
             self._recall(usable, now_s)
@@ -170,7 +161,7 @@ class Coordinator:
         else:
             decision = await self._decide(run, report, usable, now_s)
         self._state = decision.state
-        self._act(decision, known, usable, now_s)
+        self._act(decision, known, now_s)
         real = run_of(report, self.fleet.learner, pacing.depth, aimed=False)
         capacity = None
         if real is not None:
@@ -179,17 +170,16 @@ class Coordinator:
                 for name, each in usable.items()
                 if self._state.of(name).phase is Phase.ACTIVE
             ]
-            found = await self._run_sync(outlook, real, active, report.pace.broadcast_s)
-            capacity = found.capacity
-            self._pacing = self._paced(pacing, report, found)
-        await self._set_plan(report, known, usable, capacity)
+            capacity, least = await self._run_sync(outlook, real, active, report.pace.broadcast_s)
+            self._pacing = self._paced(pacing, report, capacity, least)
+        await self._set_plan(report, known, capacity)
         self._say_why(decision.why)
         obstacle = None if decision.problem is None else decision.problem.obstacle
         if obstacle is not self._obstacle:  # its figures change all the time
             self._obstacle = obstacle
             self._say(str(decision.problem or "there is a plan again without obstacles"))
         self._memory.beat_s = now_s
-        self.view = self._seen(report, decision, known, drained, capacity)
+        self.view = self._seen(report, decision, known, capacity)
         return self.view
 
     async def _alone(self, why: str) -> View:
@@ -244,6 +234,7 @@ class Coordinator:
             name = str(worker.peer)
             if name not in named and (is_there(worker) or name in seen):
                 machines[name] = Machine(name, VOLUNTEERS, name)
+        drained = self._drained()
         found: dict[str, _Known] = {}
         for name, machine in list(machines.items())[:WORKERS_MAX]:
             instance_of = instances.get(name)
@@ -251,7 +242,13 @@ class Coordinator:
             peer = peer or (PeerId(machine.peer) if machine.peer else None)
             its = by_peer.get(peer) if peer else None
             history = self._memory.histories.get(name, MachineHistory())
-            found[name] = _Known(machine, its, instance_of, worker_of(machine, its, history))
+            found[name] = _Known(
+                machine,
+                its,
+                instance_of,
+                worker_of(machine, its, history),
+                not drained.isdisjoint({name, machine.peer, str(peer or "")} - {""}),
+            )
         return found
 
     def _recall(self, usable: Mapping[str, _Known], now_s: float) -> None:
@@ -361,19 +358,15 @@ class Coordinator:
 
     # --- starts and releases -----------------------------------------------------------------
 
-    def _act(
-        self,
-        decision: Decision,
-        known: Mapping[str, _Known],
-        usable: Mapping[str, _Known],
-        now_s: float,
-    ) -> None:
+    def _act(self, decision: Decision, known: Mapping[str, _Known], now_s: float) -> None:
         """Start and release. A released worker gets no more leases and `LEAVE_S` to hand in."""
         memory = self._memory
         waiting = [
             name
-            for name, each in usable.items()
-            if self._state.of(name).phase is Phase.JOINING and each.instance is None
+            for name, each in known.items()
+            if self._state.of(name).phase is Phase.JOINING
+            and each.instance is None
+            and not each.is_drained
         ]  # their start came during a release, or was lost
         for name in dict.fromkeys((*decision.activate, *waiting)):
             memory.leaving.pop(name, None)
@@ -384,7 +377,7 @@ class Coordinator:
         unwanted = [
             name
             for name, each in known.items()
-            if each.is_running and name not in self._busy and not self._may_work(name, each, usable)
+            if each.is_running and name not in self._busy and not self._may_work(name, each)
         ]
         for name in (*decision.release, *unwanted):
             memory.leaving.setdefault(name, now_s + LEAVE_S)
@@ -421,12 +414,13 @@ class Coordinator:
 
     # --- the learner's plan ------------------------------------------------------------------
 
-    def _paced(self, pacing: Pacing, report: LearnerReport, found: Forecast) -> Pacing:
-        capacity = found.capacity
-        if found.least is None:
+    def _paced(
+        self, pacing: Pacing, report: LearnerReport, capacity: Capacity | None, least: int | None
+    ) -> Pacing:
+        if least is None:
             self._least.clear()
         else:
-            self._least.append(found.least)
+            self._least.append(least)
         refused = max(0, report.work.would_be_stale - self._refused_before)
         self._refused_before = report.work.would_be_stale
         seen = Measured(
@@ -445,17 +439,13 @@ class Coordinator:
         return moved
 
     async def _set_plan(
-        self,
-        report: LearnerReport,
-        known: Mapping[str, _Known],
-        usable: Mapping[str, _Known],
-        capacity: Capacity | None,
+        self, report: LearnerReport, known: Mapping[str, _Known], capacity: Capacity | None
     ) -> None:
         """Send the learner its plan if that has changed."""
         standby = {
             each.reported.peer
             for name, each in known.items()
-            if each.reported is not None and not self._may_work(name, each, usable)
+            if each.reported is not None and not self._may_work(name, each)
         }
         depth = self._pacing.depth if self._pacing else report.rules.staleness_max
         wanted = SetPlan(
@@ -484,9 +474,9 @@ class Coordinator:
         same = {"number": before.number, "credits": before.credits if near else wanted.credits}
         return wanted.model_copy(update=same) == before
 
-    def _may_work(self, name: str, each: _Known, usable: Mapping[str, _Known]) -> bool:
+    def _may_work(self, name: str, each: _Known) -> bool:
         """True if it gets leases. A free volunteer is measured before it is stood by."""
-        if name not in usable or name in self._memory.leaving:
+        if each.is_drained or name in self._memory.leaving:
             return False
         standing = self._state.of(name)
         is_free = each.machine.provider == VOLUNTEERS and each.machine.price_per_h == 0.0
@@ -500,7 +490,6 @@ class Coordinator:
         report: LearnerReport,
         decision: Decision,
         known: Mapping[str, _Known],
-        drained: frozenset[str],
         capacity: Capacity | None,
     ) -> View:
         pacing = self._pacing
@@ -515,12 +504,12 @@ class Coordinator:
             depth_why=pacing.why if pacing else "",
             predicted=capacity,
             cost_per_h=sum(each.machine.price_per_h for each in running),
-            rows=tuple(self._row(name, each, drained) for name, each in sorted(known.items())),
+            rows=tuple(self._row(name, each) for name, each in sorted(known.items())),
         )
 
-    def _row(self, name: str, each: _Known, drained: frozenset[str]) -> MachineRow:
+    def _row(self, name: str, each: _Known) -> MachineRow:
         its, instance = each.reported, each.instance
-        phase = "drained" if drained.intersection(each.names) else str(self._state.of(name).phase)
+        phase = "drained" if each.is_drained else str(self._state.of(name).phase)
         if name in self._memory.leaving:
             phase = "leaving"
         return MachineRow(

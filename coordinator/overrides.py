@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinator.model.pacing import check_depth
+from coordinator.view import load_state
 from swarm.errors import ConfigError
 from swarm.storage import make_private, private_files, write_whole
 
@@ -19,6 +20,7 @@ DRAINED_FILE: Final = "drained.json"
 DRAINED_MAX: Final = 4_096
 DEPTH_FILE: Final = "depth.json"
 LOCK_FILE: Final = "wishes.lock"
+NAMES_TOLD_MAX: Final = 8
 
 
 def read_drained(data_dir: Path) -> frozenset[str]:
@@ -32,6 +34,22 @@ def read_drained(data_dir: Path) -> frozenset[str]:
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise _damaged(path, "is no list of names", instead)
     return frozenset(names)
+
+
+def order_drain(data_dir: Path, name: str, *, undo: bool) -> str:
+    """As `drain`, for a worker that the coordinator has seen. Returns the outcome in words.
+
+    Raises:
+        ConfigError: as `drain`; no coordinator has worked there, or it knows no such worker.
+    """
+    rows = load_state(data_dir)["workers"]
+    if not undo and not any(name in (row["name"], row["peer"]) for row in rows):
+        known = sorted({row["name"] or row["peer"] for row in rows})
+        more = f" and {len(known) - NAMES_TOLD_MAX} more" if len(known) > NAMES_TOLD_MAX else ""
+        names = ", ".join(known[:NAMES_TOLD_MAX]) + more or "none yet"
+        raise ConfigError(f"{name}: the coordinator here has seen no such worker; known: {names}")
+    drain(data_dir, name, undo=undo)
+    return f"{name} {'may work again' if undo else 'gets no more work'}"
 
 
 def drain(data_dir: Path, name: str, *, undo: bool) -> None:
@@ -62,8 +80,9 @@ def read_depth(data_dir: Path) -> int | None:
         raise _damaged(path, error, instead) from None
 
 
-def set_depth(data_dir: Path, depth: int | None) -> None:
-    """Order a pacing depth, from the coordinator's next look on. None: withdraw it.
+def set_depth(data_dir: Path, depth: int | None) -> str:
+    """Order a pacing depth, from the coordinator's next look on. None: withdraw it. Returns the
+    outcome in words.
 
     Raises:
         ConfigError: no depth.
@@ -72,6 +91,7 @@ def set_depth(data_dir: Path, depth: int | None) -> None:
         check_depth(depth)
     with _turn(data_dir):
         write_whole(data_dir / DEPTH_FILE, json.dumps(depth))
+    return "the depth is found again" if depth is None else f"planned for {depth} steps"
 
 
 def _read(path: Path, unasked: Any, instead: str) -> Any:

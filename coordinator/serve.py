@@ -5,7 +5,6 @@ import os
 import secrets
 import signal
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -23,6 +22,7 @@ from coordinator.providers.local import LocalProvider
 from coordinator.providers.skypilot import Catalogue, SkyProvider, load_sky
 from coordinator.providers.static import StaticProvider
 from coordinator.reporting import CoordinatorReports
+from coordinator.tables import named, read_tables
 from coordinator.view import load_state, render_state, save_state, view_json
 from swarm.errors import ConfigError, PeerUnreachable, first_of
 from swarm.identity import Identity, PeerId
@@ -47,16 +47,12 @@ def learner_of(run_file: Path) -> PeerId:
     Raises:
         ConfigError: it cannot be read, or names none.
     """
-    try:
-        with run_file.open("rb") as file:
-            table = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"run {run_file}: {error}") from None
-    learner = table.get("learner")
-    peer = learner.get("peer") if isinstance(learner, dict) else None
-    if not isinstance(peer, str):
-        raise ConfigError(f"run {run_file}: has no learner; it says learner.peer")
-    check_peer(peer, f"run {run_file}: learner.peer")
+    with named(run_file):
+        learner = read_tables(run_file).get("learner")
+        peer = learner.get("peer") if isinstance(learner, dict) else None
+        if not isinstance(peer, str):
+            raise ConfigError("has no learner; it says learner.peer")
+        check_peer(peer, "learner.peer")
     return PeerId(peer)
 
 

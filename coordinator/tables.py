@@ -1,11 +1,11 @@
 """TOML files as pydantic models, with one line for an error."""
 
-import dataclasses
 import difflib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,7 +19,7 @@ from swarm.texts import printable
 SHOWN_CHARS_MAX = 60  # of a value in a message
 FILE_BYTES_MAX = 1_048_576
 
-Model = TypeVar("Model")
+Entry = TypeVar("Entry", bound=Any)  # a dataclass with `name` and `count`
 _Location = list[int | str]
 
 _UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
@@ -96,22 +96,21 @@ def checked(model: type[FileTables], tables: Mapping[str, Any]) -> FileTables:
         raise ConfigError(_line(first, model, tables)) from None
 
 
-def numbered(entry: Any, kind: type[Model], number: int, room: int) -> list[Model]:
+def numbered(entry: Entry, number: int, room: int) -> list[Entry]:
     """The workers of one entry: one, or `count` of them with numbers.
 
     Raises:
         ConfigError: the count is not above 0, or there is no `room` for so many.
     """
-    values = {each.name: getattr(entry, each.name) for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if entry.count is None:
-        return [kind(**values)]
+        return [entry]
     if not 1 <= entry.count <= room:
         raise ConfigError(
             f"workers {number}: count = {entry.count}: must be a whole number above 0, and all "
             f"workers together at most {WORKERS_MAX}"
         )
     names = [f"{entry.name}-{n}" for n in range(1, entry.count + 1)]
-    return [kind(**(values | {"name": name})) for name in names]
+    return [replace(entry, name=name, count=None) for name in names]
 
 
 def shown(value: object) -> str:

@@ -84,24 +84,6 @@ def load_state(directory: Path) -> dict[str, Any]:
     return state
 
 
-def is_known(data_dir: Path, name: str) -> bool:
-    """True if the coordinator of a data directory has seen a worker of that name or peer id."""
-    return any(name in (row["name"], row["peer"]) for row in _rows(data_dir))
-
-
-def known_names(data_dir: Path) -> list[str]:
-    """Names of the workers that the coordinator has seen, sorted; peer ids where there is none."""
-    return sorted({row["name"] or row["peer"] for row in _rows(data_dir)})
-
-
-def _rows(data_dir: Path) -> list[dict[str, Any]]:
-    try:
-        rows: list[dict[str, Any]] = load_state(data_dir)["workers"]
-    except ConfigError:
-        return []
-    return rows
-
-
 def render_state(state: dict[str, Any], now_s: float) -> str:
     """A few lines and a table, 80 columns and a little more."""
     return "\n".join((*_head(state, now_s), "", *_table(state["workers"])))

@@ -33,6 +33,10 @@ EXIT_INTERRUPTED = 130
 BROKER_FORM = "mqtt[s]://[user@]host:port"
 PASSWORD = f"A broker's password comes from {PASSWORD_VARIABLE}."
 CHECKPOINT = ("run", "model", "yes", "data_dir", "lora_rank", "threads")
+FINE_TUNING = (
+    *("run", "model", "yes", "threads", "seed", "learning_rate", "lora_rank"),
+    "context_tokens_max",
+)
 DOCTORED = (
     *("run", "model", "data_dir", "lora_rank", "peers", "invite", "listen", "telemetry"),
     *("telemetry_ca", "engine", "engine_url", "engine_key_env", "engine_quantization"),
@@ -199,6 +203,18 @@ def _add_policies(commands: Any) -> None:
     chat.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest"
     )
+    told = "train a model on worked answers, before a run"
+    sft = add_command(commands, "sft", _sft, told)
+    sft.add_argument("data", type=Path, metavar="FILE", help="JSON lines, Parquet, saved dataset")
+    sft.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model to write")
+    sft.take_settings(*FINE_TUNING)
+    sft.add_argument("--epochs", type=int, default=3, metavar="N", help="default: 3")
+    sft.add_argument("--batch", type=int, default=16, metavar="N", help="answers in an update")
+    sft.add_argument("--held-out", type=float, default=0.05, metavar="X", help="share to measure")
+    sft.add_argument("--system", metavar="TEXT", help="the system prompt; default: the run's")
+    for use in ("question", "answer"):
+        told = "its name in the file; default: one of the usual"
+        sft.add_argument(f"--{use}", default="", metavar="COLUMN", help=told)
     prepare = add_command(commands, "prepare", _prepare, "make the tiny policy ahead of time")
     prepare.take_settings("run", "model", "yes", "data_dir")
 
@@ -409,6 +425,19 @@ def _chat(options: argparse.Namespace) -> int:
     from node.commands.policy import chat
 
     return chat(options.directory, options.system, options.max_new_tokens, options.temperature)
+
+
+def _sft(options: argparse.Namespace) -> None:
+    from node.commands.sft import Plan, fine_tune
+    from node.envs.data.worked import PromptRules, read_worked
+
+    config = _config(options)
+    plan = Plan(options.out, options.epochs, options.batch, options.held_out)
+    told = config.run.answer
+    system = told.system if options.system is None else options.system
+    examples = tuple((each.question, each.completion) for each in told.examples)
+    rules = PromptRules(options.question, options.answer, system, examples)
+    fine_tune(config, plan, read_worked(options.data, rules), say)
 
 
 def _report(options: argparse.Namespace) -> None:

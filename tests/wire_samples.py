@@ -479,6 +479,8 @@ def feeding_messages() -> dict[str, WireModel]:
             learner_version=12,
             stream="0123456789abcdef" * 4,
             groups=4,
+            width=16,
+            limit=192,
             life_ms=90_000,
             retry_ms=0,
             reason="",

@@ -311,27 +311,21 @@ class _Moment:
     fresh: frozenset[str]
     lost: bool  # a wanted worker has just failed
     run: Run
-    form: Form
     settings: Settings
     now_s: float
 
     def capacity(self, names: frozenset[str]) -> Capacity | None:
         """The run's capacity with a set. None: infeasible."""
-        found = assess(self.run, [self.by_name[name] for name in sorted(names)], self.form)
+        found = assess(self.run, [self.by_name[name] for name in sorted(names)], Form.OVERLAPPED)
         return found if isinstance(found, Capacity) else None
 
     def cheapest(self, usable: frozenset[str], keep: Iterable[str] = ()) -> Choice | Infeasible:
         members = [self.by_name[name] for name in sorted(usable)]
-        return cheapest_set(self.run, members, self.form, self.settings.margin, keep)
+        return cheapest_set(self.run, members, Form.OVERLAPPED, self.settings.margin, keep)
 
 
 def decide(
-    state: ActivationState,
-    seen: Seen,
-    run: Run,
-    now_s: float,
-    settings: Settings,
-    form: Form = Form.OVERLAPPED,
+    state: ActivationState, seen: Seen, run: Run, now_s: float, settings: Settings
 ) -> Decision:
     """Decide on the workers to start and release.
 
@@ -358,7 +352,6 @@ def decide(
         fresh=seen.fresh,
         lost=bool(failed & state.wanted),
         run=run,
-        form=form,
         settings=settings,
         now_s=now_s,
     )

@@ -223,10 +223,6 @@ class Cost:
     workers: float
     egress: float
 
-    @property
-    def total(self) -> float:
-        return self.learner + self.workers + self.egress
-
 
 @dataclass(frozen=True, slots=True)
 class Capacity:

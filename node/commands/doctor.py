@@ -66,7 +66,7 @@ from swarm.wire.messages import (
     HelloReply,
 )
 
-Level = Literal["ok", "warn", "fail", "?"]
+Level = Literal["ok", "warn", "fail", "?", "-"]
 
 DISK_BYTES_MIN = 1_073_741_824
 COMMAND_TIMEOUT_S = 5.0
@@ -82,7 +82,7 @@ CONGESTION_FILE = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. `?` means that it cannot be told from here."""
+    """One line. `?`: it cannot be told from here; `-`: not there, and not needed."""
 
     check: str
     level: Level
@@ -114,9 +114,10 @@ def check_vllm(config: NodeConfig) -> Finding:
     )
     level: Level = "fail" if config.engine == "vllm" else "ok"
     there = [f"{name} {version(name)}" for name in VLLM_BUILDS if is_installed(name)]
+    if not there and config.engine != "vllm":
+        return Finding("vLLM", "-", "optional, and not installed", f"to have it: {how}")
     if not there:
-        advice = how if level == "fail" else f"to have it: {how}"
-        return Finding("vLLM", level, f"not installed; this machine should have {wanted}", advice)
+        return Finding("vLLM", "fail", f"not installed; this machine should have {wanted}", how)
     if not is_installed(wanted):
         return Finding(
             "vLLM", level, f"{there[0]} is for other machines; this one should have {wanted}", how

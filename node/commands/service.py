@@ -123,12 +123,9 @@ def add_service(commands: Any, check: Check) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """The service manager of this user."""
-
     kind: str  # `systemd`, `launchd`
 
     def file(self, name: str) -> Path:
-        """The path of a service's description."""
         if self.kind == "launchd":
             return Path.home() / "Library" / "LaunchAgents" / f"{name}.plist"
         return _config_home() / "systemd" / "user" / f"{name}.service"
@@ -137,7 +134,7 @@ class Manager:
         if self.kind == "launchd":
             _run("launchctl", "bootstrap", f"gui/{os.getuid()}", str(self.file(name)))
             return
-        _run("systemctl", "--user", "daemon-reload")
+        self.reload()
         _run("systemctl", "--user", "enable", "--now", name)
 
     def stop(self, name: str) -> None:
@@ -146,8 +143,8 @@ class Manager:
             return
         _run("systemctl", "--user", "disable", "--now", name)
 
-    def forget(self) -> None:
-        """Have the manager read its descriptions again after one was removed."""
+    def reload(self) -> None:
+        """Have systemd read its descriptions again."""
         if self.kind == "systemd":
             _run("systemctl", "--user", "daemon-reload")
 
@@ -174,7 +171,8 @@ def _config_home() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
 
 
-def _run(*words: str) -> None:
+def _run(*words: str) -> str:
+    """What the command prints."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S
@@ -184,6 +182,7 @@ def _run(*words: str) -> None:
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
         raise ConfigError(f"{' '.join(words)}: {said or f'status {done.returncode}'}")
+    return done.stdout
 
 
 def _checked(name: str) -> str:
@@ -260,9 +259,7 @@ def _install(check: Check, options: argparse.Namespace) -> None:
     try:
         manager.start(name)
     except ConfigError:
-        file.unlink(missing_ok=True)
-        invited.unlink(missing_ok=True)
-        manager.forget()
+        _delete(manager, name)
         raise
     say(f"{name} runs: {file}")
     say(f"what it says: swarm-node service logs{_flag(name)}")
@@ -280,35 +277,35 @@ def _flag(name: str) -> str:
 def _lingers() -> bool:
     """True if the user's services survive a logout, or if that is unknown."""
     try:
-        done = subprocess.run(
-            ["loginctl", "show-user", str(os.getuid()), "--property=Linger"],
-            capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+        said = _run("loginctl", "show-user", str(os.getuid()), "--property=Linger")
+    except ConfigError:
         return True
-    return "Linger=no" not in done.stdout
+    return "Linger=no" not in said
 
 
-def _installed(name: str) -> tuple[Manager, Path]:
+def _delete(manager: Manager, name: str) -> None:
+    manager.file(name).unlink(missing_ok=True)
+    _invitation_file(name).unlink(missing_ok=True)
+    manager.reload()
+
+
+def _installed(name: str) -> Manager:
     manager = manager_here()
     file = manager.file(_checked(name))
     if not file.exists():
         raise ConfigError(f"service: {name} is not installed ({file} is not there)")
-    return manager, file
+    return manager
 
 
 def _remove(options: argparse.Namespace) -> None:
-    manager, file = _installed(options.name)
+    manager = _installed(options.name)
     manager.stop(options.name)
-    file.unlink(missing_ok=True)
-    _invitation_file(options.name).unlink(missing_ok=True)
-    manager.forget()
+    _delete(manager, options.name)
     say(f"{options.name} is removed; its data directory is as it was")
 
 
 def _logs(options: argparse.Namespace) -> None:
-    manager, _ = _installed(options.name)
-    if manager.kind == "launchd":
+    if _installed(options.name).kind == "launchd":
         log = described(options.name, (), Path.cwd()).log
         words = ["tail", "-n", str(LOG_LINES), "-F", str(log)]
     else:

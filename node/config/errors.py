@@ -8,7 +8,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from node.config.described import settings_of, written
+from node.config.described import settings_of, with_unit, written
 from node.config.node import NodeConfig
 from node.system.child_environment import ENVIRON_PREFIX
 from swarm.errors import ConfigError
@@ -123,7 +123,9 @@ def _problem(detail: ErrorDetails) -> str:
     kind = detail["type"]
     if kind in _PROBLEMS:
         return _PROBLEMS[kind].format(**detail.get("ctx", {}))
-    return _KINDS.get(kind.split("_")[0], detail["msg"].lower())
+    words = _KINDS.get(kind.split("_")[0], detail["msg"].lower())
+    is_time = with_unit(str(detail["loc"][-1]), "number") == "number, s"
+    return f"{words} of seconds" if is_time and words.endswith("number") else words
 
 
 def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:

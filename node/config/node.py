@@ -48,6 +48,7 @@ from node.methods.choices import (
     Filter,
     Generate,
     Loss,
+    Preference,
     Replay,
     Reward,
 )
@@ -231,7 +232,7 @@ class RoundSettings(Group):
     """The choice of tasks, and the number and length of completions, as in `vade, ahead=8`. Several
     methods follow each other, as in `vade, dars`. `swarm-node methods` lists them."""
     generate: Annotated[Generate | None, BY_NAME] = None
-    """What completions begin with and how they are sampled, as in `speculative`.
+    """The beginnings of completions, and the way they are sampled, as in `speculative`.
     `swarm-node methods` lists them."""
     draw: Annotated[Draw | None, BY_NAME] = None
     """The choice of others' groups, for a node that learns by itself. `need` prefers tasks that the
@@ -261,6 +262,11 @@ class TrainingSettings(Group):
     """The updates until the learning rate is full. None: 10, or 0 up to 10 million parameters."""
     updates_per_batch: Annotated[int, Field(ge=1, le=64)] = 1
     """The number of optimizer steps on one batch."""
+    kl_weight: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """The weight in the loss of the policy's divergence from a reference: the policy at the start,
+    or at the last reset. It is of own tokens. 0: no reference is kept."""
+    kl_reset_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """The updates until the reference of `kl_weight` becomes the present policy. 0: never."""
     clips_to_median: bool = True
     """Clip gradients to three times the running median of their norms."""
     step_guard: bool = True
@@ -274,6 +280,9 @@ class TrainingSettings(Group):
     correction: Annotated[Correction | None, BY_NAME] = None
     """The importance weights of the loss `sapo` for tokens with log-probs, as in `icepop,
     weight_max=4`. None: foreign tokens count up to twice. `swarm-node methods` lists them."""
+    preference: Annotated[Preference | None, BY_NAME] = None
+    """An update on preferred completions after every few batches, as in `dpo, beta=0.1, every=4`.
+    Without `kl_weight` its reference is the policy right before. None: there is none."""
     foreign_weighting: ForeignWeighting = "auto"
     """The weight of foreign tokens. `auto` uses the log-probs of nodes with the same tokenizer;
     elsewhere, and in completions below their group's mean, it leaves out unlikely tokens.
@@ -524,7 +533,7 @@ class NodeConfig(
             raise Conflict(family, told)
 
     def _check_groups_of(self, family: Family, each: MethodSettings) -> None:
-        acts = family not in ("external_rule", "advantage", "loss", "correction")
+        acts = family not in ("external_rule", "advantage", "loss", "preference", "correction")
         if self.local_groups == 0 and acts:
             raise Conflict("local_groups", f"makes no groups for {each}", "4")
         if Need.PEERS in each.needs and self.external_groups == 0:

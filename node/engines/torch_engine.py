@@ -76,7 +76,7 @@ class SampledRow:
         extend_spans(self.spans, policy_version, count)
 
     def recorded(self, begun: "SampledRow") -> Recorded:
-        """What was recorded of a beginning and this row."""
+        """The columns of a beginning and this row together."""
         parts = ((begun, len(begun.tokens)), (self, len(self.tokens)))
         return Recorded(
             tuple(value for part, count in parts for value in part.entropies[:count]),

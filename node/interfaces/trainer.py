@@ -55,19 +55,21 @@ class TrainingGroup:
     source: str = ""  # who generated it; bounds made from data are made for each source alone
     tokenizer: str = ""  # fingerprint of what the token ids are of; empty: unknown
     guided: int = 0  # so many of the last completions are guidance: others' texts, encoded here
-    shaping: float = 0.0  # by which guidance is learned, whatever the loss (`ratios.guided`)
+    shaping: float = 0.0  # by which guidance is learned, whatever the loss (`losses.guided`)
+    guided_weight: float = 0.0  # of guidance in a supervised loss; 0: learned by `shaping`
     # Empty, or one entry for each completion; an empty entry is as none. Entries by token are of
     # the tokens that the policy sampled. Text that has other tokens here takes the mean of its
     # token advantages, and no mask.
     weights: tuple[float, ...] = ()  # that its loss is multiplied by
     token_advantages: tuple[tuple[float, ...], ...] = ()  # in place of its one advantage
     masks: tuple[tuple[bool, ...], ...] = ()  # False: the token has no loss, and is counted
+    teacher_logprobs: tuple[tuple[float, ...], ...] = ()  # see `TrainerSpec.teacher_weight`
 
     def __post_init__(self) -> None:
         counts = [len(each.token_ids) for each in self.completions]
         if self.weights and len(self.weights) != len(counts):
             raise LocalProtocolError("a training group: not one weight for each completion")
-        for column in (self.token_advantages, self.masks):
+        for column in (self.token_advantages, self.masks, self.teacher_logprobs):
             lengths = [len(each) for each in column] or [0] * len(counts)
             if len(lengths) != len(counts) or any(
                 length not in (0, count) for length, count in zip(lengths, counts, strict=True)
@@ -86,6 +88,7 @@ def training_group(
     weights: Sequence[float] = (),
     token_advantages: Sequence[tuple[float, ...]] = (),
     masks: Sequence[tuple[bool, ...]] = (),
+    teacher_logprobs: Sequence[tuple[float, ...]] = (),
 ) -> TrainingGroup:
     """The completions to train on; those with advantage None are left out, with their entries."""
 
@@ -103,6 +106,7 @@ def training_group(
         weights=kept(weights),
         token_advantages=kept(token_advantages),
         masks=kept(masks),
+        teacher_logprobs=kept(teacher_logprobs),
     )
 
 
@@ -137,6 +141,9 @@ class TrainReport:
     weighted_tokens: int = 0  # foreign ones that count by the log-probs that came along
     # share of the sum of |d loss / d log p| that comes from foreign tokens, in the first update
     foreign_gradient: float = math.nan  # 0 to 1; nan: there is no gradient
+    reference_kl: float = math.nan  # k3 of own tokens from the reference; nan: there is none
+    preference_pairs: int = 0  # of the update on pairs; 0: there was none
+    preference_loss: float = math.nan  # of that, before it
     # of losses that use behaviour log-probs
     mask_fraction: float = 0.0  # of tokens, left out by the loss
     unknown_tokens: int = 0  # trained with weight 1, for want of behaviour log-probs

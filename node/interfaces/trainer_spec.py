@@ -1,11 +1,12 @@
 """The settings of a trainer. Free of torch, for the node's own process."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from node.interfaces.adapter_files import AdapterShape, Held
-from node.methods.choices import chosen_correction, chosen_loss
-from node.methods.loss_settings import DEFAULT_LOSS, StaleLoss
+from node.methods.choices import chosen_correction, chosen_loss, chosen_preference
+from node.methods.loss_settings import DEFAULT_LOSS, EwmaLoss, StaleLoss
 from swarm.errors import ConfigError
 
 ForeignWeighting = Literal["auto", "none", "positives"]
@@ -14,6 +15,11 @@ Precision = Literal["float32", "bfloat16"]
 Recomputing = Literal["auto", "on", "off"]
 THREADS_MAX = 64
 CONTEXT_TOKENS_MIN = 8
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "loss": chosen_loss,
+    "correction": chosen_correction,
+    "preference": chosen_preference,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,10 @@ class TrainerSpec:
     updates_per_batch: int = 1
     correction: str = ""  # as the loss; empty: foreign tokens count by their weight, up to twice
     loss: str = DEFAULT_LOSS  # and what it is set to, as `node.methods.choices.chosen` reads it
+    preference: str = ""  # updates on pairs, as the loss; empty: there are none
+    teacher_weight: float = 0.0  # of a teacher's log-probs in token advantages
+    kl_weight: float = 0.0  # of own tokens' divergence from a reference policy; 0: there is none
+    kl_reset_every: int = 0  # updates until the reference becomes the present policy; 0: never
     grad_norm_max: float = 1.0
     clips_to_median: bool = True  # gradients, to three times the running median of their norms
     step_guard: bool = True  # takes a step back that moves the policy far more than others did
@@ -50,16 +60,15 @@ class TrainerSpec:
     device: Device = "auto"
 
     def __post_init__(self) -> None:
-        try:
-            loss = chosen_loss(self.loss)
-        except ValueError as error:
-            raise ConfigError(f"trainer loss = {self.loss!r}: {error}") from None
+        for name, read in _READ.items():
+            value = getattr(self, name)
+            try:
+                read(value or None)
+            except ValueError as error:
+                raise ConfigError(f"trainer {name} = {value!r}: {error}") from None
         if not self.correction:
             return
-        try:
-            chosen_correction(self.correction)
-        except ValueError as error:
-            raise ConfigError(f"trainer correction = {self.correction!r}: {error}") from None
+        loss = chosen_loss(self.loss)
         if isinstance(loss, StaleLoss):
             raise ConfigError(
                 f"correction {self.correction}: is for the loss sapo, and {loss.kind} has its own"
@@ -72,6 +81,11 @@ class TrainerSpec:
             return None
         alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
         return AdapterShape(self.lora_rank, alpha, tuple(sorted(set(self.lora_targets))))
+
+    @property
+    def kept_copies(self) -> int:
+        """The sets of the trained weights that are kept beside the present one."""
+        return isinstance(chosen_loss(self.loss), EwmaLoss) + (self.kl_weight > 0)
 
     @property
     def held(self) -> Held:

@@ -19,9 +19,9 @@ from node.methods.filters import (
 from node.methods.generation import Branching, Pruning, Purify, Speculative, WeightNoise
 from node.methods.groups import Advantages
 from node.methods.hints import Hints, Nudges
-from node.methods.loss_settings import CORRECTIONS, LOSSES, LossSettings
+from node.methods.loss_settings import CORRECTIONS, LOSSES, Dpo, LossSettings
 from node.methods.method import Family, MethodSettings
-from node.methods.replay import Rescue
+from node.methods.replay import Distil, PoolOfSuccesses, ReplayedSuccesses, Rescue
 from node.methods.rollout_budgets import (
     Brorl,
     Dars,
@@ -129,11 +129,12 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     "draw": by_name(ByNeed),
     "external_rule": by_name(AdaptiveExternal),
     "reward": by_name(),
-    "replay": by_name(Rescue),
+    "replay": by_name(PoolOfSuccesses, ReplayedSuccesses, Rescue, Distil),
     "filter": by_name(ZeroAdvantage, DynamicSampling, Overlong, Variance, Extremes),
     "advantage": {name: kind for name, (kind, _) in ADVANTAGES.items()},
     "loss": LOSSES,
     "correction": CORRECTIONS,
+    "preference": by_name(Dpo),
 }
 """All methods, by the setting that names them."""
 
@@ -141,6 +142,7 @@ CHAINS: Final[tuple[Family, ...]] = ("control", "generate", "reward", "replay", 
 """Families of which a node may use several methods, one after the other."""
 
 chosen_correction = partial(chosen, CORRECTIONS)
+chosen_preference = partial(chosen, KNOWN["preference"])
 AS_TEXT: Final = PlainSerializer(as_text)
 
 
@@ -164,3 +166,4 @@ ExternalRule = Annotated[MethodSettings, _one("external_rule"), AS_TEXT]
 Advantage = Annotated[MethodSettings, _one("advantage"), AS_TEXT]
 Loss = Annotated[LossSettings, _one("loss"), AS_TEXT]
 Correction = Annotated[MethodSettings, _one("correction"), AS_TEXT]
+Preference = Annotated[MethodSettings, _one("preference"), AS_TEXT]

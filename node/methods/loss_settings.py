@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from node.methods.method import MethodSettings, Need, NonNegative, Share
+from node.methods.method import Count, MethodSettings, Need, NonNegative, Share
 from node.methods.method import Positive as WeightBound
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_norm"]
@@ -88,6 +88,36 @@ class GepoLoss(GrpoLoss, kind="gepo"):
     dual clip is ours."""
 
 
+class HacpoLoss(GspoLoss, kind="hacpo"):
+    """`gspo` for own completions; foreign ones count by their ratio within a bound that tightens
+    from one update on a batch to the next, and by a power of it."""
+
+    alpha: NonNegative = 1.0  # the power
+    delta: Low = 0.2  # the ratio's lower bound is 1 - delta at first
+    delta_step: NonNegative = 0.025  # by which it rises with each update on the same batch
+
+
+class EwmaLoss(StaleLoss, kind="ppo_ewma"):
+    """`decoupled`, with the clip around an average of the weights over past updates."""
+
+    clip: Low = 0.2
+    ratio_max: Above = 10.0  # to what generated; the source has 100, and peers may make it up
+    centre_of_mass: NonNegative = 8.0  # of the average, in updates
+
+    @property
+    def decay(self) -> float:
+        """The share of an update's weight in the average that is left one update later."""
+        return self.centre_of_mass / (1.0 + self.centre_of_mass)
+
+
+class AepoLoss(GrpoLoss, kind="aepo"):
+    """As `grpo`, but good tokens keep a gradient above the clip, and high entropy counts more."""
+
+    aggregation: Aggregation = "token_mean"
+    dual_clip: Above = 3.0
+    entropy_weight: NonNegative = 0.2
+
+
 class CispoLoss(StaleLoss, kind="cispo"):
     """The ratio is cut and not the token: each keeps its gradient."""
 
@@ -129,6 +159,9 @@ LOSSES: Final[Mapping[str, type[LossSettings]]] = {
     "m2po": M2poLoss,
     "gspo": GspoLoss,
     "gepo": GepoLoss,
+    "hacpo": HacpoLoss,
+    "ppo_ewma": EwmaLoss,
+    "aepo": AepoLoss,
     "cispo": CispoLoss,
     "soft_gate": SoftGateLoss,
     "topr": ToprLoss,
@@ -139,6 +172,14 @@ DEFAULT_LOSS: Final = "sapo"
 # the update, does not correct. `dapo` has the same mean and clip around the policy that generated.
 # Plain GRPO lost nothing up to S = 11; `decoupled` and `m2po` lost 8 points (EXPERIMENTS.md).
 DEFAULT_LEARNER_LOSS: Final = "dapo"
+
+
+class Dpo(MethodSettings, kind="dpo"):
+    """After some batches, one more update on the best completion of each own group against its
+    worst, the shorter among equals; as VerIPO has it between phases of GRPO."""
+
+    beta: Positive = 0.1
+    every: Count = 4  # batches; ours
 
 
 # Settings of `importance_weights.py`. rho is a token's probability before the update over that

@@ -4,7 +4,7 @@ The loss of each name is in `OBJECTIVES`, its settings are in `loss_settings.py`
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from node.methods import loss_settings as settings
 from node.methods.loss_settings import Aggregation
 
 LOG_RATIO_MAX = 20.0  # clamp before exp, so that an absurd ratio stays finite
+HACPO_LOG_RATIO_MAX: Final = 10.0  # the same of whole completions, in HACPO
 
 
 def log_ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
@@ -248,6 +249,32 @@ def guided(logprobs: torch.Tensor, advantages: torch.Tensor, shaping: float) -> 
     return _unmasked(-advantages * likely / (likely + shaping))
 
 
+def supervised(logprobs: torch.Tensor, weight: float) -> TokenLosses:
+    """-weight log p of tokens that are to be learned as they are, without a ratio."""
+    return _unmasked(-weight * logprobs)
+
+
+def taught(
+    advantages: torch.Tensor, behaviour: torch.Tensor, teacher: torch.Tensor, weight: float
+) -> torch.Tensor:
+    """A + weight (log q - log p) of tokens (T,), by a teacher and the policy that generated: the
+    reverse KL by token (on-policy distillation, as Tinker has it without a discount)."""
+    return advantages + weight * log_ratio(teacher, behaviour)
+
+
+def divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """k3 of each token (T,), q / p - 1 - log(q / p) of the reference's q: an estimate of
+    KL(policy || reference) that is never below zero (GRPO, arXiv 2402.03300)."""
+    logs = log_ratio(reference, logprobs)
+    return logs.exp() - 1.0 - logs
+
+
+def preferred(margins: torch.Tensor, set_to: settings.Dpo) -> torch.Tensor:
+    """-log sigmoid(beta x margin) of pairs (P,), a margin being by how much more the policy favours
+    the better completion than the reference does, in nats (DPO, arXiv 2305.18290)."""
+    return -torch.nn.functional.logsigmoid(set_to.beta * margins)
+
+
 # Losses by name.
 
 
@@ -260,6 +287,10 @@ class Tokens:
     behaviour: torch.Tensor  # under the one that generated them; proximal where that is unknown
     advantages: torch.Tensor
     kept: torch.Tensor | None = None  # what `Objective.keep` decided
+    own: bool = True  # False: another node's completion
+    update: int = 0  # number of the update on this batch
+    whitened: torch.Tensor | None = None  # entropies before the update, by `whiten`
+    averaged: torch.Tensor | None = None  # log-probs under the average of past weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +303,8 @@ class Objective:
     uses_behaviour: bool = True
     keep: Callable[[Tokens, torch.Tensor, Any], torch.Tensor] | None = None
     by_group: bool = False  # `Tokens.behaviour` is `expected` of the completion's group
+    by_entropy: bool = False  # it takes `Tokens.whitened`
+    by_mean: bool = False  # the mean over the source's own tokens will do for `Tokens.behaviour`
 
 
 def _sapo(tokens: Tokens, set_to: settings.SapoLoss) -> TokenLosses:
@@ -317,6 +350,57 @@ def _sequence(tokens: Tokens, set_to: settings.GrpoLoss) -> TokenLosses:
     each = -torch.minimum(ratios * advantages, cut * advantages)
     bounded = torch.minimum(each, -set_to.dual_clip * advantages)
     return _unmasked(torch.where(advantages < 0, bounded, each), clipped)
+
+
+def _hacpo(tokens: Tokens, set_to: settings.HacpoLoss) -> TokenLosses:
+    """As `_sequence` for own completions. For foreign ones -c sg(c)^alpha A, c = clip(s, low, 1),
+    with low = 1 - delta + delta_step x update and s of mean log-probs, each over its own
+    tokenizer's tokens (HACPO, arXiv 2603.02604). Outside of the bounds there is no gradient. The
+    source counts the mini-batches of a step where `update` counts passes over the batch."""
+    if tokens.own:
+        return _sequence(tokens, set_to)
+    moved = tokens.logprobs.detach().mean() - tokens.behaviour.mean()
+    whole = moved.clamp(-HACPO_LOG_RATIO_MAX, HACPO_LOG_RATIO_MAX).exp()
+    low = min(1.0, 1.0 - set_to.delta + set_to.delta_step * tokens.update)
+    clipped = ((whole < low) | (whole > 1.0)).expand_as(tokens.logprobs)
+    grows = (tokens.logprobs - tokens.logprobs.detach()).exp().masked_fill(clipped, 1.0)
+    return _unmasked(
+        -(whole.clamp(low, 1.0) ** (1.0 + set_to.alpha)) * grows * tokens.advantages, clipped
+    )
+
+
+def _ewma(tokens: Tokens, set_to: settings.EwmaLoss) -> TokenLosses:
+    """max(-A e^(now - b), -A e^(clip(now - prox, ln(1 - e), ln(1 + e)) + prox - b)) of log-probs
+    under the policy, the average and the behaviour (PPO-EWMA, arXiv 2110.00641). b is at least
+    now - ln `ratio_max`, without gradient. The average: `node.train.kept_weights`."""
+    logprobs, behaviour, advantages = _stale(tokens)
+    proximal = tokens.proximal if tokens.averaged is None else tokens.averaged
+    behaviour = torch.maximum(behaviour, logprobs.detach() - math.log(set_to.ratio_max))
+    moved = log_ratio(logprobs, proximal)
+    cut = moved.clamp(math.log(1.0 - set_to.clip), math.log(1.0 + set_to.clip))
+    plain = -log_ratio(logprobs, behaviour).exp() * advantages
+    bound = -log_ratio(cut + proximal, behaviour).exp() * advantages
+    return _unmasked(torch.maximum(plain, bound), (bound > plain) & (cut != moved))
+
+
+def whiten(column: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+    """A column in standard deviations (n - 1) from the mean of the numbers `among` which it is."""
+    deviation = among.std() if among.numel() > 1 else among.new_zeros(())
+    return (column - among.mean()) / (deviation + 1e-8)
+
+
+def _aepo(tokens: Tokens, set_to: settings.AepoLoss) -> TokenLosses:
+    """`_clip`, but where r > 1 + high and A > 0 the bound is (1 + high) r / sg(r), which keeps its
+    gradient; A is first multiplied by 1 + `entropy_weight` z, z a token's whitened entropy (AEPO,
+    arXiv 2510.14545). z below -1 / `entropy_weight` turns the sign, as in the source."""
+    logprobs, behaviour, advantages = _stale(tokens)
+    if tokens.whitened is not None:
+        advantages = advantages * (1.0 + set_to.entropy_weight * tokens.whitened)
+    found = _clip(replace(tokens, advantages=advantages), set_to)
+    high = 1.0 + set_to.clip_high
+    above = (advantages > 0) & (log_ratio(logprobs, behaviour).exp() > high)
+    kept = -high * (logprobs - logprobs.detach()).exp() * advantages
+    return _unmasked(torch.where(above, kept, found.each), found.clipped & ~above)
 
 
 def _cispo(tokens: Tokens, set_to: settings.CispoLoss) -> TokenLosses:
@@ -411,6 +495,9 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
     "m2po": Objective(_m2po, keep=_m2po_kept),
     "gspo": Objective(_sequence),
     "gepo": Objective(_sequence, by_group=True),
+    "hacpo": Objective(_hacpo, by_mean=True),
+    "ppo_ewma": Objective(_ewma),
+    "aepo": Objective(_aepo, by_entropy=True),
     "cispo": Objective(_cispo),
     "soft_gate": Objective(_soft_gate),
     "topr": Objective(_topr),

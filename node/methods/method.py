@@ -26,6 +26,7 @@ Family = Literal[
     "filter",
     "advantage",
     "loss",
+    "preference",
     "correction",
 ]
 Role = Literal["node", "learner"]

@@ -9,8 +9,8 @@ from node.methods import rollout_budgets as budgets
 from node.methods import task_control as tasks
 from node.methods.choices import ADVANTAGES, KNOWN
 from node.methods.importance_weights import IMPORTANCE_WEIGHTS
-from node.methods.loss_settings import CORRECTIONS, LOSSES
-from node.methods.losses import OBJECTIVES
+from node.methods.loss_settings import CORRECTIONS, LOSSES, Dpo
+from node.methods.losses import OBJECTIVES, preferred
 from node.methods.method import Family, KnownMethod, MethodSettings
 
 _DEFAULT: Final = "the default, which others are measured against"
@@ -68,10 +68,14 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _loss("m2po", "2510.01161", "loses 8 points at eleven steps of staleness"),
     _loss("gspo", "2507.18071", _NOT_AHEAD),
     _loss("gepo", "2508.17850", "loses 3 points at eleven steps of staleness, four updates"),
+    _loss("hacpo", "2603.02604"),
+    _loss("ppo_ewma", "2110.00641"),
+    _loss("aepo", "2510.14545"),
     _loss("cispo", "2506.13585", _NOT_AHEAD),
     _loss("soft_gate", "2511.20347", _NOT_AHEAD),
     _loss("topr", "2503.14286", _NOT_AHEAD),
     _loss("bapo", "2510.18927", _NOT_AHEAD),
+    _method(Dpo, preferred, "preference", "2505.19000"),
     _correction("truncated", "verl"),
     _correction("icepop", "slime"),
     _correction("masked", "verl"),
@@ -108,6 +112,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
         replay.Rescue, replay.rescue, "replay", "ours, of 2504.14945",
         "no difference where one group in eighty is rescued, tiny policy, three seeds",
     ),
+    _method(replay.Distil, replay.distil_weight, "replay", "ours, of 2605.07244"),
     _method(replay.Salvage, replay.salvage, "replay", "2602.24110"),
     _method(
         generation.Speculative, generation.speculative, "generate", "2509.23232",
@@ -155,10 +160,7 @@ LITERATURE: Final = (
     LiteratureRow("AReaL", "2505.24298", ("decoupled", "admission")),
     LiteratureRow("APRIL", "2509.18521", where="node/run/partial_rollouts.py"),
     LiteratureRow("M2PO", "2510.01161", ("m2po",)),
-    LiteratureRow(
-        "Missing Old Logits", "2605.12070",
-        why_not="PPO-EWMA needs snapshots of the trainer, which it does not keep yet",
-    ),
+    LiteratureRow("Missing Old Logits", "2605.12070", ("ppo_ewma",)),
     LiteratureRow("GFCR survey", "2605.02913", where="the families of methods are its vocabulary"),
     LiteratureRow("ROLL", "ROLL", ("reclamation",)),
     LiteratureRow("RollArt", "RollArt", where="nodes of unlike hardware, each at its own pace"),
@@ -190,16 +192,17 @@ LITERATURE: Final = (
     LiteratureRow(
         "ECHO for test-time RL", "2602.02150", why_not="its constants are not published"
     ),
-    LiteratureRow("AEPO", "2510.14545", why_not="its abstract alone is known: no formula"),
+    LiteratureRow("AEPO", "2510.14545", ("aepo",)),
     LiteratureRow("ADHint", "2512.13095", ("hints",)),
     LiteratureRow("SCOPE", "2602.24110", ("salvage",)),
     LiteratureRow("BES", "2605.28814", why_not="generates offline; its operators are not public"),
-    LiteratureRow("VerIPO", "VerIPO", why_not="DPO needs a reference policy, which is not kept"),
+    LiteratureRow("VerIPO", "2505.19000", ("dpo",)),
     LiteratureRow("AgentMath", "AgentMath", where="node/run/partial_rollouts.py"),
     LiteratureRow("FlexMARL", "FlexMARL", why_not="several agents that learn together"),
     LiteratureRow("ToMPO", "ToMPO", why_not="several agents, on a graph"),
     LiteratureRow("OTR", "OTR", why_not="supervised: a loss for single tokens of given answers"),
     LiteratureRow("RTV, PDR", "RTV", why_not="scaffolds at inference time"),
+    LiteratureRow("HACPO", "2603.02604", ("hacpo",)),
     LiteratureRow("GEPO", "2508.17850", ("gepo",)),
     LiteratureRow("SAGE", "SAGE", why_not="an agent's scaffold"),
     LiteratureRow("semi-PD", "semi-PD", why_not="serving inside of one machine, below an engine"),

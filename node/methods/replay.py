@@ -11,25 +11,37 @@ from typing import Annotated, Final
 from annotated_types import Ge, Le
 
 from node.methods.advantages import PASSED, is_flat
-from node.methods.checked import finite
+from node.methods.checked import finite, whole
 from node.methods.method import NODE, Count, MethodSettings, Need, PositiveShare, Share
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, Task
 
 
-class PoolOfSuccesses(MethodSettings, kind="pool_of_successes", needs={Need.REVISITS}):
+class PoolOfSuccesses(
+    MethodSettings,
+    kind="pool_of_successes",
+    needs={Need.REVISITS, Need.ONE_TURN},
+    roles=NODE,
+):
     """A task that nobody solves now gets successes of before."""
 
     injected: Annotated[int, Ge(1), Le(64)] = 1  # successes for such a group; ours
     task_max: Annotated[int, Ge(1), Le(1_024)] = 8  # newest successes kept of a task; ours
     tasks_max: Count = 10_000  # tasks, those with a success last; ours
+    tokens_max: Count = 131_072  # of all successes, which the checkpoint holds; ours
 
 
-class ReplayedSuccesses(MethodSettings, kind="replayed_successes", needs={Need.REVISITS}):
+class ReplayedSuccesses(
+    MethodSettings,
+    kind="replayed_successes",
+    needs={Need.REVISITS, Need.ONE_TURN},
+    roles=NODE,
+):
     """A task that is rarely solved gets own successes of before."""
 
     replayed: Annotated[int, Ge(1), Le(64)] = 2  # successes added to a group; ours
     success_max: Share = 0.25  # share of right ones at which a task is rarely solved; ours
+    tokens_max: Count = 131_072  # of all successes, which the checkpoint holds; ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,28 @@ class Rescue(
     successes_max: Annotated[int, Ge(1), Le(8)] = 1  # for one group, each of another producer; ours
     groups_share_max: PositiveShare = 0.5  # of a round's own groups, rounded up; ours
     shaping: PositiveShare = 0.1  # a token counts by p / (p + shaping), p its present probability
+
+
+class Distil(
+    MethodSettings,
+    kind="distil",
+    needs={Need.REVISITS, Need.PEERS, Need.ONE_TURN},
+    roles=NODE,
+):
+    """Others' right completions of own tasks are learned by supervision too, by their texts."""
+
+    weight: PositiveShare = 0.1  # of the supervised loss at first, beside 1 of the method's; ours
+    weight_last: Share = 0.0  # in the end; ours
+    steps: Count = 200  # until it is reached, linearly; ours
+    successes_max: Annotated[int, Ge(1), Le(8)] = 1  # for one group, each of another producer; ours
+    groups_share_max: PositiveShare = 0.5  # of a round's own groups, rounded up; ours
+    success_max: PositiveShare = 1.0  # share of right ones above which a task needs none; ours
+
+
+def distil_weight(step: int, set_to: Distil) -> float:
+    """The weight of the supervised loss at a step, counted from 0: linear down to `weight_last`."""
+    left = max(0.0, 1.0 - whole(step, "step") / set_to.steps)
+    return set_to.weight_last + (set_to.weight - set_to.weight_last) * left
 
 
 @dataclass(frozen=True, slots=True)

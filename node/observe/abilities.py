@@ -40,8 +40,6 @@ Figure = tuple[float, float, float]  # mean, and the ends of its 95 % interval, 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """A policy's results on one task."""
-
     environment: str
     greedy: bool  # the likeliest completion passes
     passed: int  # of the sampled completions

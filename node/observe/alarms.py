@@ -6,7 +6,6 @@ are counted in rounds.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
@@ -50,14 +49,13 @@ MEMORY_CRITICAL_BYTES: Final = 128 << 20
 History = Sequence[NodeReport]  # of one process, the oldest first
 
 
-@dataclass(frozen=True, slots=True)
-class AlarmCondition:
-    """A condition that holds. `subject`: its peer; `advice` None: that of the alarm."""
-
-    level: Level
-    text: str
-    subject: str = ""
-    advice: str | None = None
+def _standing(
+    kind: Alarm, text: str, level: Level = "warning", subject: str = "", advice: str = ""
+) -> AlarmReport:
+    """`advice`: instead of the alarm's own."""
+    return AlarmReport(
+        kind=kind, level=level, text=text, advice=advice or ADVICE[kind], subject=subject
+    )
 
 
 class Past:
@@ -88,7 +86,6 @@ class Past:
 
 
 def first_of_each_round(reports: History) -> History:
-    """The first report of each round or step."""
     first: dict[float, NodeReport] = {}
     for each in reports:
         first.setdefault(_round(each), each)
@@ -100,18 +97,7 @@ def alarms_of(history: History) -> tuple[AlarmReport, ...]:
     if not history:
         return ()
     past = Past(history)
-    found = [(alarm, check(past)) for alarm, check in CHECKS.items()]
-    standing = [
-        AlarmReport(
-            kind=alarm,
-            level=finding.level,
-            text=finding.text,
-            advice=finding.advice or ADVICE[alarm],
-            subject=finding.subject,
-        )
-        for alarm, finding in found
-        if finding is not None
-    ]
+    standing = [alarm for check in CHECKS.values() if (alarm := check(past)) is not None]
     return tuple(sorted(standing, key=lambda each: each.level != "critical")[:ALARMS_MAX])
 
 
@@ -141,7 +127,7 @@ def _span_s(history: History) -> float:
     return history[-1].sent_at_s - history[0].sent_at_s
 
 
-def _not_sharing(past: Past) -> AlarmCondition | None:
+def _not_sharing(past: Past) -> AlarmReport | None:
     """Peers are connected, rounds go by, and no foreign group is accepted."""
     history = past.since(ROUNDS_MIN, PATIENCE_S)
     if past.now.role != "node" or not history:
@@ -150,14 +136,15 @@ def _not_sharing(past: Past) -> AlarmCondition | None:
     wanted = past.value(m.EXTERNAL_GROUPS_WANTED)
     if not peers or not wanted or _rise(history, m.ACCEPTED_TOTAL):
         return None
-    return AlarmCondition(
-        "critical",
+    return _standing(
+        Alarm.NOT_SHARING,
         f"{peers:.0f} peers are connected, and no group of theirs was accepted for "
         f"{_span_s(history):.0f} s",
+        "critical",
     )
 
 
-def _no_foreign(past: Past) -> AlarmCondition | None:
+def _no_foreign(past: Past) -> AlarmReport | None:
     """Effective J is zero round after round."""
     history = past.since(ROUNDS_MIN, 0.0)
     wanted = past.value(m.EXTERNAL_GROUPS_WANTED)
@@ -169,15 +156,15 @@ def _no_foreign(past: Past) -> AlarmCondition | None:
         return None
     rounds = _round(past.now) - _round(min(history[0], past.recent[0], key=_round))
     alone = not any(_value(each, m.PEERS) for each in looked_at)
-    return AlarmCondition(
-        "warning",
+    return _standing(
+        Alarm.NO_FOREIGN,
         f"the last {rounds:.0f} rounds trained on no foreign group, of {wanted:.0f}"
         + (": no peer is connected" if alone else ""),
-        advice=ALONE_ADVICE if alone else None,
+        advice=ALONE_ADVICE if alone else "",
     )
 
 
-def _learner_starving(past: Past) -> AlarmCondition | None:
+def _learner_starving(past: Past) -> AlarmReport | None:
     """The mean of the last steps, each once: of `HISTORY_S`, or a few where they take longer."""
     if past.now.role != "learner":
         return None
@@ -188,22 +175,22 @@ def _learner_starving(past: Past) -> AlarmCondition | None:
     idle = fmean(_value(each, m.IDLE_RATIO) for each in max(recent, steps[-ROUNDS_MIN:], key=len))
     if idle <= IDLE_RATIO_MAX:
         return None
-    return AlarmCondition("warning", f"the learner waits for groups {idle:.0%} of the time")
+    return _standing(Alarm.LEARNER_STARVING, f"the learner waits for groups {idle:.0%} of the time")
 
 
-def _staleness_near_bound(past: Past) -> AlarmCondition | None:
+def _staleness_near_bound(past: Past) -> AlarmReport | None:
     bound, mean = past.value(m.STALENESS_BOUND_STEPS), past.value(m.STALENESS_MEAN_STEPS)
     queued = past.value(m.QUEUED_STALENESS_MAX_STEPS)
     if bound < 1 or max(mean, queued - 1) < STALENESS_SHARE * bound:
         return None
-    return AlarmCondition(
-        "warning",
+    return _standing(
+        Alarm.STALENESS_NEAR_BOUND,
         f"groups are {mean:.1f} steps old in the mean, at most {queued:.0f} in the queue; the "
         f"bound is {bound:.0f}",
     )
 
 
-def _one_producer(past: Past) -> AlarmCondition | None:
+def _one_producer(past: Past) -> AlarmReport | None:
     """One of several workers or peers makes nearly all groups, since the others are connected."""
     now, first = past.now, None
     for each in reversed(past.all):
@@ -220,10 +207,10 @@ def _one_producer(past: Past) -> AlarmCondition | None:
     most, who = max((count, peer) for peer, count in rises.items())
     if most <= DOMINATES_SHARE * total:
         return None
-    return AlarmCondition(
-        "warning",
+    return _standing(
+        Alarm.ONE_PRODUCER,
         f"{who} made {most} of the last {total} groups; {_producers(now)} are connected",
-        who,
+        subject=who,
     )
 
 
@@ -239,7 +226,7 @@ def _producers(report: NodeReport) -> int:
     return sum(row.connected for row in report.peers)
 
 
-def _reject_storm(past: Past) -> AlarmCondition | None:
+def _reject_storm(past: Past) -> AlarmReport | None:
     history = past.recent
     rises = _labelled_rise(history, m.REJECTED_TOTAL)
     total = sum(rises.values())
@@ -247,36 +234,39 @@ def _reject_storm(past: Past) -> AlarmCondition | None:
     if total < REJECTS_MIN or total <= REJECTS_SHARE * came:
         return None
     most = max(rises, key=lambda reason: (rises[reason], reason))
-    return AlarmCondition(
-        "critical",
+    return _standing(
+        Alarm.REJECT_STORM,
         f"{total:.0f} of {came:.0f} records were refused within {_span_s(history):.0f} s, most as "
         f"{most}",
+        "critical",
     )
 
 
-def _refusing_newcomers(past: Past) -> AlarmCondition | None:
+def _refusing_newcomers(past: Past) -> AlarmReport | None:
     rises = _labelled_rise(past.recent, m.TURNED_AWAY_TOTAL)
     full = sum(rises.get(why, 0.0) for why in NO_PLACE)
     if full < TURNED_AWAY_MIN:
         return None
-    return AlarmCondition(
-        "critical",
+    return _standing(
+        Alarm.REFUSING_NEWCOMERS,
         f"refusing newcomers: {past.value(m.CONNECTIONS):.0f} of "
         f"{past.value(m.CONNECTIONS_MAX):.0f} places are taken, "
         f"{past.value(m.LARGEST_ORIGIN_CONNECTIONS):.0f} of them by one address; {full:.0f} were "
         f"turned away within {_span_s(past.recent):.0f} s",
+        "critical",
     )
 
 
-def _low(past: Past, name: str, what: str, warn: int, critical: int) -> AlarmCondition | None:
+def _low(past: Past, kind: Alarm, name: str, warn: int, critical: int) -> AlarmReport | None:
     left = past.now.metrics.get(name)
     if left is None or left >= warn:
         return None
-    level: Level = "critical" if left < critical else "warning"
-    return AlarmCondition(level, f"{left / 2**20:,.0f} MiB {what} are left")
+    what = kind.removesuffix("_low")
+    text = f"{left / 2**20:,.0f} MiB of {what} are left"
+    return _standing(kind, text, "critical" if left < critical else "warning")
 
 
-def _clock_skew(past: Past) -> AlarmCondition | None:
+def _clock_skew(past: Past) -> AlarmReport | None:
     """Most peers date records in the future: this clock is slow. If only one or two peers do, their
     clocks are fast."""
     history = past.since(ROUNDS_MIN, HISTORY_S) or past.recent
@@ -289,13 +279,13 @@ def _clock_skew(past: Past) -> AlarmCondition | None:
     fast = sum(rise > 0 for rise in rises)
     if fast < FUTURE_PEERS_MIN or 2 * fast <= len(rises):
         return None
-    return AlarmCondition(
-        "warning",
+    return _standing(
+        Alarm.CLOCK_SKEW,
         f"records of {fast} of {len(rises)} peers were dated in the future of this clock",
     )
 
 
-def _version_split(past: Past) -> AlarmCondition | None:
+def _version_split(past: Past) -> AlarmReport | None:
     """Workers that get leases are further behind than S."""
     now, history = past.now, past.recent
     bound = max(1.0, past.value(m.STALENESS_BOUND_STEPS))
@@ -311,14 +301,14 @@ def _version_split(past: Past) -> AlarmCondition | None:
     late = set.intersection(*(behind(each) for each in history))
     if not late or _span_s(history) < PATIENCE_S:
         return None
-    return AlarmCondition(
-        "warning",
+    return _standing(
+        Alarm.VERSION_SPLIT,
         f"{len(late)} of {len(now.workers)} workers are more than {bound:.0f} versions behind "
         f"{past.value(m.PUBLISHED_VERSION):.0f}, {min(late)} for one",
     )
 
 
-def _nothing_to_learn(past: Past) -> AlarmCondition | None:
+def _nothing_to_learn(past: Past) -> AlarmReport | None:
     """All rewards of each group are alike, round after round: no update moved the policy."""
     history = past.since(LESSONLESS_ROUNDS, 0.0)
     if not history or _rise(history, m.INFORMATIVE_GROUPS_TOTAL):
@@ -327,19 +317,20 @@ def _nothing_to_learn(past: Past) -> AlarmCondition | None:
     if groups < LESSONLESS_GROUPS_MIN:
         return None
     reason, advice = _why_alike(history)
-    return AlarmCondition(
-        "critical",
+    return _standing(
+        Alarm.NOTHING_TO_LEARN,
         f"nothing can be learned here: in each of the last {groups:.0f} groups all rewards are "
         f"alike{reason}",
+        "critical",
         advice=advice,
     )
 
 
-def _why_alike(history: History) -> tuple[str, str | None]:
+def _why_alike(history: History) -> tuple[str, str]:
     """The reason, and what to do about it if that is more than the alarm's own advice."""
     made = _rise(history, m.COMPLETIONS_TOTAL)
     if not made:
-        return "", None
+        return "", ""
     unread = _rise(history, m.UNREAD_COMPLETIONS_TOTAL) / made
     right = _rise(history, m.RIGHT_COMPLETIONS_TOTAL) / made
     cut = _rise(history, m.CUT_COMPLETIONS_TOTAL) / made
@@ -355,29 +346,27 @@ def _why_alike(history: History) -> tuple[str, str | None]:
             "Look with `swarm-node samples` at what the policy says, and choose the run's "
             "answer.format, its system prompt or its examples by that.",
         )
+    advice = ""
     if right >= NEARLY_ALL:
-        return f"; {right:.0%} of the answers are right", "Make the run's tasks harder."
+        advice = "Make the run's tasks harder."
     if right <= 1 - NEARLY_ALL:
-        return (
-            f"; {right:.0%} of the answers are right",
-            "Make the run's tasks easier, or begin with a policy that solves some of them.",
-        )
-    return "", None
+        advice = "Make the run's tasks easier, or begin with a policy that solves some of them."
+    return f"; {right:.0%} of the answers are right" if advice else "", advice
 
 
-def _went_back(past: Past) -> AlarmCondition | None:
+def _went_back(past: Past) -> AlarmReport | None:
     """The policy got worse in the last rounds and was rolled back to the best one."""
     falls, rounds = _rise(past.all, m.RETURNS_TOTAL), _rise(past.all, m.ROUND)
     if not falls:
         return None
-    return AlarmCondition(
-        "warning",
+    return _standing(
+        Alarm.WENT_BACK,
         f"the policy fell and went back to its best {often(falls)} within {rounds:.0f} rounds; it "
         f"learns at {past.value(m.RATE_SHARE_RATIO):.0%} of its rate",
     )
 
 
-CHECKS: Final[dict[Alarm, Callable[[Past], AlarmCondition | None]]] = {
+CHECKS: Final[dict[Alarm, Callable[[Past], AlarmReport | None]]] = {
     Alarm.NOT_SHARING: _not_sharing,
     Alarm.NO_FOREIGN: _no_foreign,
     Alarm.LEARNER_STARVING: _learner_starving,
@@ -385,10 +374,10 @@ CHECKS: Final[dict[Alarm, Callable[[Past], AlarmCondition | None]]] = {
     Alarm.ONE_PRODUCER: _one_producer,
     Alarm.REJECT_STORM: _reject_storm,
     Alarm.DISK_LOW: lambda past: _low(
-        past, m.DISK_FREE_BYTES, "of disk", DISK_FREE_BYTES_MIN, DISK_CRITICAL_BYTES
+        past, Alarm.DISK_LOW, m.DISK_FREE_BYTES, DISK_FREE_BYTES_MIN, DISK_CRITICAL_BYTES
     ),
     Alarm.MEMORY_LOW: lambda past: _low(
-        past, m.MEMORY_AVAILABLE_BYTES, "of memory", MEMORY_BYTES_MIN, MEMORY_CRITICAL_BYTES
+        past, Alarm.MEMORY_LOW, m.MEMORY_AVAILABLE_BYTES, MEMORY_BYTES_MIN, MEMORY_CRITICAL_BYTES
     ),
     Alarm.CLOCK_SKEW: _clock_skew,
     Alarm.REFUSING_NEWCOMERS: _refusing_newcomers,

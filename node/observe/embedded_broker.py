@@ -47,7 +47,6 @@ async def _serve(host: str, port: int) -> int:
 
 
 def main() -> None:
-    """The process."""
     logging.disable(logging.CRITICAL)
     host, port = sys.argv[1:]
     os._exit(asyncio.run(_serve(host, int(port))))

@@ -1,13 +1,14 @@
 """The event log: what happened to a node, one JSON object a line.
 
 It survives kill -9: readers drop a torn line, and opening the log removes it. It is bounded: at
-`bytes_max` the file becomes `events.jsonl.1`, older files move up, and the oldest is deleted.
+`bytes_max` the file becomes `events.jsonl.1`, in place of the one before.
 """
 
 import json
 import math
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,7 +41,6 @@ Record = (
 
 FILE_NAME = "events.jsonl"
 FILE_BYTES_MAX = 64 * 1024 * 1024
-FILES_MAX = 2
 LINE_BYTES_MAX = 1024 * 1024
 _NAMES: dict[type[Record] | type[SampledGroup], str] = {
     Started: "started",
@@ -101,14 +101,10 @@ class EventLog:
         clock: Callable[[], float],
         *,
         bytes_max: int = FILE_BYTES_MAX,
-        files_max: int = FILES_MAX,
     ) -> None:
-        if bytes_max < 1 or files_max < 1:
-            raise ValueError("bytes_max and files_max must be at least 1")
         self._path = path
         self._clock = clock
         self._bytes_max = bytes_max
-        self._files_max = files_max
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._size = self._open()
@@ -160,17 +156,12 @@ class EventLog:
     def _rotate(self) -> None:
         os.close(self._file)
         self._file = -1
-        for number in range(self._files_max - 1, 0, -1):
-            younger = _numbered(self._path, number - 1)
-            if younger.exists():
-                younger.replace(_numbered(self._path, number))
-        if self._files_max == 1:
-            self._path.unlink(missing_ok=True)
+        self._path.replace(_older(self._path))
         self._file, self._size = self._open()
 
 
-def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}") if number else path
+def _older(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")
 
 
 def _end_of_last_line(file: int, size: int) -> int:
@@ -187,7 +178,7 @@ def _end_of_last_line(file: int, size: int) -> int:
 
 
 def read_events(path: Path) -> Iterator[tuple[float, Record]]:
-    """(unix time in seconds, record) for each line of the log, the rotated files first.
+    """(unix time in seconds, record) for each line of the log, the older file first.
 
     Lines that are torn, unknown, or without a needed field are skipped: a log may come from a
     crashed node or from a later version.
@@ -195,12 +186,8 @@ def read_events(path: Path) -> Iterator[tuple[float, Record]]:
     Raises:
         FileNotFoundError: there is no log at `path`.
     """
-    rotated = {
-        int(number): file
-        for file in path.parent.glob(f"{path.name}.*")
-        if (number := file.name.removeprefix(f"{path.name}.")).isdecimal()
-    }
-    for each in (*(rotated[number] for number in sorted(rotated, reverse=True)), path):
+    older = _older(path)
+    for each in (older, path) if older.exists() else (path,):
         with each.open("rb") as file:
             while line := file.readline(LINE_BYTES_MAX):
                 event = _parse(line)
@@ -248,40 +235,32 @@ def history(events: Iterable[tuple[float, Record]]) -> History:
     one that a restart resumed from are gone, because the policy that did them is."""
     started: Started | None = None
     starts = 0
-    rounds: dict[int, tuple[float, RoundDone]] = {}
-    held_out: dict[int, tuple[float, HeldOut]] = {}
-    troubles: list[tuple[float, Trouble]] = []
-    steps: dict[int, tuple[float, StepDone]] = {}
-    work: list[tuple[float, WorkDone]] = []
-    versions: list[tuple[float, VersionEvent]] = []
-    for time_s, record in events:
+    found: dict[Any, dict[int, tuple[float, Any]]] = defaultdict(dict)  # by round, or as they came
+    for place, (time_s, record) in enumerate(events):
         match record:
             case Started():
                 started, starts = record, starts + 1
-                rounds = {key: rounds[key] for key in rounds if key <= record.round}
-                held_out = {key: held_out[key] for key in held_out if key <= record.round}
-                steps = {key: steps[key] for key in steps if key <= record.round}
-            case RoundDone():
-                rounds[record.round] = (time_s, record)
-            case HeldOut():
-                held_out[record.round] = (time_s, record)
-            case Trouble():
-                troubles.append((time_s, record))
-            case StepDone():
-                steps[record.step] = (time_s, record)
-            case WorkDone():
-                work.append((time_s, record))
+                for kind in (RoundDone, HeldOut, StepDone):
+                    found[kind] = {n: each for n, each in found[kind].items() if n <= record.round}
+            case RoundDone(round=number) | HeldOut(round=number) | StepDone(step=number):
+                found[type(record)][number] = time_s, record
+            case Trouble() | WorkDone():
+                found[type(record)][place] = time_s, record
             case WentBack() | Banned():
                 pass
             case _:
-                versions.append((time_s, record))
+                found[VersionEvent][place] = time_s, record
+
+    def ordered(kind: Any) -> tuple[Any, ...]:
+        return tuple(found[kind][number] for number in sorted(found[kind]))
+
     return History(
         started=started,
-        rounds=tuple(rounds[key] for key in sorted(rounds)),
-        held_out=tuple(held_out[key] for key in sorted(held_out)),
-        troubles=tuple(troubles),
+        rounds=ordered(RoundDone),
+        held_out=ordered(HeldOut),
+        troubles=ordered(Trouble),
         starts=starts,
-        steps=tuple(steps[key] for key in sorted(steps)),
-        work=tuple(work),
-        versions=tuple(versions),
+        steps=ordered(StepDone),
+        work=ordered(WorkDone),
+        versions=ordered(VersionEvent),
     )

@@ -166,7 +166,6 @@ def step_lines(step: StepDone | None, bound: str = "") -> list[tuple[str, str]]:
 
 
 def work_lines(work: WorkDone | None, tokens_per_s: float) -> list[tuple[str, str]]:
-    """A worker's last batch."""
     if work is None:
         return [("handed in", "nothing yet")]
     verdicts = work.verdicts_total

@@ -16,25 +16,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from node.observe import records as r
 from node.observe.event_log import Record
 from node.observe.figures import done_lines, facts_table, now_line, step_lines, work_lines
 from node.observe.progress_bars import Bars, Work, on_stderr
-from node.observe.records import (
-    Banned,
-    HeldOut,
-    RoundDone,
-    Started,
-    StatusSnapshot,
-    StepDone,
-    Trouble,
-    VersionCame,
-    VersionComing,
-    VersionPublished,
-    VersionSpread,
-    VersionSpreading,
-    WentBack,
-    WorkDone,
-)
 from node.observe.text_format import amount, counted, duration, percent, printable, short_id
 
 REDRAW_INTERVAL_S: Final = 0.25
@@ -68,7 +53,7 @@ class LiveView:
         self._clock = clock
         self._live = Live(console=console, auto_refresh=False) if interactive else None
         self._bars = Bars(console, drawn_by_caller=True) if interactive else on_stderr()
-        self._snapshot: StatusSnapshot | None = None
+        self._snapshot: r.StatusSnapshot | None = None
         self._drawn_at: float | None = None
         self._rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
         self._first_held_out: float | None = None
@@ -89,8 +74,7 @@ class LiveView:
         """Print it above what is redrawn; one line, however narrow the terminal."""
         self._console.print(line, soft_wrap=True)
 
-    def update(self, snapshot: StatusSnapshot) -> None:
-        """Show the node as it is now."""
+    def update(self, snapshot: r.StatusSnapshot) -> None:
         self._snapshot = snapshot
         if self._live is None:
             self._tell_notes(snapshot.notes)
@@ -127,7 +111,6 @@ class LiveView:
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def works(self, works: Iterable[Work]) -> None:
-        """Show what takes long."""
         self._bars.set(works)
         self._redraw()
 
@@ -142,15 +125,15 @@ class LiveView:
     def event(self, record: Record) -> None:
         """Tell of something that happened. In a terminal, rounds, steps and batches show in the
         redrawn lines only."""
-        if isinstance(record, RoundDone):
+        if isinstance(record, r.RoundDone):
             self._rewards.append(record.own_reward)
-        if isinstance(record, StepDone):
+        if isinstance(record, r.StepDone):
             self._rewards.append(record.reward)
-        if isinstance(record, HeldOut) and self._first_held_out is None:
+        if isinstance(record, r.HeldOut) and self._first_held_out is None:
             self._first_held_out = record.passed
-        if isinstance(record, VersionComing | VersionSpreading):
+        if isinstance(record, r.VersionComing | r.VersionSpreading):
             return  # there are many, for the log alone
-        if self._live is None or not isinstance(record, RoundDone | StepDone | WorkDone):
+        if self._live is None or not isinstance(record, r.RoundDone | r.StepDone | r.WorkDone):
             known = None if self._snapshot is None else self._snapshot.held_out_first
             self._print(event_line(record, self._first_held_out if known is None else known))
 
@@ -169,26 +152,26 @@ class LiveView:
 def event_line(record: Record, first_held_out: float | None = None) -> Text:
     """One line for one record. `first_held_out` is the pass rate to compare evaluations with."""
     match record:
-        case HeldOut():
+        case r.HeldOut():
             return Text(_held_out_line(record, first_held_out), style="bold")
-        case WentBack():
+        case r.WentBack():
             return Text(WARNS + _went_back_line(record), style="bold yellow")
-        case Trouble(what=what):
+        case r.Trouble(what=what):
             return Text(f"{WARNS}{printable(what, TROUBLE_CHARS_MAX)}", style="yellow")
-        case VersionCame(failure=str(why)):
+        case r.VersionCame(failure=str(why)):
             why = printable(why, TROUBLE_CHARS_MAX)
             return Text(f"version {record.version} did not come: {why}", style="yellow")
-        case VersionPublished() | VersionSpread() | VersionCame():
+        case r.VersionPublished() | r.VersionSpread() | r.VersionCame():
             return Text(_version_line(record))
-        case Started() | Banned():
+        case r.Started() | r.Banned():
             return Text(_node_line(record))
-        case RoundDone():
+        case r.RoundDone():
             return Text(_round_line(record))
-        case StepDone():
+        case r.StepDone():
             told = _joined(step_lines(record))
             peers = counted(record.peers, "peers")
             return Text(f"step {record.step}: reward {record.reward:.3f}; {told}; {peers}")
-        case WorkDone():
+        case r.WorkDone():
             rate = record.generated_tokens / record.generate_s if record.generate_s > 0 else 0.0
             return Text(
                 f"batch {record.batch}: version {record.policy_version} (the learner is at"
@@ -202,8 +185,8 @@ def _joined(lines: Iterable[tuple[str, str]]) -> str:
     return "; ".join(f"{name} {value}" for name, value in lines)
 
 
-def _node_line(record: Started | Banned) -> str:
-    if isinstance(record, Banned):
+def _node_line(record: r.Started | r.Banned) -> str:
+    if isinstance(record, r.Banned):
         who = record.subject if record.is_block else short_id(record.subject)
         return f"banned {printable(who, 80)}: {printable(record.why, TROUBLE_CHARS_MAX)}"
     size = f" ({amount(record.parameters)} parameters)" if record.parameters else ""
@@ -214,7 +197,7 @@ def _node_line(record: Started | Banned) -> str:
     )
 
 
-def _held_out_line(record: HeldOut, first_held_out: float | None) -> str:
+def _held_out_line(record: r.HeldOut, first_held_out: float | None) -> str:
     first = record.passed if first_held_out is None else first_held_out
     validation = "" if record.validation is None else f", validation {percent(record.validation)}"
     return (
@@ -224,7 +207,7 @@ def _held_out_line(record: HeldOut, first_held_out: float | None) -> str:
     )
 
 
-def _went_back_line(record: WentBack) -> str:
+def _went_back_line(record: r.WentBack) -> str:
     return (
         f"the policy fell to {percent(record.passed)} on the validation tasks and went back "
         f"to that of round {record.best_round} ({percent(record.best)}); it learns at "
@@ -232,18 +215,18 @@ def _went_back_line(record: WentBack) -> str:
     )
 
 
-def _version_line(record: VersionPublished | VersionSpread | VersionCame) -> str:
+def _version_line(record: r.VersionPublished | r.VersionSpread | r.VersionCame) -> str:
     match record:
-        case VersionPublished():
+        case r.VersionPublished():
             delta = "" if record.delta_bytes is None else f", or {amount(record.delta_bytes, 'B')}"
             return (
                 f"version {record.version} is on offer: {amount(record.full_bytes, 'B')}{delta},"
                 f" made in {record.made_s:.1f} s"
             )
-        case VersionSpread():
+        case r.VersionSpread():
             peers = counted(record.peers, "peers")
             return f"version {record.version} is at {peers} after {record.spread_s:.1f} s"
-        case VersionCame():
+        case r.VersionCame():
             return (
                 f"version {record.version} serves: {amount(record.fetched_bytes, 'B')} fetched in"
                 f" {record.fetch_s:.1f} s, patched in {record.patch_s:.1f} s,"
@@ -251,7 +234,7 @@ def _version_line(record: VersionPublished | VersionSpread | VersionCame) -> str
             )
 
 
-def _round_line(record: RoundDone) -> str:
+def _round_line(record: r.RoundDone) -> str:
     own = f"{record.own_taught} of " if record.own_taught != record.local_groups else ""
     rescued = f" ({record.rescued_groups} rescued)" if record.rescued_groups else ""
     kept = f" and {record.kept_tokens:,} of drafts" if record.drafted_tokens else ""
@@ -267,7 +250,7 @@ def _round_line(record: RoundDone) -> str:
     )
 
 
-def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
+def _panel(s: r.StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
     pool = f"{s.accepted} groups in, {sum(s.rejected.values())} rejected, "
     swarm = (
         f"{counted(len(s.peers), 'peers')}, {pool if s.role == 'node' else ''}"

@@ -30,7 +30,6 @@ class JsonView(LiveView):
         """No bars: what has begun and ended is told."""
 
     def event(self, record: Record) -> None:
-        """Print the record, of whatever kind."""
         self._write(record_line(record, self._unix_s()))
 
     def note(self, text: str) -> None:
@@ -48,7 +47,6 @@ class JsonView(LiveView):
 
 
 def view_of(log: str, file: TextIO) -> LiveView:
-    """The view of a node for its setting `log`."""
     if log == "json":
         return JsonView(file)
     console = Console(file=file)

@@ -7,6 +7,7 @@ answers to.
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import h11
@@ -22,7 +23,6 @@ from swarm.telemetry.metrics import METRICS, PEER_METRICS, measured
 from swarm.telemetry.reports import NodeReport
 from swarm.telemetry.web_hosts import WebHosts
 
-PREFIX: Final = "swarm_"
 ANSWER_TIMEOUT_S: Final = 5.0
 REQUEST_BYTES_MAX: Final = 16_384
 READ_BYTES: Final = 4_096
@@ -33,21 +33,15 @@ OUR_FAULT: Final = "our_fault"
 Latest = Callable[[], NodeReport | None]
 
 
-def names() -> frozenset[str]:
-    """Every name that the page may have, as Prometheus sees it."""
-    own = {"info", "alarm", "unanswered_total", *PEER_METRICS}
-    return frozenset(PREFIX + name for name in {*METRICS, *own})
-
-
+@dataclass(eq=False)
 class _Report(Collector):
     """A report as Prometheus' client sees it. What the report lacks is not there."""
 
-    def __init__(self, latest: Latest, unanswered: Mapping[str, int]) -> None:
-        self._latest = latest
-        self._unanswered = unanswered
+    latest: Latest
+    unanswered: Mapping[str, int]
 
     def collect(self) -> Iterator[Metric]:
-        report = self._latest()
+        report = self.latest()
         if report is None:
             return
         info = {"peer_id": report.peer_id, "run_id": report.run_id, "role": report.role}
@@ -74,7 +68,7 @@ class _Report(Collector):
         unanswered = _family(
             "unanswered_total", True, "who asked for this page or the status in vain", ["reason"]
         )
-        for reason, count in self._unanswered.items():
+        for reason, count in self.unanswered.items():
             unanswered.add_metric([reason], float(count))
         yield unanswered
 
@@ -83,7 +77,7 @@ def _family(
     name: str, is_counter: bool, text: str, labels: list[str]
 ) -> CounterMetricFamily | GaugeMetricFamily:
     made = CounterMetricFamily if is_counter else GaugeMetricFamily
-    return made(PREFIX + name, text, labels=labels)
+    return made(f"swarm_{name}", text, labels=labels)
 
 
 def page(latest: Latest, unanswered: Mapping[str, int]) -> bytes:

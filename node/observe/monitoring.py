@@ -4,11 +4,9 @@ import hashlib
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -19,11 +17,13 @@ from typing import Final
 import trio
 
 from node.system.caches import cache_directory
-from node.system.child_environment import CACHE_VARIABLE, child_environ
-from node.system.child_process import end_with_input
+from node.system.child_environment import CACHE_VARIABLE
+from node.system.child_process import end_with_input, start_child
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.telemetry.broker_address import PORT, Broker
-from swarm.telemetry.dashboard.page_server import PORT_DEFAULT, serve_broker
+from swarm.telemetry.dashboard.listening import Listening
+from swarm.telemetry.dashboard.page_server import PORT_DEFAULT, serve
+from swarm.telemetry.fleet_view import Watch
 from swarm.telemetry.web_hosts import checked_name
 
 EMBEDDED: Final = "embedded"
@@ -81,17 +81,20 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_leave_when_asked, nursery.cancel_scope)
         async with _broker(options) as broker:
+            watch, rng = Watch(options.run_id), Random(secrets.randbits(64))
+            listening = Listening(broker, watch, unix_s=time.time, rng=rng)
             page = partial(
-                serve_broker,
-                broker,
+                serve,
+                watch,
                 options.listen,
+                listening.source,
                 unix_s=time.time,
-                rng=Random(secrets.randbits(64)),
-                run_id=options.run_id,
+                counters=listening.counters,
                 names=[checked_name(name) for name in options.names],
                 keep=_kept_file(broker, options.run_id),
             )
             async with trio.open_nursery() as services:
+                services.start_soon(listening.run)
                 url = await services.start(page)
                 say(f"nodes report here when they are started with --telemetry {broker}")
                 say(f"the page is at {url}")
@@ -110,13 +113,11 @@ async def _leave_when_asked(scope: trio.CancelScope) -> None:
             scope.cancel()
 
 
-@asynccontextmanager
-async def _broker(options: MonitorOptions) -> AsyncIterator[Broker]:
-    if options.broker != EMBEDDED:
-        yield Broker.parse(options.broker, password=options.password, ca_file=options.broker_ca)
-        return
-    async with embedded_broker(options.broker_listen) as broker:
-        yield broker
+def _broker(options: MonitorOptions) -> AbstractAsyncContextManager[Broker]:
+    if options.broker == EMBEDDED:
+        return embedded_broker(options.broker_listen)
+    named = Broker.parse(options.broker, password=options.password, ca_file=options.broker_ca)
+    return nullcontext(named)
 
 
 async def _end_with(process: trio.Process) -> None:
@@ -136,15 +137,8 @@ async def embedded_broker(listen: str) -> AsyncIterator[Broker]:
         ChildFailed: in a group: it ended within the block. Not within `STARTS_TIMEOUT_S` up: alone.
     """
     broker = Broker.parse(f"mqtt://{listen}")
-    words = (sys.executable, "-m", "node.observe.embedded_broker", broker.host, str(broker.port))
-    process = await trio.lowlevel.open_process(
-        words,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        env=child_environ(),
-    )
-    assert process.stdin is not None
+    module = "node.observe.embedded_broker"
+    process = await start_child(["-m", module, broker.host, str(broker.port)])
     assert process.stdout is not None
     try:
         said: bytes | bytearray = b""

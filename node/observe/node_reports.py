@@ -8,17 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from node.observe import records as r
 from node.observe.event_log import Record
-from node.observe.records import (
-    HeldOut,
-    RoundDone,
-    Started,
-    StatusSnapshot,
-    StepDone,
-    Trouble,
-    WentBack,
-    WorkDone,
-)
 from swarm.identity import PeerId
 from swarm.leases.coordination import ReportedWorker
 from swarm.telemetry import metrics as m
@@ -48,16 +39,12 @@ OTHERS: Final = "others"  # the label of the values beyond `LABELS_MAX`, summed
 
 @dataclass(frozen=True, slots=True)
 class MachineResources:
-    """Free memory and disk of the machine."""
-
     memory_available_bytes: int
     disk_free_bytes: int | None  # None: where the data directory is cannot be asked
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The transport's counters, and the connected peers."""
-
     counters: TransportCounters
     connected: Sequence[PeerId]
 
@@ -72,16 +59,6 @@ class Extras:
     broadcast: BroadcastReport | None = None
 
 
-def status_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
-    """Metrics that `status` has as well."""
-    return m.measured(snapshot) | m.figure_metrics(snapshot)
-
-
-def floats(counts: Mapping[str, int]) -> dict[str, float]:
-    """Counts as values of a label."""
-    return {name: float(count) for name, count in counts.items()}
-
-
 def bounded(values: Mapping[str, float]) -> dict[str, float]:
     """At most `LABELS_MAX` of them, the largest; the rest in one sum."""
     if len(values) <= LABELS_MAX:
@@ -91,7 +68,7 @@ def bounded(values: Mapping[str, float]) -> dict[str, float]:
     return kept | {OTHERS: sum(value for _, value in ordered[LABELS_MAX - 1 :])}
 
 
-def peer_rows(snapshot: StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic, ...]:
+def peer_rows(snapshot: r.StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic, ...]:
     """Connected and known peers, those with the most traffic first."""
     accounts = {each.peer_id: each for each in snapshot.peers}
     connected = {str(each) for each in traffic.connected}
@@ -143,7 +120,6 @@ def _phase(worker: ReportedWorker) -> str:
 
 
 def broadcast_row(holding: Holding | None) -> BroadcastReport | None:
-    """A version on its way, or here."""
     if holding is None or holding.chunks == 0:
         return None
     return BroadcastReport(
@@ -172,62 +148,51 @@ def bitfield(have: int, chunks: int) -> str:
     return field.hex()[: -(-bits // 4)]
 
 
+@dataclass(eq=False)
 class Reporter:
     """Makes the reports of one process. It keeps what records said last."""
 
-    def __init__(
-        self,
-        peer_id: PeerId,
-        run_id: str,
-        role: Role,
-        agent: str,
-        *,
-        instance: str,
-        interval_s: float,
-    ) -> None:
-        """`instance`: another at each start, at most 32 characters."""
-        self._peer_id = peer_id
-        self._run_id = run_id
-        self._role: Role = role
-        self._agent = agent
-        self._interval_s = interval_s
-        self.instance = instance
-        self._sequence = 0
-        self._errors = 0
-        self._returns = 0
-        self._last: dict[type[Record], Record] = {}  # a round, a step, a batch
-        self._outcome: VersionOutcome | None = None
-        self._saved_bytes = 0
-        self._sums: Counter[str] = Counter()
+    peer_id: PeerId
+    run_id: str
+    role: Role
+    agent: str
+    instance: str  # another at each start, at most 32 characters
+    interval_s: float
+    _sequence: int = 0
+    _errors: int = 0
+    _returns: int = 0
+    _last: dict[type[Record], Record] = field(default_factory=dict)  # a round, a step, a batch
+    _outcome: VersionOutcome | None = None
+    _saved_bytes: int = 0
+    _sums: Counter[str] = field(default_factory=Counter)
 
     def note(self, record: Record) -> None:
-        """Something has happened."""
         match record:
-            case Started():  # from a checkpoint, perhaps of before what was noted
-                self._last.pop(RoundDone, None)
-                self._last.pop(StepDone, None)
-            case RoundDone() | StepDone() | WorkDone():
+            case r.Started():  # from a checkpoint, perhaps of before what was noted
+                self._last.pop(r.RoundDone, None)
+                self._last.pop(r.StepDone, None)
+            case r.RoundDone() | r.StepDone() | r.WorkDone():
                 self._last[type(record)] = record
                 self._sums.update(m.measured(record, f"{type(record).__name__}_sums"))
-            case WentBack():
+            case r.WentBack():
                 self._returns += 1
-            case Trouble():
+            case r.Trouble():
                 self._errors += 1
 
     def tracked(
-        self, record: Record, snapshot: StatusSnapshot
+        self, record: Record, snapshot: r.StatusSnapshot
     ) -> tuple[int, dict[str, float]] | None:
         """A round and its figures for a tracker, after `record` was noted; None: it is no round and
         no evaluation. Only the round of an evaluation has its figures: elsewhere they would look
         measured."""
         evaluated = (m.HELD_OUT_RATIO, m.VALIDATION_RATIO, m.VALIDATION_BEST_RATIO)
-        known = status_metrics(snapshot)
+        known = m.measured(snapshot)
         match record:
-            case HeldOut(round=number):
+            case r.HeldOut(round=number):
                 found = {name: known[name] for name in evaluated if name in known}
                 # What the record says, whenever the status comes to say it
                 return number, finite(found | m.measured(record))
-            case RoundDone(round=number) | StepDone(step=number) | WorkDone(batch=number):
+            case r.RoundDone(round=number) | r.StepDone(step=number) | r.WorkDone(batch=number):
                 of_record = m.measured(record)
             case _:
                 return None
@@ -235,14 +200,13 @@ class Reporter:
         return number, finite(rest | dict(self._sums) | of_record)
 
     def note_outcome(self, outcome: VersionOutcome) -> None:
-        """A version was fetched, or not."""
         self._saved_bytes += outcome.applied.bytes_saved
         if outcome.applied.failure is None:
             self._outcome = outcome
 
     def make(
         self,
-        snapshot: StatusSnapshot,
+        snapshot: r.StatusSnapshot,
         traffic: Traffic,
         machine: MachineResources,
         extras: Extras,
@@ -253,24 +217,24 @@ class Reporter:
         """The next report. `dropped`: reports that could not be sent; `now_s`: unix time."""
         self._sequence += 1
         metrics = self._metrics(snapshot, traffic, machine)
-        metrics[m.TELEMETRY_DROPPED_TOTAL] = float(dropped)
+        metrics[m.TELEMETRY_DROPPED_TOTAL] = dropped
         protocols = snapshot.bytes_by_protocol
-        labelled = {
-            m.PROTOCOL_BYTES_IN_TOTAL: {name: float(each[0]) for name, each in protocols.items()},
-            m.PROTOCOL_BYTES_OUT_TOTAL: {name: float(each[1]) for name, each in protocols.items()},
-            m.REJECTED_TOTAL: floats(snapshot.rejected),
-            m.TURNED_AWAY_TOTAL: floats(snapshot.door.turned_away if snapshot.door else {}),
+        labelled: dict[str, Mapping[str, float]] = {
+            m.PROTOCOL_BYTES_IN_TOTAL: {name: each[0] for name, each in protocols.items()},
+            m.PROTOCOL_BYTES_OUT_TOTAL: {name: each[1] for name, each in protocols.items()},
+            m.REJECTED_TOTAL: snapshot.rejected,
+            m.TURNED_AWAY_TOTAL: snapshot.door.turned_away if snapshot.door else {},
             **extras.labelled,
         }
         return NodeReport(
-            peer_id=self._peer_id,
-            run_id=self._run_id,
-            role=self._role,
-            agent=self._agent[:NAME_CHARS_MAX],
+            peer_id=self.peer_id,
+            run_id=self.run_id,
+            role=self.role,
+            agent=self.agent[:NAME_CHARS_MAX],
             instance=self.instance,
             sequence=self._sequence,
             sent_at_s=now_s,
-            interval_s=self._interval_s,
+            interval_s=self.interval_s,
             phase=snapshot.phase[:PHASE_CHARS_MAX],
             metrics=finite(metrics | dict(extras.metrics)),
             labelled={name: bounded(finite(each)) for name, each in labelled.items() if each},
@@ -282,21 +246,21 @@ class Reporter:
         )
 
     def _metrics(
-        self, snapshot: StatusSnapshot, traffic: Traffic, machine: MachineResources
+        self, snapshot: r.StatusSnapshot, traffic: Traffic, machine: MachineResources
     ) -> dict[str, float]:
         counters = traffic.counters
-        metrics = status_metrics(snapshot) | m.measured(machine)
+        metrics = m.measured(snapshot) | m.measured(machine)
         metrics |= {
-            m.PEERS: float(len(traffic.connected)),
-            m.ADVERTS_IN_TOTAL: float(counters.messages_in[adverts_topic(self._run_id)]),
-            m.FETCHES_TOTAL: float(counters.messages_out[ROLLOUTS_PROTOCOL]),
-            m.ERRORS_TOTAL: float(self._errors),
-            m.RETURNS_TOTAL: float(self._returns),
+            m.PEERS: len(traffic.connected),
+            m.ADVERTS_IN_TOTAL: counters.messages_in[adverts_topic(self.run_id)],
+            m.FETCHES_TOTAL: counters.messages_out[ROLLOUTS_PROTOCOL],
+            m.ERRORS_TOTAL: self._errors,
+            m.RETURNS_TOTAL: self._returns,
             **self._sums,
         }
         for record in self._last.values():
             metrics |= m.measured(record)
         if self._outcome is not None:
             metrics |= m.measured(self._outcome)
-            metrics[m.SAVED_BYTES_TOTAL] = float(self._saved_bytes)
+            metrics[m.SAVED_BYTES_TOTAL] = self._saved_bytes
         return metrics

@@ -118,7 +118,6 @@ class Bars:
 
 
 def version_work(progress: VersionProgress) -> Work:
-    """A version of a policy on its way."""
     note = progress.phase
     if progress.total_bytes:
         have, total = amount(progress.fetched_bytes, "B"), amount(progress.total_bytes, "B")
@@ -139,5 +138,4 @@ def spread_work(sharing: Sharing, version: int) -> Work | None:
 
 
 def on_stderr() -> Bars:
-    """Bars on standard error."""
     return Bars(Console(stderr=True))

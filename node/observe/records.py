@@ -284,8 +284,6 @@ class BanStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """One connected peer."""
-
     peer_id: str
     addresses: tuple[str, ...]
     agent: str

@@ -14,7 +14,6 @@ from swarm.texts import printable
 
 FILE_NAME: Final = "samples.jsonl"
 FILE_BYTES_MAX: Final = 2 * 1024 * 1024
-FILES_MAX: Final = 2
 GROUPS_MAX: Final = 8  # of one round, own and foreign each
 TEXTS_MAX: Final = 16  # of one group
 TEXT_CHARS_MAX: Final = 2000  # beginning and end; what is between is left out
@@ -25,7 +24,7 @@ Order = Literal["newest", "best", "worst"]
 
 def sample_log(data_dir: Path, clock: Callable[[], float]) -> EventLog:
     """The log of a data directory, for a node to write."""
-    return EventLog(data_dir / FILE_NAME, clock, bytes_max=FILE_BYTES_MAX, files_max=FILES_MAX)
+    return EventLog(data_dir / FILE_NAME, clock, bytes_max=FILE_BYTES_MAX)
 
 
 def keep(log: EventLog, groups: Iterable[SampledGroup]) -> None:
@@ -45,7 +44,6 @@ def shortened(text: str) -> str:
 
 
 def bounded(groups: Iterable[SampledGroup]) -> list[SampledGroup]:
-    """The groups of a round that are kept."""
     return list(groups)[:GROUPS_MAX]
 
 

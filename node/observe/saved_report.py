@@ -5,11 +5,12 @@ only logs know: first and last evaluations, rewards by environment, troubles.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from node.observe.event_log import FILE_NAME, History, VersionEvent, history, read_events
@@ -30,7 +31,7 @@ from swarm.errors import ConfigError
 from swarm.telemetry import metrics as m
 from swarm.telemetry.dashboard.page_state import SAMPLE_S, DashboardState, ReportSource
 from swarm.telemetry.dashboard.saved import saved_page
-from swarm.telemetry.dashboard.series import RECENT_POINTS, short
+from swarm.telemetry.dashboard.series import RECENT_POINTS, mean, short
 from swarm.telemetry.fleet_view import Gone, NodeView
 from swarm.telemetry.reports import NodeReport, PeerTraffic, Role, WorkerRow
 
@@ -73,7 +74,6 @@ class LoggedNode:
 
     @property
     def role(self) -> Role:
-        """The node's role, by the records that it logged."""
         return "learner" if self.life.steps else "worker" if self.life.work else "node"
 
 
@@ -107,7 +107,7 @@ def _views(
         while coming and coming[0][0] <= (end_s if now_s is None else now_s):
             heard_at_s, record = coming.popleft()
             sequence += 1
-            known |= m.measured(record, "logged") | _set_by(record)
+            known |= m.measured(record, "logged") | m.measured(record)
             if isinstance(record, RoundDone):
                 given.update(record.foreign_by_producer)
                 labelled[m.REJECTED_TOTAL] = dict(record.rejected_total)
@@ -121,11 +121,6 @@ def _views(
         heard_s = max(0.0, (end_s if now_s is None else now_s) - heard_at_s)
         report = _report(node, sequence, heard_at_s, known, labelled, given)
         yield NodeView(report, heard_s=heard_s, gone=gone, lost=0)
-
-
-def _set_by(record: Any) -> dict[str, float]:
-    """The metrics that a record itself sets."""
-    return m.measured(record) | m.figure_metrics(record)
 
 
 def _report(
@@ -233,14 +228,14 @@ def curves(lines: Sequence[tuple[str, Line]], points_max: int) -> dict[str, Any]
         at: dict[float, list[float]] = {}
         for x, y in line:
             at.setdefault(x, []).append(y)
-        drawn.append({"name": name, "y": [short(_mean(at.get(x, ()))) for x in places]})
+        drawn.append({"name": name, "y": [short(mean(at.get(x, ()))) for x in places]})
     return {"x": places, "lines": drawn}
 
 
 def _line(node: LoggedNode, metric: str, kinds: Any, x_of: Callable[[Any], float]) -> Line:
     """A point for each record of these kinds that sets the metric."""
     records = [record for _, record in node.records if isinstance(record, kinds)]
-    found = [(x_of(record), _set_by(record).get(metric)) for record in records]
+    found = [(x_of(record), m.measured(record).get(metric)) for record in records]
     return [(x, value) for x, value in found if value is not None]
 
 
@@ -259,7 +254,7 @@ def _smooth(line: Line) -> Line:
     means = []
     for at in range(first, len(line)):
         last = [y for _, y in line[max(0, at - SMOOTHING_ROUNDS + 1) : at + 1]]
-        means.append((line[at][0], sum(last) / len(last)))
+        means.append((line[at][0], fmean(last)))
     return means
 
 
@@ -306,7 +301,6 @@ class WaterfallRow:
 
     @property
     def end_s(self) -> float:
-        """The time of the row's last bar or mark."""
         marks = [mark for mark in (self.bound_s, self.had_s, self.used_s) if mark is not None]
         return max([bar.end_s for bar in self.bars] + marks, default=0.0)
 
@@ -324,12 +318,8 @@ def waterfall(lives: Iterable[tuple[str, History]]) -> Waterfall | None:
     logs = _logs(lives)
     if not logs:
         return None
-    reading = _Reading(_zero_s(logs))
-    for log in logs:
-        reading.read(log)
-    reading.add_heard(logs)
     by_version: dict[tuple[int, str], list[WaterfallRow]] = {}
-    for (run, version, _), row in reading.rows.items():
+    for (run, version, _), row in _Reading(logs).rows.items():
         if row.bars or row.end_s > 0.0 or row.note:
             by_version.setdefault((version, run), []).append(row)
     drawn: list[WaterfallRow] = []
@@ -349,6 +339,10 @@ class _Log:
     name: str
     run: str  # empty: the log does not say, and there are several runs
     events: Sequence[tuple[float, VersionEvent]]
+
+
+_Timed = Sequence[tuple[float, VersionEvent]]  # in seconds since the version was published
+_COMING: Final = (VersionComing, VersionCame)
 
 
 def _logs(lives: Iterable[tuple[str, History]]) -> list[_Log]:
@@ -381,97 +375,92 @@ def _zero_s(logs: Sequence[_Log]) -> dict[tuple[str, int], float]:
 class _Reading:
     """Makes rows from logs, by run, version and peer."""
 
-    def __init__(self, zero_s: Mapping[tuple[str, int], float]) -> None:
+    def __init__(self, logs: Sequence[_Log]) -> None:
         self.rows: dict[tuple[str, int, str], WaterfallRow] = {}
-        self._zero_s = zero_s
-        self._log = _Log("", "", ())
-        self._open: tuple[VersionComing, float] | None = None  # the running phase and its begin
-        self._fetching_s: float | None = None  # when the try began
-
-    def read(self, log: _Log) -> None:
-        """Read one log from its first event to its last."""
-        self._log, self._fetching_s = log, None
-        for time_s, event in log.events:
-            at_s = time_s - self._zero_s[log.run, event.version]
-            match event:
-                case VersionPublished():
-                    start_s = -max(0.0, event.made_s - event.announced_ago_s)
-                    self._row(event.version, PUBLISHER).bars.append(Bar("made", start_s, 0.0))
-                case VersionSpread():
-                    row = self._row(event.version, PUBLISHER)
-                    row.bars.append(Bar("spread", max(0.0, at_s - event.spread_s), at_s))
-                    if event.bound_s is not None:
-                        row.bound_s = at_s - event.spread_s + event.bound_s
-                case VersionComing():
-                    self._enter(event, at_s)
-                case VersionCame():
-                    self._end(event, at_s)
-        self._close(None, 0.0)
-
-    def add_heard(self, logs: Sequence[_Log]) -> None:
-        """Add what learners heard of their workers."""
+        zero_s = _zero_s(logs)
+        timed = [
+            (
+                log,
+                [(time_s - zero_s[log.run, event.version], event) for time_s, event in log.events],
+            )
+            for log in logs
+        ]
+        for log, events in timed:
+            self._add_published(log, events)
+            self._add_coming(log, [e for e in events if isinstance(e[1], _COMING)])
         told = {key for key, row in self.rows.items() if row.bars}
-        for self._log in logs:
-            for time_s, event in self._log.events:
-                if not isinstance(event, VersionSpreading):
-                    continue
-                at_s = time_s - self._zero_s[self._log.run, event.version]
-                for peer, share in event.shares.items():
-                    row = self._row(event.version, peer, short_id(peer))
-                    if (self._log.run, event.version, peer) not in told:
-                        row.bars = [Bar("heard", 0.0, max(0.0, at_s))]
-                        row.note = "" if share >= 1.0 else f"{share:.0%}, as far as was heard"
-                    if share >= 1.0 and row.had_s is None:
-                        row.had_s = at_s
-                for peer in event.using:
-                    row = self._row(event.version, peer, short_id(peer))
-                    row.used_s = at_s if row.used_s is None else row.used_s
+        for log, events in timed:
+            self._add_heard(log, events, told)
 
-    def _enter(self, event: VersionComing, at_s: float) -> None:
-        self._close(event.version, at_s)
-        if event.phase == "manifest":
-            self._fetching_s = None
-        if event.phase == "fetch" and self._fetching_s is None:
-            self._fetching_s = at_s
-        row = self._row(event.version, event.peer_id)
-        if event.phase == "dropped":
-            row.note = "dropped for a newer one"
-        elif event.phase in PHASES:
-            self._open = event, at_s
+    def _add_published(self, log: _Log, events: _Timed) -> None:
+        for at_s, event in events:
+            if isinstance(event, VersionPublished):
+                start_s = -max(0.0, event.made_s - event.announced_ago_s)
+                self._row(log, event.version).bars.append(Bar("made", start_s, 0.0))
+            elif isinstance(event, VersionSpread):
+                row = self._row(log, event.version)
+                row.bars.append(Bar("spread", max(0.0, at_s - event.spread_s), at_s))
+                if event.bound_s is not None:
+                    row.bound_s = at_s - event.spread_s + event.bound_s
 
-    def _end(self, event: VersionCame, at_s: float) -> None:
-        self._close(event.version, at_s)
-        row = self._row(event.version, event.peer_id)
-        if not row.bars and event.failure is None:  # the log's beginning is gone
-            ends_s = at_s
-            spans = (("load", event.paused_s), ("patch", event.patch_s), ("fetch", event.fetch_s))
-            for phase, seconds in spans:
-                row.bars.insert(0, Bar(phase, ends_s - seconds, ends_s))
-                ends_s -= seconds
-            self._fetching_s = ends_s
-        row.note = "" if event.failure is None else "failed"
-        if event.bound_s is not None and self._fetching_s is not None:
-            row.bound_s = self._fetching_s + event.bound_s
-        self._fetching_s = None
+    def _add_coming(self, log: _Log, events: _Timed) -> None:
+        """A phase ends with the next event, unless that is of another version."""
+        fetching_s: float | None = None  # when the try began
+        for (at_s, event), after in zip(events, [*events[1:], None], strict=False):
+            assert isinstance(event, _COMING)
+            row = self._row(log, event.version, event.peer_id)
+            if isinstance(event, VersionCame):
+                _end(row, event, at_s, fetching_s)
+                fetching_s = None
+            elif event.phase == "dropped":
+                row.note = "dropped for a newer one"
+            elif event.phase in PHASES:
+                if event.phase == "manifest":
+                    fetching_s = None
+                elif event.phase == "fetch" and fetching_s is None:
+                    fetching_s = at_s
+                if after is not None and after[1].version == event.version:
+                    row.bars.append(Bar(event.phase, at_s, max(at_s, after[0])))
+                else:
+                    row.bars.append(Bar(event.phase, at_s, at_s))
+                    row.note = f"no more is known after {event.phase} began"
 
-    def _close(self, version: int | None, at_s: float) -> None:
-        """End the running phase; of another version's phase the end is unknown."""
-        if self._open is None:
-            return
-        (event, start_s), self._open = self._open, None
-        row = self._row(event.version, event.peer_id)
-        known = event.version == version
-        row.bars.append(Bar(event.phase, start_s, max(start_s, at_s) if known else start_s))
-        if not known:
-            row.note = f"no more is known after {event.phase} began"
+    def _add_heard(self, log: _Log, events: _Timed, told: Container[tuple[str, int, str]]) -> None:
+        """Add what learners heard of their workers. `told`: rows with a log of their own."""
+        for at_s, event in events:
+            if not isinstance(event, VersionSpreading):
+                continue
+            for peer, share in event.shares.items():
+                row = self._row(log, event.version, peer, short_id(peer))
+                if (log.run, event.version, peer) not in told:
+                    row.bars = [Bar("heard", 0.0, max(0.0, at_s))]
+                    row.note = "" if share >= 1.0 else f"{share:.0%}, as far as was heard"
+                if share >= 1.0 and row.had_s is None:
+                    row.had_s = at_s
+            for peer in event.using:
+                row = self._row(log, event.version, peer, short_id(peer))
+                row.used_s = at_s if row.used_s is None else row.used_s
 
-    def _row(self, version: int, peer: str, name: str = "") -> WaterfallRow:
-        row = WaterfallRow(version, peer, name or self._log.name)
-        return self.rows.setdefault((self._log.run, version, peer), row)
+    def _row(self, log: _Log, version: int, peer: str = PUBLISHER, name: str = "") -> WaterfallRow:
+        row = WaterfallRow(version, peer, name or log.name)
+        return self.rows.setdefault((log.run, version, peer), row)
+
+
+def _end(row: WaterfallRow, event: VersionCame, at_s: float, fetching_s: float | None) -> None:
+    if not row.bars and event.failure is None:  # the log's beginning is gone
+        fetching_s = at_s - event.paused_s - event.patch_s - event.fetch_s
+        fetched_s, patched_s = fetching_s + event.fetch_s, at_s - event.paused_s
+        row.bars = [
+            Bar("fetch", fetching_s, fetched_s),
+            Bar("patch", fetched_s, patched_s),
+            Bar("load", patched_s, at_s),
+        ]
+    row.note = "" if event.failure is None else "failed"
+    if event.bound_s is not None and fetching_s is not None:
+        row.bound_s = fetching_s + event.bound_s
 
 
 def drawn_broadcasts(nodes: Sequence[LoggedNode]) -> dict[str, Any] | None:
-    """The newest broadcasts as rows of bars; None where no log tells of any."""
     found = waterfall((node.name, node.life) for node in nodes)
     if found is None:
         return None
@@ -503,7 +492,6 @@ class NodeSummary:
 
     name: str
     model: str
-    extent: str  # its rounds, steps or batches, in words
     starts: int
     rounds: int
     steps: int
@@ -526,25 +514,23 @@ class NodeSummary:
         if self.batches and not self.rounds and not self.steps:
             handed_in = counted(self.verdicts.total(), "groups")
             taken = self.verdicts["accepted"]
-            return f"{self.name}: {taken:,} of {handed_in} accepted in {self.extent}"
+            return f"{self.name}: {taken:,} of {handed_in} accepted in {_extent([self])}"
         return (
             f"{self.name}: held-out {percent(self.held_out_first)} to "
-            f"{percent(self.held_out_last)} ({_points(self.rise_points)} points) in {self.extent}"
-            + (f"\n  {self.sharing}" if self.sharing else "")
+            f"{percent(self.held_out_last)} ({_said(self.rise_points, '+.1f')} points) in "
+            f"{_extent([self])}" + (f"\n  {self.sharing}" if self.sharing else "")
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSummary:
-    """Summaries of a report's nodes, and the path of its page."""
-
     nodes: tuple[NodeSummary, ...]
     html: Path
 
     @property
     def rise_points_mean(self) -> float | None:
         """Mean rise over the nodes that were evaluated at least twice."""
-        return _mean([node.rise_points for node in self.nodes if node.rise_points is not None])
+        return mean([node.rise_points for node in self.nodes if node.rise_points is not None])
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.nodes), f"report: {self.html}"])
@@ -579,7 +565,6 @@ def _read(directory: Path) -> LoggedNode:
 
 
 def summarise(name: str, life: History) -> NodeSummary:
-    """A node's numbers from its history."""
     rounds = [record for _, record in life.rounds]
     steps = [record for _, record in life.steps]
     work = [record for _, record in life.work]
@@ -587,12 +572,12 @@ def summarise(name: str, life: History) -> NodeSummary:
     own = [r.local_groups for r in rounds] or [s.groups - s.shared_groups for s in steps]
     rewards = [r.own_reward for r in rounds] or [s.reward for s in steps if isfinite(s.reward)]
     tenth = max(1, len(rewards) // 10)
-    passed = [record.passed for _, record in life.held_out]
+    first, last = life.held_out_first, life.held_out_last
     times = LoggedNode(name, life).times
+    found = life.started and usefulness(rounds, life.started.external_groups)
     return NodeSummary(
         name=name,
         model=f"{life.started.model}, {life.started.engine}" if life.started else "",
-        extent=_extent(len(rounds), len(steps), len(work)),
         starts=life.starts,
         rounds=len(rounds),
         steps=len(steps),
@@ -600,18 +585,20 @@ def summarise(name: str, life: History) -> NodeSummary:
         generated_tokens=sum(w.generated_tokens for w in work)
         + (rounds[-1].generated_tokens_total if rounds else 0),
         seconds=max(times) - min(times) if times else 0.0,
-        held_out_first=life.held_out_first,
-        held_out_last=life.held_out_last,
-        rise_points=100 * (passed[-1] - passed[0]) if len(passed) > 1 else None,
-        reward_first=_mean(rewards[:tenth]),
-        reward_last=_mean(rewards[-tenth:]),
-        local_groups_mean=_mean(own) or 0.0,
-        external_groups_mean=_mean(foreign) or 0.0,
+        held_out_first=first,
+        held_out_last=last,
+        rise_points=None
+        if first is None or last is None or len(life.held_out) < 2
+        else 100 * (last - first),
+        reward_first=mean(rewards[:tenth]),
+        reward_last=mean(rewards[-tenth:]),
+        local_groups_mean=mean(own) or 0.0,
+        external_groups_mean=mean(foreign) or 0.0,
         foreign_groups=sum(r.external_groups for r in rounds) + sum(s.groups for s in steps),
         groups_quantised=sum(r.groups_quantised for r in rounds)
         + sum(s.groups_quantised for s in steps),
         verdicts=_verdicts(work),
-        sharing=_sharing(life, rounds),
+        sharing=advice(found) if found else "",
     )
 
 
@@ -621,13 +608,6 @@ def _verdicts(work: Sequence[WorkDone]) -> Counter[str]:
     for last in [a for a, b in pairwise(work) if b.batch <= a.batch] + [*work[-1:]]:
         total.update(last.verdicts_total)
     return total
-
-
-def _sharing(life: History, rounds: Sequence[RoundDone]) -> str:
-    if life.started is None:
-        return ""
-    found = usefulness(rounds, life.started.external_groups)
-    return "" if found is None else advice(found)
 
 
 def page_state(nodes: Sequence[LoggedNode], summaries: Sequence[NodeSummary]) -> dict[str, Any]:
@@ -648,11 +628,7 @@ def page_state(nodes: Sequence[LoggedNode], summaries: Sequence[NodeSummary]) ->
 def _sentences(summaries: Sequence[NodeSummary]) -> list[str]:
     tokens = sum(node.generated_tokens for node in summaries)
     quantised = sum(node.groups_quantised for node in summaries)
-    extent = f"{counted(len(summaries), 'nodes')} in " + _extent(
-        sum(node.rounds for node in summaries),
-        sum(node.steps for node in summaries),
-        sum(node.batches for node in summaries),
-    )
+    extent = f"{counted(len(summaries), 'nodes')} in {_extent(summaries)}"
     longest = duration(max(node.seconds for node in summaries))
     foreign = counted(sum(node.foreign_groups for node in summaries), "times")
     return [
@@ -669,11 +645,10 @@ def _sentences(summaries: Sequence[NodeSummary]) -> list[str]:
     ]
 
 
-def _extent(rounds: int, steps: int, batches: int) -> str:
-    parts = [counted(rounds, "rounds")] if rounds or not (steps or batches) else []
-    parts += [counted(steps, "steps")] if steps else []
-    parts += [counted(batches, "batches")] if batches else []
-    return " and ".join(parts)
+def _extent(nodes: Sequence[NodeSummary]) -> str:
+    """All their rounds, steps and batches, in words."""
+    done = {kind: sum(getattr(n, kind) for n in nodes) for kind in ("rounds", "steps", "batches")}
+    return " and ".join(counted(n, kind) for kind, n in done.items() if n) or "0 rounds"
 
 
 def _handed_in(summaries: Sequence[NodeSummary]) -> list[str]:
@@ -692,10 +667,9 @@ def _rise_sentence(summaries: Sequence[NodeSummary]) -> str:
     rises = [node.rise_points for node in summaries if node.rise_points is not None]
     if not rises:
         return "No node was evaluated twice on the held-out tasks, so nothing is said of a rise."
-    mean = sum(rises) / len(rises)
     return (
-        f"From the first to the last evaluation the held-out pass rate changed by {mean:+.1f}"
-        f" points in the mean over {counted(len(rises), 'nodes')}"
+        f"From the first to the last evaluation the held-out pass rate changed by "
+        f"{fmean(rises):+.1f} points in the mean over {counted(len(rises), 'nodes')}"
         f" (from {min(rises):+.1f} to {max(rises):+.1f})."
     )
 
@@ -724,9 +698,9 @@ def _nodes(summaries: Sequence[NodeSummary]) -> list[Any]:
             node.name,
             percent(node.held_out_first),
             percent(node.held_out_last),
-            _points(node.rise_points),
-            f"{_reward(node.reward_first)} → {_reward(node.reward_last)}",
-            node.extent,
+            _said(node.rise_points, "+.1f"),
+            f"{_said(node.reward_first, '.2f')} → {_said(node.reward_last, '.2f')}",
+            _extent([node]),
             f"{node.starts}",
             amount(node.generated_tokens),
             f"{node.local_groups_mean:.1f}",
@@ -746,7 +720,7 @@ def _environments(nodes: Sequence[LoggedNode]) -> list[Any]:
     ends = [[events[at][1].passed_by_environment for events in evaluated] for at in (0, -1)]
     names = sorted({name for end in ends for rates in end for name in rates})
     rows = [
-        (name, *(percent(_mean([rates[name] for rates in end if name in rates])) for end in ends))
+        (name, *(percent(mean([rates[name] for rates in end if name in rates])) for end in ends))
         for name in names
     ]
     title = "Held-out pass rate by environment, mean over nodes"
@@ -763,13 +737,5 @@ def _troubles(nodes: Sequence[LoggedNode], begin_s: float) -> list[Any]:
     return _table("Troubles", ("node", "after", ""), rows, f"And {more} more." if more > 0 else "")
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _points(rise: float | None) -> str:
-    return "–" if rise is None else f"{rise:+.1f}"
-
-
-def _reward(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def _said(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"

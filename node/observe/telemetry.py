@@ -6,7 +6,7 @@ broker gets the reports if one is named.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +29,8 @@ from swarm.telemetry.reports import (
     AlarmsReport,
     NodeReport,
     Topic,
-    encode_alarms,
     encode_report,
+    sealed,
 )
 
 ALARM_NOTE: Final = "alarm:"  # with the alarm's kind: its topic among a node's notes
@@ -70,71 +70,59 @@ class Sources:
     machine: Callable[[], MachineResources]  # blocking
 
 
+@dataclass(eq=False)
 class Telemetry:
-    """The reports of one process."""
+    """The reports of one process. `notes`: of the node, by topic; alarms are put there. `run_sync`:
+    where what blocks goes."""
 
-    def __init__(
-        self,
-        reporter: Reporter,
-        identity: Identity,
-        run_id: str,
-        sources: Sources,
-        notes: dict[str, str],
-        *,
-        interval_s: float,
-        publisher: MqttPublisher | None,
-        now_s: Callable[[], float],
-        run_sync: RunSync,
-    ) -> None:
-        """`notes`: of the node, by topic; alarms are put there. `run_sync`: where what blocks
-        goes."""
-        self.reporter = reporter
-        self.latest: NodeReport | None = None
-        self._identity = identity
-        self._run_id = run_id
-        self._sources = sources
-        self._notes = notes
-        self._interval_s = interval_s
-        self._publisher = publisher
-        self._now_s = now_s
-        self._run_sync = run_sync
+    reporter: Reporter
+    identity: Identity
+    run_id: str
+    sources: Sources
+    notes: dict[str, str]
+    _: KW_ONLY
+    interval_s: float
+    publisher: MqttPublisher | None
+    now_s: Callable[[], float]
+    run_sync: RunSync
+    latest: NodeReport | None = None
+
+    def __post_init__(self) -> None:
         self._told: object = None  # at which connection, and what stood
         self._told_s = 0.0
-        keep = max(2, min(HISTORY_REPORTS, int(HISTORY_S / interval_s) + 1))
+        keep = max(2, min(HISTORY_REPORTS, int(HISTORY_S / self.interval_s) + 1))
         self._history: deque[NodeReport] = deque(maxlen=keep)
         self._history_step_s = HISTORY_S / keep
         self._rounds: deque[NodeReport] = deque(maxlen=ROUNDS_KEPT)  # the first report of each
 
     async def run(self) -> None:
-        """Report until cancelled."""
         async with trio.open_nursery() as nursery:
-            if self._publisher is not None:
-                nursery.start_soon(self._publisher.run)
+            if self.publisher is not None:
+                nursery.start_soon(self.publisher.run)
             while True:
                 await self.report()
-                await trio.sleep(self._interval_s)
+                await trio.sleep(self.interval_s)
 
     async def report(self) -> NodeReport:
-        """Make one report, and publish it if there is a broker."""
-        machine = await self._run_sync(self._sources.machine)
-        dropped = 0 if self._publisher is None else self._publisher.dropped
-        snapshot = self._sources.snapshot()
-        own = {text for topic, text in self._notes.items() if topic.startswith(ALARM_NOTE)}
+        machine = await self.run_sync(self.sources.machine)
+        dropped = 0 if self.publisher is None else self.publisher.dropped
+        snapshot = self.sources.snapshot()
+        own = {text for topic, text in self.notes.items() if topic.startswith(ALARM_NOTE)}
         snapshot = replace(snapshot, notes=tuple(n for n in snapshot.notes if n not in own))
         report = self.reporter.make(
             snapshot,
-            self._sources.traffic(),
+            self.sources.traffic(),
             machine,
-            self._sources.extras(),
-            now_s=self._now_s(),
+            self.sources.extras(),
+            now_s=self.now_s(),
             dropped=dropped,
         )
         alarms = alarms_of((*self._rounds, *self._history, report))
         report = report.model_copy(update={"alarms": alarms})
         self._remember(report)
         self._note(alarms)
-        if self._publisher is not None:
-            self._publish(self._publisher, report)
+        if self.publisher is not None:
+            self._publish(self.publisher, report)
         self.latest = report
         return report
 
@@ -148,23 +136,23 @@ class Telemetry:
             self._rounds.append(report)
 
     def _note(self, alarms: tuple[AlarmReport, ...]) -> None:
-        for topic in [each for each in self._notes if each.startswith(ALARM_NOTE)]:
-            del self._notes[topic]
+        for topic in [each for each in self.notes if each.startswith(ALARM_NOTE)]:
+            del self.notes[topic]
         for alarm in alarms:
-            self._notes[ALARM_NOTE + alarm.kind] = f"{alarm.text}. {alarm.advice}"
-        publisher = self._publisher
+            self.notes[ALARM_NOTE + alarm.kind] = f"{alarm.text}. {alarm.advice}"
+        publisher = self.publisher
         if publisher is None:
             return
         if publisher.failure and not publisher.connected and publisher.connections > FIRST_TRIES:
-            self._notes[BROKER_NOTE] = (
+            self.notes[BROKER_NOTE] = (
                 f"the telemetry broker cannot be reached ({publisher.failure}); "
                 f"{publisher.dropped} messages dropped"
             )
         else:
-            self._notes.pop(BROKER_NOTE, None)
+            self.notes.pop(BROKER_NOTE, None)
 
     def _publish(self, publisher: MqttPublisher, report: NodeReport) -> None:
-        peer, run_id = self._identity.peer_id, self._run_id
+        peer, run_id = self.identity.peer_id, self.run_id
         topic = str(Topic(run_id, peer, "report"))
         # Again at each new connection, because messages may have been dropped.
         told = publisher.established, identity_of(report.alarms)
@@ -177,6 +165,6 @@ class Telemetry:
                 sent_at_s=report.sent_at_s,
                 alarms=report.alarms,
             )
-            payload = encode_alarms(alarms, self._identity)
+            payload = sealed(alarms, self.identity)
             publisher.put(Outgoing(str(Topic(run_id, peer, "alarms")), payload, qos=1))
-        publisher.put(Outgoing(topic, encode_report(report, self._identity)))
+        publisher.put(Outgoing(topic, encode_report(report, self.identity)))

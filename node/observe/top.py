@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from textwrap import wrap
@@ -22,15 +23,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from node.observe.figures import (
-    PEER_COLUMNS,
-    done_lines,
-    facts_table,
-    now_line,
-    peer_cells,
-    pool_lines,
-    rows_table,
-)
+from node.observe import figures
 from node.observe.records import StatusSnapshot
 from node.observe.status import fetch_status
 from node.observe.text_format import (
@@ -79,7 +72,7 @@ def render(screen: Screen, height: int | None = None) -> RenderableType:
         parts += [_cut(f"  {line}", "yellow") for line in _wrapped(advice)]
     if len(screen.alarms) > ALARMS_SHOWN:
         parts.append(_cut(f"  and {len(screen.alarms) - ALARMS_SHOWN} more alarms", "yellow"))
-    parts += [Text(), facts_table(screen.facts), Text()]
+    parts += [Text(), figures.facts_table(screen.facts), Text()]
     used = len(parts) + len(screen.facts) + 1  # one of the parts is all facts, and a line for keys
     room = ROWS_PLAIN if height is None else max(0, height - used - 2)
     parts.append(_rows(screen, room))
@@ -99,7 +92,7 @@ def _rows(screen: Screen, room: int) -> RenderableType:
     if not screen.rows:
         return Text("nobody yet", style="dim")
     shown = screen.rows if len(screen.rows) <= room else screen.rows[: max(0, room - 1)]
-    return rows_table(screen.columns, shown, len(screen.rows) - len(shown))
+    return figures.rows_table(screen.columns, shown, len(screen.rows) - len(shown))
 
 
 def spark(values: Sequence[float]) -> str:
@@ -121,8 +114,8 @@ def versions(agents: Iterable[str]) -> str:
     """Programs and the number of nodes that run each, the most frequent first."""
     counted = Counter(agent or "unknown" for agent in agents).most_common()
     shown = [f"{printable(agent, 32)} × {count}" for agent, count in counted[:VERSIONS_SHOWN]]
-    return ", ".join(shown) + (f" and {len(counted) - VERSIONS_SHOWN} others" if
-                               len(counted) > VERSIONS_SHOWN else "")  # fmt: skip
+    others = len(counted) - VERSIONS_SHOWN
+    return ", ".join(shown) + (f" and {others} others" if others > 0 else "")
 
 
 # --- one node ----------------------------------------------------------------------------------
@@ -138,10 +131,10 @@ def node_screen(
     """A node and its peers. `taken` and `given`: bytes a second of late; `rewards`: of the last
     rounds."""
     facts = (
-        ("now", now_line(s)),
-        *done_lines(s, rewards[-SPARK_POINTS:]),
+        ("now", figures.now_line(s)),
+        *figures.done_lines(s, rewards[-SPARK_POINTS:]),
         ("traffic", traffic(taken, given)),
-        *pool_lines(s),
+        *figures.pool_lines(s),
         ("peers", f"{len(s.peers)}, {len(s.bans)} banned"),
         ("versions", versions([s.agent, *(peer.agent for peer in s.peers)])),
     )
@@ -151,8 +144,8 @@ def node_screen(
         trouble=trouble,
         alarms=tuple((note, "") for note in s.notes),
         facts=facts,
-        columns=("peer", *PEER_COLUMNS, "runs"),
-        rows=tuple((*peer_cells(peer), peer.agent) for peer in peers),
+        columns=("peer", *figures.PEER_COLUMNS, "runs"),
+        rows=tuple((*figures.peer_cells(peer), peer.agent) for peer in peers),
     )
 
 
@@ -249,8 +242,6 @@ LEAVE_KEYS: Final = b"qQ\x03"
 
 
 class LocalNode:
-    """The node on a data directory, by its status socket."""
-
     def __init__(self, data_dir: Path, now_s: Callable[[], float] = trio.current_time) -> None:
         self._data_dir = data_dir
         self._now_s = now_s
@@ -270,7 +261,8 @@ class LocalNode:
         """
         trouble = ""
         try:
-            self._note(await trio.to_thread.run_sync(self._fetch))
+            fetch = partial(fetch_status, self._data_dir, timeout_s=STATUS_TIMEOUT_S)
+            self._note(await trio.to_thread.run_sync(fetch))
         except SwarmError as error:
             if self._last is None:
                 raise
@@ -279,9 +271,6 @@ class LocalNode:
         return node_screen(
             self._last, tuple(self._taken), tuple(self._given), tuple(self._rewards), trouble
         )
-
-    def _fetch(self) -> StatusSnapshot:
-        return fetch_status(self._data_dir, timeout_s=STATUS_TIMEOUT_S)
 
     def _note(self, snapshot: StatusSnapshot) -> None:
         last, now_s = self._last, self._now_s()
@@ -302,9 +291,7 @@ class WholeSwarm:
         self._state = DashboardState()
         self._unix_s = unix_s
         self._listening = Listening(broker, self._watch, unix_s=unix_s, rng=rng)
-
-    async def run(self) -> None:
-        await self._listening.run()
+        self.run = self._listening.run
 
     async def look(self) -> Screen:
         now_s = self._unix_s()

@@ -6,7 +6,6 @@ never waits for it: rounds that it cannot take are dropped and counted.
 
 import json
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -14,8 +13,7 @@ from typing import Final
 
 import trio
 
-from node.system.child_environment import child_environ
-from node.system.child_process import end_with_input
+from node.system.child_process import end_with_input, start_child
 from node.system.extras import need
 from swarm.errors import ConfigError
 from swarm.texts import printable
@@ -88,14 +86,8 @@ async def open_tracker(tracked: Tracked, say: Callable[[str], None]) -> AsyncIte
         ConfigError: its package is not installed, or it refuses; in its words.
     """
     need(tracked.kind)
-    process = await trio.lowlevel.open_process(
-        (sys.executable, "-m", "node.observe.tracker_child"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # trackers say much there; what counts comes by stdout
-        start_new_session=True,  # Ctrl-C is the node's, who ends it in order
-        env=child_environ(),
-    )
+    # Trackers say much on standard error; what counts comes by standard output
+    process = await start_child(["-m", "node.observe.tracker_child"], subprocess.DEVNULL)
     assert process.stdin is not None
     assert process.stdout is not None
     tracker = Tracker(process, tracked.kind)

@@ -11,108 +11,89 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple
+
+Figures = Mapping[str, float]
 
 
-class Log(Protocol):
+class Log(NamedTuple):
     """A tracker's run, to which rounds are written."""
 
     where: str  # to look at them
-
-    def add(self, step: int, time_s: float, figures: Mapping[str, float]) -> None:
-        """Keep the figures of a round."""
-        ...
-
-    def close(self) -> None:
-        """Write what is not written yet."""
-        ...
+    add: Callable[[int, float, Figures], None]  # a round, its unix time and its figures
+    close: Callable[[], object]  # writes what is not written yet
 
 
-class TensorBoard:
+def tensorboard(tracked: Mapping[str, Any]) -> Log:
     """Event files below the node's data directory."""
+    from tensorboard.summary import Writer
 
-    def __init__(self, tracked: Mapping[str, Any]) -> None:
-        from tensorboard.summary import Writer
+    writer = Writer(tracked["directory"])
 
-        self._writer = Writer(tracked["directory"])
-        self.where = f"tensorboard --logdir {tracked['directory']}"
-
-    def add(self, step: int, time_s: float, figures: Mapping[str, float]) -> None:
+    def add(step: int, time_s: float, figures: Figures) -> None:
         for name, value in figures.items():
-            self._writer.add_scalar(name, value, step, wall_time=time_s)
-        self._writer.flush()
+            writer.add_scalar(name, value, step, wall_time=time_s)
+        writer.flush()
 
-    def close(self) -> None:
-        self._writer.close()
+    return Log(f"tensorboard --logdir {tracked['directory']}", add, writer.close)
 
 
-class WeightsAndBiases:
+def wandb(tracked: Mapping[str, Any]) -> Log:
     """A run of Weights & Biases, which its own variables set up (`WANDB_MODE`, `WANDB_API_KEY`)."""
+    import wandb
 
-    def __init__(self, tracked: Mapping[str, Any]) -> None:
-        import wandb
+    run = wandb.init(
+        project=tracked["project"],
+        name=tracked["run"],
+        id=tracked["run_id"],
+        resume="allow",
+        dir=tracked["directory"],
+        config=dict(tracked["settings"]),
+    )
+    # A node that goes back to a checkpoint counts rounds again, and W&B's own steps only rise
+    run.define_metric("*", step_metric="round")
 
-        self._run = wandb.init(
-            project=tracked["project"],
-            name=tracked["run"],
-            id=tracked["run_id"],
-            resume="allow",
-            dir=tracked["directory"],
-            config=dict(tracked["settings"]),
-        )
-        # A node that goes back to a checkpoint counts rounds again, and W&B's own steps only rise
-        self._run.define_metric("*", step_metric="round")
-        self.where = self._run.url or f"offline, in {tracked['directory']}"
+    def add(step: int, time_s: float, figures: Figures) -> None:
+        run.log({**figures, "round": step})
 
-    def add(self, step: int, time_s: float, figures: Mapping[str, float]) -> None:
-        self._run.log({**figures, "round": step})
-
-    def close(self) -> None:
-        self._run.finish()
+    return Log(run.url or f"offline, in {tracked['directory']}", add, run.finish)
 
 
-class Trackio:
+def trackio(tracked: Mapping[str, Any]) -> Log:
     """A run of trackio, which is kept on this machine unless its own variables say otherwise."""
+    import trackio
 
-    def __init__(self, tracked: Mapping[str, Any]) -> None:
-        import trackio
+    trackio.init(
+        project=tracked["project"],
+        name=tracked["run"],
+        resume="allow",
+        config=dict(tracked["settings"]),
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
 
-        self._trackio = trackio
-        trackio.init(
-            project=tracked["project"],
-            name=tracked["run"],
-            resume="allow",
-            config=dict(tracked["settings"]),
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-        self.where = f"trackio show --project {tracked['project']}"
+    def add(step: int, time_s: float, figures: Figures) -> None:
+        trackio.log(dict(figures), step=step)
 
-    def add(self, step: int, time_s: float, figures: Mapping[str, float]) -> None:
-        self._trackio.log(dict(figures), step=step)
-
-    def close(self) -> None:
-        self._trackio.finish()
+    return Log(f"trackio show --project {tracked['project']}", add, trackio.finish)
 
 
 LOGS: Mapping[str, Callable[[Mapping[str, Any]], Log]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "trackio": Trackio,
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+    "trackio": trackio,
 }
 
 
 def main() -> None:
-    """Log until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a package prints is no word of ours
     tracked = json.loads(sys.stdin.readline())
     os.makedirs(tracked["directory"], exist_ok=True)
-    kind = LOGS[tracked["kind"]]
     try:
-        log = kind(tracked)
+        log = LOGS[tracked["kind"]](tracked)
     except Exception as error:  # noqa: BLE001 - packages raise what they like; it is told
         line = " ".join(str(error).split()) or type(error).__name__
         told.write(f"{line}\n")

@@ -66,7 +66,6 @@ def usefulness(rounds: Sequence[RoundDone], wanted: int) -> Usefulness | None:
 
 
 def advice(useful: Usefulness) -> str:
-    """One sentence for the node's owner."""
     if not useful.wanted:
         return "This node takes no groups of others; --external 4 would take up to four a round."
     if not useful.own + useful.foreign:
@@ -94,7 +93,6 @@ def advice(useful: Usefulness) -> str:
 
 
 def times_text(ratio: float) -> str:
-    """A ratio as text, for people."""
     return f"{ratio:.1f}" if ratio < TIMES_MAX else f"more than {TIMES_MAX}"
 
 

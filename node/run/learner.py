@@ -119,6 +119,7 @@ class Learner:
         if behind:
             self.progress = replace(self.progress, round=self.published)
         self._intake.advance(self.version)
+        self._set_terms()
         if behind or self.published < FIRST_VERSION or self._is_due():
             await self._publish()
         every = self._config.evaluate_every_rounds
@@ -160,9 +161,20 @@ class Learner:
                 methods=self.stages.to_record(),
             )
             self._intake.advance(self.version)
+            self._set_terms()
             if self._is_due():
                 await self._publish()
             await on_record(self._record(outcome, staleness))
+
+    def _set_terms(self) -> None:
+        """Give the next leases the width and the limit that control asks for."""
+        usual = self._rules.group_size, self._config.run.engine_sampling.max_new_tokens
+        width, limit = self.stages.lease(*usual, self._view())
+        if (width, limit) != usual:
+            most = self._config.run.limits.group_size_max
+            self._intake.set_terms(min(width, most), min(limit, usual[1]))
+        else:
+            self._intake.set_terms(0, 0)
 
     def _view(self) -> View:
         """The view of the next step."""

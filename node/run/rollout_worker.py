@@ -6,12 +6,13 @@ one between two tokens; each completion names the versions of its tokens.
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import trio
 
 from node.config.node import rules_of
-from node.interfaces.engine import Serving
+from node.interfaces.engine import Sampling, Serving
 from node.observe.records import WorkDone
 from node.run.groups import rollout_group
 from node.run.parts import NodeParts
@@ -100,8 +101,8 @@ class RolloutWorker:
         made = await completions(
             Player(self._node.config.run, serving.engine, self._node.guard.verifier),
             assigned,
-            rules_of(self._node.config).group_size,
-            self._node.config.run.engine_sampling,
+            lease.width or rules_of(self._node.config).group_size,
+            self._sampling(lease),
             seed,
         )
         generate_s = trio.current_time() - started_s
@@ -128,6 +129,12 @@ class RolloutWorker:
         if (tokens_per_s_max := self._node.config.tokens_per_s_max) is not None:
             self.waiting_for = "its tokens a second are used up (--tokens-per-s-max)"
             await trio.sleep_until(started_s + tokens / tokens_per_s_max)
+
+    def _sampling(self, lease: HeldLease) -> Sampling:
+        """The run's sampling, with the lease's own limit, which is not above the run's."""
+        found = self._node.config.run.engine_sampling
+        most = min(lease.limit or found.max_new_tokens, found.max_new_tokens)
+        return replace(found, max_new_tokens=most)
 
     async def _submit(self, lease: HeldLease, group: RolloutGroup) -> None:
         try:

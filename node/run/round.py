@@ -146,11 +146,13 @@ def _training_group(
         weights=each.weights,
         masks=each.masks,
         token_advantages=each.token_advantages,
+        teacher_logprobs=each.teacher_logprobs,
     )
     if not each.guided:
         return found
     guided = sum(value is not None for value in worth[len(worth) - each.guided :])
-    return replace(found, guided=guided, shaping=each.shaping)
+    weight = each.guided_weight
+    return replace(found, guided=guided, shaping=each.shaping, guided_weight=weight)
 
 
 class Stopwatch:

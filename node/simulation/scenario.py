@@ -24,20 +24,13 @@ import tomllib
 from importlib.resources import files
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from node.config.errors import Source, config_error
 from swarm.errors import ConfigError
+from swarm.simulation.network_faults import Fault, Seconds
 
 SCENARIO_FILE_BYTES_MAX = 65_536
 NODES_MAX = 1024
@@ -46,46 +39,9 @@ CHAOS = "chaos"  # the scenario that each seed draws anew
 GANG_SHARE = 0.15  # of its seeds, in which an address block is full of liars
 GANG = 5  # of them, one more than it takes to have their block banned
 
-Seconds = Annotated[float, Field(ge=0, le=86_400)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Chance = Annotated[float, Field(ge=0, lt=1)]
-
-
-def _range(value: Any) -> Any:
-    """A range of seconds; one number is a range of that alone."""
-    if isinstance(value, list):
-        return tuple(value)
-    return (value, value) if isinstance(value, int | float) else value
-
-
-def _ordered(value: tuple[float, float]) -> tuple[float, float]:
-    if value[0] > value[1]:
-        raise ValueError("must be the shorter time first")
-    return value
-
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class FaultTable(_Table):
-    """One `[[faults]]`, as `swarm.simulation.network_faults.Fault`."""
-
-    kind: Literal["crash", "pause", "partition", "clog", "bad_link", "stillborn"]
-    at_s: Seconds = 0.0
-    every_s: Annotated[float, Field(ge=1, le=86_400)] | None = None
-    for_s: Annotated[tuple[Seconds, Seconds], BeforeValidator(_range), AfterValidator(_ordered)] = (
-        10.0,
-        10.0,
-    )
-    share: Share = 0.3
-    spread_s: Seconds = 0.0
-    one_way: bool = False
-    loss: Chance = 0.1
-    duplication: Chance = 0.1
-    reordering: Chance = 0.2
-    latency_s: Seconds = 0.2
-    jitter_s: Seconds = 0.1
 
 
 class SwarmTable(_Table):
@@ -132,7 +88,7 @@ class Scenario(_Table):
     liars_share_block: bool = False  # all of them and one honest host have one address block
     swarm: SwarmTable = SwarmTable()
     learner: LearnerTable | None = None
-    faults: Annotated[tuple[FaultTable, ...], Field(max_length=FAULTS_MAX)] = ()
+    faults: Annotated[tuple[Fault, ...], Field(max_length=FAULTS_MAX)] = ()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

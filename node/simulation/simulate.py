@@ -55,7 +55,7 @@ from swarm.simulation.invariants import (
 from swarm.simulation.liar import Liar
 from swarm.simulation.lies import CATALOGUE
 from swarm.simulation.links import draw_ips, links_of
-from swarm.simulation.network_faults import Fault, FaultEvent, FaultRunner, draw_faults, plan
+from swarm.simulation.network_faults import FaultEvent, FaultRunner, draw_faults, plan
 from swarm.simulation.world import deterministic_run, open_world, stop_at_once
 from swarm.wire.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL
 
@@ -103,10 +103,8 @@ def simulate(replay: Replay) -> Report:
 def planned_faults(replay: Replay) -> list[FaultEvent]:
     """The faults of a run with their times, drawn before it begins."""
     scenario, rng = replay.scenario, Random(f"{replay.seed}/faults")
-    if replay.name == CHAOS:
-        faults = draw_faults(rng, scenario.duration_s)
-    else:
-        faults = tuple(Fault(**fault.model_dump()) for fault in scenario.faults)
+    is_drawn = replay.name == CHAOS
+    faults = draw_faults(rng, scenario.duration_s) if is_drawn else scenario.faults
     present = range(replay.nodes - scenario.late_nodes)
     return plan(faults, present, scenario.duration_s, rng)
 
@@ -267,11 +265,8 @@ class _Simulation:
             return None
         rules = LearnerRules(
             peer=str(self._world.peer_id(hosts.start)),
-            staleness_max=table.staleness_max,
-            groups_per_step=table.groups_per_step,
-            group_size=table.group_size,
-            pool_groups_per_step=table.pool_groups_per_step,
             rescored_share=0.0,
+            **table.model_dump(include=set(LearnerRules.model_fields)),
         )
         run = run_of(self._world, rules, self._config.run, hosts.start)
         self._config = self._config.model_copy(update={"run": run, "role": "node"})

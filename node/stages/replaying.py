@@ -1,11 +1,30 @@
 """Replay: completions of the past or of others that join own groups."""
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import ceil
+from random import Random
+from typing import Any
 
-from node.methods.replay import Rescue, Success, rescue
-from node.stages.stage import BatchGroup, Stage, View
-from swarm.rollouts import Completion
+from node.methods.advantages import PASSED
+from node.methods.groups import Advantages
+from node.methods.replay import (
+    Distil,
+    PoolOfSuccesses,
+    ReplayedSuccesses,
+    Rescue,
+    SuccessPool,
+    distil_weight,
+    pool_of_successes,
+    replayed_successes,
+    rescue,
+)
+from node.stages.stage import BatchGroup, RoundOutcome, Stage, View
+from node.verify.assignment import bucket_of, is_common
+from swarm.rollouts import Completion, FinishReason, Task
+
+LOGPROB_DIGITS = 5  # of log-probs in a checkpoint
 
 
 class RescueFailed(Stage[Rescue]):
@@ -21,14 +40,10 @@ class RescueFailed(Stage[Rescue]):
         rewards = [each.scored.rewards for each in own]
         found = rescue(rewards, known, at.rng("rescue"), self.set_to)
         self.acted += len(found)
-        rest = iter(found.get(place, ()) for place in range(len(own)))
-        return [
-            each if each.drawn or not (more := next(rest)) else self._joined(each, more)
-            for each in batch
-        ]
-
-    def _joined(self, group: BatchGroup, successes: Sequence[Success]) -> BatchGroup:
-        return with_guidance(group, [each.completion for each in successes], self.set_to.shaping)
+        for place, successes in found.items():
+            texts = [each.completion for each in successes]
+            own[place] = with_guidance(own[place], texts, self.set_to.shaping)
+        return [*own, *(each for each in batch if each.drawn)]
 
 
 def with_guidance(
@@ -38,8 +53,138 @@ def with_guidance(
     guided_weight: float = 0.0,
 ) -> BatchGroup:
     """An own group with right completions of others as guidance, as if they were its own."""
-    made = tuple(completions)
-    group = replace(each.scored.group, completions=made)
-    scored = replace(each.scored, group=group, rewards=(1.0,) * len(made), contexts=())
-    more = BatchGroup(scored, guided=len(made))
+    more = replace(_of(each, completions), guided=len(completions))
     return replace(each.joined(more), shaping=shaping, guided_weight=guided_weight)
+
+
+def _of(each: BatchGroup, completions: Sequence[Completion]) -> BatchGroup:
+    """Right completions of the group's task."""
+    group = replace(each.scored.group, completions=tuple(completions))
+    rewards = (PASSED,) * len(completions)
+    return BatchGroup(replace(each.scored, group=group, rewards=rewards, contexts=()))
+
+
+class DistilSuccesses(Stage[Distil]):
+    """Others' right completions as a supervised loss, beside the method's own. They are joined
+    after the advantages, which they do not change."""
+
+    def weigh(
+        self, batch: Sequence[BatchGroup], worth: Advantages, at: View
+    ) -> tuple[Sequence[BatchGroup], Advantages]:
+        weight = distil_weight(at.step, self.set_to)
+        own = [place for place, each in enumerate(batch) if not each.drawn and not each.guided]
+        fit = [place for place in own if weight and self._needs(batch[place], at)]
+        most = ceil(self.set_to.groups_share_max * len(own))
+        rng = at.rng("distil")
+        groups, values = list(batch), list(worth)
+        for place in sorted(rng.sample(fit, min(most, len(fit)))):
+            offered = sorted(at.solved.of(batch[place].scored.group.task), key=lambda s: s.producer)
+            count = min(self.set_to.successes_max, len(offered))
+            texts = [each.completion for each in rng.sample(offered, count)]
+            groups[place] = with_guidance(batch[place], texts, guided_weight=weight)
+            values[place] = (*worth[place], *[1.0] * count)
+            self.acted += count
+        return groups, values
+
+    def _needs(self, each: BatchGroup, at: View) -> bool:
+        rewards = each.scored.rewards
+        right = sum(reward >= PASSED for reward in rewards)
+        is_rare = right <= self.set_to.success_max * len(rewards)
+        return each.is_bare and is_rare and bool(at.solved.of(each.scored.group.task))
+
+
+class _Pooled(Stage[Any]):
+    """A node's own right completions of tasks that come again, with their log-probs. Bounded."""
+
+    draw_from: Callable[[SuccessPool, str, Sequence[float], Random, Any], tuple[str, ...]]
+    task_max: int = 8  # newest successes of a task
+
+    def __init__(self, set_to: PoolOfSuccesses | ReplayedSuccesses) -> None:
+        super().__init__(set_to)
+        self._kept: OrderedDict[str, list[Completion]] = OrderedDict()  # by bucket
+        self._tokens = 0
+
+    def replay(self, batch: Sequence[BatchGroup], at: View) -> Sequence[BatchGroup]:
+        rng = at.rng(self.set_to.kind)
+        return [self._joined(each, rng, at) if self._fits(each, at) else each for each in batch]
+
+    def _fits(self, each: BatchGroup, at: View) -> bool:
+        is_own = not each.drawn and not each.guided and each.is_bare
+        return is_own and is_common(at.config.run, each.scored.group.task)
+
+    def _joined(self, each: BatchGroup, rng: Random, at: View) -> BatchGroup:
+        name = self._name(each.scored.group.task, at)
+        kept = self._kept.get(name, [])
+        pool = SuccessPool({name: tuple(map(str, range(len(kept))))})
+        places = type(self).draw_from(pool, name, each.scored.rewards, rng, self.set_to)
+        if not places:
+            return each
+        self.acted += len(places)
+        return each.joined(_of(each, [kept[int(place)] for place in places]))
+
+    def _name(self, task: Task, at: View) -> str:
+        return str(bucket_of(at.config.run, task))
+
+    def learn(self, outcome: RoundOutcome, at: View) -> None:
+        for each in outcome.own:
+            if not each.scored.decided or not self._fits(each, at):
+                continue
+            made = zip(each.scored.group.completions, each.scored.rewards, strict=True)
+            right = [c for c, reward in made if reward >= PASSED and len(c.logprobs) > 0]
+            if right:
+                self._keep(self._name(each.scored.group.task, at), right)
+
+    def _keep(self, name: str, right: Sequence[Completion]) -> None:
+        before = self._kept.pop(name, [])
+        known = [each for each in before if each.token_ids not in {c.token_ids for c in right}]
+        unlike = {c.token_ids: replace(c, segments=(), splices=()) for c in right}
+        self._kept[name] = [*known, *unlike.values()][-self.task_max :]
+        self._tokens += _tokens(self._kept[name]) - _tokens(before)
+        while self._tokens > self.set_to.tokens_max:
+            self._tokens -= _tokens(self._kept.popitem(last=False)[1])
+
+    def to_record(self) -> Any:
+        return [
+            [
+                name,
+                [
+                    [
+                        each.text,
+                        list(each.token_ids),
+                        [round(value, LOGPROB_DIGITS) for value in each.logprobs],
+                        str(each.finish_reason),
+                        each.policy_version,
+                    ]
+                    for each in kept
+                ],
+            ]
+            for name, kept in self._kept.items()
+        ]
+
+    def restore(self, record: Any) -> None:
+        for name, kept in record:
+            self._kept[name] = [
+                Completion(text, tuple(ids), tuple(logprobs), FinishReason(reason), version)
+                for text, ids, logprobs, reason, version in kept
+            ]
+        self._tokens = sum(map(_tokens, self._kept.values()))
+
+
+class InjectSuccesses(_Pooled):
+    """DART: a task that nobody solves in this round gets successes of before."""
+
+    draw_from = staticmethod(pool_of_successes)
+
+    def __init__(self, set_to: PoolOfSuccesses) -> None:
+        super().__init__(set_to)
+        self.task_max = set_to.task_max
+
+
+class ReplaySuccesses(_Pooled):
+    """RLEP: a task that is rarely solved gets own successes of before."""
+
+    draw_from = staticmethod(replayed_successes)
+
+
+def _tokens(kept: Sequence[Completion]) -> int:
+    return sum(len(each.token_ids) for each in kept)

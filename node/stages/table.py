@@ -27,12 +27,15 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     hints.Hints: generate.GiveHints,
     hints.Nudges: generate.Nudge,
     filters.ByNeed: draw.DrawByNeed,
+    replay.PoolOfSuccesses: replaying.InjectSuccesses,
+    replay.ReplayedSuccesses: replaying.ReplaySuccesses,
     filters.ZeroAdvantage: filtering.DropFlat,
     filters.DynamicSampling: filtering.SampleUntilInformative,
     filters.Overlong: filtering.PenaliseLong,
     filters.Variance: filtering.DropUnvaried,
     filters.Extremes: filtering.KeepExtremes,
     replay.Rescue: replaying.RescueFailed,
+    replay.Distil: replaying.DistilSuccesses,
 }
 
 

@@ -5,7 +5,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -58,6 +58,23 @@ def body_length(header: bytes, bytes_max: int = FRAME_BYTES_MAX) -> int:
     return length
 
 
+async def start_child(
+    words: Sequence[str],
+    stderr: BinaryIO | int | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> trio.Process:
+    """Start `python` with these words, and pipes for its input and output. `environ` None:
+    `child_environ()`."""
+    return await trio.lowlevel.open_process(
+        [sys.executable, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=child_environ() if environ is None else environ,
+        start_new_session=True,  # the node handles Ctrl-C and kills the whole group
+    )
+
+
 async def end_with_input(
     process: trio.Process, grace_s: float, kill: Callable[[], None] | None = None
 ) -> None:
@@ -105,18 +122,10 @@ class ChildChannel:
 
         Args:
             name: kind of the child, for messages.
-            environ: None: `child_environ()`.
+            environ: as of `start_child`.
             bytes_max: largest frame of the child.
         """
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=child_environ() if environ is None else environ,
-            start_new_session=True,  # the node handles Ctrl-C and kills the whole group
-        )
-        return cls(name, process, bytes_max)
+        return cls(name, await start_child(["-m", module], stderr, environ), bytes_max)
 
     @property
     def next_number(self) -> int:

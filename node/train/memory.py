@@ -52,6 +52,7 @@ class ModelShape:
     adapter_parameters: int = 0  # of an adapter that is trained in place of the model
     spared_bytes: int = 0  # of the weights under it, for they are held in less than fp32
     number_bytes: int = _FLOAT  # of what layers compute in
+    kept_copies: int = 0  # of what is trained, see `node.train.kept_weights`
     is_lean: bool = False  # short texts take the lean pass, which holds its scores in full
 
 
@@ -109,7 +110,12 @@ def _shape(spec: TrainerSpec, ranks: Ranks | None, device: torch.device) -> Mode
     if spec.adapter is not None:
         held = _held(spec, ranks)
         frozen.check(held, device)
-    shape = shape_of(spec.model, spec.adapter, held)
+    if ranks is not None and spec.preference:
+        raise ConfigError(f"preference = {spec.preference}: not for a trainer of several ranks")
+    if ranks is not None and spec.kept_copies:
+        named = "kl_weight" if spec.kl_weight else f"loss = {spec.loss}"
+        raise ConfigError(f"{named}: a trainer of several ranks keeps no other weights")
+    shape = replace(shape_of(spec.model, spec.adapter, held), kept_copies=spec.kept_copies)
     if device.type == "cuda":
         return replace(shape, number_bytes=_HALF, is_lean=False)
     return shape if ranks is None else replace(shape, is_lean=False)
@@ -203,6 +209,7 @@ def _at_the_end(shape: ModelShape, copies: float, tokens: int, recomputes: bool)
 
 def _state_bytes(shape: ModelShape, copies: float) -> int:
     numbers = copies * shape.parameters + _COPIES * shape.adapter_parameters
+    numbers += shape.kept_copies * (shape.adapter_parameters or shape.parameters)
     return int(_FLOAT * numbers) - shape.spared_bytes
 
 

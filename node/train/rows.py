@@ -13,8 +13,8 @@ import torch
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
-from node.methods.loss_settings import Aggregation
-from node.methods.losses import expected
+from node.methods.loss_settings import Aggregation, Dpo
+from node.methods.losses import Objective, expected
 from node.policies.policy import Policy
 from node.train.foreign import is_left_out, logprob_floor, takes_tokens
 from swarm.rollouts import Author, Completion, FinishReason, informative
@@ -32,10 +32,15 @@ class Row:
     own: bool
     weight: float = 0.0  # of each of its token losses
     old_logprobs: torch.Tensor | None = None  # under the policy before the update
+    averaged: torch.Tensor | None = None  # the same under the average of past weights
+    reference: torch.Tensor | None = None  # the same under the reference policy
+    whitened: torch.Tensor | None = None  # entropies, where the loss takes them
     behaviour_logprobs: torch.Tensor | None = None  # that came with its tokens, if these are ours
     behaviour: torch.Tensor | None = None  # the same, where the loss takes them
     expected: float | None = None  # log-prob of a token of its group's, where the loss asks that
     shaping: float = 0.0  # over 0: guidance, see `losses.guided`
+    guided_weight: float = 0.0  # over 0: guidance, see `losses.supervised`
+    push: float = 0.0  # d loss / d log p in an update on pairs
     source: int = 0  # number of who generated it, within the batch
     kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
     before: torch.Tensor | None = None  # log-probs right before the last step
@@ -44,12 +49,28 @@ class Row:
     said: list[int] | None = None  # places of its tokens that the policy sampled; None: all
     factor: float = 1.0  # that its weight is multiplied by
     token_advantages: torch.Tensor | None = None  # in place of the one
+    teacher: torch.Tensor | None = None  # a teacher's log-probs
     mask: torch.Tensor | None = None  # False: the token has no loss
 
     @property
     def count(self) -> int:
         """Tokens that are trained on, without those of an environment."""
         return len(self.tokens) if self.said is None else len(self.said)
+
+    @property
+    def is_guidance(self) -> bool:
+        return bool(self.shaping or self.guided_weight)
+
+    @property
+    def is_informative(self) -> bool:
+        """True if it has an advantage, or is learned without one."""
+        told = self.token_advantages
+        return (
+            self.advantage != 0.0
+            or self.guided_weight != 0.0
+            or self.teacher is not None
+            or (told is not None and bool(told.any()))
+        )
 
     @property
     def weighing(self) -> torch.Tensor | None:
@@ -67,16 +88,11 @@ class Unit:
     @property
     def lacking(self) -> int:
         """Rows without behaviour log-probs; guidance needs none."""
-        return sum(row.behaviour is None and not row.shaping for row in self.rows)
+        return sum(row.behaviour is None and not row.is_guidance for row in self.rows)
 
     @property
     def is_informative(self) -> bool:
-        """True if any row has an advantage."""
-        return any(
-            row.advantage != 0.0
-            or (row.token_advantages is not None and bool(row.token_advantages.any()))
-            for row in self.rows
-        )
+        return any(row.is_informative for row in self.rows)
 
 
 @dataclass(slots=True)
@@ -110,12 +126,12 @@ class Encoder:
     """Makes rows of groups for one policy."""
 
     def __init__(
-        self, policy: Policy, spec: TrainerSpec, row_tokens_max: int | None, uses_behaviour: bool
+        self, policy: Policy, spec: TrainerSpec, row_tokens_max: int | None, objective: Objective
     ) -> None:
         self._policy = policy
         self._spec = spec
         self._row_tokens_max = row_tokens_max
-        self._uses_behaviour = uses_behaviour
+        self._objective = objective
         added = policy.tokenizer.added_tokens_decoder.items()
         self._special = frozenset(index for index, token in added if token.special)
 
@@ -167,12 +183,15 @@ class Encoder:
                 return None
             row = self._carried(group, completion, advantage)
         row.tokens_counted = self._counted(row)
-        if self._uses_behaviour:
+        if self._objective.uses_behaviour:
             row.behaviour = row.behaviour_logprobs
+        if self._objective.by_mean and row.behaviour is None:
+            claimed = self._claimed(list(completion.token_ids), completion.logprobs)
+            row.behaviour = None if claimed is None else claimed.mean().expand(row.count)
         return row
 
     def _add_columns(self, row: Row, group: TrainingGroup, place: int) -> None:
-        """What the group has for this completion alone, by token where the tokens are the same."""
+        """The group's entries for this completion, by token where the tokens are the same."""
         said = row.tokens if row.said is None else [row.tokens[at] for at in row.said]
         is_same = said == list(group.completions[place].token_ids)
         if group.weights:
@@ -181,6 +200,9 @@ class Encoder:
             row.advantage = fmean(each)
             if is_same:
                 row.token_advantages = torch.tensor(each, device=self._policy.device)
+        if is_same and self._spec.teacher_weight and group.teacher_logprobs:
+            column = group.teacher_logprobs[place]
+            row.teacher = torch.tensor(column, device=self._policy.device) if column else None
         if is_same and group.masks and (kept := group.masks[place]):
             row.mask = torch.tensor(kept, device=self._policy.device)
 
@@ -192,6 +214,7 @@ class Encoder:
         if most is not None and len(completion.text) > most:
             return None
         row = Row(self._encoded(completion), advantage, own=False, shaping=group.shaping)
+        row.guided_weight = group.guided_weight
         row.tokens_counted = self._counted(row)
         return row
 
@@ -313,6 +336,36 @@ def expect(units: Sequence[Unit]) -> None:
         known = [each for each in found if len(each)]
         for row in unit.rows:
             row.expected = expected(known) if known else None
+
+
+def contrast(unit: Unit) -> Unit | None:
+    """The best own row and the worst, the shorter among equals; None: all are alike."""
+    rows = [row for row in unit.rows if row.own and not row.is_guidance]
+    if not rows:
+        return None
+    best = max(rows, key=lambda row: (row.advantage, -row.count))
+    worst = min(rows, key=lambda row: (row.advantage, row.count))
+    return Unit(unit.prompt, [best, worst]) if best.advantage > worst.advantage else None
+
+
+def push_apart(pairs: Sequence[Unit], set_to: Dpo) -> float:
+    """Give the rows of pairs their `push` by `losses.preferred`, and return the mean loss. Without
+    a reference it is the policy as it is: margins are 0."""
+    moved = []
+    for unit in pairs:
+        best, worst = (
+            0.0
+            if row.before is None or row.reference is None
+            else float((row.before - row.reference).sum())
+            for row in unit.rows
+        )
+        moved.append(best - worst)
+    margins = torch.tensor(moved).requires_grad_()
+    loss = losses.preferred(margins, set_to).mean()
+    (pushes,) = torch.autograd.grad(loss, margins)
+    for unit, push in zip(pairs, pushes.tolist(), strict=True):
+        unit.rows[0].push, unit.rows[1].push = push, -push
+    return float(loss.detach())
 
 
 def _centre(rows: Sequence[Row]) -> None:

@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from node.interfaces.trainer import DamagedCheckpoint, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
-from node.methods.choices import chosen_correction, chosen_loss
+from node.methods.choices import chosen_correction, chosen_loss, chosen_preference
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
 from node.methods.importance_weights import importance_weights
-from node.methods.loss_settings import StaleLoss
+from node.methods.loss_settings import EwmaLoss, StaleLoss
 from node.methods.losses import OBJECTIVES, Tokens
 from node.methods.samplers import within_unknown_share
 from node.policies import checkpoint, lean, prefixes
@@ -31,8 +31,26 @@ from node.policies.policy import Policy
 from node.system.machine import give_back_at_once
 from node.train import default_rate as suited
 from node.train.foreign import weights as foreign_weights
-from node.train.rows import Encoder, Prepared, Row, Unit, expect, pack, pieces, probe, weigh
+from node.train.kept_weights import KeptWeights
+from node.train.rows import (
+    Encoder,
+    Prepared,
+    Row,
+    Unit,
+    contrast,
+    expect,
+    pack,
+    pieces,
+    probe,
+    push_apart,
+    weigh,
+)
 from node.train.step_guard import StepGuard, take_back
+
+# Kept weights: their file in a checkpoint, and the field of a row for their log-probs.
+_AVERAGE: Final = "averaged"
+_REFERENCE: Final = "reference"
+_BATCHES: Final = "batches"  # in a checkpoint, beside the step guard's record
 
 
 @dataclass(slots=True)
@@ -42,6 +60,7 @@ class Sums:
     loss: float = 0.0
     own_logprob: float = 0.0
     foreign_logprob: float = 0.0
+    reference_kl: float = 0.0
     clipped: float = 0.0
     masked: int = 0
     unlikely: int = 0
@@ -100,9 +119,12 @@ class GroupTrainer:
         self.micro_batch_tokens = micro_batch_tokens
         self.row_tokens_max = row_tokens_max
         self.policy_version = 0  # optimizer updates so far
+        self._preference = chosen_preference(spec.preference) if spec.preference else None
+        self._batches = 0  # trained on so far
+        self._update = 0  # number of the one on the present batch
         self.step_guard = StepGuard()
         self.rate_share = 1.0  # that updates take, by what evaluations showed
-        self._encoder = Encoder(policy, spec, row_tokens_max, self._objective.uses_behaviour)
+        self._encoder = Encoder(policy, spec, row_tokens_max, self._objective)
         self._recomputes = recomputes and recompute_layers(policy.model)
         if self._recomputes:
             give_back_at_once()
@@ -115,6 +137,11 @@ class GroupTrainer:
         rate, warm_up = spec.learning_rate, spec.warm_up_updates
         self.suited = suited.suited(base, adapted, rate, warm_up)
         self.optimizer = torch.optim.Adam(trained, lr=self.suited.learning_rate, fused=True)
+        self._kept: dict[str, KeptWeights] = {}
+        if isinstance(self._set_to, EwmaLoss):
+            self._kept[_AVERAGE] = KeptWeights(trained)
+        if spec.kl_weight:
+            self._kept[_REFERENCE] = KeptWeights(trained)
 
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """Update on one batch. Without a single trainable token the policy stays as it is."""
@@ -124,21 +151,25 @@ class GroupTrainer:
         weigh(rows, self._set_to.aggregation, self.spec.completion_tokens_max)
         try:
             done = self._updates(self._micro_batches(units))
+            is_trained = self.policy_version > version
+            pairs, pairs_loss = self._prefer(units) if is_trained else (0, math.nan)
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
             raise
         first, whole = done.first, done.whole
         own = sum(row.count for row in rows if row.own)
         foreign = first.tokens - own
-        far = losses.mismatch(*first.known_columns())
         return TrainReport(
             policy_version=self.policy_version,
             loss=first.loss,
             grad_norm=done.grad_norm,
-            trained_tokens=first.tokens if self.policy_version > version else 0,
+            trained_tokens=first.tokens if is_trained else 0,
             clip_fraction=whole.clipped / whole.tokens if whole.tokens else 0.0,
             own_logprob=first.own_logprob / own if own else math.nan,
             foreign_logprob=first.foreign_logprob / foreign if foreign else math.nan,
+            reference_kl=first.reference_kl / own if own and self.spec.kl_weight else math.nan,
+            preference_pairs=pairs,
+            preference_loss=pairs_loss,
             skipped_completions=made.skipped,
             left_out_completions=made.left_out,
             weighted_tokens=sum(row.count for row in rows if row.weighing is not None),
@@ -150,13 +181,7 @@ class GroupTrainer:
             mask_fraction=whole.masked / whole.tokens if whole.tokens else 0.0,
             unknown_tokens=self._unknown_tokens(rows) if first.tokens else 0,
             left_out_groups=left_out_groups,
-            behaviour_tokens=far.tokens,
-            effective_share=far.effective_share,
-            mismatch_k1=far.k1,
-            mismatch_k3=far.k3,
-            weight_max=far.weight_max,
-            mismatch_mean=far.mean,
-            mismatch_max=far.max,
+            **_distances(first),
             seconds=time.perf_counter() - started,
         )
 
@@ -209,14 +234,20 @@ class GroupTrainer:
         return result
 
     def save(self, directory: Path) -> None:
-        step_guard = self.step_guard.to_record()
+        for name, kept in self._kept.items():
+            kept.save(directory / f"{name}.safetensors")
+        step_guard = self.step_guard.to_record() | {_BATCHES: self._batches}
         checkpoint.save(directory, self.policy, self.optimizer, self.policy_version, step_guard)
 
     def resume(self, directory: Path) -> None:
         """Restore what `save` wrote; errors as in `checkpoint.load`."""
         self.policy_version = checkpoint.load(directory, self.policy, self.optimizer)
+        for name, kept in self._kept.items():
+            kept.load(directory / f"{name}.safetensors")
+        record = checkpoint.step_guard_of(directory)
         try:
-            self.step_guard = StepGuard.from_record(checkpoint.step_guard_of(directory))
+            self.step_guard = StepGuard.from_record(record)
+            self._batches = int(record.get(_BATCHES, 0))
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedCheckpoint(
                 f"checkpoint damaged: {directory}: its step guard and rate do not load"
@@ -232,15 +263,24 @@ class GroupTrainer:
         for state in self.optimizer.state.values():
             state["exp_avg"].zero_()
 
+    def take_over(self, policy_version: int) -> None:
+        """Go on from weights that were loaded from elsewhere."""
+        self.policy_version = policy_version
+        for kept in self._kept.values():
+            kept.restart()
+
     def _updates(self, batches: Sequence[Sequence[Unit]]) -> "_Done":
         """All optimizer steps of one batch."""
         done = _Done()
         if not batches:
             return done
+        self._remember_kept(batches, _REFERENCE)
+        self._whiten_entropies(batches)
         if self.spec.updates_per_batch > 1:
-            self._remember_old(batches)
+            self._remember(batches, "old_logprobs")
         for step in range(self.spec.updates_per_batch):
-            sums = Sums()
+            self._update, sums = step, Sums()
+            self._remember_kept(batches, _AVERAGE)
             self._decide_kept(batches)
             for batch in batches:
                 self._backward(batch, sums)
@@ -249,11 +289,43 @@ class GroupTrainer:
             done.note(sums, grad_norm, is_first=step == 0)
             finite = math.isfinite(sums.loss) and math.isfinite(grad_norm)
             stands = finite and self._step(batches, done)
-            self.policy_version += stands
+            if stands:
+                self._stood()
             self.optimizer.zero_grad(set_to_none=True)
             if not stands:  # what is not finite would spoil the weights for good
                 break
         return done
+
+    def _stood(self) -> None:
+        """Note a step that was made."""
+        self.policy_version += 1
+        if isinstance(self._set_to, EwmaLoss):
+            self._kept[_AVERAGE].follow(self._set_to.decay)
+        every = self.spec.kl_reset_every
+        if every and self.policy_version % every == 0 and _REFERENCE in self._kept:
+            self._kept[_REFERENCE].restart()
+
+    def _prefer(self, units: Sequence[Unit]) -> tuple[int, float]:
+        """Make one update on pairs of the batch where that is due: their number, and the loss."""
+        self._batches += 1
+        pairs: list[Unit] = []
+        if self._preference is not None and self._batches % self._preference.every == 0:
+            pairs = [pair for unit in units if (pair := contrast(unit)) is not None]
+        if self._preference is None or not pairs:
+            return 0, math.nan
+        batches = self._micro_batches(pairs)
+        self._remember(batches, "before")
+        self._remember_kept(batches, _REFERENCE)
+        loss = push_apart(pairs, self._preference)
+        for batch in batches:
+            rows = [row for unit in batch for row in unit.rows]
+            found = zip(rows, self._forward(batch), strict=True)
+            self._descend(torch.stack([row.push * values.sum() for row, values in found]).sum())
+        norm = self._clip_gradient(self.spec.grad_norm_max)
+        if math.isfinite(norm) and self._step(batches, _Done()):
+            self._stood()
+        self.optimizer.zero_grad(set_to_none=True)
+        return len(pairs), loss
 
     def _clipped_gradient(self) -> float:
         """The norm of the gradient before it was clipped."""
@@ -293,12 +365,35 @@ class GroupTrainer:
         columns, _ = self._of_all(torch.cat(found, dim=1))
         return losses.mismatch(*columns).k3
 
-    def _remember_old(self, batches: Sequence[Sequence[Unit]]) -> None:
+    def _remember_kept(self, batches: Sequence[Sequence[Unit]], name: str) -> None:
+        if name in self._kept:
+            with self._kept[name].loaded():
+                self._remember(batches, name)
+
+    def _remember(
+        self, batches: Sequence[Sequence[Unit]], column: str, of_logits: OfLogits | None = None
+    ) -> None:
+        """Keep `of_logits`, by default the present log-probs, in this field of the rows."""
         with torch.no_grad():
             for batch in batches:
                 rows = [row for unit in batch for row in unit.rows]
-                for row, values in zip(rows, self._forward(batch), strict=True):
-                    row.old_logprobs = values
+                for row, values in zip(rows, self._forward(batch, of_logits), strict=True):
+                    setattr(row, column, values)
+
+    def _whiten_entropies(self, batches: Sequence[Sequence[Unit]]) -> None:
+        """For a loss that asks: each token's entropy, compared to those of the whole batch."""
+        if not self._objective.by_entropy:
+            return
+        self._remember(batches, "whitened", self._entropies)
+        rows = [row for batch in batches for unit in batch for row in unit.rows]
+        found = [row.whitened for row in rows if row.whitened is not None]
+        ours = torch.cat([torch.zeros(0, device=self.policy.device), *found])
+        of_all, _ = self._of_all(ours[None])
+        for row, entropies in zip(rows, found, strict=True):
+            row.whitened = losses.whiten(entropies, of_all)
+
+    def _entropies(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return -losses.token_moments(self._heated(logits), targets)[..., 1]
 
     def _decide_kept(self, batches: Sequence[Sequence[Unit]]) -> None:
         """Ask a loss that needs all tokens at once which to train on: one more forward pass."""
@@ -351,7 +446,12 @@ class GroupTrainer:
         advantages = row.token_advantages
         if advantages is None:
             advantages = torch.full_like(values, row.advantage)
-        return Tokens(values, old, behaviour, advantages, row.kept)
+        if row.teacher is not None:
+            was = row.behaviour_logprobs if row.own else None  # others may make theirs up
+            was = old if was is None else was
+            advantages = losses.taught(advantages, was, row.teacher, self.spec.teacher_weight)
+        told = (row.kept, row.own, self._update, row.whitened, row.averaged)
+        return Tokens(values, old, behaviour, advantages, *told)
 
     def _backward(self, batch: Sequence[Unit], sums: Sums) -> None:
         rows = [row for unit in batch for row in unit.rows]
@@ -373,6 +473,10 @@ class GroupTrainer:
                 unlikely = old < row.floor
                 each = each.masked_fill(unlikely, 0.0)
                 sums.unlikely += int(unlikely.sum())
+            if row.own and row.reference is not None:
+                far = losses.divergence(values, row.reference)
+                each = each + self.spec.kl_weight * far
+                sums.reference_kl += float(far.detach().sum())
             loss = loss + row.weight * each.sum()
             sums.clipped += float(clipped.sum())
             sums.masked += int(masked.sum())
@@ -389,6 +493,8 @@ class GroupTrainer:
         sums.loss += float(loss.detach())
 
     def _losses(self, row: Row, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if row.guided_weight:
+            return losses.supervised(tokens.logprobs, row.guided_weight)
         if row.shaping:
             return losses.guided(tokens.logprobs, tokens.advantages, row.shaping)
         return self._objective.losses(tokens, self._set_to)
@@ -396,7 +502,7 @@ class GroupTrainer:
     def _weights(self, row: Row, tokens: Tokens) -> torch.Tensor | None:
         """Weights of a row's tokens; None: 1 each. A loss that uses behaviour log-probs weighs by
         itself."""
-        if self._objective.uses_behaviour or row.shaping:
+        if self._objective.uses_behaviour or row.is_guidance:
             return None
         if self._correction is not None and row.behaviour_logprobs is not None:
             columns = (tokens.proximal, row.behaviour_logprobs, tokens.advantages)
@@ -637,6 +743,19 @@ def _rate_times(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[Non
 
 def _add_size(sizes: torch.Tensor, place: int, gradient: torch.Tensor) -> None:
     sizes[place] += gradient.detach().abs().sum()
+
+
+def _distances(sums: Sums) -> dict[str, Any]:
+    far = losses.mismatch(*sums.known_columns())
+    return {
+        "behaviour_tokens": far.tokens,
+        "effective_share": far.effective_share,
+        "mismatch_k1": far.k1,
+        "mismatch_k3": far.k3,
+        "weight_max": far.weight_max,
+        "mismatch_mean": far.mean,
+        "mismatch_max": far.max,
+    }
 
 
 def _columns(tokens: Tokens, source: int) -> torch.Tensor:

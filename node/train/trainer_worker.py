@@ -142,7 +142,7 @@ class TrainerCore:
         """Load a version. Generations that have begun go on with its weights; an adapter goes onto
         the model that was loaded at the start."""
         load_version(self.policy, weights, self.spec.lora_base)
-        self.trainer.policy_version = policy_version
+        self.trainer.take_over(policy_version)
         self._weights_changed()
 
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:

@@ -212,6 +212,10 @@ class Intake:
         """Groups that may be granted and buffered together."""
         return self._book.account.rules.groups_max
 
+    def set_terms(self, width: int, limit: int) -> None:
+        """Completions of a task and tokens of one, for the next leases. 0: the run's."""
+        self._book.terms = (width, limit)
+
     def set_credits(self, groups: int) -> None:
         self._book.account.set_groups_max(groups)
 
@@ -264,6 +268,8 @@ class Intake:
                 learner_version=self.version,
                 stream=lease.stream,
                 groups=lease.groups,
+                width=lease.width,
+                limit=lease.limit,
                 life_ms=min(LEASE_MS_MAX, int(1e3 * (lease.deadline - now_s))),
                 retry_ms=0,
                 reason="",
@@ -298,6 +304,7 @@ class Intake:
         judge = self._gater.ledger.judge
         lease_id, group_id, record, group = judge(peer, codec.decode_submission, payload)
         self._check_form(peer, group)
+        self._check_terms(peer, lease_id, group)
         task = (lease_id, group.task.index)
         if task in self._checking:
             return self._reply("again", "", "a group of that task is being looked at")
@@ -324,11 +331,6 @@ class Intake:
             fault = (Reject.WRONG_PRODUCER, f"{peer} handed in a group of {group.producer}")
         elif group.run_id != rules.run_id:
             fault = (Reject.WRONG_RUN, group.run_id)
-        elif len(group.completions) != rules.group_size:
-            fault = (
-                Reject.MALFORMED,
-                f"{len(group.completions)} completions instead of {rules.group_size}",
-            )
         elif not all(completion.token_ids for completion in group.completions):
             fault = (Reject.MALFORMED, "a completion without tokens")
         elif group.tokenizer != rules.tokenizer:
@@ -338,6 +340,20 @@ class Intake:
         if fault is not None:
             self._gater.ledger.reject(peer, fault[0])
             raise RemoteProtocolError(fault[0], fault[1][:DETAIL_CHARS_MAX])
+
+    def _check_terms(self, peer: PeerId, lease_id: bytes, group: RolloutGroup) -> None:
+        """Refuse another width or longer completions than the lease was for."""
+        lease = self._book.lease(lease_id)
+        width = lease.width if lease is not None and lease.width else self._rules.group_size
+        limit = lease.limit if lease is not None else 0
+        fault = ""
+        if len(group.completions) != width:
+            fault = f"{len(group.completions)} completions instead of {width}"
+        elif limit and any(len(each.token_ids) > limit for each in group.completions):
+            fault = f"a completion of more than {limit} tokens"
+        if fault:
+            self._gater.ledger.reject(peer, Reject.MALFORMED)
+            raise RemoteProtocolError(Reject.MALFORMED, fault)
 
     async def _judge(
         self, peer: PeerId, lease_id: bytes, group_id: GroupId, group: RolloutGroup

@@ -49,6 +49,8 @@ class HeldLease:
     stream: str
     groups: int
     ends_s: float  # on the loop's clock
+    width: int = 0  # completions of each task; 0: those of the run
+    limit: int = 0  # most tokens of a completion; 0: those of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class LeaseClient:
             stream=reply.stream,
             groups=reply.groups,
             ends_s=asked_s + reply.life_ms / 1e3,
+            width=reply.width,
+            limit=reply.limit,
         )
 
     async def submit(self, lease: HeldLease, group: RolloutGroup) -> Verdict | None:

@@ -87,6 +87,8 @@ class Lease:
     version: int  # the worker's when it asked
     granted_at: Moment
     deadline: Moment
+    width: int = 0  # completions of each task; 0: those of the run
+    limit: int = 0  # most tokens of a completion; 0: those of the run
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -195,6 +197,7 @@ class LeaseBook:
             raise LocalProtocolError(f"a lease secret of {len(secret)} bytes")
         self.rules = rules
         self.account = account
+        self.terms = (0, 0)  # width and limit of the next leases; 0: those of the run
         self._run_id = run_id
         self._secret = secret
         self._start = start
@@ -295,7 +298,8 @@ class LeaseBook:
         lease_id = hmac.digest(self._secret, _ID_DOMAIN + who, "sha256")[:LEASE_ID_BYTES]
         stream = hmac.digest(self._secret, _STREAM_DOMAIN + who, "sha256").hex()
         life_s = min(self._life_s(worker, groups), self.rules.life_s_max)
-        return Lease(lease_id, worker, stream, groups, version, now, now + life_s)
+        ends = now + life_s
+        return Lease(lease_id, worker, stream, groups, version, now, ends, *self.terms)
 
     def _size(self, worker: str, now: float) -> int:
         """The number of groups in a lease: of `target_s`, or of a shorter step, and one more.

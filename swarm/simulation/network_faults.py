@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from random import Random
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import trio
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld
@@ -18,9 +19,26 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 EVENTS_MAX = 10_000  # per plan
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One kind of fault.
+def _range(value: Any) -> Any:
+    """A range of seconds; one number is a range of that alone."""
+    if isinstance(value, list):
+        return tuple(value)
+    return (value, value) if isinstance(value, int | float) else value
+
+
+def _ordered(value: tuple[float, float]) -> tuple[float, float]:
+    if value[0] > value[1]:
+        raise ValueError("must be the shorter time first")
+    return value
+
+
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
+Duration = Annotated[tuple[Seconds, Seconds], BeforeValidator(_range), AfterValidator(_ordered)]
+Chance = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Fault(BaseModel):
+    """One kind of fault; `[[faults]]` in the file of a scenario.
 
     crash      hosts die and come back with their disks
     pause      their processors stop
@@ -30,18 +48,20 @@ class Fault:
     stillborn  their connections die, new ones while being admitted
     """
 
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
     kind: Kind
-    at_s: float = 0.0  # the first time
-    every_s: float | None = None  # period; None: once
-    for_s: tuple[float, float] = (10.0, 10.0)  # duration, uniform in this range
-    share: float = 0.3  # of hosts, at least one
-    spread_s: float = 0.0  # random delay per host, up to this
+    at_s: Seconds = 0.0  # the first time
+    every_s: Annotated[float, Field(ge=1, le=86_400)] | None = None  # period; None: once
+    for_s: Duration = (10.0, 10.0)  # uniform in this range
+    share: Annotated[float, Field(gt=0, le=1)] = 0.3  # of hosts, at least one
+    spread_s: Seconds = 0.0  # random delay per host, up to this
     one_way: bool = False  # partition only
-    loss: float = 0.1  # this and the next four: bad_link
-    duplication: float = 0.1
-    reordering: float = 0.2
-    latency_s: float = 0.2  # added
-    jitter_s: float = 0.1  # added
+    loss: Chance = 0.1  # this and the next four: bad_link
+    duplication: Chance = 0.1
+    reordering: Chance = 0.2
+    latency_s: Seconds = 0.2  # added
+    jitter_s: Seconds = 0.1  # added
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +121,7 @@ def _aside(rng: Random) -> Random:
 def _draw_fault(kind: Kind, rng: Random, until_s: float) -> Fault:
     shortest = 0.5 + 5.0 * rng.random()
     fault = Fault(
-        kind,
+        kind=kind,
         at_s=0.6 * until_s * rng.random(),
         every_s=None if rng.random() < 0.4 else 10.0 + 0.5 * until_s * rng.random(),
         for_s=(shortest, shortest + 0.3 * until_s * rng.random()),
@@ -111,7 +131,8 @@ def _draw_fault(kind: Kind, rng: Random, until_s: float) -> Fault:
     )
     if kind == "bad_link":
         loss, duplication, reordering = (0.3 * rng.random() for _ in range(3))
-        fault = replace(fault, loss=loss, duplication=duplication, reordering=reordering)
+        drawn = {"loss": loss, "duplication": duplication, "reordering": reordering}
+        return fault.model_copy(update=drawn)
     return fault
 
 

@@ -38,8 +38,6 @@ GAP_MAX: Final = 100_000  # lost reports that one gap may count
 
 
 class Drop(StrEnum):
-    """The reason why a delivered message does not count."""
-
     TOPIC = "topic"  # no topic of a node
     OTHER_RUN = "other_run"
     OVERSIZE = "oversize"
@@ -51,8 +49,6 @@ class Drop(StrEnum):
 
 
 class Gone(StrEnum):
-    """Why a node counts as gone."""
-
     OFFLINE = "offline"  # it said so, or its broker did with what the node had left for it
     SILENT = "silent"  # no report for `gone_after_s`
 
@@ -145,13 +141,10 @@ class Watch:
 
     def nodes(self, now_s: float) -> list[NodeView]:
         """All nodes, those heard last first."""
-        return [_view(each, now_s) for each in reversed(self._entries.values())]
-
-    def node(self, peer: PeerId, now_s: float) -> NodeView | None:
-        """One node, in the run that it was heard in last."""
-        found = (each for (_, key), each in reversed(self._entries.items()) if key == peer)
-        entry = next(found, None)
-        return None if entry is None else _view(entry, now_s)
+        return [
+            NodeView(each.report, max(0.0, now_s - each.heard_at_s), each.gone(now_s), each.lost)
+            for each in reversed(self._entries.values())
+        ]
 
     @property
     def lost(self) -> int:
@@ -159,7 +152,6 @@ class Watch:
         return self._lost_before + sum(each.lost for each in self._entries.values())
 
     def counters(self) -> dict[str, int]:
-        """Counts of reports taken, and of reports dropped by reason."""
         return {
             "reports_taken": self.taken,
             "reports_lost": self.lost,
@@ -240,7 +232,8 @@ class Watch:
         heard_at_s = min(now_s, report.sent_at_s) if retained else now_s
         before = self._entries.get(key)
         if before is not None and not _is_newer(before.report, report, skew_s):
-            if retained and _same(before.report, report):
+            was = before.report
+            if retained and (was.instance, was.sequence) == (report.instance, report.sequence):
                 self.repeated += 1
                 return None
             raise _Refused(Drop.REPLAYED)
@@ -310,16 +303,3 @@ def _is_newer(last: NodeReport, report: NodeReport, skew_s: float) -> bool:
         return report.sequence > last.sequence
     # a process that started again; its clock may have been set back meanwhile
     return report.sent_at_s > last.sent_at_s or abs(skew_s) <= SKEW_S_MAX
-
-
-def _same(last: NodeReport, report: NodeReport) -> bool:
-    return (last.instance, last.sequence) == (report.instance, report.sequence)
-
-
-def _view(entry: _Entry, now_s: float) -> NodeView:
-    return NodeView(
-        report=entry.report,
-        heard_s=max(0.0, now_s - entry.heard_at_s),
-        gone=entry.gone(now_s),
-        lost=entry.lost,
-    )

@@ -331,12 +331,6 @@ def figures_of(record: object) -> dict[str, float | None]:
     return {name: getattr(record, name) for name in FIGURES if hasattr(record, name)}
 
 
-def figure_metrics(record: object) -> dict[str, float]:
-    """A record's measured figures that are metrics, by the metric's name."""
-    found = {FIGURES[name][METRIC]: value for name, value in figures_of(record).items()}
-    return {name: value for name, value in found.items() if name and value is not None}
-
-
 def figure_texts(record: object) -> list[str]:
     """A record's measured figures, for people."""
     found = [(FIGURES[name][SHOWN], value) for name, value in figures_of(record).items()]
@@ -462,14 +456,13 @@ PEER_METRICS: Final[Mapping[str, Metric]] = {metric.name: metric for metric in _
 
 
 def measured(record: object, part: str = "") -> dict[str, float]:
-    """The metrics that a record of its class sets, by name; those without a value are left out.
-    `part`: another name in `set_by` than the class."""
-    found: dict[str, float] = {}
-    for name, reading in _readings(part or type(record).__name__).items():
-        value = _read(record, reading)
-        if value is not None:
-            found[name] = float(value)
-    return finite(found)
+    """The metrics that a record sets, by name, its round's figures among them; those without a
+    value are left out. `part`: another name in `set_by` than the record's class."""
+    readings = _readings(part or type(record).__name__)
+    found = {name: _read(record, reading) for name, reading in readings.items()}
+    if not part:
+        found |= {FIGURES[name][METRIC]: value for name, value in figures_of(record).items()}
+    return finite({name: float(v) for name, v in found.items() if name and v is not None})
 
 
 @cache
@@ -483,9 +476,9 @@ def _read(record: Any, reading: str | Callable[[Any], float | None]) -> float | 
     """A path ends where a part is None, and so does the reading."""
     if not isinstance(reading, str):
         return reading(record)
-    for part in reading.split("."):
-        record = getattr(record, part, None)
     value: float | None = record
+    for part in reading.split("."):
+        value = getattr(value, part, None)
     return value
 
 

@@ -27,7 +27,7 @@ from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.limits.backoff import Backoff
 from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.reports import REPORT_BYTES_MAX, Status, Topic, encode_status
+from swarm.telemetry.reports import REPORT_BYTES_MAX, Status, Topic, sealed
 
 log = logging.getLogger(__name__)
 log.addHandler(logging.NullHandler())  # what fails is in `failure`
@@ -128,28 +128,24 @@ class _Connecting:
 
     async def run(self) -> None:
         """Keep a connection until cancelled; then disconnect within `LEAVE_TIMEOUT_S`."""
-        ended = trio.Event()
-        token = trio.lowlevel.current_trio_token()
-        bugs: list[BaseException] = []
+        leaving = trio.CancelScope(shield=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._leave, leaving)
+            with leaving:
+                await trio.to_thread.run_sync(
+                    lambda: asyncio.run(self._keep_connected()),
+                    thread_name="mqtt",
+                    abandon_on_cancel=True,
+                    limiter=trio.CapacityLimiter(1),
+                )
 
-        def in_thread() -> None:
-            try:
-                asyncio.run(self._keep_connected())
-            except BaseException as bug:  # noqa: BLE001  raised again where somebody sees it
-                bugs.append(bug)
-            with suppress(trio.RunFinishedError):
-                token.run_sync_soon(ended.set)
-
-        threading.Thread(target=in_thread, name="mqtt", daemon=True).start()
+    async def _leave(self, leaving: trio.CancelScope) -> None:
         try:
-            await ended.wait()
+            await trio.sleep_forever()
         finally:
             self._wanted = False
             self._ring()
-            with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_TIMEOUT_S):
-                await ended.wait()
-            if bugs:
-                raise bugs[0]
+            leaving.deadline = trio.current_time() + LEAVE_TIMEOUT_S
 
     def _ring(self) -> None:
         """Wake the loop of the thread. From any thread."""
@@ -277,21 +273,19 @@ def _tls_context(broker: Broker) -> ssl.SSLContext | None:
 
 
 class MqttPublisher(_Connecting):
-    """Publishes messages. `online` and `will` make the first message and the last will of each
-    connection, by its number."""
+    """Publishes messages. `status` makes the first message and the last will of each connection, by
+    its number and by whether it stands."""
 
     def __init__(
         self,
         broker: Broker,
-        online: Callable[[int], Outgoing],
-        will: Callable[[int], Outgoing],
+        status: Callable[[int, bool], Outgoing],
         rng: Random,
         *,
         queue_max: int = PUBLISH_QUEUE_MAX,
     ) -> None:
         super().__init__(broker, rng)
-        self._online = online
-        self._will = will
+        self._status = status
         self._queue: _Queue[Outgoing] = _Queue(queue_max, queue_max * PACKET_BYTES_MAX)
         self._queue.ring = self._ring
         self._failed = 0
@@ -307,13 +301,13 @@ class MqttPublisher(_Connecting):
         self._queue.put(message)
 
     def _client(self, **options: Any) -> Client:
-        will = self._will(self.connections)
+        will = self._status(self.connections, False)
         return super()._client(
             will=aiomqtt.Will(will.topic, will.payload, will.qos, will.retain), **options
         )
 
     async def _use(self, client: Client) -> None:
-        await _publish(client, self._online(self.connections))
+        await _publish(client, self._status(self.connections, True))
         while self._wanted:
             self._news.clear()
             while (message := self._queue.take()) is not None:
@@ -325,7 +319,7 @@ class MqttPublisher(_Connecting):
                 self.published += 1
             if self._wanted:
                 await self._news.wait()
-        await _publish(client, self._will(self.connections))
+        await _publish(client, self._status(self.connections, False))
 
 
 async def _publish(client: Client, message: Outgoing) -> None:
@@ -353,21 +347,14 @@ def publisher_of(
     """A publisher that announces this process as online, and by its last will as offline."""
     topic = str(Topic(run_id, identity.peer_id, "status"))
 
-    def status(connection: int, *, online: bool) -> Outgoing:
+    def status(connection: int, online: bool) -> Outgoing:
         said = Status(run_id=run_id, instance=instance, connection=connection, online=online)
-        return Outgoing(topic, encode_status(said, identity), qos=1)
+        return Outgoing(topic, sealed(said, identity), qos=1)
 
-    return MqttPublisher(
-        broker,
-        lambda connection: status(connection, online=True),
-        lambda connection: status(connection, online=False),
-        rng,
-    )
+    return MqttPublisher(broker, status, rng)
 
 
 class Subscriber(_Connecting):
-    """Subscribes to topics and hands on their messages."""
-
     def __init__(
         self,
         broker: Broker,

@@ -165,8 +165,6 @@ class BroadcastReport(_Part):
 
 
 class AlarmReport(_Part):
-    """An alarm that stands."""
-
     kind: Alarm
     level: Level
     text: _Text  # what is so
@@ -210,8 +208,6 @@ class Status(_Part):
 
 
 class AlarmsReport(_Part):
-    """The alarms of a node alone."""
-
     run_id: _Name
     instance: Annotated[str, Field(max_length=32)]
     sent_at_s: Annotated[float, Field(ge=0, le=2**40)]
@@ -233,8 +229,8 @@ _SHORTER: Final[tuple[Mapping[str, Any], ...]] = (
 
 
 def encode_report(report: NodeReport, identity: Identity) -> bytes:
-    """JSON of the report's own JSON, as signed, and the signature; shortened by `_SHORTER`."""
-    payload = _seal(report, DOMAIN, identity)
+    """The report as it is published, shortened by `_SHORTER`."""
+    payload = sealed(report, identity)
     for shorter in _SHORTER:
         if len(payload) <= REPORT_BYTES_MAX:
             break
@@ -246,7 +242,7 @@ def encode_report(report: NodeReport, identity: Identity) -> bytes:
             lacking = len(report.workers) - len(update["workers"])
             update["workers_left_out"] = report.workers_left_out + lacking
         report = report.model_copy(update=update)
-        payload = _seal(report, DOMAIN, identity)
+        payload = sealed(report, identity)
     if len(payload) > REPORT_BYTES_MAX:
         raise LocalProtocolError(f"a report of {len(payload)} bytes")
     return payload
@@ -258,7 +254,7 @@ def decode_report(payload: bytes, peer: PeerId) -> NodeReport:
     Raises:
         RemoteProtocolError: it is too large, malformed, over a limit, or not by and about `peer`.
     """
-    report = _open(payload, peer, DOMAIN, NodeReport, REPORT_BYTES_MAX)
+    report = _open(payload, peer, NodeReport, REPORT_BYTES_MAX)
     if report.peer_id != peer:
         raise RemoteProtocolError(Reject.WRONG_PRODUCER, "a report about another", signer=peer)
     # Metrics of a newer version, whose names are unknown, are left out.
@@ -267,37 +263,31 @@ def decode_report(payload: bytes, peer: PeerId) -> NodeReport:
     return report.model_copy(update={"metrics": known, "labelled": labelled})
 
 
-def encode_status(status: Status, identity: Identity) -> bytes:
-    """The status as it is published."""
-    return _seal(status, STATUS_DOMAIN, identity)
-
-
 def decode_status(payload: bytes, peer: PeerId) -> Status:
     """A status that came under the name of `peer`.
 
     Raises:
         RemoteProtocolError: as of `decode_report`.
     """
-    return _open(payload, peer, STATUS_DOMAIN, Status, STATUS_BYTES_MAX)
-
-
-def encode_alarms(alarms: AlarmsReport, identity: Identity) -> bytes:
-    """The alarms as they are published."""
-    return _seal(alarms, ALARMS_DOMAIN, identity)
+    return _open(payload, peer, Status, STATUS_BYTES_MAX)
 
 
 _PartT = TypeVar("_PartT", bound=_Part)
+_DOMAINS: Final[Mapping[type[_Part], bytes]] = {
+    NodeReport: DOMAIN,
+    Status: STATUS_DOMAIN,
+    AlarmsReport: ALARMS_DOMAIN,
+}
 
 
-def _seal(part: _Part, domain: bytes, identity: Identity) -> bytes:
+def sealed(part: NodeReport | Status | AlarmsReport, identity: Identity) -> bytes:
+    """What is published: JSON of the part's own JSON, as signed, and the signature."""
     body = part.model_dump_json(exclude_defaults=True)
-    signature = identity.sign(domain, body.encode()).hex()
+    signature = identity.sign(_DOMAINS[type(part)], body.encode()).hex()
     return json.dumps({"report": body, "signature": signature}, ensure_ascii=False).encode()
 
 
-def _open(
-    payload: bytes, peer: PeerId, domain: bytes, kind: type[_PartT], bytes_max: int
-) -> _PartT:
+def _open(payload: bytes, peer: PeerId, kind: type[_PartT], bytes_max: int) -> _PartT:
     if len(payload) > bytes_max:
         raise RemoteProtocolError(Reject.OVERSIZE, f"{len(payload)} bytes")
     try:
@@ -305,7 +295,7 @@ def _open(
         body, signature = envelope.report.encode(), bytes.fromhex(envelope.signature)
     except (ValidationError, ValueError) as error:
         raise RemoteProtocolError(Reject.MALFORMED, "no envelope") from error
-    verify(peer, domain, body, signature)
+    verify(peer, _DOMAINS[kind], body, signature)
     try:
         return kind.model_validate_json(body)
     except (ValidationError, ValueError) as error:

@@ -19,7 +19,7 @@ HOLDERS_PROTOCOL = "/swarm/holders/1.0.0"
 HEADS_PROTOCOL = "/swarm/heads/1.0.0"
 MANIFEST_PROTOCOL = "/swarm/manifest/1.0.0"
 CHUNKS_PROTOCOL = "/swarm/chunks/1.0.0"
-LEASES_PROTOCOL = "/swarm/leases/1.0.0"
+LEASES_PROTOCOL = "/swarm/leases/1.1.0"
 SUBMISSIONS_PROTOCOL = "/swarm/submissions/1.0.0"
 REPORTS_PROTOCOL = "/swarm/learner-report/1.0.0"
 PLANS_PROTOCOL = "/swarm/plan/1.0.0"
@@ -517,6 +517,8 @@ class LeaseReply(WireModel):
     learner_version: SeqNo
     stream: LeaseStream
     groups: Annotated[int, Field(ge=0, le=LEASE_GROUPS_MAX)]
+    width: Annotated[int, Field(ge=0, le=COMPLETIONS_MAX)] = 0  # completions each; 0: the run's
+    limit: Annotated[int, Field(ge=0, le=TOKENS_MAX)] = 0  # tokens of a completion; 0: the run's
     life_ms: Milliseconds  # of the lease, from now
     retry_ms: Milliseconds
     reason: Annotated[str, Field(max_length=NAME_CHARS_MAX)]

@@ -25,12 +25,13 @@ SETTINGS = (
     "--correction --data-dir --draw --engine --engine-gpu-share --engine-gpus --engine-key-env "
     "--engine-prompts --engine-quantization --engine-requests-max --engine-tokenizer "
     "--engine-update --engine-url --evaluate-every --external --external-rule "
-    "--fetch-bytes-per-s-max --filter --foreign-logprob-min --foreign-share-max --foreign-weighting "
-    "--generate --group-size --help-all --invite --invite-file --key-file --learning-rate "
+    "--fetch-bytes-per-s-max --filter --foreign-logprob-min --foreign-share-max "
+    "--foreign-weighting --generate --group-size --help-all --invite --invite-file --key-file "
+    "--learning-rate "
     "--listen --local --log --lora-alpha --lora-base --lora-rank --lora-targets --loss "
     "--metrics-listen --micro-batch-tokens --model --over-provision --passphrase-env --peer "
-    "--pool-bytes-max --publish-precision --quiet-hours --replay --report-project --report-to --reward "
-    "--role --rounds --run --seed --serve-bytes-per-s-max --share --steps --stop-after "
+    "--pool-bytes-max --publish-precision --quiet-hours --replay --report-project --report-to "
+    "--reward --role --rounds --run --seed --serve-bytes-per-s-max --share --steps --stop-after "
     "--telemetry --telemetry-ca --telemetry-interval --threads --tokens-per-s-max "
     "--updates-per-batch --validation-tasks --verify-cpu-s --verify-read --verify-sandbox "
     "--warm-up-updates --web-name -v"
@@ -43,6 +44,8 @@ SURFACE = {
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",
+    "sft": "--answer --batch --context-tokens-max --epochs --held-out --learning-rate --lora-rank "
+    "--model --no-yes --out --question --run --seed --system --threads --yes data",
     "methods": "--engine --literature --run name",
     "doctor": "--data-dir --engine --engine-key-env --engine-quantization --engine-url --invite "
     "--invite-file --listen --lora-rank --model --peer --run --telemetry --telemetry-ca",

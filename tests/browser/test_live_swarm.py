@@ -173,7 +173,7 @@ def test_with_a_token_workers_are_drained_and_the_depth_is_set(
         act("drain", "not the token")
         assert read_drained(data_dir) == frozenset()
         page.evaluate("token => { document.getElementById('act-token').value = token; }", TOKEN)
-        act("drain", "known: none yet")
+        act("drain", "no coordinator has worked here")
         assert read_drained(data_dir) == frozenset()
         data_dir.mkdir(parents=True, exist_ok=True)
         save_state(data_dir, {"workers": [{"name": "spot-1", "peer": "p"}]})

@@ -14,11 +14,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.adapter_files import AdapterShape
-from node.interfaces.engine import Engine, Sampling
+from node.interfaces.engine import Engine, Outcome, Request, Sampling, plain_requests
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import adapters, checkpoint
 from node.train.process import InProcessTrainer, open_trainer
-from swarm.errors import ChildFailed
+from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, FinishReason, version_spans
 from swarm.wire import codec
 from tests.integration.shared_vllm import SharedVllm, shared_vllm
@@ -268,3 +268,99 @@ def test_spans_tell_the_truth_of_a_load_in_the_middle(case, tmp_path):
             ]
 
     case.run(body)
+
+
+ALL = frozenset(("entropies", "runners_up", "hidden"))
+BEGINNING = (70, 71)
+WANTED = {
+    "requests": [
+        Request("1+1=", 2, limit=3),
+        Request("1+1=", 3, temperature=0.5),
+        Request("12+30=", seed=3),
+    ],
+    "beginnings": [
+        Request("1+1=", 2, beginning=BEGINNING, beginning_logprobs=(-0.5, -0.25)),
+        Request("1+1=", beginning=BEGINNING, limit=2),
+    ],
+    "entropies": [Request("1+1=", 2, record=frozenset({"entropies"}))],
+    "runners_up": [Request("1+1=", 2, record=frozenset({"runners_up"}))],
+    "hidden": [Request("1+1=", 2, record=frozenset({"hidden"}))],
+    "noise": plain_requests(["1+1="], 4),
+}
+
+
+@pytest.mark.slow
+def test_plain_requests_are_what_generate_gives(case, tmp_path):
+    async def body():
+        async with case.open(tmp_path) as engine:
+            groups = await engine.generate(PROMPTS, 4, SAMPLING, 7)
+            plain = plain_requests(PROMPTS, 4)
+            assert await engine.sample(plain, SAMPLING, 7) == [Outcome(each) for each in groups]
+            assert await engine.sample(plain, SAMPLING, 8) != [Outcome(each) for each in groups]
+            few, many = await engine.sample([plain[0], Request("1+1=", 6)], SAMPLING, 7)
+            assert (len(few.completions), len(many.completions)) == (4, 6)
+
+    case.run(body)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", WANTED)
+def test_a_request_is_done_as_asked_or_refused_by_name(case, tmp_path, capability):
+    async def body():
+        async with case.open(tmp_path) as engine:
+            wanted, noise = WANTED[capability], 0.1 * (capability == "noise")
+            can = engine.capabilities
+            if not (capability in can.records or getattr(can, capability, False)):
+                with pytest.raises(ConfigError, match=f"the engine {engine.maker.engine} "):
+                    await engine.sample(wanted, Sampling(max_new_tokens=6), 7, noise)
+                return
+            outcomes = await engine.sample(wanted, Sampling(max_new_tokens=6), 7, noise)
+            assert outcomes == await engine.sample(wanted, Sampling(max_new_tokens=6), 7, noise)
+            assert [len(each.completions) for each in outcomes] == [each.n for each in wanted]
+            CHECKS[capability](wanted, outcomes)
+            if noise:
+                plain = await engine.sample(wanted, Sampling(max_new_tokens=6), 7)
+                assert plain != outcomes
+                assert plain == await engine.sample(wanted, Sampling(max_new_tokens=6), 7)
+
+    case.run(body)
+
+
+def as_limited(wanted: list[Request], outcomes: list[Outcome]) -> None:
+    for request, outcome in zip(wanted, outcomes, strict=True):
+        for made in outcome.completions:
+            limit = request.limit or 6
+            assert len(made.token_ids) <= limit
+            if made.finish_reason is FinishReason.LENGTH:
+                assert len(made.token_ids) == limit
+
+
+def as_begun(wanted: list[Request], outcomes: list[Outcome]) -> None:
+    for made in (made for each in outcomes for made in each.completions):
+        assert made.token_ids[:2] == BEGINNING
+        assert made.splices == (2,)
+        assert len(made.logprobs) == len(made.token_ids)
+    assert outcomes[0].completions[0].logprobs[:2] == (-0.5, -0.25)
+    assert len(outcomes[0].completions[0].token_ids) > 2
+    [whole] = outcomes[1].completions
+    assert (whole.token_ids, whole.finish_reason) == (BEGINNING, FinishReason.LENGTH)
+    assert all(value < 0.0 for value in whole.logprobs)
+
+
+def as_recorded(wanted: list[Request], outcomes: list[Outcome]) -> None:
+    """Shapes; values are compared with those of a plain pass elsewhere."""
+    for request, outcome in zip(wanted, outcomes, strict=True):
+        [name] = request.record
+        for made, recorded in zip(outcome.completions, outcome.recorded, strict=True):
+            for other in ALL:
+                assert bool(getattr(recorded, other)) == (other == name)
+            assert name == "hidden" or len(getattr(recorded, name)) == len(made.token_ids)
+            assert all(value >= 0.0 for value in recorded.entropies)
+            assert all(first >= second for _, first, second in recorded.runners_up)
+
+
+CHECKS = {
+    "requests": as_limited,
+    "beginnings": as_begun,
+    "noise": as_limited,
+} | dict.fromkeys(ALL, as_recorded)

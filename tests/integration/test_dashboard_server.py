@@ -138,7 +138,7 @@ def test_all_who_watch_get_each_frame_once() -> None:
             await until(lambda: min(map(len, got.values())) == 3)
             board.close()
         assert got == {0: ["1", "2", "3"], 1: ["1", "2", "3"]}
-        await until(lambda: board.streams == 0)
+        await until(lambda: len(board.watchers) == 0)
 
     within(body)
 
@@ -163,7 +163,7 @@ def test_who_does_not_read_holds_up_nobody_and_skips_frames() -> None:
             while board.frames_skipped == 0:  # what the kernel holds comes first
                 taken += len(await slow.receive_some(65_536))
                 assert taken < frames * len(frame), "it got every frame"
-        await until(lambda: board.streams == 0)
+        await until(lambda: len(board.watchers) == 0)
 
     within(body)
 
@@ -181,7 +181,7 @@ def test_more_streams_than_there_are_places_are_sent_away_and_counted() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(STREAMS_MAX):
                 assert await nursery.start(hold) == 200
-            assert board.streams == STREAMS_MAX
+            assert len(board.watchers) == STREAMS_MAX
             assert (await client.get("/api/stream")).status_code == 503
             assert board.streams_refused == 1
             assert (await client.get("/api/state")).status_code == 200
@@ -208,10 +208,10 @@ def test_silent_connections_of_one_address_keep_no_other_out(words: bytes) -> No
             watching = await from_address("127.0.0.2", client)
             greedy.append(watching)
             await watching.send_all(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await until(lambda: board.streams == STREAMS_MAX)
+        await until(lambda: len(board.watchers) == STREAMS_MAX)
         async with client.stream("GET", "/api/stream") as answer:
             assert answer.status_code == 200
-            assert board.streams == STREAMS_MAX
+            assert len(board.watchers) == STREAMS_MAX
         assert board.streams_refused == 1
         for each in greedy:
             await trio.aclose_forcefully(each)
@@ -401,7 +401,7 @@ def test_whoever_makes_frames_never_waits_for_who_reads_them() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(4):
                 nursery.start_soon(read)
-            await until(lambda: board.streams == 4)
+            await until(lambda: len(board.watchers) == 4)
             for number in range(5_000):
                 board.put(b"%d" % number)
                 if number % 50 == 0:

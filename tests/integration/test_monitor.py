@@ -217,8 +217,7 @@ def test_a_broker_of_mqtt_3_carries_reports_and_wills() -> None:
         watch.take(message.topic, message.payload, 100.0, retained=message.retained)
 
     def gone() -> Gone | None:
-        view = watch.node(NODE.peer_id, 100.0)
-        return None if view is None else view.gone
+        return next((view.gone for view in watch.nodes(100.0)), None)
 
     async def body() -> None:
         async with embedded_broker(f"127.0.0.1:{free_port()}") as broker:

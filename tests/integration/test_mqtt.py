@@ -37,7 +37,7 @@ from swarm.telemetry.reports import (
     Topic,
     decode_report,
     encode_report,
-    encode_status,
+    sealed,
 )
 from tests.brokers import PASSWORD, USER, Mosquitto, free_port, open_mosquitto
 from tests.support import run
@@ -67,7 +67,7 @@ def report(sequence: int, **metrics: float) -> Outgoing:
 
 def status(connection: int, *, online: bool) -> Outgoing:
     said = Status(run_id=RUN, instance="i", connection=connection, online=online)
-    return Outgoing(str(Topic(RUN, NODE.peer_id, "status")), encode_status(said, NODE), qos=1)
+    return Outgoing(str(Topic(RUN, NODE.peer_id, "status")), sealed(said, NODE), qos=1)
 
 
 CHILD = """
@@ -82,11 +82,7 @@ trio.run(sending.run)
 
 def publisher(broker: Broker, **options: Any) -> MqttPublisher:
     return MqttPublisher(
-        broker,
-        lambda connection: status(connection, online=True),
-        lambda connection: status(connection, online=False),
-        Random(1),
-        **options,
+        broker, lambda connection, online: status(connection, online=online), Random(1), **options
     )
 
 
@@ -114,13 +110,11 @@ class Seen:
 
     @property
     def sequence(self) -> int:
-        view = self.watch.node(NODE.peer_id, 100.0)
-        return -1 if view is None else view.report.sequence
+        return max((view.report.sequence for view in self.watch.nodes(100.0)), default=-1)
 
     @property
     def gone(self) -> Gone | None:
-        view = self.watch.node(NODE.peer_id, 100.0)
-        assert view is not None
+        [view] = self.watch.nodes(100.0)
         return view.gone
 
 
@@ -410,12 +404,13 @@ def test_a_bug_of_ours_is_no_broker_that_cannot_be_reached() -> None:
                 nursery.start_soon(trio.serve_listeners, let_in, listeners)
                 broker = Broker.parse(f"mqtt://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
 
-                def online(connection: int) -> Outgoing:
-                    raise ZeroDivisionError
+                def told(connection: int, online: bool) -> Outgoing:
+                    if online:
+                        raise ZeroDivisionError
+                    return status(connection, online=False)
 
-                will = status(1, online=False)
-                sending = MqttPublisher(broker, online, lambda connection: will, Random(1))
-                with trio.fail_after(BOUND_S), pytest.raises(ZeroDivisionError):
+                sending = MqttPublisher(broker, told, Random(1))
+                with trio.fail_after(BOUND_S), pytest.RaisesGroup(ZeroDivisionError):
                     await sending.run()
 
     run(body)

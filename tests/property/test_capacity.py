@@ -1,7 +1,7 @@
 """What holds of the capacity model and of the choice of workers for all inputs."""
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -55,7 +55,7 @@ def test_every_answer_is_finite_or_says_why(
     if isinstance(found, Infeasible):
         assert found.why
         return
-    figures = (found.broadcast_s, found.required_per_s, found.step_s, found.cost.total)
+    figures = (found.broadcast_s, found.required_per_s, found.step_s, *astuple(found.cost))
     assert all(math.isfinite(each) and each >= 0.0 for each in figures)
     assert 0.0 < found.utilisation <= 1.0
     assert found.staleness_worst >= found.period_steps

@@ -195,6 +195,30 @@ def test_credits_push_back_before_anything_is_thrown_away() -> None:
     play(body)
 
 
+@pytest.mark.parametrize(
+    ("completions", "tokens", "is_taken"), [(4, 3, True), (2, 3, False), (4, 4, False)]
+)
+def test_a_lease_says_how_many_completions_and_how_long(completions, tokens, is_taken) -> None:
+    async def body() -> None:
+        async with scene() as there:
+            source, intake = there.source(1), there.learner.intake
+            intake.set_terms(4, 3)
+            lease = await source.lease(0)
+            assert isinstance(lease, HeldLease)
+            assert (lease.width, lease.limit) == (4, 3)
+            group = group_of(there.world, 1, lease, 0, 0)
+            first = replace(
+                group.completions[0], token_ids=(5,) * tokens, logprobs=(-1.0,) * tokens
+            )
+            made = replace(group, completions=(first,) * completions)
+            intake.set_terms(0, 0)  # leases that are out keep their terms
+            assert (await source.submit(lease, made) == "accepted") is is_taken
+            known = there.learner.gater.ledger.rejected
+            assert known[Reject.MALFORMED] == (0 if is_taken else known.total())
+
+    play(body)
+
+
 @dataclass(frozen=True)
 class Lie:
     """What a worker does with an honest group, what it hears, and what is held against it."""

@@ -195,6 +195,10 @@ def told(
         ({"learning_rate": "0"}, "--learning-rate 0: must be above 0.0"),
         ({"warm_up_updates": "-1"}, "--warm-up-updates -1: must be at least 0; "
          "try --warm-up-updates 0"),
+        ({"stop_after_s": "soon"}, "--stop-after soon: must be a number of seconds"),
+        ({"learning_rate": "soon"}, "--learning-rate soon: must be a number"),
+        ({"serve_bytes_per_s_max": "soon"}, "--serve-bytes-per-s-max soon: must be a whole "
+         "number; try --serve-bytes-per-s-max 8388608"),
         ({"private": "maybe"}, "--private maybe: must be true or false; "
          "try --private false"),
         ({"local_groups": 0, "external_groups": 0},

@@ -159,9 +159,9 @@ price_per_h = 0.0
 """,
     )
     report = make_report(file)
-    modem = next(each for each in report.workers if each.name == "modem")
-    assert not modem.runs
-    assert "with it: " in modem.why
+    modem = next(each for each in report["workers"] if each["name"] == "modem")
+    assert not modem["runs"]
+    assert "with it: " in modem["why"]
     assert "modem" in render_plan(report)
 
 

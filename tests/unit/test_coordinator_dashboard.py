@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.dashboard import NAMES_TOLD_MAX, guarded_by
-from coordinator.overrides import DRAINED_FILE, read_drained
+from coordinator.dashboard import guarded_by
+from coordinator.overrides import DRAINED_FILE, NAMES_TOLD_MAX, read_drained
 from coordinator.view import save_state
 from swarm.errors import ConfigError
 
@@ -23,7 +23,10 @@ def test_a_drain_that_would_do_nothing_is_refused_with_the_names_that_are_known(
     tmp_path: Path,
 ) -> None:
     drain = guarded_by(TOKEN, tmp_path).actions["drain"]
-    with pytest.raises(ConfigError, match="none yet"):
+    with pytest.raises(ConfigError, match="no coordinator has worked here"):
+        drain({"worker": "spot-1"})
+    seen(tmp_path)
+    with pytest.raises(ConfigError, match="known: none yet"):
         drain({"worker": "spot-1"})
     seen(tmp_path, "spot-1", "")
     with pytest.raises(ConfigError, match=r"spot-2: .*known: peer-1, spot-1$"):

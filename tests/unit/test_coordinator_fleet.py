@@ -237,14 +237,20 @@ def test_a_look_takes_up_what_was_asked_for_and_what_is_damaged_changes_nothing(
 
 
 def test_drains_are_kept_and_undone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for undo in ([], ["--undo"]):
+        assert main(["drain", "w-1", "--data-dir", str(tmp_path), *undo]) == 2
+        assert "no coordinator has worked here" in capsys.readouterr().err
     assert read_drained(tmp_path) == frozenset()
+    save_state(tmp_path, {"workers": [{"name": "w-1", "peer": ALICE.peer_id}]})
+    assert main(["drain", "w-2", "--data-dir", str(tmp_path)]) == 2
+    assert "known: w-1" in capsys.readouterr().err
     assert main(["drain", "w-1", "--data-dir", str(tmp_path)]) == 0
     drain(tmp_path, BOB.peer_id, undo=False)
     assert read_drained(tmp_path) == {"w-1", BOB.peer_id}
     assert main(["drain", "w-1", "--undo", "--data-dir", str(tmp_path)]) == 0
     assert read_drained(tmp_path) == {BOB.peer_id}
     (tmp_path / "drained.json").write_text("{")
-    assert main(["drain", "x", "--data-dir", str(tmp_path)]) == 2
+    assert main(["drain", "w-1", "--data-dir", str(tmp_path)]) == 2
     assert "delete it" in capsys.readouterr().err
 
 

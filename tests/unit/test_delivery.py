@@ -25,7 +25,7 @@ ARRIVED_S = {
 
 
 def event(kind: Kind, hosts: tuple[int, ...], at_s: float, until_s: float) -> FaultEvent:
-    return FaultEvent(at_s, until_s, hosts, Fault(kind))
+    return FaultEvent(at_s, until_s, hosts, Fault(kind=kind))
 
 
 def count(*events: FaultEvent, arrived_s: dict = ARRIVED_S, end_s: float = 500.0):  # type: ignore[no-untyped-def, type-arg]

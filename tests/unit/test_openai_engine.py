@@ -18,7 +18,7 @@ from node.engines import openai_engine
 from node.engines import openai_server as server
 from node.engines.openai_engine import ServedModel, open_served_model
 from node.hosting.models import resolved_model, served_model
-from node.interfaces.engine import EngineInfo, Sampling
+from node.interfaces.engine import EngineInfo, Outcome, Request, Sampling, plain_requests
 from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import PolicyInfo
 from swarm.errors import ChildFailed, ConfigError
@@ -95,6 +95,52 @@ def test_what_a_server_does_unasked_is_turned_off_where_it_says_which_it_is(serv
         generated(served.url, ["1+2="])
         asked = completions(served)[0]
         assert (asked["top_k"], asked["min_p"], asked["max_tokens"]) == (off, 0.0, 8)
+
+
+def sampled(url: str, requests: list[Request], noise: float = 0.0) -> list[Outcome]:
+    async def body() -> list[Outcome]:
+        async with open_served_model(url, None, None) as model:
+            return await model.sample(requests, WHOLE, 7, noise)
+
+    found: list[Outcome] = run(body)
+    return found
+
+
+def test_requests_have_limits_and_temperatures_of_their_own(served):
+    wanted = [
+        Request("1+2=", 3, temperature=0.5),
+        Request("30+4=", 2, limit=4),
+        Request("1+2=", 2),
+        Request("1+2=", 2, seed=7),
+        Request("1+2=", 1),
+    ]
+    outcomes = sampled(served.url, wanted)
+    assert [len(each.completions) for each in outcomes] == [3, 2, 2, 2, 1]
+    asked = completions(served)
+    told = sorted((each["temperature"], each["max_tokens"]) for each in asked)
+    assert told == [(0.5, 8)] * 3 + [(1.0, 4)] * 2 + [(1.0, 8)] * 5
+    # a seed of its own that is the call's is no other request; else nothing is drawn twice
+    assert len({each["seed"] for each in asked}) == len(asked)
+    plain = generated(served.url, ["1+2=", "30+4="], 2)
+    assert sampled(served.url, plain_requests(["1+2=", "30+4="], 2)) == list(map(Outcome, plain))
+
+
+@pytest.mark.parametrize(
+    ("request_", "noise", "named"),
+    [
+        (Request("1+2=", beginning=(5,)), 0.0, "the engine openai continues no beginnings"),
+        (Request("1+2=", record=frozenset({"hidden"})), 0.0, "the engine openai records no hidden"),
+        (Request("1+2="), 0.1, "the engine openai adds no noise"),
+        (Request("1+2=", limit=0), 0.0, "max_new_tokens >= 1"),
+        (Request("1+2=", n=0), 0.0, "take at least 1"),
+        (Request("1+2="), -0.1, "noise = -0.1"),
+        (Request("1+2=", beginning=(5,), beginning_logprobs=(-1.0, -1.0)), 0.0, "another number"),
+    ],
+)
+def test_what_no_server_does_is_refused_by_name_before_it_is_asked(served, request_, noise, named):
+    with pytest.raises(ConfigError, match=named):
+        sampled(served.url, [request_], noise)
+    assert not completions(served)
 
 
 def test_no_more_requests_are_under_way_than_the_settings_say(served):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from node.engines.torch_engine import Generation
+from node.engines.vllm.unfinished import Piece
 from node.interfaces.engine import Outcome, Recorded, Request, Sampling, plain_requests
 from node.policies.policy import Policy
 from node.train import frames
@@ -17,7 +18,7 @@ from swarm.rollouts import Completion, FinishReason, version_spans
 from tests.unit.test_training_generation import NEW, OLD, PROMPTS, Models
 from tests.unit.test_training_generation import models as models
 from tests.unit.test_training_generation import qwen as qwen
-from tests.unit.training_support import generate
+from tests.unit.training_support import generate, model_text, open_policy, qwen_directory
 
 SAMPLING = Sampling(temperature=0.9, max_new_tokens=8)
 ALL = frozenset(("entropies", "runners_up", "hidden"))
@@ -252,3 +253,25 @@ def test_requests_and_outcomes_travel_to_the_trainers_process(qwen):
     assert frames.unpack(frames.pack(requests)) == tuple(requests)
     outcomes = sampled(qwen.policy, requests)
     assert frames.unpack(frames.pack(outcomes)) == tuple(outcomes)
+
+
+@pytest.mark.parametrize(
+    ("ids", "limit", "reason"),
+    [
+        ((5, 6), 8, FinishReason.ABORT),  # goes on
+        ((5, 6), 2, FinishReason.LENGTH),
+        ((5, None), 8, FinishReason.STOP),
+        ((None, 5), 8, FinishReason.LENGTH),
+    ],
+)
+def test_the_vllm_engine_continues_a_beginning_unless_it_has_ended(tmp_path, ids, limit, reason):
+    policy = open_policy(qwen_directory(tmp_path))
+    text = model_text(tmp_path, policy)
+    ids = tuple(policy.eos_id if each is None else each for each in ids)
+    request = Request("1+1=", beginning=ids)
+    told = replace(request, beginning_logprobs=(-0.5, -0.25))
+    assert text.beginning(Request("1+1="), Sampling(), limit) is None
+    assert text.beginning(request, Sampling(), limit) == Piece(ids, (), reason)
+    assert text.beginning(told, SAMPLING, limit) == Piece(ids, (-0.5, -0.25), reason)
+    with pytest.raises(ConfigError, match="at temperature 1 and top_p 1 alone"):
+        text.beginning(request, SAMPLING, limit)

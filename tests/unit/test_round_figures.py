@@ -18,7 +18,6 @@ from node.observe.node_reports import (
     MachineResources,
     Reporter,
     Traffic,
-    status_metrics,
 )
 from node.observe.records import HeldOut, RoundDone, StatusSnapshot, StepDone, WorkDone
 from node.observe.saved_report import write_report
@@ -27,7 +26,7 @@ from swarm.identity import PeerId
 from swarm.telemetry.dashboard.grafana import grafana_dashboard
 from swarm.telemetry.dashboard.page_state import DashboardState, ReportSource
 from swarm.telemetry.fleet_view import NodeView
-from swarm.telemetry.metrics import FIGURES, METRIC, METRICS, SHOWN, figures_of
+from swarm.telemetry.metrics import FIGURES, METRIC, METRICS, SHOWN, figures_of, measured
 from swarm.transport.base import TransportCounters
 from swarm.weights.weights_service import VersionOutcome
 from swarm.wire.messages import LearnerReport
@@ -47,8 +46,8 @@ def test_a_figure_goes_from_the_round_to_all_who_are_told(name: str, tmp_path: P
         log.write(record)
     assert [event for _, event in read_events(tmp_path / FILE_NAME)] == [record]
     metric, shown = FIGURES[name][METRIC], FIGURES[name][SHOWN]
-    assert not metric or (metric in METRICS and status_metrics(told)[metric] == 0.25)
-    assert len(status_metrics(told)) == len(status_metrics(unmeasured)) + bool(metric)
+    assert not metric or (metric in METRICS and measured(told)[metric] == 0.25)
+    assert len(measured(told)) == len(measured(unmeasured)) + bool(metric)
     assert not metric or metric in shown_everywhere(told, record, tmp_path)
     assert [text for _, text in mismatch_lines(told)] == ([shown(0.25)] if shown else [])
 

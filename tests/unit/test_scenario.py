@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from node.cli import EXIT_USAGE, main
-from node.simulation.scenario import FaultTable, load_scenario, packaged_scenarios, parse_scenario
+from node.simulation.scenario import load_scenario, packaged_scenarios, parse_scenario
 from swarm.errors import ConfigError
+from swarm.simulation.network_faults import Fault
 
 
 def test_seven_come_with_the_package() -> None:
@@ -20,7 +21,7 @@ def test_a_time_is_a_number_or_a_range() -> None:
         '[[faults]]\nkind = "clog"\nfor_s = 3\n[[faults]]\nkind = "pause"\nfor_s = [1, 2.5]', "x"
     )
     assert [fault.for_s for fault in scenario.faults] == [(3, 3), (1, 2.5)]
-    assert scenario.faults[0].share == FaultTable(kind="clog").share
+    assert scenario.faults[0].share == Fault(kind="clog").share
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_a_time_is_a_number_or_a_range() -> None:
     [
         ("nodes = 1", "nodes = 1 in x.toml: must be at least 2; try nodes = 16"),
         ("node = 8", "node in x.toml: no such setting; did you mean nodes?"),
-        ('duration_s = "long"', "duration_s = long in x.toml: must be a number; try"),
+        ('duration_s = "long"', "duration_s = long in x.toml: must be a number of seconds; try"),
         ("[swarm]\ngroup_size = 1", "swarm.group_size = 1 in x.toml: must be at least 2"),
         ("[[faults]]\nshare = 0.5", "faults.0.kind in x.toml: is missing; add it"),
         ('[[faults]]\nkind = "flood"', "faults.0.kind = flood in x.toml: must be 'crash', "),

@@ -33,9 +33,8 @@ from swarm.telemetry.reports import (
     WorkerRow,
     decode_report,
     decode_status,
-    encode_alarms,
     encode_report,
-    encode_status,
+    sealed,
 )
 from swarm.transport.base import TrafficByPeer
 from tests.alarms_reader import decode_alarms
@@ -214,7 +213,7 @@ def test_the_longest_texts_still_make_a_report() -> None:
 
 def test_a_status_is_of_one_signer_and_one_connection() -> None:
     status = Status(run_id=RUN, instance="5f", connection=2, online=False)
-    payload = encode_status(status, NODE)
+    payload = sealed(status, NODE)
     assert decode_status(payload, NODE.peer_id) == status
     for wrong, peer in (
         (payload, OTHER.peer_id),
@@ -227,7 +226,7 @@ def test_a_status_is_of_one_signer_and_one_connection() -> None:
 
 def test_alarms_come_back_as_they_were() -> None:
     alarms = AlarmsReport(run_id=RUN, instance="5f", sent_at_s=3.0, alarms=report_of().alarms)
-    payload = encode_alarms(alarms, NODE)
+    payload = sealed(alarms, NODE)
     assert decode_alarms(payload, NODE.peer_id) == alarms
     with pytest.raises(RemoteProtocolError):
         decode_alarms(payload, OTHER.peer_id)

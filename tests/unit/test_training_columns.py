@@ -163,3 +163,46 @@ def test_features_are_the_last_tokens_states(make, tmp_path):
     assert found[2][1]
     report = GroupTrainer(policy, SPEC, MANY).train(groups)
     assert report.trained_tokens > 0
+
+
+# --- guidance and teachers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["sapo", "grpo, unknown_share_max=1, aggregation=token_mean"])
+def test_guidance_with_a_weight_is_learned_whatever_its_advantage(policy, loss):
+    """As tokens with that weight for an advantage, without a ratio."""
+    spec = replace(SPEC, loss=loss)
+    own, other = two(policy)
+    taught = group(policy, "5+5=", ["10", "9"], [0.0, 0.0])
+    guided = replace(taught, guided=1, guided_weight=0.7)
+    wanted = replace(taught, advantages=(0.0, 0.7))
+    report, gradient = step_of(policy, [own, other, guided], spec)
+    assert torch.allclose(gradient, exact(policy, [own, other, wanted]), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(gradient, exact(policy, [own, other, taught]), rtol=1e-2, atol=1e-4)
+    assert report.trained_tokens == sum(
+        len(c.token_ids) for g in (own, other, guided) for c in g.completions
+    )
+    _, shaped = step_of(policy, [own, other, replace(guided, shaping=0.1)], spec)
+    assert torch.equal(shaped, gradient)  # the weight comes first
+    plain = replace(wanted, guided=1, shaping=0.1)
+    assert not torch.allclose(step_of(policy, [own, other, plain], spec)[1], gradient, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [MANY, 8])
+def test_a_teacher_teaches_each_token_where_it_has_a_weight(policy, tokens):
+    own, other = two(policy)
+    behaviour = ((-1.0, -2.0), (-3.0, -0.5, -1.0), (-2.0, -2.0))
+    teacher = ((-0.5, -2.5), (-2.0, -2.0, -2.0), ())
+    made = [replace(c, logprobs=b) for c, b in zip(own.completions, behaviour, strict=True)]
+    told = replace(own, completions=tuple(made), advantages=(0.0,) * 3, teacher_logprobs=teacher)
+    spec = replace(SPEC, teacher_weight=0.5)
+    wanted = replace(
+        told, token_advantages=((0.25, -0.25), (0.5, -0.75, -0.5), (0.0, 0.0)), teacher_logprobs=()
+    )
+    _, gradient = step_of(policy, [told, other], spec, tokens)
+    assert torch.allclose(gradient, exact(policy, [wanted, other]), rtol=1e-4, atol=1e-6)
+    _, without = step_of(policy, [told, other], SPEC, tokens)
+    assert torch.equal(
+        without, step_of(policy, [replace(told, teacher_logprobs=()), other], SPEC, tokens)[1]
+    )
+    assert not torch.allclose(without, gradient, atol=1e-4)

@@ -145,7 +145,9 @@ def by_completion(tokens: Tokens, counts) -> list[Tokens]:
 @pytest.mark.parametrize("name", STALE)
 def test_the_loss_in_the_trainer_is_the_one_of_the_function(directory, policy, name):
     groups = stale(policy, batch(policy), 0.6)
-    objective, set_to = OBJECTIVES[name], chosen_loss(name)
+    if name == "aepo":  # entropies are compared within the batch, see below
+        name = "aepo, entropy_weight=0"
+    objective, set_to = OBJECTIVES[name.partition(",")[0]], chosen_loss(name)
     now, behaviour, compared, advantages, weights = [], [], [], [], []
     found = GroupTrainer(policy, SPEC, MANY).logprobs(groups)
     counts = [len(row) for rows in found for row in rows]
@@ -322,3 +324,69 @@ def test_the_part_of_others_in_what_pulls_is_that_of_the_definition(directory, p
     assert outcome(directory, foreign, **settings)[0].foreign_gradient == 1.0
     alike = [replace(each, advantages=(0.0,) * len(each.advantages)) for each in groups]
     assert math.isnan(outcome(directory, alike, **settings)[0].foreign_gradient)
+
+
+def test_hacpo_takes_the_mean_of_the_sources_own_tokens_where_text_is_encoded_again(
+    directory, policy
+):
+    """The same text in twice as many tokens, whose log-probs add up to as much, is as likely; its
+    mean is not."""
+    own = stale(policy, batch(policy)[:1], 0.4)
+    sent = stale(policy, batch(policy)[1:2], 0.1)[0]
+    means = [sum(c.logprobs) / len(c.logprobs) for c in sent.completions]
+    claimed = [
+        replace(c, token_ids=(3,) * 5, logprobs=(mean - 0.1,) * 5)
+        for c, mean in zip(sent.completions, means, strict=True)
+    ]
+    foreign = replace(sent, completions=tuple(claimed), own_tokens=False, source="peer")
+    report, _ = outcome(directory, [*own, foreign], loss="hacpo, aggregation=token_mean")
+    assert report.unknown_tokens == 0
+    found = GroupTrainer(policy, SPEC, MANY).logprobs([foreign])[0]
+    ratios = [
+        math.exp(sum(now) / len(now) - mean + 0.1) for now, mean in zip(found, means, strict=True)
+    ]
+    plain, _ = outcome(directory, own, loss="hacpo")
+    counts = [len(now) for now in found]
+    whole = sum(counts) + plain.trained_tokens
+    wanted = sum(
+        -(min(max(s, 0.8), 1.0) ** 2) * a * n
+        for s, a, n in zip(ratios, foreign.advantages, counts, strict=True)
+    )
+    assert any(0.8 < s < 1.0 for s in ratios)
+    own_rows = GroupTrainer(policy, SPEC, MANY).logprobs(own)[0]
+    total = wanted / whole
+    sizes = [len(row) for row in own_rows]
+    for row, c, a, n in zip(own_rows, own[0].completions, own[0].advantages, sizes, strict=True):
+        s = math.exp((sum(row) - sum(c.logprobs)) / n)
+        cut = min(max(s, 1 - 3e-4), 1 + 4e-4)
+        total -= min(s * a, cut * a) * n / whole
+    assert report.loss == pytest.approx(total, abs=1e-5)
+
+
+@pytest.mark.parametrize("cut", [MANY, 40])
+def test_aepo_compares_each_tokens_entropy_to_the_whole_batch(directory, policy, cut):
+    groups = stale(policy, batch(policy), 0.05)
+    entropies, ratios, advantages = [], [], []
+    for one in groups:
+        prompt = policy.encode_prompt(one.prompt)
+        for completion, advantage in zip(one.completions, one.advantages, strict=True):
+            ids = torch.tensor([[*prompt, *completion.token_ids]])
+            with torch.no_grad():
+                logits = policy.model(ids).logits[0, len(prompt) - 1 : -1].double()
+            logs = logits.log_softmax(-1)
+            entropies += (-(logs.exp() * logs).sum(-1)).tolist()
+            now = logs.gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+            ratios += (now - torch.tensor(completion.logprobs)).exp().tolist()
+            advantages += [advantage] * len(completion.token_ids)
+    mean, count = sum(entropies) / len(entropies), len(entropies)
+    spread = math.sqrt(sum((e - mean) ** 2 for e in entropies) / (count - 1))
+    wanted = 0.0
+    for entropy, ratio, advantage in zip(entropies, ratios, advantages, strict=True):
+        told = advantage * (1 + 0.2 * (entropy - mean) / spread)
+        clipped = min(max(ratio, 0.8), 1.2)
+        wanted -= min(ratio * told, clipped * told) / count
+    report, weights = outcome(directory, groups, loss="aepo", micro_batch_tokens=cut)
+    assert report.loss == pytest.approx(wanted, abs=1e-5)
+    plain, other = outcome(directory, groups, loss="aepo, entropy_weight=0")
+    assert abs(plain.loss - report.loss) > 1e-4
+    assert not torch.allclose(weights, other, atol=1e-4)

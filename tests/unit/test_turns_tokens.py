@@ -11,6 +11,7 @@ from node.engines.torch_engine import TurnGeneration
 from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
+from node.methods.losses import OBJECTIVES
 from node.policies.policy import Policy
 from node.train.rows import Encoder, Row
 from node.train.trainer import GroupTrainer
@@ -78,7 +79,7 @@ def group(policy: Policy, *completions: Completion, own: bool = True) -> Trainin
 
 
 def rows_of(policy: Policy, made: TrainingGroup, spec: TrainerSpec = SPEC) -> list[Row]:
-    _, rows = Encoder(policy, spec, None, uses_behaviour=False).rows(made)
+    _, rows = Encoder(policy, spec, None, OBJECTIVES["sapo"]).rows(made)
     found = [row for row in rows if row is not None]
     assert len(found) == len(rows)
     return found

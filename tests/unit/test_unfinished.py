@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.engines.vllm.unfinished import Ask, Piece, Unfinished
+from node.engines.vllm.unfinished import Ask, Piece, Unfinished, prompt_seeds
 from swarm.rollouts import FinishReason, version_spans
 
 PROMPT = (1, 2, 3)
@@ -55,6 +55,39 @@ def test_another_line_of_versions_begins_again():
     assert (work.asks(), work.line, work.done) == ([before], 1, False)
     work.take(before, [piece(7, reason=STOP), piece(8, reason=STOP)], 2)
     assert [each.policy_version for each in work.completions(text)] == [2, 2]
+
+
+def test_a_beginning_is_continued_by_each_row_and_ends_at_the_splice():
+    work = Unfinished(PROMPT, 2, 8, seed=5)
+    work.begin_with(piece(4, 5), 1)
+    one, other = work.asks()
+    assert (one.rows, one.token_ids, one.tokens_max) == ((0,), (*PROMPT, 4, 5), 6)
+    assert (other.rows, other.token_ids, other.tokens_max) == ((1,), (*PROMPT, 4, 5), 6)
+    assert one.seed != other.seed
+    work.take(one, [piece(6, reason=STOP)], 1)
+    work.take(other, [piece(7, reason=LENGTH)], 3)
+    first, second = work.completions(text)
+    assert (first.text, first.token_ids, first.logprobs) == ("456", (4, 5, 6), (-0.4, -0.5, -0.6))
+    assert first.splices == second.splices == (2,)
+    assert second.spans == ((1, 2), (3, 1))
+    work.begin_again(line=1)
+    assert work.untouched
+
+
+def test_a_beginning_with_an_end_is_all():
+    work = Unfinished(PROMPT, 2, 8, seed=5)
+    work.begin_with(piece(4, 5, reason=STOP), 7)
+    assert work.done
+    assert [(each.token_ids, each.policy_version) for each in work.completions(text)] == [
+        ((4, 5), 7)
+    ] * 2
+
+
+def test_seeds_follow_from_a_request_s_own_and_the_repetition():
+    assert prompt_seeds(["a", "a", "b"], [1, 1, 1]) != prompt_seeds(["a", "a", "b"], [2, 2, 2])
+    one, again, own, other = prompt_seeds(["a", "a", "a", "b"], [1, 1, 2, 1])
+    assert len({one, again, own, other}) == 4
+    assert [own] == prompt_seeds(["a"], [2])
 
 
 def test_an_answer_for_other_rows_is_refused():

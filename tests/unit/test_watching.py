@@ -25,7 +25,7 @@ from swarm.telemetry.reports import (
     Status,
     Topic,
     encode_report,
-    encode_status,
+    sealed,
 )
 
 RUN = "demo-0123456789abcdef0123456789abcdef"
@@ -65,13 +65,11 @@ def send(
 
 def say(watch: Watch, *, online: bool, connection: int = 1, instance: str = "a") -> bool:
     status = Status(run_id=RUN, instance=instance, connection=connection, online=online)
-    return watch.take(topic(kind="status"), encode_status(status, NODE), 100.0) is not None
+    return watch.take(topic(kind="status"), sealed(status, NODE), 100.0) is not None
 
 
 def view(watch: Watch, now_s: float) -> NodeView:
-    found = watch.node(NODE.peer_id, now_s)
-    assert found is not None
-    return found
+    return next(each for each in watch.nodes(now_s) if each.report.peer_id == NODE.peer_id)
 
 
 # --- who is there -------------------------------------------------------------------------------
@@ -115,12 +113,12 @@ def test_a_node_is_gone_when_it_says_so_and_back_with_its_next_report() -> None:
 def test_nobody_else_takes_a_node_offline() -> None:
     watch = Watch()
     send(watch, report_of())
-    forged = encode_status(Status(run_id=RUN, instance="a", connection=9, online=False), OTHER)
+    forged = sealed(Status(run_id=RUN, instance="a", connection=9, online=False), OTHER)
     assert watch.take(topic(kind="status"), forged, 100.0) is None
     report = encode_report(report_of(), NODE)
     assert watch.take(topic(kind="status"), report, 100.0) is None
     say(watch, online=False, instance="b")  # of another process of that node
-    other_run = encode_status(Status(run_id="x", instance="a", connection=9, online=False), NODE)
+    other_run = sealed(Status(run_id="x", instance="a", connection=9, online=False), NODE)
     assert watch.take(topic(kind="status"), other_run, 100.0) is None
     assert view(watch, 100.0).gone is None
     assert watch.dropped == {Drop.FORGED: 3}
@@ -319,5 +317,5 @@ def test_statuses_of_nodes_that_never_report_are_bounded() -> None:
     watch = Watch()
     for who in identities(EARLY_MAX + 3):
         status = Status(run_id=RUN, instance="a", connection=1, online=True)
-        watch.take(topic(who, "status"), encode_status(status, who), 100.0)
+        watch.take(topic(who, "status"), sealed(status, who), 100.0)
     assert len(watch._early) == EARLY_MAX

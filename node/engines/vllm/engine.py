@@ -38,6 +38,7 @@ from node.engines.vllm.text import ModelText
 from node.engines.vllm.unfinished import (
     Ask,
     Harvest,
+    Piece,
     Unfinished,
     Update,
     VllmWork,
@@ -50,9 +51,12 @@ from node.interfaces.engine import (
     Context,
     Engine,
     EngineInfo,
+    Outcome,
     PendingGroup,
+    Request,
     Sampling,
     Tell,
+    plain_requests,
 )
 from node.policies.weight_diff import all_tensors, changed_tensors, check_alike, tensors_of
 from node.system.machine import core_count, free_memory_bytes, threads_of
@@ -84,7 +88,7 @@ class VllmEngine(Engine):
     another line of versions, and then all begin again.
     """
 
-    capabilities = Capabilities(turns=True, partial=True)
+    capabilities = Capabilities(requests=True, beginnings=True, turns=True, partial=True)
 
     def __init__(
         self,
@@ -158,9 +162,17 @@ class VllmEngine(Engine):
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        works = await self.begin(prompts, completions_each, sampling, seed)
+        requests = plain_requests(prompts, completions_each)
+        return [each.completions for each in await self.sample(requests, sampling, seed)]
+
+    async def sample(
+        self, requests: Sequence[Request], sampling: Sampling, seed: int, noise: float = 0.0
+    ) -> list[Outcome]:
+        """Log-probs of a beginning are computed at temperature 1 alone."""
+        self.check_requests(requests, sampling, noise)
+        works = await self._begun(requests, sampling, seed)
         await self.advance(works, len(works))
-        return await self.collect(works)
+        return [Outcome(group) for group in await self.collect(works)]
 
     async def go_on(
         self, contexts: Sequence[Context], sampling: Sampling, seed: int
@@ -169,7 +181,8 @@ class VllmEngine(Engine):
         check(sampling, 1)
         encoded = await self._encoded(contexts)
         # Each turn has random numbers of its own
-        seeds = prompt_seeds([f"{each.prompt}\x1f{len(each.turns)}" for each in contexts], seed)
+        keys = [f"{each.prompt}\x1f{len(each.turns)}" for each in contexts]
+        seeds = prompt_seeds(keys, [seed] * len(keys))
         works: list[VllmWork | None] = []
         for context, ids, own in zip(contexts, encoded, seeds, strict=True):
             room = min(context.tokens_max, self._settings.context_tokens - len(ids))
@@ -184,19 +197,30 @@ class VllmEngine(Engine):
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[VllmWork]:
         check(sampling, completions_each)
+        return await self._begun(plain_requests(prompts, completions_each), sampling, seed)
+
+    async def _begun(
+        self, requests: Sequence[Request], sampling: Sampling, seed: int
+    ) -> list[VllmWork]:
+        prompts = [each.prompt for each in requests]
         encoded = await self._encoded([Context(prompt, (), 0) for prompt in prompts])
         works = []
-        seeds = prompt_seeds(prompts, seed)
-        for prompt, ids, own in zip(prompts, encoded, seeds, strict=True):
+        own = [seed if each.seed is None else each.seed for each in requests]
+        seeds = prompt_seeds(prompts, own)
+        for each, ids, drawn_by in zip(requests, encoded, seeds, strict=True):
+            settings = each.settings(sampling)
+            check(settings, each.n)
             room = self._settings.context_tokens - len(ids)
-            if room < 1:
+            if room <= len(each.beginning):
+                count = len(ids) + len(each.beginning)
                 raise ConfigError(
-                    f"a prompt of {len(ids)} tokens does not fit the context of "
+                    f"a prompt of {count} tokens does not fit the context of "
                     f"{self._settings.context_tokens} tokens: choose smaller task settings"
                 )
-            tokens_max = min(sampling.max_new_tokens, room)
-            rows = Unfinished(ids, completions_each, tokens_max, own)
-            works.append(VllmWork(rows, completions_each, sampling, prompt))
+            tokens_max = min(settings.max_new_tokens, room)
+            beginning = self._text.beginning(each, settings, tokens_max)
+            rows = Unfinished(ids, each.n, tokens_max, drawn_by)
+            works.append(VllmWork(rows, each.n, settings, each.prompt, beginning))
         return works
 
     async def advance(self, works: Sequence[PendingGroup], enough: int) -> None:
@@ -250,7 +274,20 @@ class VllmEngine(Engine):
     async def _advance(self, work: VllmWork, harvest: Harvest) -> None:
         if work.rows.line != self._line:
             work.rows.begin_again(self._line)
+        if work.beginning is not None and work.rows.untouched:
+            await self._begin_with(work, work.beginning)
         await self._each([partial(self._ask, work, ask, harvest) for ask in work.rows.asks()])
+
+    async def _begin_with(self, work: VllmWork, beginning: Piece) -> None:
+        async with self._connections, self._gate.passing():
+            if not self._sound:
+                raise ChildFailed("the vLLM server has lost its weights")
+            version, count = self._version, len(beginning.token_ids)
+            if not beginning.logprobs:
+                row = [*work.rows.prompt_ids, *beginning.token_ids]
+                told = await self._logprobs(row)
+                beginning = replace(beginning, logprobs=tuple(told[-count:]))
+            work.rows.begin_with(beginning, version)
 
     async def _ask(self, work: VllmWork, ask: Ask, harvest: Harvest) -> None:
         async with self._connections, self._gate.passing():

@@ -18,7 +18,7 @@ from node.engines.vllm.server import (
 )
 from node.engines.vllm.unfinished import Ask, Piece
 from node.interfaces.contexts import context_in
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Request, Sampling
 from node.interfaces.prompts import NO_TEXT, PromptEncoder, TemplateRenderer, around, placeholder
 from node.interfaces.quantisation import Quantisation
 from swarm.errors import ChildFailed, ConfigError
@@ -132,6 +132,21 @@ class ModelText(PromptEncoder):
         self._tokenizer.encode_special_tokens = not special
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def beginning(self, request: Request, settings: Sampling, tokens_max: int) -> Piece | None:
+        """The beginning of a request as a part of each completion, which goes on unless it has an
+        end or all tokens. ConfigError: nobody says its log-probs."""
+        ids = request.beginning
+        if not ids:
+            return None
+        if not request.beginning_logprobs and (settings.temperature, settings.top_p) != (1.0, 1.0):
+            raise ConfigError(
+                "the engine vllm finds log-probs of beginnings at temperature 1 and top_p 1 alone"
+            )
+        reason = FinishReason.ABORT
+        if len(ids) >= tokens_max or not set(ids).isdisjoint(self.eos_ids):
+            reason = FinishReason.STOP if ids[-1] in self.eos_ids else FinishReason.LENGTH
+        return Piece(ids, request.beginning_logprobs, reason)
 
     def generate_request(self, ask: Ask, sampling: Sampling) -> dict[str, Any]:
         """The body for `/inference/v1/generate`."""

@@ -61,30 +61,42 @@ class Unfinished:
         self, prompt_ids: Sequence[int], completions_each: int, tokens_max: int, seed: int
     ) -> None:
         """`tokens_max`: of a completion, at least 1, within the context."""
-        self._prompt_ids = tuple(prompt_ids)
+        self.prompt_ids = tuple(prompt_ids)
         self._tokens_max = tokens_max
         self._seed = seed
         self._rows = [_Row() for _ in range(completions_each)]
+        self._begun = 0  # tokens of the beginning that all rows have
         self.line = 0  # of versions, a number of the engine's
 
     @property
     def longest_tokens(self) -> int:
-        return len(self._prompt_ids) + self._tokens_max
+        return len(self.prompt_ids) + self._tokens_max
 
     @property
     def done(self) -> bool:
         return all(row.finish_reason is not None for row in self._rows)
 
+    @property
+    def untouched(self) -> bool:
+        return not any(row.tokens or row.finish_reason for row in self._rows)
+
+    def begin_with(self, beginning: Piece, policy_version: int) -> None:
+        """Give untouched rows the tokens that they are to continue, and the version that their
+        log-probs are of."""
+        self._begun = len(beginning.token_ids)
+        for row in self._rows:
+            row.take(beginning, policy_version)
+
     def asks(self) -> list[Ask]:
         """The next requests: one for everything at first, which repeats for a seed; after an
         interruption one for each completion, with new random numbers."""
-        if not any(row.tokens or row.finish_reason for row in self._rows):
+        if self.untouched:
             every = tuple(range(len(self._rows)))
-            return [Ask(every, self._prompt_ids, self._tokens_max, self._seed)]
+            return [Ask(every, self.prompt_ids, self._tokens_max, self._seed)]
         return [
             Ask(
                 (index,),
-                (*self._prompt_ids, *row.tokens),
+                (*self.prompt_ids, *row.tokens),
                 self._tokens_max - len(row.tokens),
                 _derived(self._seed, index, len(row.tokens)),
             )
@@ -112,6 +124,7 @@ class Unfinished:
                 finish_reason=row.finish_reason or FinishReason.ABORT,
                 policy_version=row.spans[0][0],
                 spans=tuple(row.spans) if len(row.spans) > 1 else (),
+                splices=(self._begun,) if self._begun else (),
             )
             for row in self._rows
         )
@@ -131,6 +144,7 @@ class VllmWork:
     completions: int
     sampling: Sampling
     prompt: str = ""
+    beginning: Piece | None = None  # without log-probs: those of the weights that will serve
 
     @property
     def done(self) -> bool:
@@ -166,13 +180,13 @@ class Harvest:
             self.full.set()
 
 
-def prompt_seeds(prompts: Sequence[str], seed: int) -> list[int]:
-    """A seed for each prompt, by the seed, the prompt and its repetition alone."""
-    seen: Counter[str] = Counter()
+def prompt_seeds(prompts: Sequence[str], own: Sequence[int]) -> list[int]:
+    """A seed for each prompt, by its own seed, the prompt and its repetition alone."""
+    seen: Counter[tuple[int, str]] = Counter()
     seeds = []
-    for prompt in prompts:
-        digest = hashlib.sha256(f"{seed}/{seen[prompt]}/{prompt}".encode()).digest()
-        seen[prompt] += 1
+    for seed, prompt in zip(own, prompts, strict=True):
+        digest = hashlib.sha256(f"{seed}/{seen[seed, prompt]}/{prompt}".encode()).digest()
+        seen[seed, prompt] += 1
         seeds.append(int.from_bytes(digest[:6], "big"))
     return seeds
 

@@ -14,8 +14,9 @@ FILES_MAX: Final = 10_000  # in a folder
 _BATCH_ROWS: Final = 1024
 
 
-def read_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Any]]:
-    """The rows of a file, or of a folder's files by name; ConfigError if one cannot be read."""
+def read_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Any]]:
+    """The rows of a file, or of a folder's files by name; ConfigError if one cannot be read. Of
+    Parquet and Arrow files the named columns are read; None: all."""
     try:
         for file in _files(path):
             yield from _rows(file, columns)
@@ -60,7 +61,7 @@ def _saved_files(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
-def _rows(file: Path, columns: Columns) -> Iterator[tuple[str, Any]]:
+def _rows(file: Path, columns: Columns | None) -> Iterator[tuple[str, Any]]:
     if file.suffix in (".parquet", ".arrow"):
         yield from _arrow_rows(file, columns)
         return
@@ -68,7 +69,7 @@ def _rows(file: Path, columns: Columns) -> Iterator[tuple[str, Any]]:
         yield from rows_of(iter(lambda: lines.readline(LINE_BYTES_MAX + 1), b""), file.name)
 
 
-def _arrow_rows(file: Path, columns: Columns) -> Iterator[tuple[str, Any]]:
+def _arrow_rows(file: Path, columns: Columns | None) -> Iterator[tuple[str, Any]]:
     try:
         import pyarrow
         import pyarrow.ipc
@@ -78,17 +79,17 @@ def _arrow_rows(file: Path, columns: Columns) -> Iterator[tuple[str, Any]]:
             f"{file}: reading {file.suffix} takes pyarrow; install swarm-node[data], or write the "
             "rows as JSON lines"
         ) from None
-    wanted = list(columns.by_use().values())
+    wanted = None if columns is None else list(columns.by_use().values())
     number = 0
     try:
         with file.open("rb") as source:
             if file.suffix == ".parquet":
                 table = pyarrow.parquet.ParquetFile(source)
-                known = [name for name in wanted if name in table.schema_arrow.names]
+                known = _known(wanted, table.schema_arrow.names)
                 batches = table.iter_batches(batch_size=_BATCH_ROWS, columns=known)
             else:
                 stream = pyarrow.ipc.open_stream(source)
-                known = [name for name in wanted if name in stream.schema.names]
+                known = _known(wanted, stream.schema.names)
                 batches = (batch.select(known) for batch in stream)
             for batch in batches:
                 for row in batch.to_pylist():
@@ -96,3 +97,7 @@ def _arrow_rows(file: Path, columns: Columns) -> Iterator[tuple[str, Any]]:
                     yield f"{file.name} row {number}", row
     except pyarrow.ArrowException as error:
         raise ConfigError(f"{file}: {str(error).splitlines()[0]}; write it again") from None
+
+
+def _known(wanted: list[str] | None, names: list[str]) -> list[str]:
+    return names if wanted is None else [name for name in wanted if name in names]

@@ -13,12 +13,13 @@ are drawn again, alike on all nodes.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from node.envs.gym import scorers
 from node.envs.gym.scorers import Entry, Guard, Scorer
 
+_RUNS: Final = "it runs the answer as Python code"
 SHORT: Final = 64  # characters of a number, a name or a word
 
 
@@ -49,11 +50,6 @@ class Rules:
             return "ours"
         return "the library's" if self.guard is None else "the library's, guarded"
 
-    @property
-    def verdict(self) -> str:
-        """The owner of the scorer, and the fault of the library's."""
-        return self.scored_by + (f": {self.note}" if self.note else "")
-
 
 _NUMBER: Final = Rules(
     SHORT, scorers.plain_number, note="it gives a share for text around the number"
@@ -79,25 +75,15 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
             settings_max={"max_degree": 3, "max_terms": 10},
             made_with="sympy",
         ),
-        "simple_equations": Rules(
-            SHORT,
-            scorers.plain_number,
-            settings_max={"max_terms": 10},
-            made_with="sympy",
-            note=_NUMBER.note,
-        ),
+        "simple_equations": replace(_NUMBER, settings_max={"max_terms": 10}, made_with="sympy"),
     },
     "algorithmic": {
         "ab": Rules(settings_max={"length": 20}),
         "base_conversion": Rules(),
         "binary_alternation": _NUMBER,
-        "binary_matrix": Rules(
-            65_536, scorer=scorers.same_words, note="it runs the answer as Python code"
-        ),
+        "binary_matrix": Rules(65_536, scorer=scorers.same_words, note=_RUNS),
         "caesar_cipher": Rules(is_shared=True),
-        "count_primes": Rules(
-            SHORT, scorers.plain_number, settings_max={"max_n": 100_000}, note=_NUMBER.note
-        ),
+        "count_primes": replace(_NUMBER, settings_max={"max_n": 100_000}),
         "cryptarithm": Rules(
             256,
             scorers.each_letter_once,
@@ -153,20 +139,16 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
             settings_max={"max_string_len": 15},
         ),
         "rotate_matrix": Rules(4096, settings_max={"max_n": 20}),
-        "rotten_oranges": Rules(
-            SHORT, scorers.plain_number, settings_max={"max_n": 50}, note=_NUMBER.note
-        ),
+        "rotten_oranges": replace(_NUMBER, settings_max={"max_n": 50}),
         "sentence_reordering": Rules(),
         "spell_backward": Rules(SHORT, is_shared=True),
         "spiral_matrix": Rules(
             4096,
             scorer=scorers.same_words,
-            note="it runs the answer as Python code",
+            note=_RUNS,
             settings_max={"max_n": 20},
         ),
-        "string_insertion": Rules(
-            scorer=scorers.same_text, note="it runs the answer as Python code"
-        ),
+        "string_insertion": Rules(scorer=scorers.same_text, note=_RUNS),
         "string_manipulation": Rules(),
         "string_splitting": Rules(),
         "string_synthesis": Rules(),
@@ -205,9 +187,7 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
             note="it looks at the first number of a text alone",
             size=1,
         ),
-        "lcm": Rules(
-            SHORT, scorers.plain_number, settings_max={"max_numbers": 8}, note=_NUMBER.note
-        ),
+        "lcm": replace(_NUMBER, settings_max={"max_numbers": 8}),
         "leg_counting": _NUMBER,
         "number_format": _SPELLED_NUMBER,
         "power_function": Rules(
@@ -236,11 +216,8 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
             settings_min={"max_divisor": 2},  # likewise; of 1, every cell comes to 0
         ),
         "needle_haystack": Rules(SHORT, scorer=scorers.same_text, note="spaces are not looked at"),
-        "rectangle_count": Rules(
-            SHORT,
-            scorers.plain_number,
-            note=_OTHER_SPELLINGS,
-            settings_max={"max_rectangles": 10, "width": 80, "height": 80},
+        "rectangle_count": replace(
+            _SPELLED_NUMBER, settings_max={"max_rectangles": 10, "width": 80, "height": 80}
         ),
         "rubiks_cube": Rules(
             guard=scorers.turns,
@@ -254,7 +231,7 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
         "countdown": Rules(
             256,
             scorer=scorers.makes_target,
-            note="it runs the answer as Python code, by way of sympy",
+            note=f"{_RUNS}, by way of sympy",
             settings_max={"max_numbers": 8},
             made_with="sympy",
         ),
@@ -266,20 +243,18 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
             settings_max={"max_rows": 6, "max_cols": 6},
         ),
         "mahjong_puzzle": Rules(SHORT),
-        "maze": Rules(
-            SHORT, scorers.plain_number, settings_max={"max_grid_size": 30}, note=_NUMBER.note
-        ),
+        "maze": replace(_NUMBER, settings_max={"max_grid_size": 30}),
         "mini_sudoku": Rules(256),
         "n_queens": Rules(
             scorer=scorers.one_of_all,
-            note="it runs the answer as Python code",
+            note=_RUNS,
             settings_max={"n": 8},
             is_shared=True,
         ),
         "puzzle24": Rules(
             SHORT,
             scorer=scorers.makes_target,
-            note="it runs the answer as Python code, by way of sympy, and takes any four numbers",
+            note=f"{_RUNS}, by way of sympy, and takes any four numbers",
             made_with="sympy",
         ),
         "sudoku": Rules(settings_max={"max_empty": 50}),
@@ -358,15 +333,17 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
 }
 
 _SETS: Final = "it draws from a set, whose order is another one in each process"
+_INTEGRAL: Final = (
+    "its scorer runs the answer as Python code, by way of sympy, and any constant may be added to "
+    "a right one"
+)
 _NO_ANSWER: Final = "its problems come without a right answer"
 
 REFUSED_BY_GROUP: Final[Mapping[str, Mapping[str, str]]] = {
     "algebra": {
-        "intermediate_integration": "its scorer runs the answer as Python code, by way of sympy, "
-        "and any constant may be added to a right one",
+        "intermediate_integration": _INTEGRAL,
         "polynomial_multiplication": f"{_SETS}, and its scorer runs the answer as Python code",
-        "simple_integration": "its scorer runs the answer as Python code, by way of sympy, "
-        "and any constant may be added to a right one",
+        "simple_integration": _INTEGRAL,
     },
     "algorithmic": {
         "isomorphic_strings": _SETS,

@@ -162,56 +162,40 @@ disk_moves = only(rf"{_DISK_MOVE}(?:\n{_DISK_MOVE})*")
 # --- scorers ------------------------------------------------------------------------------------
 
 
-def same_text(entry: Entry, text: str) -> float:
-    return float(text == str(entry["answer"]).strip())
-
-
-def same_in_any_case(entry: Entry, text: str) -> float:
-    return float(text.lower() == str(entry["answer"]).strip().lower())
-
-
-def same_words(entry: Entry, text: str) -> float:
-    return float(text.split() == str(entry["answer"]).split())
-
-
-def same_rows(entry: Entry, text: str) -> float:
-    return float(_rows(text) == _rows(str(entry["answer"]).strip()))
+def _same(normal: Callable[[str], object]) -> Scorer:
+    """True if text and answer are the same in a normal form."""
+    return lambda entry, text: float(normal(text) == normal(str(entry["answer"])))
 
 
 def _rows(text: str) -> list[list[str]]:
-    return [line.split() for line in text.split("\n")]
-
-
-def same_but_for_spaces(entry: Entry, text: str) -> float:
-    return float("".join(text.split()) == "".join(str(entry["answer"]).split()))
-
-
-def same_but_for_quotes(entry: Entry, text: str) -> float:
-    return float(_UNQUOTED.sub("", text) == _UNQUOTED.sub("", str(entry["answer"])))
+    return [line.split() for line in text.strip().split("\n")]
 
 
 _UNQUOTED = re.compile("['\" ]")
 
-
-def same_measure(entry: Entry, text: str) -> float:
-    """True if it is the answer except for white space and the degree sign."""
-    text, answer = ("".join(each.split()).removesuffix("°") for each in (text, entry["answer"]))
-    return float(text == answer)
-
-
-def same_number(entry: Entry, text: str) -> float:
-    return _near(entry, text, Fraction(0))
+same_text = _same(str.strip)
+same_in_any_case = _same(lambda text: text.strip().lower())
+same_words = _same(str.split)
+same_rows = _same(_rows)
+same_but_for_spaces = _same(lambda text: "".join(text.split()))
+same_but_for_quotes = _same(lambda text: _UNQUOTED.sub("", text))
+same_measure = _same(lambda text: "".join(text.split()).removesuffix("°"))
 
 
-def near_number(entry: Entry, text: str) -> float:
-    return _near(entry, text, Fraction(1, 10_000))  # as the library
+def _near(most: Fraction) -> Scorer:
+    """True if it is a plain number that differs from the answer by at most so much."""
+
+    def score(entry: Entry, text: str) -> float:
+        number = answer_in("last_number", text)
+        if number != text:
+            return 0.0
+        return float(abs(Fraction(number) - Fraction(str(entry["answer"]))) <= most)
+
+    return score
 
 
-def _near(entry: Entry, text: str, most: Fraction) -> float:
-    number = answer_in("last_number", text)
-    if number != text:
-        return 0.0
-    return float(abs(Fraction(number) - Fraction(str(entry["answer"]))) <= most)
+same_number = _near(Fraction(0))
+near_number = _near(Fraction(1, 10_000))  # as the library
 
 
 def makes_target(entry: Entry, text: str) -> float:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from swarm.storage import write_whole
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.dashboard.page_state import SHOWN_S, DashboardState, ReportSource
 from swarm.telemetry.fleet_view import NodeView, Watch
@@ -19,8 +20,6 @@ TOPICS: Final = ("swarm/+/+/report", "swarm/+/+/status")
 
 
 class Listening:
-    """Receives the nodes' reports at a broker."""
-
     def __init__(
         self, broker: Broker, watch: Watch, *, unix_s: Callable[[], float], rng: Random
     ) -> None:
@@ -51,7 +50,6 @@ class Listening:
         return self._subscriber.failure
 
     def counters(self) -> Mapping[str, int]:
-        """Counts of messages and connections."""
         return {
             "messages_received": self._subscriber.received,
             "messages_dropped": self._subscriber.dropped,
@@ -78,9 +76,7 @@ def write_kept(path: Path, content: bytes) -> None:
     """Replace the file. Blocking; an error is ignored, because a page works without history."""
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_bytes(content)
-        partial.replace(path)
+        write_whole(path, content)
 
 
 def kept(watch: Watch, state: DashboardState, now_s: float) -> bytes:

@@ -12,7 +12,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from random import Random
 from typing import Any, Final
 
 import anyio
@@ -29,8 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from swarm.errors import ConfigError
 from swarm.limits.address_blocks import path_of
 from swarm.limits.bounded_table import BoundedTable
-from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.dashboard.listening import Listening, kept, read_kept, restore, write_kept
+from swarm.telemetry.dashboard.listening import kept, read_kept, restore, write_kept
 from swarm.telemetry.dashboard.page_state import DashboardState, ReportSource
 from swarm.telemetry.dashboard.saved import TYPES, page_files
 from swarm.telemetry.fleet_view import NodeView, Watch
@@ -82,7 +80,9 @@ class Board:
     other: streams look for themselves, every `PAUSE_S`."""
 
     def __init__(self) -> None:
-        self._newest = (0, b"")  # its number; replaced as one, so that no lock is needed
+        # The newest frame's number and bytes, empty before there is one; replaced as one, so that
+        # no lock is needed.
+        self.newest = (0, b"")
         self._closed = False
         self.watchers: BoundedTable[object, None] = BoundedTable(STREAMS_MAX, newest_first=True)
         self.streams_refused = 0
@@ -90,25 +90,14 @@ class Board:
 
     def put(self, frame: bytes) -> None:
         """Replace the frame. From one thread; returns at once."""
-        self._newest = (self._newest[0] + 1, frame)
-
-    @property
-    def streams(self) -> int:
-        """The number of open streams."""
-        return len(self.watchers)
+        self.newest = (self.newest[0] + 1, frame)
 
     def counters(self) -> dict[str, int]:
-        """Open and refused streams, and skipped frames."""
         return {
-            "pages_open": self.streams,
+            "pages_open": len(self.watchers),
             "pages_refused": self.streams_refused,
             "frames_skipped": self.frames_skipped,
         }
-
-    @property
-    def frame(self) -> bytes:
-        """Empty: there was none yet."""
-        return self._newest[1]
 
     def close(self) -> None:
         """End all streams, so that the server can. From any thread."""
@@ -119,7 +108,7 @@ class Board:
         watcher has its place."""
         sent = 0
         while not self._closed and watcher in self.watchers:
-            number, frame = self._newest
+            number, frame = self.newest
             if number > sent:
                 self.frames_skipped += number - sent - 1 if sent else 0
                 sent = number
@@ -132,9 +121,10 @@ def application(board: Board, *, hosts: WebHosts, guarded: Guarded | None = None
     """The web application. `hosts`: by which names it may be called."""
 
     async def state(_: Request) -> Response:
-        if not board.frame:
+        frame = board.newest[1]
+        if not frame:
             return JSONResponse({"error": "nothing was heard yet"}, 503, {"retry-after": "1"})
-        return Response(board.frame, media_type="application/json")
+        return Response(frame, media_type="application/json")
 
     routes = [Route("/api/state", state), Route("/api/stream", functools.partial(_stream, board))]
     if guarded is not None:
@@ -205,16 +195,16 @@ def _wanted(body: bytes) -> Mapping[str, Any]:
     return wanted
 
 
+@dataclass(frozen=True, slots=True)
 class _Guard:
     """Answers only to names of ours, and with the same protecting headers everywhere."""
 
-    def __init__(self, app: ASGIApp, hosts: WebHosts) -> None:
-        self._app = app
-        self._hosts = hosts
+    app: ASGIApp
+    hosts: WebHosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
 
         async def with_headers(message: Message) -> None:
@@ -223,8 +213,8 @@ class _Guard:
             await send(message)
 
         given = Request(scope).headers
-        refusal = self._hosts.objection(given.getlist("host"), given.getlist("origin"))
-        answer = PlainTextResponse(refusal.text, refusal.status) if refusal else self._app
+        refusal = self.hosts.objection(given.getlist("host"), given.getlist("origin"))
+        answer = PlainTextResponse(refusal.text, refusal.status) if refusal else self.app
         await answer(scope, receive, with_headers)
 
 
@@ -285,22 +275,22 @@ def frame_of(state: Mapping[str, Any]) -> bytes:
     return json.dumps(state, allow_nan=False, separators=(",", ":")).encode()
 
 
+@dataclass(eq=False)
 class Frames:
     """Makes frames from strangers' reports. If a frame fails, the last good one is shown again with
     `failing` set, and counted."""
 
-    def __init__(self, state: DashboardState) -> None:
-        self._state = state
-        self._good: Mapping[str, Any] | None = None
-        self.failed = 0
+    state: DashboardState
+    failed: int = 0
+    _good: Mapping[str, Any] | None = None
 
     def make(
         self, nodes: Sequence[NodeView], told: Mapping[str, int], source: ReportSource, now_s: float
     ) -> bytes | None:
         """The next frame; None before the first good one."""
-        told = {**told, "frames_failed": self.failed}
         try:
-            state = self._state.look(nodes, told, source, now_s)
+            counts = {**told, "frames_failed": self.failed}
+            state = self.state.look(nodes, counts, source, now_s)
             frame = frame_of(state)
         except (ArithmeticError, LookupError, TypeError, ValueError):
             self.failed += 1
@@ -390,40 +380,6 @@ async def _keep(
     finally:
         with trio.CancelScope(shield=True):
             await write()
-
-
-async def serve_broker(
-    broker: Broker,
-    listen: str,
-    *,
-    unix_s: Callable[[], float],
-    rng: Random,
-    run_id: str | None = None,
-    guarded: Guarded | None = None,
-    names: Sequence[str] = (),
-    keep: Path | None = None,
-    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """As `serve`, of what nodes report to a broker. `run_id` None: all runs that it knows of.
-
-    Raises:
-        ConfigError: as of `serve`; or the broker's certificates cannot be read.
-    """
-    watch = Watch(run_id)
-    listening = Listening(broker, watch, unix_s=unix_s, rng=rng)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(listening.run)
-        await serve(
-            watch,
-            listen,
-            listening.source,
-            unix_s=unix_s,
-            counters=listening.counters,
-            guarded=guarded,
-            names=names,
-            keep=keep,
-            task_status=task_status,
-        )
 
 
 async def serve_board(

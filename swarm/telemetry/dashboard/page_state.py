@@ -6,14 +6,23 @@ page shows them as text.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
 from swarm.telemetry import metrics as m
 from swarm.telemetry.dashboard.feeding import Feeding
-from swarm.telemetry.dashboard.series import REJECTED, Outages, Rates, Series, short, total
+from swarm.telemetry.dashboard.series import (
+    REJECTED,
+    Outages,
+    Rates,
+    Series,
+    mean,
+    metrics,
+    short,
+    total,
+)
 from swarm.telemetry.dashboard.version_broadcasts import broadcast_rows
 from swarm.telemetry.fleet_view import NodeView, plausible
 from swarm.telemetry.reports import AlarmReport
@@ -147,12 +156,6 @@ class DashboardState:
 # --- headline and history ----------------------------------------------------------------------
 
 
-def metrics(nodes: Iterable[NodeView], name: str) -> list[float]:
-    """The metric of all nodes that report it."""
-    there = (node.report.metrics for node in nodes)
-    return [plausible(each[name]) for each in there if name in each]
-
-
 def _headline(
     nodes: Sequence[NodeView], present: Sequence[NodeView], rates: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
@@ -233,7 +236,7 @@ def band(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return short(sum(values) / len(values)) if values else None
+    return short(mean(values))
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -373,17 +376,11 @@ def _workers(present: Sequence[NodeView]) -> dict[str, Any]:
 
 def _worker_row(row: Mapping[str, Any], newest: float | None) -> dict[str, Any]:
     version, heard_s = row["version"], row["heard_s"]
-    return {
-        "name": row["name"],
+    told = {name: value for name, value in row.items() if name != "peer_id"}
+    return told | {
         "id": row["peer_id"],
-        "phase": row["phase"],
-        "version": version,
         "behind": None if version is None or newest is None else max(0, int(newest) - version),
         "groups_per_s": short(row["groups_per_s"]),
-        "price_per_h": row["price_per_h"],
-        "admitted": row["admitted"],
-        "refused": row["refused"],
-        "leased": row["leased"],
         "heard_s": None if heard_s is None else round(heard_s, 1),
     }
 

@@ -78,13 +78,19 @@ def _rows(told: Sequence[Sequence[float | None]], columns: int) -> list[Row]:
 def merged(rows: Sequence[Row]) -> Row:
     """The mean of each column, over the rows that have a value there."""
     return tuple(
-        _mean([value for value in column if value is not None])
-        for column in zip(*rows, strict=True)
+        mean([value for value in column if value is not None]) for column in zip(*rows, strict=True)
     )
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
+    """None: of no values."""
     return sum(values) / len(values) if values else None
+
+
+def metrics(nodes: Iterable[NodeView], name: str) -> list[float]:
+    """The metric of all nodes that report it."""
+    there = (node.report.metrics for node in nodes)
+    return [plausible(each[name]) for each in there if name in each]
 
 
 class Series:
@@ -209,7 +215,6 @@ class Outages:
         self._is_away = False
 
     def note(self, now_s: float, *, connected: bool, away_s: float | None) -> None:
-        """Note the broker's state at a time."""
         if not connected:
             if not self._is_away:
                 self._began_s = now_s - (away_s or 0.0)

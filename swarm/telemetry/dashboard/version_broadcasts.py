@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from swarm.telemetry import metrics as m
-from swarm.telemetry.dashboard.series import short
+from swarm.telemetry.dashboard.series import mean, metrics, short
 from swarm.telemetry.fleet_view import NodeView
 from swarm.telemetry.reports import BroadcastReport
 
@@ -42,8 +42,8 @@ def broadcast_rows(present: Sequence[NodeView]) -> dict[str, Any] | None:
         "nodes": len(shares),
         "behind": len(behind),
         "swarm": levels(together),
-        "share": short(_mean(together)),
-        "rows": [[peer, short(_mean(cells)), levels(cells)] for peer, cells in rows[:ROWS_MAX]],
+        "share": short(mean(together)),
+        "rows": [[peer, short(mean(cells)), levels(cells)] for peer, cells in rows[:ROWS_MAX]],
         "left_out": max(0, len(rows) - ROWS_MAX),
         **_took(present),
     }
@@ -52,16 +52,10 @@ def broadcast_rows(present: Sequence[NodeView]) -> dict[str, Any] | None:
 def _took(present: Sequence[NodeView]) -> dict[str, float | None]:
     """Seconds that the last version took, over the bound, and of pause; the worst node's."""
     names = (m.BROADCAST_S, m.BROADCAST_BOUND_RATIO, m.PAUSED_S)
-    return {
-        name: max(
-            (n.report.metrics[name] for n in present if name in n.report.metrics), default=None
-        )
-        for name in names
-    }
+    return {name: max(metrics(present, name), default=None) for name in names}
 
 
 def cells_of(chunks: int) -> int:
-    """The number of cells in a row."""
     return min(max(chunks, 1), CELLS_MAX)
 
 
@@ -98,7 +92,3 @@ def levels(shares: Sequence[float]) -> str:
     inner = (LEVELS[min(top - 1, max(1, int(share * top)))] for share in shares)
     ends = {0.0: LEVELS[0], 1.0: LEVELS[top]}
     return "".join(ends.get(share, level) for share, level in zip(shares, inner, strict=True))
-
-
-def _mean(shares: Sequence[float]) -> float:
-    return sum(shares) / len(shares)
