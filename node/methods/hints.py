@@ -116,9 +116,9 @@ class Nudges(MethodSettings, kind="nudges", roles=NODE):
 
 
 def nudges(rng: Random, rollouts: int, set_to: Nudges) -> tuple[int | None, ...]:
-    """The strategy that each of a task's rollouts names, strategy by strategy in equal parts
-    (NudgeRL, arXiv 2605.15726); None: the bare prompt, so that the policy is also measured as it
-    will be used."""
+    """The strategy that each of a task's rollouts names (NudgeRL, arXiv 2605.15726), strategy by
+    strategy in equal parts. None: the bare prompt. With it the policy is also measured as it will
+    be used."""
     return tuple(
         None if rng.random() < set_to.dropped else place * set_to.strategies // rollouts
         for place in range(rollouts)
