@@ -165,7 +165,11 @@ class Sapo:
         start = self.progress
         outcome = await self._round.run(self._view(start.round + 1))
         assert outcome is not None
-        measured = [each.scored for each in outcome.own if each.scored.decided and each.is_bare]
+        measured = [
+            each.scored
+            for each in outcome.own
+            if each.scored.decided and each.is_bare and not each.private
+        ]
         self._node.choice.learn([(each.group.task, each.rewards) for each in measured])
         generated = self._generated()
         self.progress = replace(

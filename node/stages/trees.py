@@ -27,10 +27,10 @@ def _asked(wanted: Wanted, **changes: Any) -> Wanted:
     return replace(wanted, request=replace(wanted.request, **changes))
 
 
-def _going_on(wanted: Wanted, begun: Completion, **changes: Any) -> Wanted:
+def _going_on(wanted: Wanted, begun: Completion) -> Wanted:
     """One completion that continues another one's tokens, with their log-probs."""
     told = {"beginning": begun.token_ids, "beginning_logprobs": begun.logprobs}
-    return _asked(wanted, n=1, seed=None, **{**told, **changes})
+    return _asked(wanted, n=1, seed=None, **told)
 
 
 def _limit(wanted: Wanted, at: View) -> int:
@@ -125,77 +125,62 @@ def _pruned(
 
 @dataclass(slots=True)
 class _Leaf:
-    """A completion of a tree."""
+    """A completion of a tree. All but the first part from a parent by a second likeliest token."""
 
-    made: Completion
-    recorded: Recorded
-    begun: int = 0  # tokens up to its own first one: it branches nowhere before
+    request: Wanted
+    begun: int = 0  # tokens up to that one, included: it branches nowhere before
+    parent: tuple[int, ...] = ()  # its tokens
+    outcome: Outcome = field(default_factory=lambda: Outcome(()))
+
+    @property
+    def made(self) -> Completion:
+        return self.outcome.completions[0]
 
     def points(self, set_to: Branching) -> list[int]:
         """The tokens at which another one was almost as likely, and was not taken."""
+        columns = zip(self.made.token_ids, self.outcome.recorded[0].runners_up, strict=True)
         return [
             place
-            for place in range(self.begun, len(self.made.token_ids))
-            if self.recorded.runners_up[place][0] != self.made.token_ids[place]
-            and branching(*self.recorded.runners_up[place][1:], place, 0, set_to)
+            for place, (token, (second, *chances)) in enumerate(columns)
+            if place >= self.begun and token != second
+            if branching(chances[0], chances[1], place, 0, set_to)
         ]
 
-
-@dataclass(slots=True)
-class _Branch:
-    """A completion that parts from another one by the second likeliest token."""
-
-    tree: "_Tree"
-    parent: Completion
-    begun: int  # tokens, the second likeliest included
-    request: Wanted
-    leaf: _Leaf | None = None
-
-    @classmethod
-    def of(cls, tree: "_Tree", place: int, leaf: _Leaf) -> "_Branch":
-        second, _, chance = leaf.recorded.runners_up[place]
-        made = leaf.made
-        request = _going_on(
-            tree.wanted,
-            made,
+    def branch(self, place: int) -> "_Leaf":
+        made, (second, _, chance) = self.made, self.outcome.recorded[0].runners_up[place]
+        request = _asked(
+            self.request,
             beginning=(*made.token_ids[:place], second),
             beginning_logprobs=(*made.logprobs[:place], log(chance)),
         )
-        return cls(tree, made, place + 1, request)
-
-    def take(self, outcome: Outcome) -> None:
-        made = replace(outcome.completions[0], splices=(self.begun,))
-        self.leaf = _Leaf(made, outcome.recorded[0], self.begun)
+        return _Leaf(request, place + 1, made.token_ids)
 
     def is_cut(self, set_to: Branching) -> bool:
         """True if it says what its parent says: after so many tokens, or at its own end."""
-        assert self.leaf is not None
-        said, parted = self.leaf.made.token_ids, self.begun - 1
-        lengths = tuple({min(each, len(said) - parted) for each in set_to.look_ahead})
+        parted = self.begun - 1
+        said = self.made.token_ids[parted:]
+        lengths = tuple({min(each, len(said)) for each in set_to.look_ahead})
         fit = replace(set_to, look_ahead=lengths)
-        parent = self.parent.token_ids[parted:]
-        return any(is_cut(parent, said[parted:][:length], fit) for length in lengths)
+        return any(is_cut(self.parent[parted:], said[:length], fit) for length in lengths)
 
 
 @dataclass(slots=True)
 class _Tree:
-    """The completions of one request that began as one."""
+    """Completions of one request that begin as one."""
 
-    wanted: Wanted
     leaves_max: int
-    leaves: list[_Leaf] = field(default_factory=list)
-    points: list[tuple[int, int]] = field(default_factory=list)  # (token, leaf), ascending
+    leaves: list[_Leaf]
+    points: list[tuple[int, _Leaf]] = field(default_factory=list)  # the next ones to branch at
 
     def add(self, leaf: _Leaf, set_to: Branching) -> None:
-        self.points += [(place, len(self.leaves)) for place in leaf.points(set_to)]
-        self.points.sort()
-        self.leaves.append(leaf)
+        self.points += [(place, leaf) for place in leaf.points(set_to)]
+        self.points.sort(key=lambda point: point[0])
 
-    def branches(self) -> list[_Branch]:
+    def branches(self) -> list[_Leaf]:
         """The next branches to try, as many as there is room for."""
-        room = max(0, self.leaves_max - len(self.leaves))
+        room = self.leaves_max - len(self.leaves)
         taken, self.points = self.points[:room], self.points[room:]
-        return [_Branch.of(self, place, self.leaves[leaf]) for place, leaf in taken]
+        return [leaf.branch(place) for place, leaf in taken]
 
 
 class GrowTrees(Stage[Branching]):
@@ -207,67 +192,66 @@ class GrowTrees(Stage[Branching]):
         share = tree_share(at.step, self.set_to)
         forest = [self._planted(each, round(share * each.request.n)) for each in wanted]
         trees = [tree for its in forest for tree in its]
-        trunks = await sample([_asked(tree.wanted, n=1) for tree in trees])
-        for tree, trunk in zip(trees, trunks, strict=True):
-            tree.add(_Leaf(trunk.completions[0], trunk.recorded[0]), self.set_to)
+        limits = [_limit(tree.leaves[0].request, at) for tree in trees]
+        await _grow([tree.leaves[0] for tree in trees], limits, sample)
+        for tree in trees:
+            tree.add(tree.leaves[0], self.set_to)
         for _ in range(WAVES_MAX):
-            branches = [branch for tree in trees for branch in tree.branches()]
-            if not branches:
+            tried = [(tree, leaf) for tree in trees for leaf in tree.branches()]
+            if not tried:
                 break
-            for each in await self._grown(branches, at, sample):
-                assert each.leaf is not None
-                each.tree.add(each.leaf, self.set_to)
-                self.acted += 1
+            await self._try([leaf for _, leaf in tried], at, sample)
+            for tree, leaf in tried:
+                if not leaf.is_cut(self.set_to):
+                    tree.leaves.append(leaf)
+                    tree.add(leaf, self.set_to)
+                    self.acted += 1
         leaves = [[leaf for tree in its for leaf in tree.leaves] for its in forest]
-        plain = await sample(
-            [
-                _asked(each, n=each.request.n - len(its))
-                for each, its in zip(wanted, leaves, strict=True)
-                if len(its) < each.request.n
-            ]
-        )
-        rest = iter(plain)
+        missing = [each.request.n - len(its) for each, its in zip(wanted, leaves, strict=True)]
+        asked = zip(wanted, missing, strict=True)
+        plain = iter(await sample([_asked(each, n=count) for each, count in asked if count]))
         return [
-            _joined(its, next(rest) if len(its) < each.request.n else Outcome(()), each)
-            for each, its in zip(wanted, leaves, strict=True)
+            _joined(its, next(plain) if count else Outcome(()), each)
+            for each, its, count in zip(wanted, leaves, missing, strict=True)
         ]
 
     def _planted(self, wanted: Wanted, leaves: int) -> list[_Tree]:
         """The trees for so many rollouts; one alone is no tree."""
         most = self.set_to.leaves_max
         sizes = [min(most, leaves - begun) for begun in range(0, leaves, most)]
-        recording = _asked(wanted, seed=None, record=wanted.request.record | {"runners_up"})
-        return [_Tree(recording, size) for size in sizes if size > 1]
+        record = wanted.request.record | {"runners_up"}
+        trunk = _asked(wanted, n=1, seed=None, record=record)
+        return [_Tree(size, [_Leaf(trunk)]) for size in sizes if size > 1]
 
-    async def _grown(
-        self, branches: Sequence[_Branch], at: View, sample: Sample
-    ) -> Sequence[_Branch]:
-        """The branches that differ from their parents, whole."""
-        ahead = max(self.set_to.look_ahead)
-        looked_at = [min(_limit(each.request, at), each.begun - 1 + ahead) for each in branches]
-        tried = await sample(
-            [
-                _asked(each.request, limit=limit)
-                for each, limit in zip(branches, looked_at, strict=True)
-            ]
-        )
-        going_on = []
-        for each, outcome, limit in zip(branches, tried, looked_at, strict=True):
-            each.take(outcome)
-            made = outcome.completions[0]
-            is_short = _is_open(made, limit) and limit < _limit(each.request, at)
-            if is_short and not each.is_cut(self.set_to):
-                going_on.append((each, _going_on(each.request, made)))
-        kept = [each for each in branches if not each.is_cut(self.set_to)]
-        more = await sample([request for _, request in going_on])
-        for (each, _), outcome in zip(going_on, more, strict=True):
-            each.take(outcome)
-        return kept
+    async def _try(self, branches: Sequence[_Leaf], at: View, sample: Sample) -> None:
+        """Sample branches up to the longest look ahead, and those that are not cut to their end."""
+        ahead, limits = max(self.set_to.look_ahead), [_limit(each.request, at) for each in branches]
+        looked_at = [
+            min(limit, each.begun - 1 + ahead) for each, limit in zip(branches, limits, strict=True)
+        ]
+        await _grow(branches, looked_at, sample)
+        left = [
+            (each, limit)
+            for each, limit, tokens in zip(branches, limits, looked_at, strict=True)
+            if tokens < limit and _is_open(each.made, tokens) and not each.is_cut(self.set_to)
+        ]
+        for each, _ in left:
+            each.request = _going_on(each.request, each.made)
+        await _grow([each for each, _ in left], [limit for _, limit in left], sample)
+
+
+async def _grow(leaves: Sequence[_Leaf], limits: Sequence[int], sample: Sample) -> None:
+    """Sample leaves up to so many tokens."""
+    asked = zip(leaves, limits, strict=True)
+    made = await sample([_asked(leaf.request, limit=limit) for leaf, limit in asked])
+    for leaf, outcome in zip(leaves, made, strict=True):
+        leaf.outcome = outcome
 
 
 def _joined(leaves: Sequence[_Leaf], plain: Outcome, wanted: Wanted) -> Outcome:
     """The completions of trees, and plain ones. Branches make them private."""
-    completions = (*(leaf.made for leaf in leaves), *plain.completions)
-    recorded = (*(leaf.recorded for leaf in leaves), *plain.recorded)
-    is_tree = any(leaf.begun for leaf in leaves)
-    return Outcome(completions, recorded if wanted.request.record else (), private=is_tree)
+    grown = [replace(each.made, splices=(each.begun,) if each.begun else ()) for each in leaves]
+    told = [each.outcome.recorded[0] for each in leaves] if wanted.request.record else []
+    is_private = any(each.begun for each in leaves)
+    completions, recorded = (*grown, *plain.completions), (*told, *plain.recorded)
+    return Outcome(completions, recorded, private=is_private)

@@ -19,8 +19,9 @@ from node.run.sapo import _shareable
 from node.stages import generate, trees
 from node.stages.stage import RECORD_CHARS_MAX, Stage, Wanted
 from node.verify.held_out import Assignment
+from node.verify.task_choice import TaskChoice
 from swarm.errors import ConfigError
-from swarm.rollouts import Completion, FinishReason
+from swarm.rollouts import Completion, FinishReason, Task
 from tests import support
 from tests.unit.stages_support import Played, config_of, play
 from tests.unit.test_sapo import RUN, PacedTrainer
@@ -203,6 +204,19 @@ def test_a_method_acts_in_the_loop_and_one_that_does_nothing_shows(
             idle, watched = rounds_of(model, chain)
             assert idle.acted(kind) < played.acted(kind) or hook == "weigh"
             assert not has_effect(idle, watched)
+
+
+def test_tasks_are_not_judged_by_rollouts_that_were_chosen(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[tuple[Task, Sequence[float]]] = []
+    monkeypatch.setattr(TaskChoice, "learn", lambda _, results: judged.extend(results))
+    played, _ = rounds_of(model, "branching", 2)
+    own = [each for outcome in played.outcomes for each in outcome.own]
+    assert {each.private for each in own} == {True, False}
+    assert judged == [
+        (each.scored.group.task, each.scored.rewards) for each in own if not each.private
+    ]
 
 
 @pytest.mark.parametrize("kind", ["pruning", "purify"])
