@@ -15,7 +15,9 @@ from coordinator.overrides import drain, set_depth
 from coordinator.view import is_known, known_names
 from swarm.errors import ConfigError, first_of
 from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.dashboard.page_server import Guarded, serve_broker
+from swarm.telemetry.dashboard.listening import Listening
+from swarm.telemetry.dashboard.page_server import Guarded, serve
+from swarm.telemetry.fleet_view import Watch
 from swarm.telemetry.reports import NAME_CHARS_MAX
 
 NAMES_TOLD_MAX: Final = 8
@@ -85,14 +87,23 @@ def dashboard(
     Raises:
         ConfigError: it cannot listen there, or the broker's certificates cannot be read.
     """
-    rng = Random(secrets.randbits(64))
+    watch, rng = Watch(), Random(secrets.randbits(64))
+    listening = Listening(broker, watch, unix_s=time.time, rng=rng)
     page = functools.partial(
-        serve_broker, broker, listen, unix_s=time.time, rng=rng, guarded=guarded, names=names
+        serve,
+        watch,
+        listen,
+        listening.source,
+        unix_s=time.time,
+        counters=listening.counters,
+        guarded=guarded,
+        names=names,
     )
 
     async def show() -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(listening.run)
                 url = await nursery.start(page)
                 say(f"the page is at {url}; nodes report with --telemetry {broker}")
                 async for _ in signals:

@@ -21,7 +21,9 @@ from node.system.child_environment import CACHE_VARIABLE
 from node.system.child_process import end_with_input, start_child
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.telemetry.broker_address import PORT, Broker
-from swarm.telemetry.dashboard.page_server import PORT_DEFAULT, serve_broker
+from swarm.telemetry.dashboard.listening import Listening
+from swarm.telemetry.dashboard.page_server import PORT_DEFAULT, serve
+from swarm.telemetry.fleet_view import Watch
 from swarm.telemetry.web_hosts import checked_name
 
 EMBEDDED: Final = "embedded"
@@ -79,17 +81,20 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_leave_when_asked, nursery.cancel_scope)
         async with _broker(options) as broker:
+            watch, rng = Watch(options.run_id), Random(secrets.randbits(64))
+            listening = Listening(broker, watch, unix_s=time.time, rng=rng)
             page = partial(
-                serve_broker,
-                broker,
+                serve,
+                watch,
                 options.listen,
+                listening.source,
                 unix_s=time.time,
-                rng=Random(secrets.randbits(64)),
-                run_id=options.run_id,
+                counters=listening.counters,
                 names=[checked_name(name) for name in options.names],
                 keep=_kept_file(broker, options.run_id),
             )
             async with trio.open_nursery() as services:
+                services.start_soon(listening.run)
                 url = await services.start(page)
                 say(f"nodes report here when they are started with --telemetry {broker}")
                 say(f"the page is at {url}")

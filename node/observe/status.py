@@ -23,17 +23,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from node.observe import figures
 from node.observe.event_log import plain_json
-from node.observe.figures import (
-    PEER_COLUMNS,
-    REASON,
-    done_lines,
-    facts_table,
-    now_line,
-    peer_cells,
-    pool_lines,
-    rows_table,
-)
 from node.observe.records import BanStatus, PeerStatus, StatusSnapshot
 from node.observe.text_format import amount, duration, printable, short_id
 from node.system.bounded_server import CLIENTS_MAX, serve_answers
@@ -204,9 +195,11 @@ def _view(snapshot: StatusSnapshot) -> RenderableType:
     ]
     if parts:
         parts.append(Text())
-    parts.append(facts_table(_node_lines(snapshot), fold=True))
+    parts.append(figures.facts_table(_node_lines(snapshot), fold=True))
     if snapshot.rejected:
-        parts += [Text(), _rejected_table(snapshot.rejected)]
+        ordered = sorted(snapshot.rejected.items(), key=lambda item: (-item[1], item[0]))
+        rows = [(reason, str(count)) for reason, count in ordered]
+        parts += [Text(), figures.rows_table(("rejected because", "records"), rows)]
     if snapshot.bans:
         parts += [Text(), _bans_table(snapshot.bans)]
     parts += [Text(), _peers_table(snapshot.peers)]
@@ -220,9 +213,9 @@ def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
         ("node", s.peer_id),
         ("run", f"{s.run_id}, up {duration(s.uptime_s)}, {s.agent}"),
         ("policy", f"{s.model}, {sizes}{s.engine} engine{precision}"),
-        ("now", now_line(s)),
-        *done_lines(s),
-        *pool_lines(s),
+        ("now", figures.now_line(s)),
+        *figures.done_lines(s),
+        *figures.pool_lines(s),
         *_connection_lines(s),
         ("traffic", f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out"),
     ]
@@ -251,12 +244,6 @@ def _connection_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     return [("connections", text)]
 
 
-def _rejected_table(rejected: dict[str, int]) -> Table:
-    ordered = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
-    rows = [(reason, str(count)) for reason, count in ordered]
-    return rows_table(("rejected because", "records"), rows)
-
-
 def _bans_table(bans: tuple[BanStatus, ...]) -> Table:
     rows = [
         (
@@ -266,16 +253,16 @@ def _bans_table(bans: tuple[BanStatus, ...]) -> Table:
         )
         for ban in bans[-BANS_SHOWN_MAX:]
     ]
-    columns = (f"banned ({len(bans)})", "for", REASON)
-    return rows_table(columns, rows, max(0, len(bans) - BANS_SHOWN_MAX))
+    columns = (f"banned ({len(bans)})", "for", figures.REASON)
+    return figures.rows_table(columns, rows, max(0, len(bans) - BANS_SHOWN_MAX))
 
 
 def _peers_table(peers: tuple[PeerStatus, ...]) -> RenderableType:
     if not peers:
         return Text("no peers connected", style="dim")
-    rows = [(*peer_cells(peer), _address(peer)) for peer in peers[:PEERS_SHOWN_MAX]]
-    columns = (f"peer ({len(peers)})", *PEER_COLUMNS, "at")
-    return rows_table(columns, rows, max(0, len(peers) - PEERS_SHOWN_MAX))
+    rows = [(*figures.peer_cells(peer), _address(peer)) for peer in peers[:PEERS_SHOWN_MAX]]
+    columns = (f"peer ({len(peers)})", *figures.PEER_COLUMNS, "at")
+    return figures.rows_table(columns, rows, max(0, len(peers) - PEERS_SHOWN_MAX))
 
 
 def _address(peer: PeerStatus) -> str:

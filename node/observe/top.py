@@ -23,15 +23,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from node.observe.figures import (
-    PEER_COLUMNS,
-    done_lines,
-    facts_table,
-    now_line,
-    peer_cells,
-    pool_lines,
-    rows_table,
-)
+from node.observe import figures
 from node.observe.records import StatusSnapshot
 from node.observe.status import fetch_status
 from node.observe.text_format import (
@@ -80,7 +72,7 @@ def render(screen: Screen, height: int | None = None) -> RenderableType:
         parts += [_cut(f"  {line}", "yellow") for line in _wrapped(advice)]
     if len(screen.alarms) > ALARMS_SHOWN:
         parts.append(_cut(f"  and {len(screen.alarms) - ALARMS_SHOWN} more alarms", "yellow"))
-    parts += [Text(), facts_table(screen.facts), Text()]
+    parts += [Text(), figures.facts_table(screen.facts), Text()]
     used = len(parts) + len(screen.facts) + 1  # one of the parts is all facts, and a line for keys
     room = ROWS_PLAIN if height is None else max(0, height - used - 2)
     parts.append(_rows(screen, room))
@@ -100,7 +92,7 @@ def _rows(screen: Screen, room: int) -> RenderableType:
     if not screen.rows:
         return Text("nobody yet", style="dim")
     shown = screen.rows if len(screen.rows) <= room else screen.rows[: max(0, room - 1)]
-    return rows_table(screen.columns, shown, len(screen.rows) - len(shown))
+    return figures.rows_table(screen.columns, shown, len(screen.rows) - len(shown))
 
 
 def spark(values: Sequence[float]) -> str:
@@ -139,10 +131,10 @@ def node_screen(
     """A node and its peers. `taken` and `given`: bytes a second of late; `rewards`: of the last
     rounds."""
     facts = (
-        ("now", now_line(s)),
-        *done_lines(s, rewards[-SPARK_POINTS:]),
+        ("now", figures.now_line(s)),
+        *figures.done_lines(s, rewards[-SPARK_POINTS:]),
         ("traffic", traffic(taken, given)),
-        *pool_lines(s),
+        *figures.pool_lines(s),
         ("peers", f"{len(s.peers)}, {len(s.bans)} banned"),
         ("versions", versions([s.agent, *(peer.agent for peer in s.peers)])),
     )
@@ -152,8 +144,8 @@ def node_screen(
         trouble=trouble,
         alarms=tuple((note, "") for note in s.notes),
         facts=facts,
-        columns=("peer", *PEER_COLUMNS, "runs"),
-        rows=tuple((*peer_cells(peer), peer.agent) for peer in peers),
+        columns=("peer", *figures.PEER_COLUMNS, "runs"),
+        rows=tuple((*figures.peer_cells(peer), peer.agent) for peer in peers),
     )
 
 

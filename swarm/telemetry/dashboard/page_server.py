@@ -12,7 +12,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from random import Random
 from typing import Any, Final
 
 import anyio
@@ -29,8 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from swarm.errors import ConfigError
 from swarm.limits.address_blocks import path_of
 from swarm.limits.bounded_table import BoundedTable
-from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.dashboard.listening import Listening, kept, read_kept, restore, write_kept
+from swarm.telemetry.dashboard.listening import kept, read_kept, restore, write_kept
 from swarm.telemetry.dashboard.page_state import DashboardState, ReportSource
 from swarm.telemetry.dashboard.saved import TYPES, page_files
 from swarm.telemetry.fleet_view import NodeView, Watch
@@ -382,40 +380,6 @@ async def _keep(
     finally:
         with trio.CancelScope(shield=True):
             await write()
-
-
-async def serve_broker(
-    broker: Broker,
-    listen: str,
-    *,
-    unix_s: Callable[[], float],
-    rng: Random,
-    run_id: str | None = None,
-    guarded: Guarded | None = None,
-    names: Sequence[str] = (),
-    keep: Path | None = None,
-    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """As `serve`, of what nodes report to a broker. `run_id` None: all runs that it knows of.
-
-    Raises:
-        ConfigError: as of `serve`; or the broker's certificates cannot be read.
-    """
-    watch = Watch(run_id)
-    listening = Listening(broker, watch, unix_s=unix_s, rng=rng)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(listening.run)
-        await serve(
-            watch,
-            listen,
-            listening.source,
-            unix_s=unix_s,
-            counters=listening.counters,
-            guarded=guarded,
-            names=names,
-            keep=keep,
-            task_status=task_status,
-        )
 
 
 async def serve_board(
