@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from node.observe import records as r
 from node.observe.event_log import FILE_NAME, History, VersionEvent, history, read_events
-from node.observe.text_format import amount, counted, duration, percent, printable, short_id
+from node.observe.text_format import amount, counted, duration, percent, printable, said, short_id
 from node.observe.usefulness import advice, usefulness
 from swarm.errors import ConfigError
 from swarm.telemetry import metrics as m
@@ -507,7 +507,7 @@ class NodeSummary:
             return f"{self.name}: {taken:,} of {handed_in} accepted in {_extent([self])}"
         return (
             f"{self.name}: held-out {percent(self.held_out_first)} to "
-            f"{percent(self.held_out_last)} ({_said(self.rise_points, '+.1f')} points) in "
+            f"{percent(self.held_out_last)} ({said(self.rise_points, '+.1f')} points) in "
             f"{_extent([self])}" + (f"\n  {self.sharing}" if self.sharing else "")
         )
 
@@ -688,8 +688,8 @@ def _nodes(summaries: Sequence[NodeSummary]) -> list[Any]:
             node.name,
             percent(node.held_out_first),
             percent(node.held_out_last),
-            _said(node.rise_points, "+.1f"),
-            f"{_said(node.reward_first, '.2f')} → {_said(node.reward_last, '.2f')}",
+            said(node.rise_points, "+.1f"),
+            f"{said(node.reward_first, '.2f')} → {said(node.reward_last, '.2f')}",
             _extent([node]),
             f"{node.starts}",
             amount(node.generated_tokens),
@@ -725,7 +725,3 @@ def _troubles(nodes: Sequence[LoggedNode], begin_s: float) -> list[Any]:
     ]
     more = len(found) - TROUBLES_SHOWN_MAX
     return _table("Troubles", ("node", "after", ""), rows, f"And {more} more." if more > 0 else "")
-
-
-def _said(value: float | None, form: str) -> str:
-    return "–" if value is None else f"{value:{form}}"
