@@ -160,7 +160,7 @@ def _judge(request: h11.Request, hosts: WebHosts) -> tuple[int, bytes]:
     }
     refusal = hosts.objection(given[b"host"], given[b"origin"])
     if refusal is not None:
-        return refusal.status, refusal.text.encode() + b"\n"
+        return refusal[0], refusal[1].encode() + b"\n"
     if request.target.partition(b"?")[0] != b"/metrics":
         return 404, b"there is /metrics here, and nothing else\n"
     if request.method not in (b"GET", b"HEAD"):

@@ -210,7 +210,7 @@ class _Guard:
 
         given = Request(scope).headers
         refusal = self.hosts.objection(given.getlist("host"), given.getlist("origin"))
-        answer = PlainTextResponse(refusal.text, refusal.status) if refusal else self.app
+        answer = PlainTextResponse(refusal[1], refusal[0]) if refusal else self.app
         await answer(scope, receive, with_headers)
 
 
