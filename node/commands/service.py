@@ -172,7 +172,7 @@ def _config_home() -> Path:
 
 
 def _run(*words: str) -> str:
-    """What the command prints."""
+    """The command's standard output."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S

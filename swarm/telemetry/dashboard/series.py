@@ -165,7 +165,7 @@ class Rates:
                 samples, sequence = deque(maxlen=SAMPLES_MAX), -1
             if report.sequence > sequence:
                 samples.append((report.sent_at_s, counters(report)))
-                # What covers the window and no more, so that a rate is that of now
+                # Keep what covers the window alone, so that a rate is that of now
                 while len(samples) > 2 and samples[-1][0] - samples[1][0] >= WINDOW_S:
                     samples.popleft()
             kept[report.peer_id] = (report.instance, report.sequence, samples)
