@@ -66,7 +66,6 @@ def is_measured(reported: ReportedWorker) -> bool:
 
 
 def worker_of(machine: Machine, reported: ReportedWorker | None, history: MachineHistory) -> Worker:
-    """A machine for the capacity model."""
     rate, failed, generation_s = machine.groups_per_s, 0.0, machine.generation_s
     up, down, relayed = machine.up_bytes_per_s, machine.down_bytes_per_s, False
     if reported is not None:
