@@ -168,8 +168,8 @@ def decided(
 def outlook(
     run: Run, members: Sequence[Worker], broadcast_s: float
 ) -> tuple[Capacity | None, int | None]:
-    """The capacity of the active workers at the planned depth, or the least feasible above it, and
-    the least feasible depth; None: infeasible. `broadcast_s`: measured, 0: unknown."""
+    """The active workers' capacity at the planned depth or the least feasible one above it, and the
+    least feasible depth of all. None: infeasible. `broadcast_s`: measured; 0: unknown."""
     run = replace(run, load_s=calibrated_load_s(run, members, broadcast_s))
     fresh = soonest(run, members)
     if fresh is None or fresh.staleness_max >= run.staleness_max:
