@@ -191,7 +191,7 @@ class Encoder:
         return row
 
     def _add_columns(self, row: Row, group: TrainingGroup, place: int) -> None:
-        """What the group has for this completion alone, by token where the tokens are the same."""
+        """Take over the group's entries for this completion, and by token if tokens are the same."""
         said = row.tokens if row.said is None else [row.tokens[at] for at in row.said]
         is_same = said == list(group.completions[place].token_ids)
         if group.weights:
