@@ -371,7 +371,7 @@ def _hacpo(tokens: Tokens, set_to: settings.HacpoLoss) -> TokenLosses:
 
 def _ewma(tokens: Tokens, set_to: settings.EwmaLoss) -> TokenLosses:
     """max(-A e^(now - b), -A e^(clip(now - prox, ln(1 - e), ln(1 + e)) + prox - b))
-    (PPO-EWMA, arXiv 2110.00641), of log-probs under the policy, the average and what generated. b
+    (PPO-EWMA, arXiv 2110.00641). Log-probs are the policy's, the average's and what generated's. b
     is at least now - ln `ratio_max`, without gradient. The average: `node.train.kept_weights`."""
     logprobs, behaviour, advantages = _stale(tokens)
     proximal = tokens.proximal if tokens.averaged is None else tokens.averaged
