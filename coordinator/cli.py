@@ -19,7 +19,6 @@ INTERVAL_S_MIN = 1.0  # a learner answers twice a second in the long run
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
     top = argparse.ArgumentParser(
         prog="swarm-coordinator",
         description="The optional control plane of a swarm: how many rollout workers a learner "

@@ -66,7 +66,6 @@ def is_measured(reported: ReportedWorker) -> bool:
 
 
 def worker_of(machine: Machine, reported: ReportedWorker | None, history: MachineHistory) -> Worker:
-    """A machine for the capacity model."""
     rate, failed, generation_s = machine.groups_per_s, 0.0, machine.generation_s
     up, down, relayed = machine.up_bytes_per_s, machine.down_bytes_per_s, False
     if reported is not None:
@@ -169,8 +168,8 @@ def decided(
 def outlook(
     run: Run, members: Sequence[Worker], broadcast_s: float
 ) -> tuple[Capacity | None, int | None]:
-    """The capacity of the active workers at the planned depth, or the least feasible above it, and
-    the least feasible depth; None: infeasible. `broadcast_s`: measured, 0: unknown."""
+    """The active workers' capacity at the planned depth or the least feasible one above it, and the
+    least feasible depth of all. None: infeasible. `broadcast_s`: measured; 0: unknown."""
     run = replace(run, load_s=calibrated_load_s(run, members, broadcast_s))
     fresh = soonest(run, members)
     if fresh is None or fresh.staleness_max >= run.staleness_max:

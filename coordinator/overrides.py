@@ -15,6 +15,7 @@ from coordinator.model.pacing import check_depth
 from coordinator.view import load_state
 from swarm.errors import ConfigError
 from swarm.storage import make_private, private_files, write_whole
+from swarm.texts import listed
 
 DRAINED_FILE: Final = "drained.json"
 DRAINED_MAX: Final = 4_096
@@ -45,8 +46,7 @@ def order_drain(data_dir: Path, name: str, *, undo: bool) -> str:
     rows = load_state(data_dir)["workers"]
     if not undo and not any(name in (row["name"], row["peer"]) for row in rows):
         known = sorted({row["name"] or row["peer"] for row in rows})
-        more = f" and {len(known) - NAMES_TOLD_MAX} more" if len(known) > NAMES_TOLD_MAX else ""
-        names = ", ".join(known[:NAMES_TOLD_MAX]) + more or "none yet"
+        names = listed(known, NAMES_TOLD_MAX) or "none yet"
         raise ConfigError(f"{name}: the coordinator here has seen no such worker; known: {names}")
     drain(data_dir, name, undo=undo)
     return f"{name} {'may work again' if undo else 'gets no more work'}"

@@ -22,9 +22,9 @@ PER_GROUPS = 1000  # unit of the workers' prices
 
 
 def make_report(file: PlanFile) -> dict[str, Any]:
-    """All that `plan --json` prints. `chosen` is for overlapped workers, as nodes are; `forms` has
-    each form with the default period and, where that differs, the best; prices of `workers` are of
-    `PER_GROUPS` admissible groups, egress included."""
+    """All that `plan --json` prints. `chosen` is for overlapped workers, as nodes are. `forms` has
+    each form with the default period, and with the best where that differs. `price_of_groups`:
+    dollars for `PER_GROUPS` admissible groups, egress included."""
     run, workers, margin = file.run, file.workers, file.settings.margin
     chosen = cheapest_set(run, workers, Form.OVERLAPPED, margin)
     forms: list[dict[str, Any]] = []

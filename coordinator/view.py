@@ -52,7 +52,6 @@ class View:
 
 
 def view_json(view: View, unix_s: float, interval_s: float) -> dict[str, Any]:
-    """The state file's contents."""
     state = {"unix_s": unix_s, "interval_s": interval_s, **asdict(view)}
     state["workers"] = state.pop("rows")
     if view.report is not None:

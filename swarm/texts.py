@@ -1,5 +1,7 @@
 """Display of foreign text: unprintable characters may move a cursor, reverse text or hide."""
 
+from collections.abc import Sequence
+
 
 def printable(text: str, chars_max: int, *, escapes: bool = False) -> str:
     """The text on one line, cut to `chars_max`. Unprintable characters become `?`, or with
@@ -14,6 +16,12 @@ def printable(text: str, chars_max: int, *, escapes: bool = False) -> str:
 def first_line(error: BaseException, chars_max: int = 160) -> str:
     """The first line of an error's message, or the name of its type."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:chars_max]
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _escaped(char: str) -> str:

@@ -11,7 +11,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -53,6 +52,7 @@ from swarm.peers.run_data import ask_for_rules
 from swarm.peers.upnp import NoRouter, map_port
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 from swarm.telemetry.mqtt import knock
+from swarm.texts import listed
 from swarm.transport.base import ServeLimits, Transport
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p.reachability import ReachRules
@@ -95,7 +95,6 @@ class Finding:
 
 
 def check_software(config: NodeConfig) -> Finding:
-    """The versions that matter."""
     found = [f"Python {platform.python_version()}"]
     if find_spec("torch") is None and config.engine != "openai":
         advice = "install 'swarm-node[torch]' to train or sample here"
@@ -207,21 +206,18 @@ def usual_tokens(config: NodeConfig) -> int:
 
 async def check_tasks(config: NodeConfig) -> Finding:
     """Check that each of the run's environments makes a task of its parameters."""
-    why = ""
+    count = len(config.run.environments)
+    of_all = "its environment makes" if count == 1 else f"its {count} environments make"
+    finding = Finding("tasks", "ok", f"run {config.run.name}: {of_all} tasks")
     try:
         async with ProcessVerifier.open(config) as verifier:
             await verifier.problems([])  # it tries one of each when it starts
     except* (ConfigError, ChildFailed) as group:
-        why = printable(str(first_of(group)), LINE_CHARS)
-    if why:
-        return Finding("tasks", "fail", why)
-    count = len(config.run.environments)
-    of_all = "its environment makes" if count == 1 else f"its {count} environments make"
-    return Finding("tasks", "ok", f"run {config.run.name}: {of_all} tasks")
+        finding = Finding("tasks", "fail", printable(str(first_of(group)), LINE_CHARS))
+    return finding
 
 
 async def check_broker(config: NodeConfig, password: str | None, rng: Random) -> Finding:
-    """Check that the broker accepts this node's reports."""
     try:
         broker = broker_of(config, password)
     except ConfigError as error:
@@ -268,7 +264,6 @@ def check_congestion(config: NodeConfig, file: Path = CONGESTION_FILE) -> Findin
 
 
 def check_directory(config: NodeConfig) -> Finding:
-    """Check that a node could write to the data directory."""
     path = config.data_dir
     there = next((each for each in (path, *path.absolute().parents) if each.exists()), Path("/"))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -328,7 +323,9 @@ async def examine_network(config: NodeConfig, tell: Tell, now_s: Callable[[], fl
         listen = tuple(each.rpartition("/")[0] + "/0" for each in listen)
     try:
         key = known_key(config.invitation, config.data_dir)
-        identity = _identity(config, beside=runs)
+        identity = Identity.generate()
+        if not runs and config.key_path.exists():  # a list of allowed peers may name it
+            identity = Identity.load(config.key_path, os.environ.get(config.passphrase_env))
         async with open_libp2p(
             identity, listen, config.announce,
             network_key=key.handshake_key() if key else None, reach=ReachRules(relay=False),
@@ -338,13 +335,6 @@ async def examine_network(config: NodeConfig, tell: Tell, now_s: Callable[[], fl
             await _examine_transport(config, key, identity, transport, tell, now_s)
     except ConfigError as error:
         tell(Finding("listening", "fail", str(error)))
-
-
-def _identity(config: NodeConfig, *, beside: bool) -> Identity:
-    """The node's own key, which a list of allowed peers may name, unless a node is using it."""
-    if beside or not config.key_path.exists():
-        return Identity.generate()
-    return Identity.load(config.key_path, os.environ.get(config.passphrase_env))
 
 
 async def _examine_transport(
@@ -378,8 +368,8 @@ async def _examine_transport(
 
 def _is_known(transport: Libp2pTransport) -> bool:
     reach = transport.reach
-    return reach is not None and (
-        reach.reachable is True or (reach.reachable is False and bool(reach.relays))
+    return reach is not None and bool(
+        reach.reachable or (reach.reachable is False and reach.relays)
     )
 
 
@@ -490,18 +480,17 @@ def check_reach(transport: Libp2pTransport) -> list[Finding]:
             Finding("relay", "ok", "not needed; others may use this node"),
             Finding("hole punching", "ok", "not needed"),
         ]
-    findings = [
+    advice = "it still works by what it dials itself"
+    return [
         Finding(
             "reachability", "warn", f"peers cannot dial {reach.observed_ip}",
             "forward a port to this machine, listen on it and --announce it",
-        )
+        ),
+        Finding("relay", "ok", f"{len(reach.relays)} peers relay for this node")
+        if reach.relays
+        else Finding("relay", "warn", "no peer relays for this node", advice),
+        _check_punching(reach.keeps_ports),
     ]  # fmt: skip
-    if reach.relays:
-        findings.append(Finding("relay", "ok", f"{len(reach.relays)} peers relay for this node"))
-    else:
-        advice = "it still works by what it dials itself"
-        findings.append(Finding("relay", "warn", "no peer relays for this node", advice))
-    return [*findings, _check_punching(reach.keeps_ports)]
 
 
 def _check_punching(keeps_ports: bool | None) -> Finding:
@@ -579,10 +568,7 @@ def described(run: FoundRun) -> list[str]:
 
 
 def _told(rules: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    names = _names(rules)
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    found["tasks"] = ", ".join(names[:NAMES_SHOWN]) + more
+    found = {"tasks": listed(_names(rules), NAMES_SHOWN)}
     sampling = rules.get("sampling")
     tokens = sampling.get("max_new_tokens", 64) if isinstance(sampling, dict) else 64
     found["completions"] = f"up to {printable(str(tokens), 12)} tokens"
@@ -592,8 +578,8 @@ def _told(rules: Mapping[str, Any]) -> dict[str, str]:
         found["model"] = f"{model}, which a central learner trains: nodes work for it"
     else:
         models = rules.get("models")
-        listed = models if isinstance(models, list) else []
-        named = [printable(str(each), NAME_CHARS) for each in listed]
+        allowed = models if isinstance(models, list) else []
+        named = [printable(str(each), NAME_CHARS) for each in allowed]
         found["model"] = ", ".join(named[:NAMES_SHOWN]) or "any: each node trains its own"
     return found
 
@@ -601,9 +587,9 @@ def _told(rules: Mapping[str, Any]) -> dict[str, str]:
 def _names(rules: Mapping[str, Any]) -> list[str]:
     """The names of a run's environments, each once."""
     environments = rules.get("environments")
-    listed = environments if isinstance(environments, list) else []
-    counted = Counter(str(each.get("name")) for each in listed if isinstance(each, dict))
-    return [printable(name, NAME_CHARS) for name in counted]
+    tables = environments if isinstance(environments, list) else []
+    names = dict.fromkeys(str(each.get("name")) for each in tables if isinstance(each, dict))
+    return [printable(name, NAME_CHARS) for name in names]
 
 
 def _needs(run: FoundRun) -> list[str]:

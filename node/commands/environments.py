@@ -29,7 +29,7 @@ from node.envs.trial import TEXT_CPU_S, loaded, memory_for_problems, scored, set
 from node.system.extras import install_line
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Task
-from swarm.texts import printable
+from swarm.texts import listed, printable
 
 CHECKED_TASKS: Final = 16
 CHECK_WALL_S: Final = 300
@@ -59,10 +59,8 @@ def check_environment(name: str, parameters: str, say: Callable[[str], None]) ->
         ran_code = marker.exists()
     who = next(each for each in one if "name" in each)
     say(f"{who['name']}, version {who['version']}")
-    verdicts = [*_on_problems(one, other), *_on_texts(one)]
-    verdicts.append(
-        Fitness(not ran_code, "it runs an answer as code" if ran_code else "no text runs as code")
-    )
+    code = "it runs an answer as code" if ran_code else "no text runs as code"
+    verdicts = [*_on_problems(one, other), *_on_texts(one), Fitness(not ran_code, code)]
     for verdict in verdicts:
         say(f"{'ok  ' if verdict.is_fit else 'FAIL'}  {verdict.line}")
     failed = sum(not verdict.is_fit for verdict in verdicts)
@@ -143,10 +141,9 @@ def _on_texts(found: Sequence[Mapping[str, Any]]) -> Iterator[Fitness]:
             else f"ended its process with status {ended['ended']}"
         )
         yield Fitness(False, f"the text {last} {how}: bound the length of what is looked at")
-    if not texts:
-        return
-    yield from _on_costs(texts)
-    yield from _on_rewards(texts)
+    if texts:
+        yield from _on_costs(texts)
+        yield from _on_rewards(texts)
 
 
 def _on_costs(texts: Sequence[Mapping[str, Any]]) -> Iterator[Fitness]:
@@ -185,9 +182,7 @@ def _on_rewards(texts: Sequence[Mapping[str, Any]]) -> Iterator[Fitness]:
 def _names(
     texts: Sequence[Mapping[str, Any]], is_meant: Callable[[Mapping[str, Any]], bool]
 ) -> str:
-    found = [each["text"] for each in texts if is_meant(each)]
-    more = len(found) - NAMED_MAX
-    return ", ".join(found[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+    return listed([each["text"] for each in texts if is_meant(each)], NAMED_MAX)
 
 
 # The package that `swarm-node env new` writes.
@@ -226,7 +221,6 @@ def list_environments(say: Say) -> None:
 
 
 def show_environment(name: str, parameters: str, say: Say) -> None:
-    """Say what one environment is, with an example problem."""
     if is_group(name):
         say(f"{name}: a group, version {group_version(name)}, of {', '.join(GROUPS[name])}")
         return
@@ -240,9 +234,8 @@ def show_environment(name: str, parameters: str, say: Say) -> None:
         say("parameters:")
         defaults = settings_of(name)
         for setting, default in defaults.items():
-            bounds = ""
-            if setting in rules.settings_min:
-                bounds = f", at least {rules.settings_min[setting]:g}"
+            least = rules.settings_min.get(setting)
+            bounds = "" if least is None else f", at least {least:g}"
             if is_number(default):
                 bounds += f", at most {largest(setting, defaults, rules):,}"
             say(f"  {setting}: {printable(str(default), 100)}{bounds}")
@@ -318,7 +311,6 @@ def model_that_answers(model: str, max_new_tokens: int, say: Say) -> Answerer:
 
 
 def new_environment(directory: Path, say: Say) -> None:
-    """Write a package with an example environment."""
     name = directory.name
     if not _NAME.fullmatch(name):
         near = re.sub("[^a-z0-9_]", "_", name.lower())

@@ -172,7 +172,7 @@ def _config_home() -> Path:
 
 
 def _run(*words: str) -> str:
-    """What the command prints."""
+    """The command's standard output."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S
@@ -262,16 +262,12 @@ def _install(check: Check, options: argparse.Namespace) -> None:
         _delete(manager, name)
         raise
     say(f"{name} runs: {file}")
-    say(f"what it says: swarm-node service logs{_flag(name)}")
+    say(f"what it says: swarm-node service logs{'' if name == NAME else f' --name {name}'}")
     say(f"how it does: swarm-node status, from {service.directory}")
     if left := left_behind(os.environ):
         say(f"{', '.join(left)} of this terminal are not the service's: {service.environment} is")
     if manager.kind == "systemd" and not _lingers():
         say("it ends when you log out; this keeps it: loginctl enable-linger")
-
-
-def _flag(name: str) -> str:
-    return "" if name == NAME else f" --name {name}"
 
 
 def _lingers() -> bool:

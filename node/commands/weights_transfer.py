@@ -96,13 +96,8 @@ def _rules(options: TransferOptions, own: PeerId, *, publishes: bool) -> Weights
             )
     digest = sha256(publishers[0].encode()).hexdigest()[:12]
     run_id = run.run_id if options.run_given else f"weights-{digest}"
-    return weights_rules(
-        run_id,
-        publishers,
-        float(run.limits.clock_skew_s),
-        options.policy,
-        publishes=publishes,
-    )
+    skew_s = float(run.limits.clock_skew_s)
+    return weights_rules(run_id, publishers, skew_s, options.policy, publishes=publishes)
 
 
 @dataclass(slots=True)
@@ -122,11 +117,10 @@ async def _open(
 ) -> AsyncIterator[_Swarm]:
     """Join the swarm and share the local versions until the block ends."""
     config = options.config
-    identity = load_identity(config)
-    membership = Membership.of(config)
+    identity, world = load_identity(config), RealNetwork()
     rules = _rules(options, identity.peer_id, publishes=publishes)
-    world = RealNetwork()
-    async with open_peer(world, config, identity, membership, rules.heads.run_id) as peer:
+    run_id = rules.heads.run_id
+    async with open_peer(world, config, identity, Membership.of(config), run_id) as peer:
         with open_weights_service(
             *(config.data_dir, rules, peer.transport, peer.gater, world),
             Follower(tell=tell),
@@ -178,7 +172,9 @@ async def _publish(
     left = trio.Event()
 
     def tell(spread: Spread) -> None:
-        say(_spread_line(spread))
+        over = _over(spread.time_s, spread.bound_s)
+        peers = "1 peer" if spread.peers == 1 else f"{spread.peers} peers"
+        say(f"version {spread.version} is at {peers} after {spread.time_s:.2f} s{over}")
         if once:
             left.set()
 
@@ -230,12 +226,6 @@ def _made_line(published: Published) -> str:
     )
 
 
-def _spread_line(spread: Spread) -> str:
-    over = _over(spread.time_s, spread.bound_s)
-    peers = "1 peer" if spread.peers == 1 else f"{spread.peers} peers"
-    return f"version {spread.version} is at {peers} after {spread.time_s:.2f} s{over}"
-
-
 def _over(seconds: float, bound_s: float | None) -> str:
     return f" ({seconds / bound_s:.2f} times the least possible)" if bound_s else ""
 
@@ -282,7 +272,11 @@ def fetch(options: TransferOptions, out: Path | None, say: Say, *, follow: bool)
         raise ConfigError("from whom? name a peer with --peer; weights publish prints its address")
     if out is not None:
         out = out.absolute()
-        _check_out(out)
+        is_ours = out.with_name(out.name + MANIFEST_SUFFIX).exists()  # an earlier version
+        if out.is_symlink() or (out.exists() and not out.is_dir()):
+            raise ConfigError(f"--out {out}: is there already and no directory; name another")
+        if out.is_dir() and not is_ours and any(out.iterdir()):
+            raise ConfigError(f"--out {out}: holds something else already; name another")
     _rules(options, PeerId(""), publishes=False)
     return _run(config, lambda: _fetch(options, out, say, follow))
 
@@ -327,8 +321,7 @@ async def _notice_current(
     head = service.heads.newest(service.rules.policy)
     current = await service.run_sync(service.versions.current)
     if head is not None and current is not None and current.version == head.version:
-        applied = VersionOutcome.of_current(current.version)
-        await send.send(applied)
+        await send.send(VersionOutcome.of_current(current.version))
 
 
 async def _take(
@@ -408,15 +401,6 @@ async def _explain(service: WeightsService, swarm: _Swarm, say: Say) -> None:
             if line not in said and len(said) < 16:
                 said.add(line)
                 say(line)
-
-
-def _check_out(out: Path) -> None:
-    """Refuse a directory that holds something other than an earlier version."""
-    is_ours = out.with_name(out.name + MANIFEST_SUFFIX).exists()
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise ConfigError(f"--out {out}: is there already and no directory; name another")
-    if out.is_dir() and not is_ours and any(out.iterdir()):
-        raise ConfigError(f"--out {out}: holds something else already; name another")
 
 
 def export(local: LocalVersion, out: Path) -> None:

@@ -85,7 +85,9 @@ class TrainerSpec:
     @property
     def kept_copies(self) -> int:
         """The sets of the trained weights that are kept beside the present one."""
-        return isinstance(chosen_loss(self.loss), EwmaLoss) + (self.kl_weight > 0)
+        loss = chosen_loss(self.loss)
+        versions = loss.snapshots if isinstance(loss, StaleLoss) else 0
+        return versions + isinstance(loss, EwmaLoss) + (self.kl_weight > 0)
 
     @property
     def held(self) -> Held:

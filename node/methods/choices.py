@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, cast
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationError
 
 from node.methods import advantages as formulas
+from node.methods.admission_control import Admission, Reclamation
 from node.methods.filters import (
     ByNeed,
     DynamicSampling,
@@ -124,6 +125,7 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     "control": by_name(
         *(Cdas, Vade, VarianceCurriculum, LengthSchedule),
         *(Dars, Brorl, XrpoAllocation, Duet),
+        *(Admission, Reclamation),
     ),
     "generate": by_name(Speculative, WeightNoise, Pruning, Branching, Purify, Hints, Nudges),
     "draw": by_name(ByNeed),

@@ -28,6 +28,8 @@ class StaleLoss(LossSettings, needs={Need.BEHAVIOUR}):
     """Settings of losses that use behaviour log-probs."""
 
     unknown_share_max: Share = 0.5  # of a batch's completions without behaviour log-probs
+    # Policy versions whose weights are kept, to score the tokens that they made.
+    snapshots: Annotated[int, Ge(0), Le(16)] = 0
 
 
 class SapoLoss(LossSettings, kind="sapo"):

@@ -257,14 +257,14 @@ def supervised(logprobs: torch.Tensor, weight: float) -> TokenLosses:
 def taught(
     advantages: torch.Tensor, behaviour: torch.Tensor, teacher: torch.Tensor, weight: float
 ) -> torch.Tensor:
-    """A + weight (log q - log p) of tokens (T,), by a teacher and the policy that generated: the
-    reverse KL by token (on-policy distillation, as Tinker has it without a discount)."""
+    """A + weight (log q - log p) of tokens (T,), of a teacher and the policy that generated. It
+    is the reverse KL by token (on-policy distillation, as Tinker has it without a discount)."""
     return advantages + weight * log_ratio(teacher, behaviour)
 
 
 def divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """k3 of each token (T,), q / p - 1 - log(q / p) of the reference's q: an estimate of
-    KL(policy || reference) that is never below zero (GRPO, arXiv 2402.03300)."""
+    """k3 of each token (T,), q / p - 1 - log(q / p) of the reference's q. It estimates
+    KL(policy || reference) and is never below zero (GRPO, arXiv 2402.03300)."""
     logs = log_ratio(reference, logprobs)
     return logs.exp() - 1.0 - logs
 
@@ -354,8 +354,8 @@ def _sequence(tokens: Tokens, set_to: settings.GrpoLoss) -> TokenLosses:
 
 def _hacpo(tokens: Tokens, set_to: settings.HacpoLoss) -> TokenLosses:
     """As `_sequence` for own completions. For foreign ones -c sg(c)^alpha A, c = clip(s, low, 1),
-    with low = 1 - delta + delta_step x update and s of mean log-probs, each over its own
-    tokenizer's tokens (HACPO, arXiv 2603.02604). Outside of the bounds there is no gradient. The
+    low = 1 - delta + delta_step x update (HACPO, arXiv 2603.02604). s is of mean log-probs, each
+    over its own tokenizer's tokens. Outside of the bounds there is no gradient. The
     source counts the mini-batches of a step where `update` counts passes over the batch."""
     if tokens.own:
         return _sequence(tokens, set_to)
@@ -370,9 +370,9 @@ def _hacpo(tokens: Tokens, set_to: settings.HacpoLoss) -> TokenLosses:
 
 
 def _ewma(tokens: Tokens, set_to: settings.EwmaLoss) -> TokenLosses:
-    """max(-A e^(now - b), -A e^(clip(now - prox, ln(1 - e), ln(1 + e)) + prox - b)) of log-probs
-    under the policy, the average and the behaviour (PPO-EWMA, arXiv 2110.00641). b is at least
-    now - ln `ratio_max`, without gradient. The average: `node.train.kept_weights`."""
+    """max(-A e^(now - b), -A e^(clip(now - prox, ln(1 - e), ln(1 + e)) + prox - b))
+    (PPO-EWMA, arXiv 2110.00641). Log-probs are the policy's, the average's and what generated's. b
+    is at least now - ln `ratio_max`, without gradient. The average: `node.train.kept_weights`."""
     logprobs, behaviour, advantages = _stale(tokens)
     proximal = tokens.proximal if tokens.averaged is None else tokens.averaged
     behaviour = torch.maximum(behaviour, logprobs.detach() - math.log(set_to.ratio_max))
@@ -391,8 +391,8 @@ def whiten(column: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
 
 def _aepo(tokens: Tokens, set_to: settings.AepoLoss) -> TokenLosses:
     """`_clip`, but where r > 1 + high and A > 0 the bound is (1 + high) r / sg(r), which keeps its
-    gradient; A is first multiplied by 1 + `entropy_weight` z, z a token's whitened entropy (AEPO,
-    arXiv 2510.14545). z below -1 / `entropy_weight` turns the sign, as in the source."""
+    gradient (AEPO, arXiv 2510.14545). A is first multiplied by 1 + `entropy_weight` z, z a token's
+    whitened entropy. z below -1 / `entropy_weight` turns the sign, as in the source."""
     logprobs, behaviour, advantages = _stale(tokens)
     if tokens.whitened is not None:
         advantages = advantages * (1.0 + set_to.entropy_weight * tokens.whitened)

@@ -77,8 +77,7 @@ class Past:
 
     def since(self, rounds: int, span_s: float) -> History:
         """The reports of that many rounds and seconds; empty: the history is not as long."""
-        for index in range(len(self.all) - 1, -1, -1):
-            was = self.all[index]
+        for index, was in reversed([*enumerate(self.all)]):
             passed = _round(self.now) - _round(was)
             if passed >= rounds and self.now.sent_at_s - was.sent_at_s >= span_s:
                 return self.all[index:]

@@ -75,18 +75,14 @@ class Details(logging.Handler):
         """See `logging.Handler`; its lock is held."""
         second = int(record.created)
         if second != self._second:
-            self._tell_left_out()
-            self._second, self._lines = second, 0
+            if self._left_out:
+                self._tell(f"left out: {self._left_out} lines of a second that had too many")
+            self._second, self._lines, self._left_out = second, 0, 0
         if self._lines >= LINES_PER_S_MAX:
             self._left_out += 1
             return
         self._lines += 1
         self._tell(f"{record.levelname.lower()} {record.name}: {record.getMessage()}")
-
-    def _tell_left_out(self) -> None:
-        if self._left_out:
-            self._tell(f"left out: {self._left_out} lines of a second that had too many")
-        self._left_out = 0
 
 
 @contextmanager

@@ -47,8 +47,9 @@ class _Report(Collector):
         info = {"peer_id": report.peer_id, "run_id": report.run_id, "role": report.role}
         yield InfoMetricFamily("swarm", "the node", value=info | {"agent": report.agent})
         for name, metric in METRICS.items():
+            made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             labels = [metric.label] if metric.label else []
-            family = _family(name, metric.kind == "counter", metric.help, labels)
+            family = made(f"swarm_{name}", metric.help, labels=labels)
             if metric.label is None and name in report.metrics:
                 family.add_metric([], report.metrics[name])
             for value, amount in report.labelled.get(name, {}).items():
@@ -57,27 +58,20 @@ class _Report(Collector):
                 yield family
         peers = [(peer.peer_id, measured(peer)) for peer in report.peers]
         for name, metric in PEER_METRICS.items():
-            family = _family(name, True, metric.help, ["peer"])
+            family = CounterMetricFamily(f"swarm_{name}", metric.help, labels=["peer"])
             for peer_id, found in peers:
                 family.add_metric([peer_id], found[name])
             yield family
-        alarms = _family("alarm", False, "1: the alarm stands", ["kind", "level"])
+        labels = ["kind", "level"]
+        alarms = GaugeMetricFamily("swarm_alarm", "1: the alarm stands", labels=labels)
         for alarm in report.alarms:
             alarms.add_metric([alarm.kind, alarm.level], 1.0)
         yield alarms
-        unanswered = _family(
-            "unanswered_total", True, "who asked for this page or the status in vain", ["reason"]
-        )
+        told = "who asked for this page or the status in vain"
+        unanswered = CounterMetricFamily("swarm_unanswered_total", told, labels=["reason"])
         for reason, count in self.unanswered.items():
             unanswered.add_metric([reason], float(count))
         yield unanswered
-
-
-def _family(
-    name: str, is_counter: bool, text: str, labels: list[str]
-) -> CounterMetricFamily | GaugeMetricFamily:
-    made = CounterMetricFamily if is_counter else GaugeMetricFamily
-    return made(f"swarm_{name}", text, labels=labels)
 
 
 def page(latest: Latest, unanswered: Mapping[str, int]) -> bytes:
@@ -166,7 +160,7 @@ def _judge(request: h11.Request, hosts: WebHosts) -> tuple[int, bytes]:
     }
     refusal = hosts.objection(given[b"host"], given[b"origin"])
     if refusal is not None:
-        return refusal.status, refusal.text.encode() + b"\n"
+        return refusal[0], refusal[1].encode() + b"\n"
     if request.target.partition(b"?")[0] != b"/metrics":
         return 404, b"there is /metrics here, and nothing else\n"
     if request.method not in (b"GET", b"HEAD"):

@@ -13,22 +13,8 @@ from node.observe.event_log import Record
 from swarm.identity import PeerId
 from swarm.leases.coordination import ReportedWorker
 from swarm.telemetry import metrics as m
+from swarm.telemetry import reports
 from swarm.telemetry.metrics import finite
-from swarm.telemetry.reports import (
-    CHUNKS_MAX,
-    LABELS_MAX,
-    NAME_CHARS_MAX,
-    NOTES_MAX,
-    PEERS_MAX,
-    PHASE_CHARS_MAX,
-    TEXT_CHARS_MAX,
-    WORKERS_MAX,
-    BroadcastReport,
-    NodeReport,
-    PeerTraffic,
-    Role,
-    WorkerRow,
-)
 from swarm.transport.base import TransportCounters
 from swarm.weights.broadcast import Holding
 from swarm.weights.weights_service import VersionOutcome
@@ -55,30 +41,32 @@ class Extras:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     labelled: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    workers: tuple[WorkerRow, ...] = ()
-    broadcast: BroadcastReport | None = None
+    workers: tuple[reports.WorkerRow, ...] = ()
+    broadcast: reports.BroadcastReport | None = None
 
 
 def bounded(values: Mapping[str, float]) -> dict[str, float]:
     """At most `LABELS_MAX` of them, the largest; the rest in one sum."""
-    if len(values) <= LABELS_MAX:
-        return {name[:NAME_CHARS_MAX]: value for name, value in values.items()}
+    if len(values) <= reports.LABELS_MAX:
+        return {name[: reports.NAME_CHARS_MAX]: value for name, value in values.items()}
     ordered = sorted(values.items(), key=lambda item: (-item[1], item[0]))
-    kept = {name[:NAME_CHARS_MAX]: value for name, value in ordered[: LABELS_MAX - 1]}
-    return kept | {OTHERS: sum(value for _, value in ordered[LABELS_MAX - 1 :])}
+    kept = {
+        name[: reports.NAME_CHARS_MAX]: value for name, value in ordered[: reports.LABELS_MAX - 1]
+    }
+    return kept | {OTHERS: sum(value for _, value in ordered[reports.LABELS_MAX - 1 :])}
 
 
-def peer_rows(snapshot: r.StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic, ...]:
+def peer_rows(snapshot: r.StatusSnapshot, traffic: Traffic) -> tuple[reports.PeerTraffic, ...]:
     """Connected and known peers, those with the most traffic first."""
     accounts = {each.peer_id: each for each in snapshot.peers}
     connected = {str(each) for each in traffic.connected}
     by_peer = traffic.counters.by_peer
-    busiest = {str(peer) for peer, _ in by_peer.busiest(PEERS_MAX)}
+    busiest = {str(peer) for peer, _ in by_peer.busiest(reports.PEERS_MAX)}
     rows = []
     for name in accounts.keys() | connected | busiest:
         counted, account = by_peer.of(PeerId(name)), accounts.get(name)
         rows.append(
-            PeerTraffic(
+            reports.PeerTraffic(
                 peer_id=name,
                 bytes_in=counted.bytes_in,
                 bytes_out=counted.bytes_out,
@@ -90,13 +78,13 @@ def peer_rows(snapshot: r.StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic
             )
         )
     rows.sort(key=lambda row: (not row.connected, -row.bytes_in - row.bytes_out, row.peer_id))
-    return tuple(rows[:PEERS_MAX])
+    return tuple(rows[: reports.PEERS_MAX])
 
 
-def worker_rows(workers: Iterable[ReportedWorker]) -> tuple[WorkerRow, ...]:
+def worker_rows(workers: Iterable[ReportedWorker]) -> tuple[reports.WorkerRow, ...]:
     """A learner's workers as it measured them, connected ones first, then those heard of last."""
     return tuple(
-        WorkerRow(
+        reports.WorkerRow(
             name=each.peer[-12:],
             peer_id=each.peer,
             phase=_phase(each),
@@ -119,10 +107,10 @@ def _phase(worker: ReportedWorker) -> str:
     return "working" if worker.leased else "idle"
 
 
-def broadcast_row(holding: Holding | None) -> BroadcastReport | None:
+def broadcast_row(holding: Holding | None) -> reports.BroadcastReport | None:
     if holding is None or holding.chunks == 0:
         return None
-    return BroadcastReport(
+    return reports.BroadcastReport(
         version=holding.version,
         chunks=holding.chunks,
         have="" if holding.complete else bitfield(holding.have, holding.chunks),
@@ -138,7 +126,7 @@ def bitfield(have: int, chunks: int) -> str:
     """Hex, the first chunk's bit first. `have`: bit i is chunk i. Over `CHUNKS_MAX` chunks each
     bit stands for as many as needed, and is set where all of them are here."""
     have &= (1 << chunks) - 1
-    each = -(-chunks // CHUNKS_MAX)
+    each = -(-chunks // reports.CHUNKS_MAX)
     bits = -(-chunks // each)
     if each > 1:  # by text, whose slices cost what they hold; a shift of `have` costs all of it
         text = f"{have:0{chunks}b}"[::-1]
@@ -154,7 +142,7 @@ class Reporter:
 
     peer_id: PeerId
     run_id: str
-    role: Role
+    role: reports.Role
     agent: str
     instance: str  # another at each start, at most 32 characters
     interval_s: float
@@ -213,7 +201,7 @@ class Reporter:
         *,
         now_s: float,
         dropped: int,
-    ) -> NodeReport:
+    ) -> reports.NodeReport:
         """The next report. `dropped`: reports that could not be sent; `now_s`: unix time."""
         self._sequence += 1
         metrics = self._metrics(snapshot, traffic, machine)
@@ -226,23 +214,25 @@ class Reporter:
             m.TURNED_AWAY_TOTAL: snapshot.door.turned_away if snapshot.door else {},
             **extras.labelled,
         }
-        return NodeReport(
+        return reports.NodeReport(
             peer_id=self.peer_id,
             run_id=self.run_id,
             role=self.role,
-            agent=self.agent[:NAME_CHARS_MAX],
+            agent=self.agent[: reports.NAME_CHARS_MAX],
             instance=self.instance,
             sequence=self._sequence,
             sent_at_s=now_s,
             interval_s=self.interval_s,
-            phase=snapshot.phase[:PHASE_CHARS_MAX],
+            phase=snapshot.phase[: reports.PHASE_CHARS_MAX],
             metrics=finite(metrics | dict(extras.metrics)),
             labelled={name: bounded(finite(each)) for name, each in labelled.items() if each},
             peers=peer_rows(snapshot, traffic),
-            workers=extras.workers[:WORKERS_MAX],
-            workers_left_out=max(0, len(extras.workers) - WORKERS_MAX),
+            workers=extras.workers[: reports.WORKERS_MAX],
+            workers_left_out=max(0, len(extras.workers) - reports.WORKERS_MAX),
             broadcast=extras.broadcast,
-            notes=tuple(each[:TEXT_CHARS_MAX] for each in snapshot.notes[:NOTES_MAX]),
+            notes=tuple(
+                each[: reports.TEXT_CHARS_MAX] for each in snapshot.notes[: reports.NOTES_MAX]
+            ),
         )
 
     def _metrics(

@@ -9,14 +9,6 @@ from typing import Final
 
 from rich import progress as rich_progress
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    Task,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -40,10 +32,10 @@ class Work:
     note: str = ""
 
 
-class _Time(TimeElapsedColumn):
+class _Time(rich_progress.TimeElapsedColumn):
     """The time left, or, if it is unknown, the time elapsed."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: rich_progress.Task) -> Text:
         if task.finished or task.time_remaining is None:
             return super().render(task)
         left = timedelta(seconds=int(task.time_remaining))
@@ -53,7 +45,7 @@ class _Time(TimeElapsedColumn):
 class _Bars(rich_progress.Progress):
     """Rich's, without operations that have just begun."""
 
-    def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
+    def make_tasks_table(self, tasks: Iterable[rich_progress.Task]) -> Table:
         return super().make_tasks_table(
             [task for task in tasks if (task.elapsed or 0.0) >= SHOWN_AFTER_S]
         )
@@ -67,12 +59,12 @@ class Bars:
         `drawn_by_caller` whoever has a live display there draws `renderable`."""
         self._drawn_by_caller = drawn_by_caller
         self._enabled = console.is_terminal
-        self._tasks: dict[str, TaskID] = {}
+        self._tasks: dict[str, rich_progress.TaskID] = {}
         self._progress = _Bars(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
+            rich_progress.TextColumn("{task.description}", markup=False),
+            rich_progress.BarColumn(),
+            rich_progress.TaskProgressColumn(),
+            rich_progress.TextColumn("{task.fields[note]}", markup=False),
             _Time(),
             console=console,
             transient=True,

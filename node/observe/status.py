@@ -260,11 +260,10 @@ def _bans_table(bans: tuple[BanStatus, ...]) -> Table:
 def _peers_table(peers: tuple[PeerStatus, ...]) -> RenderableType:
     if not peers:
         return Text("no peers connected", style="dim")
-    rows = [(*figures.peer_cells(peer), _address(peer)) for peer in peers[:PEERS_SHOWN_MAX]]
+    rows = [
+        # The address without the peer's id, which the first column shows
+        (*figures.peer_cells(p), p.addresses[0].partition("/p2p/")[0] if p.addresses else p.agent)
+        for p in peers[:PEERS_SHOWN_MAX]
+    ]
     columns = (f"peer ({len(peers)})", *figures.PEER_COLUMNS, "at")
     return figures.rows_table(columns, rows, max(0, len(peers) - PEERS_SHOWN_MAX))
-
-
-def _address(peer: PeerStatus) -> str:
-    """The peer's address without its id, which the first column shows."""
-    return peer.addresses[0].partition("/p2p/")[0] if peer.addresses else peer.agent

@@ -22,16 +22,9 @@ from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.storage import RunSync
 from swarm.telemetry import metrics as m
+from swarm.telemetry import reports
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.mqtt import MqttPublisher, Outgoing
-from swarm.telemetry.reports import (
-    AlarmReport,
-    AlarmsReport,
-    NodeReport,
-    Topic,
-    encode_report,
-    sealed,
-)
 
 ALARM_NOTE: Final = "alarm:"  # with the alarm's kind: its topic among a node's notes
 BROKER_NOTE: Final = "telemetry"
@@ -85,15 +78,16 @@ class Telemetry:
     publisher: MqttPublisher | None
     now_s: Callable[[], float]
     run_sync: RunSync
-    latest: NodeReport | None = None
+    latest: reports.NodeReport | None = None
 
     def __post_init__(self) -> None:
         self._told: object = None  # at which connection, and what stood
         self._told_s = 0.0
         keep = max(2, min(HISTORY_REPORTS, int(HISTORY_S / self.interval_s) + 1))
-        self._history: deque[NodeReport] = deque(maxlen=keep)
+        self._history: deque[reports.NodeReport] = deque(maxlen=keep)
         self._history_step_s = HISTORY_S / keep
-        self._rounds: deque[NodeReport] = deque(maxlen=ROUNDS_KEPT)  # the first report of each
+        # The first report of each round
+        self._rounds: deque[reports.NodeReport] = deque(maxlen=ROUNDS_KEPT)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -103,7 +97,7 @@ class Telemetry:
                 await self.report()
                 await trio.sleep(self.interval_s)
 
-    async def report(self) -> NodeReport:
+    async def report(self) -> reports.NodeReport:
         machine = await self.run_sync(self.sources.machine)
         dropped = 0 if self.publisher is None else self.publisher.dropped
         snapshot = self.sources.snapshot()
@@ -126,7 +120,7 @@ class Telemetry:
         self.latest = report
         return report
 
-    def _remember(self, report: NodeReport) -> None:
+    def _remember(self, report: reports.NodeReport) -> None:
         """Keep it for the alarms, unless the last kept one is recent: few must reach far."""
         last = self._history[-1] if self._history else None
         if last is None or not 0 <= report.sent_at_s - last.sent_at_s < self._history_step_s:
@@ -135,7 +129,7 @@ class Telemetry:
         if not self._rounds or report.metrics.get(m.ROUND) != before:
             self._rounds.append(report)
 
-    def _note(self, alarms: tuple[AlarmReport, ...]) -> None:
+    def _note(self, alarms: tuple[reports.AlarmReport, ...]) -> None:
         for topic in [each for each in self.notes if each.startswith(ALARM_NOTE)]:
             del self.notes[topic]
         for alarm in alarms:
@@ -151,20 +145,20 @@ class Telemetry:
         else:
             self.notes.pop(BROKER_NOTE, None)
 
-    def _publish(self, publisher: MqttPublisher, report: NodeReport) -> None:
+    def _publish(self, publisher: MqttPublisher, report: reports.NodeReport) -> None:
         peer, run_id = self.identity.peer_id, self.run_id
-        topic = str(Topic(run_id, peer, "report"))
+        topic = str(reports.Topic(run_id, peer, "report"))
         # Again at each new connection, because messages may have been dropped.
         told = publisher.established, identity_of(report.alarms)
         now_s = trio.current_time()
         if told != self._told or (report.alarms and now_s - self._told_s >= ALARMS_AGAIN_S):
             self._told, self._told_s = told, now_s
-            alarms = AlarmsReport(
+            alarms = reports.AlarmsReport(
                 run_id=run_id,
                 instance=report.instance,
                 sent_at_s=report.sent_at_s,
                 alarms=report.alarms,
             )
-            payload = sealed(alarms, self.identity)
-            publisher.put(Outgoing(str(Topic(run_id, peer, "alarms")), payload, qos=1))
-        publisher.put(Outgoing(topic, encode_report(report, self.identity)))
+            payload = reports.sealed(alarms, self.identity)
+            publisher.put(Outgoing(str(reports.Topic(run_id, peer, "alarms")), payload, qos=1))
+        publisher.put(Outgoing(topic, reports.encode_report(report, self.identity)))

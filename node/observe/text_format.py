@@ -18,8 +18,15 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
 
 
-def amount(count: float, unit: str = "") -> str:
-    """A count in three digits: 999, 12.3 k, 4.56 MB. Prefixes are powers of 1000."""
+def said(value: float | None, form: str) -> str:
+    """A number by a format; None is a dash."""
+    return "–" if value is None else f"{value:{form}}"
+
+
+def amount(count: float | None, unit: str = "") -> str:
+    """A count in three digits: 999, 12.3 k, 4.56 MB, by powers of 1000. None is a dash."""
+    if count is None:
+        return "–"
     size = float(count)
     for prefix in ("", "k", "M", "G", "T"):
         if abs(size) < 999.5 or prefix == "T":

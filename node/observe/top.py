@@ -33,6 +33,7 @@ from node.observe.text_format import (
     duration,
     percent,
     printable,
+    said,
     short_id,
 )
 from swarm.errors import SwarmError, TransportError, first_of
@@ -165,8 +166,8 @@ def swarm_screen(state: Mapping[str, Any]) -> Screen:
     roles = [counted(count, f"{role}s") for role, count in sorted(head["roles"].items())]
     facts = (
         ("nodes", f"{head['present']} report{gone}; {', '.join(roles) or 'none'}"),
-        ("round", f"{_number(head['round'])}{_spread(head)}"),
-        ("reward", f"{_number(head['reward'], 3)}  {rewards}"),
+        ("round", f"{said(head['round'], ',.0f')}{_spread(head)}"),
+        ("reward", f"{said(head['reward'], ',.3f')}  {rewards}"),
         ("held-out", percent(head["held_out"])),
         ("trained on", _foreign(head)),
         ("traffic", traffic(_values(recent["in_bytes_per_s"]), _values(recent["out_bytes_per_s"]))),
@@ -190,8 +191,8 @@ def swarm_screen(state: Mapping[str, Any]) -> Screen:
 def _foreign(head: Mapping[str, Any]) -> str:
     if head["foreign_wanted"] is None:
         return "–"
-    taken = _number(head["foreign_groups"], 1)
-    return f"{taken} of {_number(head['foreign_wanted'], 1)} foreign groups a round"
+    taken, wanted = (said(head[name], ",.1f") for name in ("foreign_groups", "foreign_wanted"))
+    return f"{taken} of {wanted} foreign groups a round"
 
 
 def _away(source: Mapping[str, Any]) -> str:
@@ -206,26 +207,18 @@ def _node_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         ("! " if row["alarms"] else "") + short_id(row["id"]),
         str(row["role"]),
-        _number(row["round"]),
-        _number(row["reward"], 3),
-        _number(row["foreign_groups"]),
-        _rate(row["in_bytes_per_s"]),
-        _rate(row["out_bytes_per_s"]),
+        said(row["round"], ",.0f"),
+        said(row["reward"], ",.3f"),
+        said(row["foreign_groups"], ",.0f"),
+        amount(row["in_bytes_per_s"], "B/s"),
+        amount(row["out_bytes_per_s"], "B/s"),
         f"gone, {heard}" if row["gone"] else heard,
     )
 
 
-def _rate(value: float | None) -> str:
-    return "–" if value is None else amount(value, "B/s")
-
-
-def _number(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
-
-
 def _spread(head: Mapping[str, Any]) -> str:
     low, high = head["round_low"], head["round_high"]
-    return "" if low == high else f" ({_number(low)} to {_number(high)})"
+    return "" if low == high else f" ({said(low, ',.0f')} to {said(high, ',.0f')})"
 
 
 def _values(values: Sequence[float | None]) -> list[float]:

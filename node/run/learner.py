@@ -167,9 +167,12 @@ class Learner:
             await on_record(self._record(outcome, staleness))
 
     def _set_terms(self) -> None:
-        """Give the next leases the width and the limit that control asks for."""
+        """Give the next leases the width and the limit that control asks for, and bound the work
+        ahead."""
         usual = self._rules.group_size, self._config.run.engine_sampling.max_new_tokens
-        width, limit = self.stages.lease(*usual, self._view())
+        at = self._view()
+        width, limit = self.stages.lease(*usual, at)
+        self.stages.feed(self._intake, at)
         if (width, limit) != usual:
             most = self._config.run.limits.group_size_max
             self._intake.set_terms(min(width, most), min(limit, usual[1]))

@@ -91,7 +91,6 @@ def replay_of(
 
 
 def simulate(replay: Replay) -> Report:
-    """Run a scenario to its end."""
     place = MEMORY_DISK if MEMORY_DISK.is_dir() else None
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="swarm-", dir=place) as disks:
@@ -420,7 +419,10 @@ class _Simulation:
                 start=host.starts,
             )
             host.node.node.gater.on_ban = partial(self._on_ban, host)
-            self._watch_bytes(host, config)
+            slack = float(GROUPS_REPLY_BYTES_MAX)
+            host.served = ByteWatch(config.serve_bytes_per_s_max, slack, BUDGET_WINDOW_S)
+            slack *= FETCH_PARALLEL
+            host.fetched = ByteWatch(config.fetch_bytes_per_s_max, slack, BUDGET_WINDOW_S)
             policy, progress, checkpoints = self._resume(host)
             await run(
                 *(host.node, policy, policy, self._on_record),
@@ -484,12 +486,6 @@ class _Simulation:
 
     # --- what must hold ---------------------------------------------------------------------
 
-    def _watch_bytes(self, host: _Host, config: NodeConfig) -> None:
-        slack = float(GROUPS_REPLY_BYTES_MAX)
-        host.served = ByteWatch(config.serve_bytes_per_s_max, slack, BUDGET_WINDOW_S)
-        slack *= FETCH_PARALLEL
-        host.fetched = ByteWatch(config.fetch_bytes_per_s_max, slack, BUDGET_WINDOW_S)
-
     async def _look(self) -> None:
         """Look at all live hosts now and then."""
         next_thorough_s = THOROUGH_LOOK_S
@@ -501,14 +497,11 @@ class _Simulation:
             for host in self._hosts:
                 if host.nursery is not None and host.node is not None:
                     self._look_at(host, host.node, thorough=thorough)
-            if thorough and self._learner is not None:
-                self._look_at_learner(self._learner)
-
-    def _look_at_learner(self, learner: SimulatedLearner) -> None:
-        for number, node in learner.nodes.items():
-            self._invariants.check_collections(number, node, self._limits)
-        detail = f"trained on groups that it should not: {list(learner.stale)}"
-        self._invariants.require(not learner.stale, learner.first, "staleness", detail)
+            if thorough and (learner := self._learner) is not None:
+                for number, node in learner.nodes.items():
+                    self._invariants.check_collections(number, node, self._limits)
+                detail = f"trained on groups that it should not: {list(learner.stale)}"
+                self._invariants.require(not learner.stale, learner.first, "staleness", detail)
 
     def _look_at(self, host: _Host, node: SimulatedNode, *, thorough: bool) -> None:
         now_s, counters = trio.current_time(), node.transport.counters

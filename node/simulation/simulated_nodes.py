@@ -23,7 +23,7 @@ from node.run.parts import LivePolicy
 from node.run.peer import Peer, PeerSettings
 from node.run.progress import Progress
 from node.run.sapo_role import Record, Rounds
-from node.verify.verifier import InlineVerifier, Verifier
+from node.verify.verifier import InlineVerifier
 from swarm.exchange.exchange_service import Exchange
 from swarm.exchange.pool import Pool
 from swarm.identity import Identity
@@ -102,7 +102,6 @@ def build(
     host: int,
     config: NodeConfig,
     peers: Sequence[str] = (),
-    verifier: Verifier | None = None,
     *,
     pool: Pool | None = None,
     book: AddressBook | None = None,
@@ -118,8 +117,7 @@ def build(
     config = config.model_copy(update={"peers": tuple(peers)})
     settings = PeerSettings(config.run.run_id, config.bootstrap, book or AddressBook())
     peer = Peer(network, world.identities[host], transport, settings)
-    verifier = verifier or InlineVerifier(config.run)
-    node = Node(config, network, peer, verifier, pool, config.external_groups)
+    node = Node(config, network, peer, InlineVerifier(config.run), pool, config.external_groups)
     return SimulatedNode(host, node, Rounds(config, node), transport, pool)
 
 

@@ -24,6 +24,7 @@ from node.verify.held_out import Assignment, Due
 from node.verify.task_choice import TaskChoice
 from swarm.exchange.exchange_service import Exchange
 from swarm.exchange.pool import Candidate
+from swarm.leases.intake import Intake
 from swarm.rollouts import GroupId, ScoredGroup
 
 RECORD_CHARS_MAX: Final = 2**22  # of a method's record in a checkpoint, as JSON
@@ -221,6 +222,9 @@ class Stage(Generic[S]):
         """A learner's leases: completions of each task, and the most tokens of one."""
         return width, limit
 
+    def feed(self, intake: Intake, at: View) -> None:
+        """Set how far ahead of a learner's steps its workers may run."""
+
     async def generate(self, wanted: Sequence[Wanted], at: View, sample: Sample) -> list[Outcome]:
         """The completions of requests, by `sample`, once or several times."""
         return await sample(wanted)
@@ -320,6 +324,10 @@ class Stages:
         for each in self.methods:
             width, limit = each.lease(width, limit, at)
         return width, limit
+
+    def feed(self, intake: Intake, at: View) -> None:
+        for each in self.methods:
+            each.feed(intake, at)
 
     async def generate(self, wanted: Sequence[Wanted], at: View, sample: Sample) -> list[Outcome]:
         """The first method calls the second as its `sample`, and so on."""

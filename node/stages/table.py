@@ -4,9 +4,26 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from node.config import NodeConfig
-from node.methods import filters, generation, hints, replay, rollout_budgets, task_control
+from node.methods import (
+    admission_control,
+    filters,
+    generation,
+    hints,
+    replay,
+    rollout_budgets,
+    task_control,
+)
 from node.methods.method import MethodSettings
-from node.stages import budgets, control, draw, filtering, generate, replaying, trees
+from node.stages import (
+    budgets,
+    control,
+    draw,
+    feeding,
+    filtering,
+    generate,
+    replaying,
+    trees,
+)
 from node.stages.stage import Stage, Stages
 
 STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
@@ -19,6 +36,8 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     rollout_budgets.Brorl: budgets.WidenByPassRate,
     rollout_budgets.XrpoAllocation: budgets.AllocateInPhases,
     rollout_budgets.Duet: budgets.SpendTokens,
+    admission_control.Admission: feeding.AdmitInTime,
+    admission_control.Reclamation: feeding.GiveUpOld,
     generation.Speculative: generate.Redraft,
     generation.WeightNoise: generate.AddNoise,
     generation.Pruning: trees.PruneRollouts,

@@ -29,7 +29,7 @@ class KeptWeights:
 
     def follow(self, decay: float) -> None:
         """Take the present weights into the average, in which an update counts `decay` of the next
-        one: kept + (now - kept) / W, W = decay W + 1 (PPO-EWMA, arXiv 2110.00641)."""
+        one. kept += (now - kept) / W, W = decay W + 1 (PPO-EWMA, arXiv 2110.00641)."""
         self._total = decay * self._total + 1.0
         for kept, now in zip(self._kept, self._trained, strict=True):
             kept.lerp_(now.detach(), 1.0 / self._total)

@@ -17,7 +17,7 @@ from node.methods.loss_settings import Aggregation, Dpo
 from node.methods.losses import Objective, expected
 from node.policies.policy import Policy
 from node.train.foreign import is_left_out, logprob_floor, takes_tokens
-from swarm.rollouts import Author, Completion, FinishReason, informative
+from swarm.rollouts import Author, Completion, FinishReason, Spans, informative
 
 LOGPROB_ERROR_MAX: Final = 1e-3  # how far above zero rounding may put a log-prob
 CACHED_TOKEN_SHARE: Final = 4  # a token only attended to costs about this fraction of memory
@@ -40,6 +40,8 @@ class Row:
     expected: float | None = None  # log-prob of a token of its group's, where the loss asks that
     shaping: float = 0.0  # over 0: guidance, see `losses.guided`
     guided_weight: float = 0.0  # over 0: guidance, see `losses.supervised`
+    spans: Spans = ()  # runs of (policy version, tokens) of an own row
+    scored: torch.Tensor | None = None  # log-probs under one of those versions
     push: float = 0.0  # d loss / d log p in an update on pairs
     source: int = 0  # number of who generated it, within the batch
     kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
@@ -183,6 +185,8 @@ class Encoder:
                 return None
             row = self._carried(group, completion, advantage)
         row.tokens_counted = self._counted(row)
+        if row.own:
+            row.spans = completion.spans or ((completion.policy_version, row.count),)
         if self._objective.uses_behaviour:
             row.behaviour = row.behaviour_logprobs
         if self._objective.by_mean and row.behaviour is None:
@@ -336,6 +340,20 @@ def expect(units: Sequence[Unit]) -> None:
         known = [each for each in found if len(each)]
         for row in unit.rows:
             row.expected = expected(known) if known else None
+
+
+def take_scored(row: Row, version: int) -> None:
+    """Put what this policy version was found to make of its tokens in the place of what an engine
+    said; nan for tokens of versions that nobody knows."""
+    assert row.scored is not None
+    if row.behaviour is None:
+        row.behaviour = torch.full_like(row.scored, torch.nan)
+    at, found = 0, row.behaviour.clone()
+    for made_by, count in row.spans:
+        if made_by == version:
+            found[at : at + count] = row.scored[at : at + count]
+        at += count
+    row.behaviour = found
 
 
 def contrast(unit: Unit) -> Unit | None:

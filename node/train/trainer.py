@@ -43,6 +43,7 @@ from node.train.rows import (
     pieces,
     probe,
     push_apart,
+    take_scored,
     weigh,
 )
 from node.train.step_guard import StepGuard, take_back
@@ -137,6 +138,8 @@ class GroupTrainer:
         rate, warm_up = spec.learning_rate, spec.warm_up_updates
         self.suited = suited.suited(base, adapted, rate, warm_up)
         self.optimizer = torch.optim.Adam(trained, lr=self.suited.learning_rate, fused=True)
+        self._trained = trained
+        self._snapshots: dict[int, KeptWeights] = {}  # by policy version
         self._kept: dict[str, KeptWeights] = {}
         if isinstance(self._set_to, EwmaLoss):
             self._kept[_AVERAGE] = KeptWeights(trained)
@@ -520,6 +523,7 @@ class GroupTrainer:
         The share is of the whole batch, own groups without advantage included: a policy that fails
         at all of its own tasks needs the others' groups most."""
         made = self._encoder.prepare(groups)
+        self._score_by_snapshots(made.units)
         if self._objective.by_group:
             expect(made.units)
         units = [unit for unit in made.units if unit.is_informative]
@@ -531,6 +535,26 @@ class GroupTrainer:
         share_max = self._set_to.unknown_share_max
         within = within_unknown_share(counts, share_max, sum(len(unit.rows) for unit in idle))
         return [units[place] for place in within], made, len(units) - len(within)
+
+    def _score_by_snapshots(self, units: Sequence[Unit]) -> None:
+        """Take behaviour log-probs from the kept weights of the versions that made the tokens
+        (Missing Old Logits, arXiv 2605.12070). Tokens of other versions keep an engine's."""
+        if not isinstance(self._set_to, StaleLoss) or not self._set_to.snapshots:
+            return
+        if self.policy_version not in self._snapshots:
+            self._snapshots[self.policy_version] = KeptWeights(self._trained)
+        for version in sorted(self._snapshots)[: -self._set_to.snapshots]:
+            del self._snapshots[version]
+        for version, kept in self._snapshots.items():
+            made = [Unit(u.prompt, [r for r in u.rows if version in dict(r.spans)]) for u in units]
+            batches = self._micro_batches([unit for unit in made if unit.rows])
+            with kept.loaded():
+                self._remember(batches, "scored")
+            for row in (row for unit in made for row in unit.rows):
+                take_scored(row, version)
+        for row in (row for unit in units for row in unit.rows):
+            if row.behaviour is not None and row.behaviour.isnan().any():
+                row.behaviour = None
 
     # log-probs with gradient
 

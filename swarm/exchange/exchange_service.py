@@ -406,14 +406,12 @@ class Exchange:
                 AdvertsReply,
                 ADVERTS_REPLY_BYTES_MAX,
                 self._rules.fetch_timeout_s,
+                self.ledger,
             )
-        except RemoteProtocolError as error:
-            self.ledger.reject(peer, error.reason)
-            return
         except RequestTimeout:
             to_ask.forget(peer)  # it is cut off: ask again until it is not
             return
-        except TransportError:
+        except (RemoteProtocolError, TransportError):
             return
         for record in reversed(reply.records):  # oldest first, so that the newest round wins
             if self._admits(peer):

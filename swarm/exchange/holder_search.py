@@ -89,10 +89,8 @@ class HolderSearch:
                 HaveReply,
                 HAVE_REPLY_BYTES_MAX,
                 HAVE_TIMEOUT_S,
+                self._ledger,
             )
-        except RemoteProtocolError as error:
-            self._ledger.reject(peer, error.reason)
-            return frozenset()
-        except TransportError:
+        except (RemoteProtocolError, TransportError):
             return frozenset()
         return frozenset(group_ids[at] for at in reply.held if at < len(group_ids))

@@ -229,10 +229,5 @@ class ControlClient:
         return await self._ask(PLANS_PROTOCOL, plan, PlanReply, PLAN_REPLY_BYTES_MAX)
 
     async def _ask(self, protocol: str, message: WireModel, kind: type[M], bytes_max: int) -> M:
-        try:
-            return await ask(
-                self._transport, self.learner, protocol, message, kind, bytes_max, TIMEOUT_S
-            )
-        except RemoteProtocolError as error:
-            self._ledger.reject(self.learner, error.reason)
-            raise
+        to = (self._transport, self.learner, protocol)
+        return await ask(*to, message, kind, bytes_max, TIMEOUT_S, self._ledger)

@@ -216,6 +216,14 @@ class Intake:
         """Completions of a task and tokens of one, for the next leases. 0: the run's."""
         self._book.terms = (width, limit)
 
+    def reclaim(self, oldest: int) -> int:
+        """Give up work of an older version, leased or buffered; the number of its groups."""
+        before = self._book.account.reserved + self._book.account.buffered
+        self._book.reclaim(oldest, self._now_s())
+        self._book.account.drop_before(oldest)
+        self._forget_gone()
+        return before - self._book.account.reserved - self._book.account.buffered
+
     def set_credits(self, groups: int) -> None:
         self._book.account.set_groups_max(groups)
 

@@ -147,13 +147,8 @@ class LeaseClient:
     async def _ask(
         self, protocol: str, question: WireModel, kind: type[M], bytes_max: int, timeout_s: float
     ) -> M:
-        try:
-            return await ask(
-                self._transport, self.learner, protocol, question, kind, bytes_max, timeout_s
-            )
-        except RemoteProtocolError as error:
-            self._ledger.reject(self.learner, error.reason)
-            raise
+        to = (self._transport, self.learner, protocol)
+        return await ask(*to, question, kind, bytes_max, timeout_s, self._ledger)
 
     def _wait_s(self) -> float:
         """Until the next try after a failure: longer at each in a row."""

@@ -473,11 +473,19 @@ class LeaseBook:
     def give_back(self, worker: str, now: float) -> list[Lease]:
         """End the leases of a worker that leaves."""
         left = [held for held in self._open.values() if held.lease.worker == worker]
-        for held in left:
+        return self._take_back(left, Discard.RETURNED, now)
+
+    def reclaim(self, oldest: int, now: float) -> list[Lease]:
+        """End the leases of an older version, for which no worker is blamed."""
+        old = [held for held in self._open.values() if held.lease.version < oldest]
+        return self._take_back(old, Discard.OVERTAKEN, now)
+
+    def _take_back(self, some: Sequence[_Held], why: Discard, now: float) -> list[Lease]:
+        for held in some:
             self._end_trial(held, held.unanswered)
-            self._free(held, Discard.RETURNED)
+            self._free(held, why)
             self._end(held, now, returned=held.unanswered)
-        return [held.lease for held in left]
+        return [held.lease for held in some]
 
     def _free(self, held: _Held, why: Discard) -> None:
         self.account.release(held.unanswered, why)

@@ -293,6 +293,10 @@ class Account:
     def _too_old(self, group: BufferedGroup, version: int) -> bool:
         return staleness((group.oldest,), version) > self.rules.bound
 
+    def drop_before(self, oldest: int) -> None:
+        """Discard buffered groups with tokens of an older version."""
+        self._purge(oldest + self.rules.bound)
+
     def _purge(self, version: int) -> tuple[BufferedGroup, ...]:
         gone = tuple(group for group in self._buffer.values() if self._too_old(group, version))
         for group in gone:

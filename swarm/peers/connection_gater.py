@@ -52,15 +52,13 @@ class ConnectionGater:
         transport: Transport,
         ledger: Ledger,
         limits: OriginLimits = CONNECTION_LIMITS,
-        reputation: Reputation | None = None,
-        quotas: Quotas | None = None,
         admits: Gate = lambda peer, ip: True,
     ) -> None:
         """`admits` decides who may connect at all."""
         self.transport = transport
         self.ledger = ledger
-        self._reputation = reputation or Reputation()
-        self._quotas = quotas or Quotas()
+        self._reputation = Reputation()
+        self._quotas = Quotas()
         self._new: deque[Ban] = deque(maxlen=NEW_BANS_MAX)
         self._wake = trio.Event()
         self._membership = admits

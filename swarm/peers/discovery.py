@@ -351,7 +351,9 @@ class Discovery:
         self._compare(peer, reply.packages)
         if reply.run_id != self._run_id:
             log.debug("%s is of run %s", peer, reply.run_id)
-            await self._leave(peer, reply.run_id)
+            self._record_stranger(peer, reply.run_id)
+            self.peers.pop(peer, None)
+            await self._transport.disconnect(peer)
             return
         self._strangers.pop(peer, None)  # it may have changed to our run
         addresses = self._plausible(peer, peer, reply.addresses)
@@ -406,11 +408,6 @@ class Discovery:
         """Record a peer found by DHT or local network, as hearsay."""
         if peer != self._identity.peer_id:
             self._book.learn(peer, addresses_of_peer(peer, addresses), worked=False, told_by=by)
-
-    async def _leave(self, peer: PeerId, run_id: str) -> None:
-        self._record_stranger(peer, run_id)
-        self.peers.pop(peer, None)
-        await self._transport.disconnect(peer)
 
     def _record_stranger(self, peer: PeerId, run_id: str) -> None:
         self._ledger.reject(peer, Reject.OTHER_RUN)

@@ -16,6 +16,8 @@ from swarm.identity import PeerId
 from swarm.limits.address_blocks import Block
 from swarm.limits.bounded_table import BoundedTable
 
+log = logging.getLogger(__name__)
+
 MUCH: Final[Mapping[Reject, float]] = {
     Reject.BAD_SIGNATURE: 5.0,
     Reject.WRONG_PRODUCER: 5.0,
@@ -131,7 +133,8 @@ class Reputation:
         if much is not None:
             account.much.value = account.much.now(now, half_life_s) + much
             if block is not None:
-                self._join_block(peer, block)
+                most = self._rules.peers_per_block_max
+                self._blocks.obtain(block, lambda: BoundedTable(most)).put(peer, None)
         bans: list[Ban] = []
         if self.score(peer, now) >= self._rules.ban_at:
             bans.append(self._ban(peer, False, _counts(account.offences), now))
@@ -164,10 +167,6 @@ class Reputation:
         account = self._accounts.get(peer)
         return 0.0 if account is None else account.much.now(now, self._rules.half_life_s)
 
-    def _join_block(self, peer: PeerId, block: Block) -> None:
-        most = self._rules.peers_per_block_max
-        self._blocks.obtain(block, lambda: BoundedTable(most)).put(peer, None)
-
     def _ban(self, subject: PeerId | Block, is_block: bool, why: str, now: float) -> Ban:
         before = self._bans.get(subject)
         is_repeated = before is not None and now - before.until <= self._rules.clean_s
@@ -186,8 +185,6 @@ def _counts(offences: Counter[Reject]) -> str:
     ordered = sorted(offences.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{reason} {count}" for reason, count in ordered)
 
-
-log = logging.getLogger(__name__)
 
 LEDGER_PEERS_MAX = 1024
 

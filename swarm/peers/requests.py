@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import TypeVar
 
+from swarm.errors import RemoteProtocolError
 from swarm.identity import PeerId
+from swarm.peers.reputation import Ledger
 from swarm.transport.base import Transport
 from swarm.wire import codec
 from swarm.wire.messages import WireModel
@@ -20,16 +22,20 @@ async def ask(
     answer: type[M],
     bytes_max: int,
     timeout_s: float,
+    ledger: Ledger | None = None,
 ) -> M:
-    """The peer's answer; raises as `Transport.request` and `codec.decode`."""
-    data = await transport.request(
-        peer,
-        protocol,
-        codec.encode(question),
-        timeout_s=timeout_s,
-        response_bytes_max=bytes_max,
-    )
-    return codec.decode(data, answer, bytes_max)
+    """The peer's answer; raises as `Transport.request` and `codec.decode`. `ledger` counts what
+    breaks the protocol against the peer."""
+    body = codec.encode(question)
+    try:
+        data = await transport.request(
+            peer, protocol, body, timeout_s=timeout_s, response_bytes_max=bytes_max
+        )
+        return codec.decode(data, answer, bytes_max)
+    except RemoteProtocolError as error:
+        if ledger is not None:
+            ledger.reject(peer, error.reason)
+        raise
 
 
 class PeersToAsk:

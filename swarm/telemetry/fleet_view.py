@@ -99,9 +99,8 @@ _Key = tuple[str, PeerId]  # run id, node
 class Watch:
     """The nodes of one run, or of all that a broker tells of."""
 
-    def __init__(self, run_id: str | None = None, *, nodes_max: int = NODES_MAX) -> None:
+    def __init__(self, run_id: str | None = None) -> None:
         self._run_id = run_id
-        self._nodes_max = nodes_max
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()  # heard of last comes last
         self._early: OrderedDict[_Key, Status] = OrderedDict()
         self._held_bytes = 0
@@ -272,7 +271,7 @@ class Watch:
         """Forget gone nodes, oldest first, until a report fits; False: it does not fit."""
         nodes = len(self._entries) + (before is None)
         held = self._held_bytes + size_bytes - (before.size_bytes if before else 0)
-        if nodes <= self._nodes_max and held <= REPORTS_BYTES_MAX:
+        if nodes <= NODES_MAX and held <= REPORTS_BYTES_MAX:
             return True
         for other, entry in list(self._entries.items()):
             if other != key and entry.gone(now_s) is not None:
@@ -281,7 +280,7 @@ class Watch:
                 self._lost_before += entry.lost
                 self.forgotten += 1
                 nodes, held = nodes - 1, held - entry.size_bytes
-                if nodes <= self._nodes_max and held <= REPORTS_BYTES_MAX:
+                if nodes <= NODES_MAX and held <= REPORTS_BYTES_MAX:
                     return True
         return False
 

@@ -65,8 +65,7 @@ def _figure(
 
 
 def _share(part_s: float, rest_s: float) -> float:
-    whole_s = part_s + rest_s
-    return part_s / whole_s if whole_s > 0 else 0.0
+    return _rate(part_s, part_s + rest_s)
 
 
 def _rate(count: float, seconds: float) -> float:

@@ -355,17 +355,10 @@ def publisher_of(
 
 
 class Subscriber(_Connecting):
-    def __init__(
-        self,
-        broker: Broker,
-        topics: tuple[str, ...],
-        rng: Random,
-        *,
-        queue_max: int = SUBSCRIBE_QUEUE_MAX,
-    ) -> None:
+    def __init__(self, broker: Broker, topics: tuple[str, ...], rng: Random) -> None:
         super().__init__(broker, rng)
         self._topics = topics
-        self._queue: _Queue[Incoming] = _Queue(queue_max, SUBSCRIBE_QUEUE_BYTES_MAX)
+        self._queue: _Queue[Incoming] = _Queue(SUBSCRIBE_QUEUE_MAX, SUBSCRIBE_QUEUE_BYTES_MAX)
         self.received = 0
 
     @property

@@ -281,7 +281,7 @@ _DOMAINS: Final[Mapping[type[_Part], bytes]] = {
 
 
 def sealed(part: NodeReport | Status | AlarmsReport, identity: Identity) -> bytes:
-    """What is published: JSON of the part's own JSON, as signed, and the signature."""
+    """JSON of the part's own JSON, as signed, and the signature; as it is published."""
     body = part.model_dump_json(exclude_defaults=True)
     signature = identity.sign(_DOMAINS[type(part)], body.encode()).hex()
     return json.dumps({"report": body, "signature": signature}, ensure_ascii=False).encode()

@@ -11,7 +11,6 @@ behind a router it does not know its own. Ports are not compared, because a tunn
 import ipaddress
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from swarm.errors import ConfigError
@@ -35,14 +34,6 @@ def checked_name(text: str) -> str:
     return text.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The answer to a refused request, for a person to read."""
-
-    status: int
-    text: str
-
-
 class WebHosts:
     """The names of one server. `bound_ip`: where it listens; `names`: further ones, that a person
     gave or that this machine has."""
@@ -52,17 +43,16 @@ class WebHosts:
         self._on_loopback = bound.is_loopback
         self._names = LOOPBACK | {str(bound)} | {name.lower() for name in names[:NAMES_MAX]}
 
-    def objection(self, hosts: Sequence[str], origins: Sequence[str]) -> Refusal | None:
-        """Why a request with these `Host` and `Origin` headers is not answered; None: it is."""
+    def objection(self, hosts: Sequence[str], origins: Sequence[str]) -> tuple[int, str] | None:
+        """The HTTP status and the text with which a request with these `Host` and `Origin` headers
+        is refused; None: it is answered."""
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             what = "an unknown name" if hosts else "no name"
-            return Refusal(
-                MISDIRECTED,
-                f"called by {what}: use an IP address, or give the name with --web-name",
-            )
+            told = f"called by {what}: use an IP address, or give the name with --web-name"
+            return MISDIRECTED, told
         # without one, as of programs and of pages that are typed in, nothing is asked by a page
         if any(origin.partition("://")[2].lower() != hosts[0].lower() for origin in origins):
-            return Refusal(FORBIDDEN, "asked by a page of another host")
+            return FORBIDDEN, "asked by a page of another host"
         return None
 
     def _is_ours(self, host: str) -> bool:

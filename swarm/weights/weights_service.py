@@ -306,11 +306,9 @@ class WeightsService:
                 HeadsReply,
                 HEADS_REPLY_BYTES_MAX,
                 HEADS_TIMEOUT_S,
+                self.gater.ledger,
             )
-        except RemoteProtocolError as error:
-            self.gater.ledger.reject(peer, error.reason)
-            return
-        except TransportError:
+        except (RemoteProtocolError, TransportError):
             return
         for record in reply.records:
             try:

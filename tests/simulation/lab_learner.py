@@ -5,13 +5,13 @@ more computing than all the rest, too much for runs of many hours. A `Witness` j
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from math import nan, pi, sin
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import trio
 
@@ -60,6 +60,7 @@ class LabCase(LearnerCase):
     # seconds until a host has a version, once it is published; None: versions are broadcast
     transfer_s: Callable[[int, int], float] | None = None
     rescores: bool = False  # log-probs are those of versions, and are checked
+    settings: Mapping[str, Any] = field(default_factory=dict)  # more of the learner's node
 
 
 class LabEngine(TimedEngine):
@@ -196,7 +197,8 @@ class LabLearner(SimulatedLearner):
             self.witness.lost()
 
     def config_of(self, host: int) -> NodeConfig:
-        return super().config_of(host).model_copy(update={"coordinator": self.coordinator})
+        more = self.case.settings if host == self.first else {}
+        return super().config_of(host).model_copy(update={"coordinator": self.coordinator, **more})
 
     def machine_of(self, host: int) -> "_LabMachine":
         return _LabMachine(self, host)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -465,70 +465,52 @@ def test_no_work_in_order_is_older_than_the_bound(
     staleness: int, batch: int, running_max: int, moves: list[int]
 ) -> None:
     """Against the rule of the paper: floor((N - 1) / B) <= v + eta at each start."""
-    set_to = Admission(staleness_max=staleness, batch=batch, running_max=running_max)
+    set_to = Admission(staleness_max=staleness, running_max=running_max)
     credit = Credits()
     runs: list[int] = []  # versions at which they began, in order
     stored: list[int] = []
     ever = 0
     for move in moves:
-        for _ in range(min(move, admitting.admission(credit, set_to))):
-            credit = admitting.started(credit, 1, set_to)
+        for _ in range(min(move, admitting.admission(credit, batch, set_to))):
+            credit = replace(credit, running=credit.running + 1)
             runs.append(credit.version)
             ever += 1
             assert (ever - 1) // batch <= credit.version + staleness
             assert len(runs) <= running_max
         if move % 3 == 1 and runs:  # the newest is lost, and may be begun again
             runs.pop()
-            credit = admitting.ended(credit, 0, lost=1)
+            credit = replace(credit, running=credit.running - 1)
             ever -= 1
         elif runs:
             stored.append(runs.pop(0))
-            credit = admitting.ended(credit, 1)
+            accepted, running = credit.accepted + 1, credit.running - 1
+            credit = replace(credit, accepted=accepted, running=running)
         if len(stored) >= batch:
             taken, stored = stored[:batch], stored[batch:]
-            assert not any(admitting.is_too_old(each, credit.version, set_to) for each in taken)
+            assert all(credit.version - each <= staleness for each in taken)
             credit = Credits(credit.version + 1, credit.accepted, credit.running)
-    if admitting.admission(credit, set_to) == 0 and len(runs) < running_max:
+    if admitting.admission(credit, batch, set_to) == 0 and len(runs) < running_max:
         assert ever // batch > credit.version + staleness  # one more would be one too many
 
 
-def test_credits_and_a_restart() -> None:
-    set_to = Admission(staleness_max=1, batch=4, running_max=100)
-    assert admitting.admission(Credits(), set_to) == 8 == admitting.pending_max(set_to)
-    assert admitting.admission(Credits(3, 12, 0), set_to) == 8
-    assert admitting.admission(admitting.after_restart(3, set_to), set_to) == 8
-    assert admitting.admission(Credits(3), set_to) == 20  # what a restart must not do
-    assert admitting.admission(Credits(0, 9, 0), set_to) == 0
-    assert admitting.admission(Credits(), Admission(staleness_max=0, batch=4)) == 4
-    assert admitting.admission(Credits(0, 0, 7), Admission(running_max=7)) == 0
-    assert not admitting.is_too_old(2, 3, set_to)
-    assert admitting.is_too_old(1, 3, set_to)
-    with pytest.raises(ValueError, match="9 started where 8 may"):
-        admitting.started(Credits(), 9, set_to)
-    with pytest.raises(ValueError, match="3 ended of 2"):
-        admitting.ended(Credits(0, 0, 2), 2, 1)
+def test_credits() -> None:
+    set_to = Admission(staleness_max=1, running_max=100)
+    assert admitting.admission(Credits(), 4, set_to) == 8
+    assert admitting.admission(Credits(3, 12, 0), 4, set_to) == 8
+    assert admitting.admission(Credits(0, 9, 0), 4, set_to) == 0
+    assert admitting.admission(Credits(), 4, Admission(staleness_max=0)) == 4
+    assert admitting.admission(Credits(0, 0, 7), 4, Admission(running_max=7)) == 0
 
 
 def test_work_that_began_too_long_ago_is_given_up() -> None:
-    starts = [5, 3, 4, 6]
-    assert admitting.reclamation(starts, 6, Reclamation(ratio=2)) == (1, 2)
-    assert admitting.reclamation(starts, 6, Reclamation(ratio=1.5)) == (1, 2)
-    assert admitting.reclamation(starts, 6, Reclamation(ratio=0)) == (0, 1, 2, 3)
-    assert admitting.reclamation([], 6, Reclamation()) == ()
+    assert admitting.reclamation(6, Reclamation(ratio=2)) == 5
+    assert admitting.reclamation(6, Reclamation(ratio=1.5)) == 5
+    assert admitting.reclamation(6, Reclamation(ratio=0)) == 7
+    assert admitting.reclamation(0, Reclamation(ratio=2)) == 0
     assert admitting.starts_allowed(0, 0, 8, Reclamation(ratio=0.5)) == 12
     assert admitting.starts_allowed(2, 20, 8, Reclamation(ratio=0.5)) == 8
     assert admitting.starts_allowed(0, 9, 8, Reclamation(ratio=0)) == 0
     assert admitting.starts_allowed(0, 0, 10, Reclamation(ratio=0.1)) == 11  # and no rounding more
-
-
-def test_a_step_takes_the_oldest_and_a_share_of_the_very_oldest() -> None:
-    starts = [6, 4, 5, 4, 3, 4]
-    assert admitting.drained(starts, 6, 4, Reclamation(ratio=1.5)) == (1, 3, 2, 0)
-    assert admitting.drained(starts, 6, 4, Reclamation(ratio=2)) == (1, 3, 5, 2)
-    assert admitting.drained(starts, 6, 4, Reclamation(ratio=0)) == (0,)
-    assert admitting.drained(starts, 6, 0, Reclamation()) == ()
-    with pytest.raises(ValueError, match="begins after step 5"):
-        admitting.drained(starts, 5, 4, Reclamation())
 
 
 # --- foreign groups -------------------------------------------------------------------------------

@@ -146,7 +146,11 @@ def nudged_prompts_teach_the_bare_one(played: Played, policy: Watched) -> bool:
     assert all(set(each.weights) == {0.1} for each in distilled)
     assert not any(c.logprobs for each in distilled for c in each.completions)
     assert all(sum(each.n for each in call) == 16 for call, _ in policy.calls)
-    assert [len(each.scored.rewards) for each in played.outcomes[0].own] == [4] * 4
+    for group in played.outcomes[0].own:
+        assert len(group.scored.rewards) == 4
+        for place, context in enumerate(group.scored.contexts):
+            assert bool(context) == (group.prompt_of(place) != group.scored.prompt)
+            assert group.prompt_of(place).endswith(context)
     texts_of = [
         sorted(c.text for each in some for c in each.completions) for some in (nudged, distilled)
     ]

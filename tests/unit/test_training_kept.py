@@ -223,3 +223,81 @@ def test_a_nodes_settings_reach_the_trainer():
     spec = trainer_spec(config, "m")
     assert (spec.kl_weight, spec.kl_reset_every) == (0.01, 100)
     assert TrainerSpec.from_record(spec.to_record()) == spec
+
+
+# --- snapshots of versions -------------------------------------------------------------------
+
+
+def made_by(groups, *spans) -> list[TrainingGroup]:
+    """The groups, as if these versions had made each completion's tokens, which an engine finds
+    unlikely. A completion has as many tokens of the last version as are left."""
+    found = []
+    for one in groups:
+        made = []
+        for c in one.completions:
+            rest = len(c.token_ids) - sum(count for _, count in spans[:-1])
+            whole = (*spans[:-1], (spans[-1], rest))
+            logprobs = (-9.0,) * len(c.token_ids)
+            told = () if len(whole) == 1 else whole
+            made.append(replace(c, logprobs=logprobs, policy_version=whole[0][0], spans=told))
+        found.append(replace(one, completions=tuple(made)))
+    return found
+
+
+@pytest.mark.parametrize("tokens", [MANY, 8])
+def test_tokens_are_scored_by_the_version_that_made_them(directory, tokens):
+    """As if the engine had said what those versions think; of a version that is gone it did."""
+    policy, other = open_policy(directory), open_policy(directory)
+    spec = replace(SPEC, loss="cispo, snapshots=2")
+    trainer = GroupTrainer(policy, spec, tokens)
+    groups = batch(policy)
+    thought = {}
+    for version in range(3):
+        thought[version] = trainer.logprobs(groups)
+        if version < 2:
+            trainer.train(made_by(groups, version))
+    torch.nn.utils.vector_to_parameters(flat(policy), other.model.parameters())
+    usual = GroupTrainer(other, replace(SPEC, loss="cispo"), tokens)
+    told = [
+        replace(
+            one,
+            completions=tuple(
+                replace(c, logprobs=(thought[1][g][k][0], *thought[2][g][k][1:]))
+                for k, c in enumerate(one.completions)
+            ),
+        )
+        for g, one in enumerate(groups)
+    ]
+    wanted = usual.train(told)
+    report = trainer.train(made_by(groups, (1, 1), 2))
+    assert sorted(trainer._snapshots) == [1, 2]
+    assert report.loss == pytest.approx(wanted.loss, abs=1e-5)
+    assert report.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-4)
+    claimed = GroupTrainer(open_policy(directory), replace(SPEC, loss="cispo"), tokens)
+    assert abs(claimed.train(made_by(groups, 0)).loss - report.loss) > 1e-2
+
+
+def test_tokens_of_a_version_that_is_gone_keep_what_the_engine_said(directory):
+    losses, groups = [], batch(open_policy(directory))
+    for settings, version in (("", 7), (", snapshots=1", 7), (", snapshots=1", 0)):
+        trainer = GroupTrainer(open_policy(directory), replace(SPEC, loss="cispo" + settings), MANY)
+        losses.append(trainer.train(made_by(groups, version)).loss)
+    assert losses[0] == losses[1]
+    assert abs(losses[0] - losses[2]) > 1e-2
+
+
+def test_rows_that_an_engine_gave_no_log_probs_for_are_known_by_their_versions(directory):
+    policy = open_policy(directory)
+    spec = replace(SPEC, loss="grpo, snapshots=1")
+    bare = [
+        replace(one, completions=tuple(replace(c, logprobs=()) for c in one.completions))
+        for one in made_by(batch(policy), 0)
+    ]
+    assert GroupTrainer(policy, spec, MANY).train(bare).unknown_tokens == 0
+    gone = [
+        replace(one, completions=tuple(replace(c, policy_version=5) for c in one.completions))
+        for one in bare
+    ]
+    report = GroupTrainer(policy, spec, MANY).train(gone)
+    assert (report.trained_tokens, report.left_out_groups) == (0, 2)
+    assert replace(spec, kl_weight=0.1).kept_copies == 2

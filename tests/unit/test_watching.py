@@ -285,8 +285,11 @@ def identities(count: int) -> list[Identity]:
     return [Identity(i.to_bytes(32, "big")) for i in range(1, count + 1)]
 
 
-def test_the_number_of_nodes_is_bounded_and_gone_ones_make_room() -> None:
-    watch = Watch(nodes_max=3)
+def test_the_number_of_nodes_is_bounded_and_gone_ones_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarm.telemetry.fleet_view.NODES_MAX", 3)
+    watch = Watch()
     one, two, three, four = identities(4)
     for who in (one, two, three):
         send(watch, report_of(who), identity=who)

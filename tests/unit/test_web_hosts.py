@@ -16,7 +16,7 @@ STRANGERS = (
 
 def status(hosts: WebHosts, host: str, *origins: str) -> int | None:
     refusal = hosts.objection([host], origins)
-    return None if refusal is None else refusal.status
+    return None if refusal is None else refusal[0]
 
 
 @pytest.mark.parametrize("bound", ["127.0.0.1", "::1", "127.3.0.1", "0.0.0.0", "::", "10.0.0.1"])

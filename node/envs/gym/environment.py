@@ -220,7 +220,7 @@ def _build(name: str, settings: Mapping[str, Any], seed: int) -> Any:
         given = {key: value for key, value in settings.items() if key not in _RESERVED}
         check_sizes(given, settings_of(name), OFFERED[name])
         config = config_of(name, seed, settings)
-        _check_bounds(name, config)
+        _check_bounds(OFFERED[name], config)
         return build(name, config)
     except (AssertionError, TypeError, ValueError) as error:  # how the library refuses settings
         raise ConfigError(
@@ -228,14 +228,12 @@ def _build(name: str, settings: Mapping[str, Any], seed: int) -> Any:
         ) from error
 
 
-def _check_bounds(name: str, config: Any) -> None:
-    rules = OFFERED[name]
-    for setting, most in rules.settings_max.items():
-        if (value := getattr(config, setting)) > most:
-            raise ValueError(f"{setting} is {value}, may be {most} at most")
-    for setting, least in rules.settings_min.items():
-        if (value := getattr(config, setting)) < least:
-            raise ValueError(f"{setting} is {value}, must be {least} at least")
+def _check_bounds(rules: Rules, config: Any) -> None:
+    for bounds, sign, words in ((rules.settings_max, 1, "may"), (rules.settings_min, -1, "must")):
+        for setting, bound in bounds.items():
+            if sign * (value := getattr(config, setting)) > sign * bound:
+                end = "most" if sign > 0 else "least"
+                raise ValueError(f"{setting} is {value}, {words} be {bound} at {end}")
 
 
 @functools.lru_cache(maxsize=DATASETS_CACHED_MAX)

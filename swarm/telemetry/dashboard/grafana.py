@@ -9,6 +9,21 @@ UNITS: Final = {"s": "s", "bytes": "bytes", "share": "percentunit", "dollars/h":
 RATES: Final = {"bytes": "Bps"}  # of counters; all others are counts a second
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 NODES: Final = '{instance=~"$instance"}'
+VARIABLES: Final = (
+    {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"},
+    {
+        "name": "instance",
+        "type": "query",
+        "label": "Node",
+        "datasource": SOURCE,
+        "query": {"query": "label_values(swarm_info, instance)", "refId": "instance"},
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    },
+)
 INFO: Final = f"count by (role) (swarm_info{NODES})"
 
 Query = tuple[str, str]  # PromQL, and the legend of its lines
@@ -36,7 +51,7 @@ def grafana_dashboard() -> dict[str, Any]:
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "tags": ["swarm"],
-        "templating": {"list": [_data_source(), _instances()]},
+        "templating": {"list": list(VARIABLES)},
         "annotations": {"list": []},
         "panels": [
             _panel(place, title, unit, queries)
@@ -79,28 +94,4 @@ def _panel(place: int, title: str, unit: str, queries: list[Query]) -> dict[str,
             }
             for at, (expr, legend) in enumerate(queries)
         ],
-    }
-
-
-def _data_source() -> dict[str, Any]:
-    return {
-        "name": "datasource",
-        "type": "datasource",
-        "query": "prometheus",
-        "label": "Data source",
-    }
-
-
-def _instances() -> dict[str, Any]:
-    return {
-        "name": "instance",
-        "type": "query",
-        "label": "Node",
-        "datasource": SOURCE,
-        "query": {"query": "label_values(swarm_info, instance)", "refId": "instance"},
-        "refresh": 2,
-        "multi": True,
-        "includeAll": True,
-        "allValue": ".*",
-        "current": {"text": "All", "value": "$__all"},
     }

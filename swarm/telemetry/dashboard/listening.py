@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
 from swarm.storage import write_whole
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.dashboard.page_state import SHOWN_S, DashboardState, ReportSource
-from swarm.telemetry.fleet_view import NodeView, Watch
+from swarm.telemetry.fleet_view import Watch
 from swarm.telemetry.mqtt import Incoming, Subscriber
 from swarm.telemetry.reports import NodeReport
 
@@ -86,17 +86,16 @@ def kept(watch: Watch, state: DashboardState, now_s: float) -> bytes:
         "form": FORM,
         "unix_s": now_s,
         "curves": state.curves(),
-        "nodes": [_kept_node(node, now_s) for node in nodes],
+        "nodes": [
+            {
+                "report": node.report.model_dump(mode="json"),
+                "heard_at_s": now_s - node.heard_s,
+                "gone": node.gone is not None,
+            }
+            for node in nodes
+        ],
     }
     return json.dumps(told, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _kept_node(node: NodeView, now_s: float) -> dict[str, Any]:
-    return {
-        "report": node.report.model_dump(mode="json"),
-        "heard_at_s": now_s - node.heard_s,
-        "gone": node.gone is not None,
-    }
 
 
 def restore(content: bytes, watch: Watch, state: DashboardState, now_s: float) -> bool:

@@ -182,17 +182,13 @@ async def _act(guarded: Guarded, request: Request) -> Response:
         if len(body) > ACTION_BYTES_MAX:
             return JSONResponse({"error": "too much was sent"}, 413)
     try:
-        done = await anyio.to_thread.run_sync(action, _wanted(bytes(body)))
+        wanted = json.loads(body)
+        if not isinstance(wanted, dict):
+            return JSONResponse({"error": "what was sent is no JSON object"}, 400)
+        done = await anyio.to_thread.run_sync(action, wanted)
     except (ConfigError, ValueError) as error:
         return JSONResponse({"error": str(error)}, 400)
     return JSONResponse({"done": done})
-
-
-def _wanted(body: bytes) -> Mapping[str, Any]:
-    wanted = json.loads(body)
-    if not isinstance(wanted, dict):
-        raise ConfigError("what was sent is no JSON object")
-    return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +210,7 @@ class _Guard:
 
         given = Request(scope).headers
         refusal = self.hosts.objection(given.getlist("host"), given.getlist("origin"))
-        answer = PlainTextResponse(refusal.text, refusal.status) if refusal else self.app
+        answer = PlainTextResponse(refusal[1], refusal[0]) if refusal else self.app
         await answer(scope, receive, with_headers)
 
 

@@ -165,7 +165,9 @@ class Rates:
                 samples, sequence = deque(maxlen=SAMPLES_MAX), -1
             if report.sequence > sequence:
                 samples.append((report.sent_at_s, counters(report)))
-                _forget_old(samples)
+                # Keep what covers the window alone, so that a rate is that of now
+                while len(samples) > 2 and samples[-1][0] - samples[1][0] >= WINDOW_S:
+                    samples.popleft()
             kept[report.peer_id] = (report.instance, report.sequence, samples)
         self._kept = kept
         return {peer: _rates(samples) for peer, (_, _, samples) in kept.items()}
@@ -180,12 +182,6 @@ def counters(report: NodeReport) -> dict[str, float]:
 def total(values: Mapping[str, float]) -> float:
     """Over all values of a label."""
     return sum(map(plausible, values.values()))
-
-
-def _forget_old(samples: deque[Sample]) -> None:
-    """Keep what covers the window and no more, so that a rate is that of now."""
-    while len(samples) > 2 and samples[-1][0] - samples[1][0] >= WINDOW_S:
-        samples.popleft()
 
 
 def _rates(samples: deque[Sample]) -> dict[str, float]:
