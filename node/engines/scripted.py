@@ -90,11 +90,9 @@ class ScriptedPolicy(Engine):
             seconds=self._train_s,
         )
 
-    async def prompt_logprobs(
-        self, prompts: Sequence[str]
-    ) -> list[tuple[Sequence[str], Sequence[float]]]:
+    async def prompt_logprobs(self, prompts: Sequence[str]) -> list[tuple[list[str], list[float]]]:
         await trio.lowlevel.checkpoint()
-        return [((), ())] * len(prompts)
+        return [([], [])] * len(prompts)
 
     async def features(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
         await trio.lowlevel.checkpoint()

@@ -198,9 +198,7 @@ class Trainer(Protocol):
         """
         ...
 
-    async def prompt_logprobs(
-        self, prompts: Sequence[str]
-    ) -> list[tuple[Sequence[str], Sequence[float]]]:
+    async def prompt_logprobs(self, prompts: Sequence[str]) -> list[tuple[list[str], list[float]]]:
         """The texts of the tokens of each prompt's question, and their log-probs under the present
         policy. Both are empty where a question's tokens cannot be told apart.
 
