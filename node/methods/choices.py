@@ -8,28 +8,14 @@ from typing import Annotated, Any, Final, cast
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationError
 
 from node.methods import advantages as formulas
-from node.methods.filters import (
-    ByNeed,
-    DynamicSampling,
-    Extremes,
-    Overlong,
-    Variance,
-    ZeroAdvantage,
-)
+from node.methods import filters
+from node.methods import rollout_budgets as budgets
 from node.methods.generation import Speculative
 from node.methods.groups import Advantages
 from node.methods.hints import Hints
 from node.methods.loss_settings import CORRECTIONS, LOSSES, LossSettings
 from node.methods.method import Family, MethodSettings
 from node.methods.replay import Rescue
-from node.methods.rollout_budgets import (
-    Brorl,
-    Dars,
-    Duet,
-    LengthSchedule,
-    VarianceCurriculum,
-    XrpoAllocation,
-)
 from node.methods.task_control import AdaptiveExternal, Cdas, Vade
 from swarm.rollouts import ScoredGroup
 
@@ -122,15 +108,21 @@ def by_name(*kinds: type[MethodSettings]) -> dict[str, type[MethodSettings]]:
 
 KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     "control": by_name(
-        *(Cdas, Vade, VarianceCurriculum, LengthSchedule),
-        *(Dars, Brorl, XrpoAllocation, Duet),
+        *(Cdas, Vade, budgets.VarianceCurriculum, budgets.LengthSchedule),
+        *(budgets.Dars, budgets.Brorl, budgets.XrpoAllocation, budgets.Duet),
     ),
     "generate": by_name(Speculative, Hints),
-    "draw": by_name(ByNeed),
+    "draw": by_name(filters.ByNeed),
     "external_rule": by_name(AdaptiveExternal),
     "reward": by_name(),
     "replay": by_name(Rescue),
-    "filter": by_name(ZeroAdvantage, DynamicSampling, Overlong, Variance, Extremes),
+    "filter": by_name(
+        filters.ZeroAdvantage,
+        filters.DynamicSampling,
+        filters.Overlong,
+        filters.Variance,
+        filters.Extremes,
+    ),
     "advantage": {name: kind for name, (kind, _) in ADVANTAGES.items()},
     "loss": LOSSES,
     "correction": CORRECTIONS,
