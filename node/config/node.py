@@ -544,7 +544,7 @@ class NodeConfig(
             for name, usual in (("evaluate_every_rounds", "10"), ("validation_tasks", "64")):
                 if not getattr(self, name):
                     raise Conflict(name, f"tells nothing to {each}", usual)
-        plans = {"how many rollouts", "how long"} & each.decides
+        plans = {"the number of completions", "the length of completions"} & each.decides
         if self.over_provision > 1.0 and (family == "generate" or plans):
             raise Conflict("over_provision", f"begins groups of its own, not by {each}", "1")
 

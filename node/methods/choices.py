@@ -7,31 +7,14 @@ from typing import Annotated, Any, Final, cast
 
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationError
 
+from node.methods import admission_control as admitting
 from node.methods import advantages as formulas
-from node.methods.admission_control import Admission, Reclamation
-from node.methods.filters import (
-    ByNeed,
-    DynamicSampling,
-    Extremes,
-    Overlong,
-    Variance,
-    ZeroAdvantage,
-)
-from node.methods.generation import Speculative
+from node.methods import filters, generation, hints, replay
+from node.methods import rollout_budgets as budgets
+from node.methods import task_control as tasks
 from node.methods.groups import Advantages
-from node.methods.hints import Hints
 from node.methods.loss_settings import CORRECTIONS, LOSSES, Dpo, LossSettings
 from node.methods.method import Family, MethodSettings
-from node.methods.replay import Distil, PoolOfSuccesses, ReplayedSuccesses, Rescue
-from node.methods.rollout_budgets import (
-    Brorl,
-    Dars,
-    Duet,
-    LengthSchedule,
-    VarianceCurriculum,
-    XrpoAllocation,
-)
-from node.methods.task_control import AdaptiveExternal, Cdas, Vade
 from swarm.rollouts import ScoredGroup
 
 _Function = Callable[[Sequence[ScoredGroup], Any], Advantages]
@@ -123,16 +106,37 @@ def by_name(*kinds: type[MethodSettings]) -> dict[str, type[MethodSettings]]:
 
 KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     "control": by_name(
-        *(Cdas, Vade, VarianceCurriculum, LengthSchedule),
-        *(Dars, Brorl, XrpoAllocation, Duet),
-        *(Admission, Reclamation),
+        tasks.Cdas,
+        tasks.Vade,
+        budgets.VarianceCurriculum,
+        budgets.LengthSchedule,
+        budgets.Dars,
+        budgets.Brorl,
+        budgets.XrpoAllocation,
+        budgets.Duet,
+        admitting.Admission,
+        admitting.Reclamation,
     ),
-    "generate": by_name(Speculative, Hints),
-    "draw": by_name(ByNeed),
-    "external_rule": by_name(AdaptiveExternal),
+    "generate": by_name(
+        generation.Speculative,
+        hints.Hints,
+    ),
+    "draw": by_name(filters.ByNeed),
+    "external_rule": by_name(tasks.AdaptiveExternal),
     "reward": by_name(),
-    "replay": by_name(PoolOfSuccesses, ReplayedSuccesses, Rescue, Distil),
-    "filter": by_name(ZeroAdvantage, DynamicSampling, Overlong, Variance, Extremes),
+    "replay": by_name(
+        replay.PoolOfSuccesses,
+        replay.ReplayedSuccesses,
+        replay.Rescue,
+        replay.Distil,
+    ),
+    "filter": by_name(
+        filters.ZeroAdvantage,
+        filters.DynamicSampling,
+        filters.Overlong,
+        filters.Variance,
+        filters.Extremes,
+    ),
     "advantage": {name: kind for name, (kind, _) in ADVANTAGES.items()},
     "loss": LOSSES,
     "correction": CORRECTIONS,
