@@ -63,12 +63,12 @@ OVER_PROVISION_MAX = 4.0
 ENGINE_NEEDS = frozenset(
     {
         *(Need.REQUESTS, Need.BEGINNINGS, Need.RUNNERS_UP, Need.DRAFTS),
-        *(Need.NOISE, Need.ENTROPY, Need.HIDDEN),
+        *(Need.NOISE, Need.ENTROPY, Need.HIDDEN, Need.REFERENCE),
     }
 )
 ENGINE_GIVES: Mapping[str, frozenset[Need]] = {
     "torch": ENGINE_NEEDS,
-    "vllm": frozenset({Need.REQUESTS, Need.BEGINNINGS}),
+    "vllm": frozenset({Need.REQUESTS, Need.BEGINNINGS, Need.REFERENCE}),
     "openai": frozenset(),
     "scripted": frozenset(),
 }  # of `Capabilities`, before an engine has started
@@ -502,19 +502,17 @@ class NodeConfig(
             raise Conflict("group_size", f"must be at least {least}", "8")
 
     def _check_methods(self) -> None:
+        decide: dict[str, MethodSettings] = {}
         for family, known in KNOWN.items():
             for each in self.methods:
                 if known.get(each.kind) is type(each):
                     self._check_method(family, each)
                     self._check_groups_of(family, each)
-
-        decide: dict[str, MethodSettings] = {}
-        for each in self.methods:
-            for what in sorted(each.decides):
-                if what in decide:
-                    both = f"{decide[what].kind} and {each.kind}"
-                    raise Conflict("control", f"{both} both decide {what}")
-                decide[what] = each
+                    for what in sorted(each.decides):
+                        if what in decide:
+                            both = f"{decide[what].kind} and {each.kind}"
+                            raise Conflict(family, f"{both} both decide {what}")
+                        decide[what] = each
 
     def _check_method(self, family: Family, each: MethodSettings) -> None:
         run, needs = self.run, each.needs
@@ -530,7 +528,7 @@ class NodeConfig(
         if Need.REVISITS in needs and not run.common.share and not tells_apart:
             told = f"run {run.name} has no tasks that come again: give it common.share"
             raise Conflict(family, f"{each}: {told}")
-        if Need.DRAFTS in needs and run.sampling.top_p < 1.0:
+        if needs & {Need.DRAFTS, Need.RUNNERS_UP} and run.sampling.top_p < 1.0:
             told = f"run {run.name} does not sample by the whole distribution: top_p must be 1"
             raise Conflict(family, told)
 

@@ -125,6 +125,11 @@ class ServedModel(Engine):
     async def features(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
         raise ChildFailed("a served model's hidden states cannot be read")
 
+    async def prompt_logprobs(
+        self, prompts: Sequence[str]
+    ) -> list[tuple[Sequence[str], Sequence[float]]]:
+        raise ChildFailed("a served model does not tell the log-probs of prompts")
+
     async def save(self, directory: Path) -> None:
         await trio.lowlevel.checkpoint()
 

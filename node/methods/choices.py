@@ -119,7 +119,12 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     ),
     "generate": by_name(
         generation.Speculative,
+        generation.WeightNoise,
+        generation.Pruning,
+        generation.Branching,
+        generation.Purify,
         hints.Hints,
+        hints.Nudges,
     ),
     "draw": by_name(filters.ByNeed),
     "external_rule": by_name(tasks.AdaptiveExternal),

@@ -14,7 +14,16 @@ from node.methods import (
     task_control,
 )
 from node.methods.method import MethodSettings
-from node.stages import budgets, control, draw, feeding, filtering, generate, replaying
+from node.stages import (
+    budgets,
+    control,
+    draw,
+    feeding,
+    filtering,
+    generate,
+    replaying,
+    trees,
+)
 from node.stages.stage import Stage, Stages
 
 STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
@@ -30,7 +39,12 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     admission_control.Admission: feeding.AdmitInTime,
     admission_control.Reclamation: feeding.GiveUpOld,
     generation.Speculative: generate.Redraft,
+    generation.WeightNoise: generate.AddNoise,
+    generation.Pruning: trees.PruneRollouts,
+    generation.Branching: trees.GrowTrees,
+    generation.Purify: generate.PurifyPrompts,
     hints.Hints: generate.GiveHints,
+    hints.Nudges: generate.Nudge,
     filters.ByNeed: draw.DrawByNeed,
     replay.PoolOfSuccesses: replaying.InjectSuccesses,
     replay.ReplayedSuccesses: replaying.ReplaySuccesses,

@@ -138,6 +138,11 @@ class TrainerClient(Engine):
         token but the first, given those before it."""
         return list(map(list, await self._call("logprobs", rows)))
 
+    async def prompt_logprobs(
+        self, prompts: Sequence[str]
+    ) -> list[tuple[Sequence[str], Sequence[float]]]:
+        return list(await self._call("prompt_logprobs", prompts))
+
     async def features(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
         return [list(map(tuple, group)) for group in await self._call("features", groups)]
 

@@ -34,7 +34,7 @@ def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
     assert listed["loss"] == set(LOSSES) == set(OBJECTIVES)
     assert listed["correction"] == set(CORRECTIONS) == set(IMPORTANCE_WEIGHTS)
     assert listed["control"] == set(KNOWN["control"])
-    assert listed["generate"] == {"speculative", "hints"}
+    assert listed["generate"] == set(KNOWN["generate"])
     assert listed["replay"] == {"rescue"}
     assert listed["draw"] == {"need"}
     assert listed["external_rule"] == {"adaptive_external"}
@@ -116,9 +116,9 @@ def test_what_a_node_of_a_run_may_use_and_why_not(tmp_path: Path) -> None:
     assert "external_rule, run r, engine torch: adaptive_external" in plain
     common = usable("[common]\nshare = 0.5\n")
     assert f"control, run r, engine torch: cdas, vade, {unconditional}, duet" in common
-    assert "generate, run r, engine torch: speculative, hints" in common
+    assert "generate, run r, engine torch: " + ", ".join(KNOWN["generate"]) in common
     other = usable("[common]\nshare = 0.5\n", engine="vllm")
-    assert "generate, run r, engine vllm: hints" in other
+    assert "generate, run r, engine vllm: purify, hints, nudges" in other
     assert any("not speculative" in line and "has no drafts" in line for line in other)
     corrected = usable('[training]\nloss = "tis"\n')
     assert "correction, run r, engine torch: none" in corrected
