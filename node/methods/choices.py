@@ -131,7 +131,10 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     "reward": by_name(),
     "replay": by_name(PoolOfSuccesses, ReplayedSuccesses, Rescue, Distil),
     "filter": by_name(ZeroAdvantage, DynamicSampling, Overlong, Variance, Extremes),
-    "advantage": {name: kind for name, (kind, _) in ADVANTAGES.items()},
+    "advantage": {
+        **{name: kind for name, (kind, _) in ADVANTAGES.items()},
+        **by_name(formulas.Hacpo),
+    },
     "loss": LOSSES,
     "correction": CORRECTIONS,
     "preference": by_name(Dpo),

@@ -4,9 +4,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from node.config import NodeConfig
-from node.methods import filters, generation, hints, replay, rollout_budgets, task_control
+from node.methods import (
+    advantages,
+    filters,
+    generation,
+    hints,
+    replay,
+    rollout_budgets,
+    task_control,
+)
 from node.methods.method import MethodSettings
-from node.stages import budgets, control, draw, filtering, generate, replaying
+from node.stages import advantage, budgets, control, draw, filtering, generate, replaying
 from node.stages.stage import Stage, Stages
 
 STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
@@ -31,6 +39,7 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     filters.Extremes: filtering.KeepExtremes,
     replay.Rescue: replaying.RescueFailed,
     replay.Distil: replaying.DistilSuccesses,
+    advantages.Hacpo: advantage.MeasureByCapability,
 }
 
 
