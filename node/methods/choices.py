@@ -21,7 +21,8 @@ from node.methods.groups import Advantages
 from node.methods.hints import Hints
 from node.methods.loss_settings import CORRECTIONS, LOSSES, Dpo, LossSettings
 from node.methods.method import Family, MethodSettings
-from node.methods.replay import Distil, PoolOfSuccesses, ReplayedSuccesses, Rescue
+from node.methods.replay import Distil, PoolOfSuccesses, ReplayedSuccesses, Rescue, Salvage
+from node.methods.rewards import Distribution, Flawed, Majority
 from node.methods.rollout_budgets import (
     Brorl,
     Dars,
@@ -128,8 +129,8 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     "generate": by_name(Speculative, Hints),
     "draw": by_name(ByNeed),
     "external_rule": by_name(AdaptiveExternal),
-    "reward": by_name(),
-    "replay": by_name(PoolOfSuccesses, ReplayedSuccesses, Rescue, Distil),
+    "reward": by_name(Majority, Distribution, Flawed),
+    "replay": by_name(PoolOfSuccesses, ReplayedSuccesses, Rescue, Distil, Salvage),
     "filter": by_name(ZeroAdvantage, DynamicSampling, Overlong, Variance, Extremes),
     "advantage": {
         **{name: kind for name, (kind, _) in ADVANTAGES.items()},

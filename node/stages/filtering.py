@@ -173,7 +173,7 @@ class KeepExtremes(Stage[Extremes]):
     async def generate(self, wanted: Sequence[Wanted], at: View, sample: Sample) -> list[Outcome]:
         if "entropies" not in at.engine.capabilities.records or at.config.run.has_turns:
             return await sample(wanted)
-        return await sample([_with_entropies(each) for each in wanted])
+        return await sample([with_entropies(each) for each in wanted])
 
     def weigh(
         self, batch: Sequence[BatchGroup], worth: Advantages, at: View
@@ -215,7 +215,8 @@ class KeepExtremes(Stage[Extremes]):
         ]
 
 
-def _with_entropies(wanted: Wanted) -> Wanted:
+def with_entropies(wanted: Wanted) -> Wanted:
+    """A request that records the entropy of each token."""
     request = wanted.request
     return replace(wanted, request=replace(request, record=request.record | {"entropies"}))
 

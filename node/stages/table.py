@@ -10,11 +10,21 @@ from node.methods import (
     generation,
     hints,
     replay,
+    rewards,
     rollout_budgets,
     task_control,
 )
 from node.methods.method import MethodSettings
-from node.stages import advantage, budgets, control, draw, filtering, generate, replaying
+from node.stages import (
+    advantage,
+    budgets,
+    control,
+    draw,
+    filtering,
+    generate,
+    replaying,
+    rewarding,
+)
 from node.stages.stage import Stage, Stages
 
 STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
@@ -39,6 +49,10 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     filters.Extremes: filtering.KeepExtremes,
     replay.Rescue: replaying.RescueFailed,
     replay.Distil: replaying.DistilSuccesses,
+    replay.Salvage: replaying.BeginAgain,
+    rewards.Majority: rewarding.CountVotes,
+    rewards.Distribution: rewarding.CountSureVotes,
+    rewards.Flawed: rewarding.PenaliseFlaws,
     advantages.Hacpo: advantage.MeasureByCapability,
 }
 
