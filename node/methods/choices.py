@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationEr
 
 from node.methods import admission_control as admitting
 from node.methods import advantages as formulas
-from node.methods import filters, generation, hints, replay
+from node.methods import filters, generation, hints, replay, rewards
 from node.methods import rollout_budgets as budgets
 from node.methods import task_control as tasks
 from node.methods.groups import Advantages
@@ -128,12 +128,17 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     ),
     "draw": by_name(filters.ByNeed),
     "external_rule": by_name(tasks.AdaptiveExternal),
-    "reward": by_name(),
+    "reward": by_name(
+        rewards.Majority,
+        rewards.Distribution,
+        rewards.Flawed,
+    ),
     "replay": by_name(
         replay.PoolOfSuccesses,
         replay.ReplayedSuccesses,
         replay.Rescue,
         replay.Distil,
+        replay.Salvage,
     ),
     "filter": by_name(
         filters.ZeroAdvantage,
@@ -142,7 +147,10 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
         filters.Variance,
         filters.Extremes,
     ),
-    "advantage": {name: kind for name, (kind, _) in ADVANTAGES.items()},
+    "advantage": {
+        **{name: kind for name, (kind, _) in ADVANTAGES.items()},
+        **by_name(formulas.Hacpo),
+    },
     "loss": LOSSES,
     "correction": CORRECTIONS,
     "preference": by_name(Dpo),

@@ -49,7 +49,6 @@ class Need(StrEnum):
     REFERENCE = "reference"  # a policy that is kept
     FEATURES = "features"  # the trainer's hidden states
     HIDDEN = "hidden"  # the engine's hidden states
-    JUDGE = "judge"  # a model that says what is wrong with a text
     ENTROPY = "entropy"  # of each token's distribution
     REQUESTS = "requests"  # an engine that takes widths, lengths and temperatures of single prompts
     BEGINNINGS = "beginnings"  # an engine that continues given tokens

@@ -54,6 +54,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _advantage("contexts", "2605.15726", measured=_SAME),
     _advantage("novelty", "2510.06672", measured=_SAME),
     _advantage("uniqueness", "2601.08763", measured=_SAME),
+    _method(advantages.Hacpo, advantages.hacpo, "advantage", "2603.02604"),
     _method(advantages.TwoLevels, advantages.two_levels, "advantage", "2509.11543"),
     _method(advantages.SubProblems, advantages.sub_problems, "advantage", "2605.22074"),
     _method(rewards.CrossValue, rewards.cross_value, "advantage", "2605.07579"),

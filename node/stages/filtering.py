@@ -165,7 +165,7 @@ class KeepExtremes(Stage[formulas.Extremes]):
     async def generate(self, wanted: Sequence[Wanted], at: View, sample: Sample) -> list[Outcome]:
         if "entropies" not in at.engine.capabilities.records or at.config.run.has_turns:
             return await sample(wanted)
-        return await sample([_with_entropies(each) for each in wanted])
+        return await sample([with_entropies(each) for each in wanted])
 
     def weigh(
         self, batch: Sequence[BatchGroup], worth: Advantages, at: View
@@ -207,7 +207,8 @@ class KeepExtremes(Stage[formulas.Extremes]):
         ]
 
 
-def _with_entropies(wanted: Wanted) -> Wanted:
+def with_entropies(wanted: Wanted) -> Wanted:
+    """A request that records the entropy of each token."""
     request = wanted.request
     return replace(wanted, request=replace(request, record=request.record | {"entropies"}))
 

@@ -6,15 +6,18 @@ from typing import Any, Final
 from node.config import NodeConfig
 from node.methods import (
     admission_control,
+    advantages,
     filters,
     generation,
     hints,
     replay,
+    rewards,
     rollout_budgets,
     task_control,
 )
 from node.methods.method import MethodSettings
 from node.stages import (
+    advantage,
     budgets,
     control,
     draw,
@@ -22,6 +25,7 @@ from node.stages import (
     filtering,
     generate,
     replaying,
+    rewarding,
     trees,
 )
 from node.stages.stage import Stage, Stages
@@ -55,6 +59,11 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     filters.Extremes: filtering.KeepExtremes,
     replay.Rescue: replaying.RescueFailed,
     replay.Distil: replaying.DistilSuccesses,
+    replay.Salvage: replaying.BeginAgain,
+    rewards.Majority: rewarding.CountVotes,
+    rewards.Distribution: rewarding.CountSureVotes,
+    rewards.Flawed: rewarding.PenaliseFlaws,
+    advantages.Hacpo: advantage.MeasureByCapability,
 }
 
 
