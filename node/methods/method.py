@@ -68,6 +68,7 @@ class MethodSettings:
     kind: ClassVar[str] = ""
     needs: ClassVar[frozenset[Need]] = frozenset()
     roles: ClassVar[tuple[Role, ...]] = BOTH
+    own: ClassVar[Any] = None  # of a user's own method: its function, or the class of its stage
 
     def __init_subclass__(
         cls, kind: str = "", needs: Iterable[Need] = (), roles: tuple[Role, ...] = BOTH
