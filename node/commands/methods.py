@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from node.commands.arguments import add_command, say
+from node.commands.arguments import EXIT_FAILED, EXIT_OK, add_command, say
+from node.methods.choices import KNOWN
 from swarm.errors import ConfigError
 
 Say = Callable[[str], None]
@@ -15,17 +16,28 @@ Say = Callable[[str], None]
 
 def add_methods(commands: Any) -> None:
     methods = add_command(commands, "methods", _run, "losses, advantages and others, by name")
-    methods.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its defaults")
+    methods.add_argument("name", nargs="?", metavar="NAME", help="one of them, or `check`")
     methods.add_argument(
         "--literature",
         action="store_true",
         help="by which systems they are, and what is left out",
     )
+    methods.add_argument(
+        "words", nargs="*", metavar="METHOD", help="after `check`: the method, and its settings"
+    )
+    methods.add_argument("--family", choices=list(KNOWN), help="of the method to check")
     methods.add_argument("--run", metavar="FILE", help="which of them a node of that run may use")
     methods.add_argument("--engine", help="of that node: torch (default), vllm or openai")
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
+    if options.name == "check" and options.words:
+        from node.commands.methods_check import check_method
+
+        is_good = check_method(" ".join(options.words), options.family, say)
+        return EXIT_OK if is_good else EXIT_FAILED
+    if options.words:
+        raise ConfigError(f"method {options.name}: give one name, or `check` and a method")
     if options.literature:
         list_literature(say)
     elif options.run is not None or options.engine is not None:
@@ -37,6 +49,7 @@ def _run(options: argparse.Namespace) -> None:
         list_methods(say)
     else:
         show_method(options.name, say)
+    return EXIT_OK
 
 
 def list_methods(say: Say) -> None:

@@ -41,11 +41,12 @@ HEAT_MAX: Final = 10.0
 class Guarded(Stage[MethodSettings]):
     """An own method and the checks of its results."""
 
-    def __init__(self, set_to: MethodSettings) -> None:
+    def __init__(self, set_to: MethodSettings, stage: Stage[Any] | None = None) -> None:
+        """`stage` None: the method's own."""
         self.set_to = set_to
         with told(set_to):
-            is_stage = isinstance(set_to.own, type)
-            self._own: Stage[Any] = set_to.own(set_to) if is_stage else _OwnFormula(set_to)
+            made = set_to.own if isinstance(set_to.own, type) else _OwnFormula
+            self._own: Stage[Any] = stage or made(set_to)
             self.ahead = int(self._own.ahead)
 
     @property
@@ -136,7 +137,7 @@ class Guarded(Stage[MethodSettings]):
         with told(self.set_to):
             found = await self._own.advantage(list(batch), at)
             if found is not None or at.config.advantage is self.set_to:
-                _check_worth(found or [], batch)
+                check_worth(found or [], batch)
             return found
 
     def weigh(
@@ -145,7 +146,7 @@ class Guarded(Stage[MethodSettings]):
         with told(self.set_to):
             groups, values = self._own.weigh(list(batch), list(worth), at)
             _check_same(groups, batch)
-            _check_worth(values, groups)
+            check_worth(values, groups)
             return groups, values
 
     def learn(self, outcome: RoundOutcome, at: View) -> None:
@@ -209,7 +210,7 @@ def _check_same(found: Sequence[BatchGroup], batch: Sequence[BatchGroup]) -> Non
     _check(_ids(found) == _ids(batch), "gives other completions than the batch has")
 
 
-def _check_worth(found: Advantages, batch: Sequence[BatchGroup]) -> None:
+def check_worth(found: Advantages, batch: Sequence[BatchGroup]) -> None:
     made, asked = [len(each) for each in found], [len(each.scored.rewards) for each in batch]
     _check(made == asked, f"gives {made} advantages for groups of {asked}")
     for value in (value for each in found for value in each if value is not None):
