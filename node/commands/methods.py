@@ -5,13 +5,16 @@ import difflib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from node.commands.arguments import EXIT_FAILED, EXIT_OK, add_command, say
 from node.methods.choices import KNOWN
 from swarm.errors import ConfigError
 
+NO_LOOP = "no loop yet"
 Say = Callable[[str], None]
+if TYPE_CHECKING:
+    from node.methods.method import KnownMethod
 
 
 def add_methods(commands: Any) -> None:
@@ -54,6 +57,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def list_methods(say: Say) -> None:
     """Say all methods by family, and those that no loop of a node uses yet."""
+    from node.methods.own import added
     from node.methods.registry import families
 
     for family, methods in families().items():
@@ -66,6 +70,8 @@ def list_methods(say: Say) -> None:
         alone = [each.name for each in methods if not each.used_by]
         if alone:
             say(f"  functions that no loop uses yet: {', '.join(alone)}")
+    for name, point in added().items():
+        say(f"plug-in {name}: {point.value}, of {point.dist.name if point.dist else 'no package'}")
     say("swarm-node methods NAME says what one is, needs and is set to")
 
 
@@ -108,19 +114,32 @@ def list_literature(say: Say) -> None:
     known = {each.name: each for each in METHODS}
     for row in LITERATURE:
         parts = [row.where] if row.where else []
-        for name in row.methods:
-            method = known[name]
-            function = f"{method.function.__module__}.{method.function.__name__}"
-            parts.append(f"{name} ({function}; {', '.join(method.used_by) or 'no loop yet'})")
+        parts += [_in_the_tree(known[name]) for name in row.methods]
         said = "; ".join(parts) or f"left out: {row.why_not}"
         say(f"{row.name} ({row.source}): {said}")
 
 
+def _in_the_tree(each: "KnownMethod") -> str:
+    """A method's stage, function, engines, roles, and tests of the function and in the loop."""
+    from node.config.node import ENGINE_GIVES, ENGINE_NEEDS
+    from node.methods.registry import TEST_OF_FUNCTION
+
+    needs = each.needs & ENGINE_NEEDS
+    engines = ", ".join(name for name, gives in ENGINE_GIVES.items() if needs <= gives)
+    function = f"{each.function.__module__}.{each.function.__name__}"
+    tests = f"test_{TEST_OF_FUNCTION[each.family]}.py, test_stages_{each.family}.py"
+    used_by = ", ".join(each.used_by) or NO_LOOP
+    return f"{each.name} ({each.family}; {function}; {engines}; {used_by}; {tests})"
+
+
 def show_method(name: str, say: Say) -> None:
     """Say what one method is, in each family that has one of this name."""
-    from node.methods.registry import METHODS
+    from node.methods.own import is_own
+    from node.methods.registry import METHODS, named
 
-    found = [each for each in METHODS if each.name == name]
+    if is_own(name):
+        raise ConfigError(f"method {name}: is your own; swarm-node methods check {name}")
+    found = named(name)
     if not found:
         near = difflib.get_close_matches(name, [each.name for each in METHODS], 1)
         hint = f"did you mean {near[0]}? " if near else ""

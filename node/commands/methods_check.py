@@ -47,7 +47,7 @@ def check_method(text: str, family: Family | None, say: Callable[[str], None]) -
     """
     set_to, family = _settings(text, family)
     method = _method(set_to, family)
-    made = _tokens if family in ("loss", "correction") else _groups
+    made = _tokens if family in ("loss", "correction") else trial_groups
     batches = [made(Random(seed)) for seed in range(BATCHES)]
     say(f"{family} {set_to}, {BATCHES} batches of {GROUPS} groups of {SIZE}")
     is_good = True
@@ -123,7 +123,7 @@ def _method(set_to: MethodSettings, family: Family) -> Method:
 async def _stages(set_to: MethodSettings, batch: Sequence[ScoredGroup]) -> list[Any]:
     """For each group, what it wants of its task, and what a new stage makes of it."""
     kind = STAGES.get(type(set_to))
-    stage, at = Guarded(set_to, kind(set_to) if kind else None), _view()
+    stage, at = Guarded(set_to, kind(set_to) if kind else None), trial_view()
     wanted = [Wanted(Assignment(e.group.task, e.prompt), Request(e.prompt, SIZE)) for e in batch]
     planned = {each.assigned.task: each for each in stage.plan(wanted, at)}
     groups: Sequence[BatchGroup] = [BatchGroup(each) for each in batch]
@@ -141,7 +141,7 @@ async def _stages(set_to: MethodSettings, batch: Sequence[ScoredGroup]) -> list[
     return [(planned.get(task), found.get(task)) for task in tasks]
 
 
-def _view() -> View:
+def trial_view() -> View:
     config, policy = load_config({}, {}), ScriptedPolicy()
     return View(
         1, "node", config,
@@ -153,7 +153,7 @@ def _view() -> View:
 # --- batches ------------------------------------------------------------------------------------
 
 
-def _groups(rng: Random) -> list[Any]:
+def trial_groups(rng: Random) -> list[Any]:
     """Groups of the node and of a peer; some all right or all wrong, some with partial rewards."""
     config = load_config({}, {})
     made = []

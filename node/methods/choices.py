@@ -91,7 +91,8 @@ def _settings_of(
 
     found = [each.name for each in named(name) if known.get(each.name) is each.parameters]
     if not found:
-        raise ValueError(f"no such method; take one of {', '.join(known)}")
+        trl = "; TRL's sapo is soft_gate" if "soft_gate" in known else ""
+        raise ValueError(f"no such method; take one of {', '.join(known)}{trl}")
     if len(found) > 1:
         raise ValueError(f"{name} is a name of several; take one of {', '.join(found)}")
     return known[found[0]]

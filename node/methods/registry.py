@@ -1,7 +1,7 @@
 """The methods that there are, by family and name."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -123,6 +123,22 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
 )  # fmt: skip
 
 
+TEST_OF_FUNCTION: Final[Mapping[Family, str]] = {
+    "control": "methods_control",
+    "generate": "methods_generate",
+    "draw": "draw_by_need",
+    "external_rule": "methods_control",
+    "reward": "methods_advantages",
+    "replay": "methods_filters",
+    "filter": "methods_filters",
+    "advantage": "methods_advantages",
+    "loss": "training_objectives",
+    "correction": "methods_weighing",
+}
+"""The file with the tests of a family's functions, tests/unit/test_NAME.py. Those of its methods in
+a round are in tests/unit/test_stages_FAMILY.py."""
+
+
 def families(methods: Iterable[KnownMethod] = METHODS) -> dict[Family, list[KnownMethod]]:
     """Methods by family, in their order."""
     found: dict[Family, list[KnownMethod]] = {}
@@ -214,7 +230,7 @@ LITERATURE: Final = (
     LiteratureRow(
         "ECHO for test-time RL", "2602.02150", why_not="its constants are not published"
     ),
-    LiteratureRow("AEPO", "2510.14545", why_not="its abstract alone is known: no formula"),
+    LiteratureRow("AEPO", "2510.14545", why_not="branching at uncertain tokens is not built"),
     LiteratureRow("ADHint", "2512.13095", ("hints",)),
     LiteratureRow("SCOPE", "2602.24110", ("salvage",)),
     LiteratureRow("BES", "2605.28814", why_not="generates offline; its operators are not public"),
