@@ -5,16 +5,14 @@ import difflib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 from node.commands.arguments import EXIT_FAILED, EXIT_OK, add_command, say
-from node.methods.choices import KNOWN
+from node.methods.method import Family, KnownMethod
 from swarm.errors import ConfigError
 
 NO_LOOP = "no loop yet"
 Say = Callable[[str], None]
-if TYPE_CHECKING:
-    from node.methods.method import KnownMethod
 
 
 def add_methods(commands: Any) -> None:
@@ -28,7 +26,7 @@ def add_methods(commands: Any) -> None:
     methods.add_argument(
         "words", nargs="*", metavar="METHOD", help="after `check`: the method, and its settings"
     )
-    methods.add_argument("--family", choices=list(KNOWN), help="of the method to check")
+    methods.add_argument("--family", choices=get_args(Family), help="of the method to check")
     methods.add_argument("--run", metavar="FILE", help="which of them a node of that run may use")
     methods.add_argument("--engine", help="of that node: torch (default), vllm or openai")
 
@@ -119,7 +117,7 @@ def list_literature(say: Say) -> None:
         say(f"{row.name} ({row.source}): {said}")
 
 
-def _in_the_tree(each: "KnownMethod") -> str:
+def _in_the_tree(each: KnownMethod) -> str:
     """A method's stage, function, engines, roles, and tests of the function and in the loop."""
     from node.config.node import ENGINE_GIVES, ENGINE_NEEDS
     from node.methods.registry import TEST_OF_FUNCTION

@@ -20,7 +20,7 @@ from node.methods.own import is_own
 from node.methods.registry import named
 from node.methods.replay import SolvedTasks
 from node.run.groups import seed_of
-from node.stages.own import Guarded, check_worth
+from node.stages.own import GuardedMethod, check_worth
 from node.stages.stage import BatchGroup, View, Wanted
 from node.stages.table import STAGES
 from node.verify.assignment import assigned_task
@@ -123,7 +123,7 @@ def _method(set_to: MethodSettings, family: Family) -> Method:
 async def _stages(set_to: MethodSettings, batch: Sequence[ScoredGroup]) -> list[Any]:
     """For each group, what it wants of its task, and what a new stage makes of it."""
     kind = STAGES.get(type(set_to))
-    stage, at = Guarded(set_to, kind(set_to) if kind else None), trial_view()
+    stage, at = GuardedMethod(set_to, kind(set_to) if kind else None), trial_view()
     wanted = [Wanted(Assignment(e.group.task, e.prompt), Request(e.prompt, SIZE)) for e in batch]
     planned = {each.assigned.task: each for each in stage.plan(wanted, at)}
     groups: Sequence[BatchGroup] = [BatchGroup(each) for each in batch]

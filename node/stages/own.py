@@ -38,7 +38,7 @@ HEAT_MIN: Final = 0.01  # of a request's temperature
 HEAT_MAX: Final = 10.0
 
 
-class Guarded(Stage[MethodSettings]):
+class GuardedMethod(Stage[MethodSettings]):
     """An own method and the checks of its results."""
 
     def __init__(self, set_to: MethodSettings, stage: Stage[Any] | None = None) -> None:

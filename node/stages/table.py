@@ -7,7 +7,7 @@ from node.config import NodeConfig
 from node.methods import filters, generation, hints, replay, task_control
 from node.methods.method import MethodSettings
 from node.stages import control, draw, generate, replaying
-from node.stages.own import Guarded
+from node.stages.own import GuardedMethod
 from node.stages.stage import Stage, Stages
 
 STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
@@ -25,7 +25,7 @@ def stages_of(config: NodeConfig) -> Stages:
     found: list[Stage[Any]] = []
     for family, each in config.named_methods():
         if each.own is not None and family not in ("loss", "correction"):
-            found.append(Guarded(each))
+            found.append(GuardedMethod(each))
         elif type(each) in STAGES:
             found.append(STAGES[type(each)](each))
     return Stages(found)

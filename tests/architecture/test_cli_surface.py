@@ -43,7 +43,7 @@ SURFACE = {
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",
-    "methods": "--engine --literature --run name",
+    "methods": "--engine --family --literature --run name words",
     "doctor": "--data-dir --engine --engine-key-env --engine-quantization --engine-url --invite "
     "--invite-file --listen --lora-rank --model --peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",

@@ -20,7 +20,7 @@ from node.config import load_config
 from node.interfaces.engine import Request
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.choices import advantages, chosen_loss
-from node.stages.own import Guarded
+from node.stages.own import GuardedMethod
 from node.stages.stage import BatchGroup, View, Wanted
 from node.stages.table import stages_of
 from node.verify.held_out import Assignment
@@ -142,7 +142,7 @@ def test_a_chain_of_own_methods(files: Path) -> None:
     (files / "one.py").write_text(KEEP_ONE)
     config = by_flag(filter="./more.py:KeepShort, tokens_max=3, ./one.py:KeepOne")
     assert [type(each.own) for each in config.filter] == [type, type]
-    assert [type(each).__name__ for each in stages_of(config).methods] == ["Guarded"] * 2
+    assert [type(each).__name__ for each in stages_of(config).methods] == ["GuardedMethod"] * 2
     with pytest.raises(ConfigError, match="named twice"):
         by_flag(filter="./more.py:KeepShort, ./more.py:KeepShort, tokens_max=3")
 
@@ -265,17 +265,17 @@ class Bad(Stage):
 """
 
 
-def bad_stage(files: Path, body: str, name: str = "bad.py") -> Guarded:
+def bad_stage(files: Path, body: str, name: str = "bad.py") -> GuardedMethod:
     (files / name).write_text(HEAD + "".join(f"    {line}\n" for line in body.splitlines()))
     (set_to,) = by_flag(filter=f"./{name}:Bad").filter
-    return Guarded(set_to)
+    return GuardedMethod(set_to)
 
 
 def wanted_of(batch: list[Any]) -> list[Wanted]:
     return [Wanted(Assignment(e.group.task, e.prompt), Request(e.prompt, 8)) for e in batch]
 
 
-def hooks(stage: Guarded, at: View) -> None:
+def hooks(stage: GuardedMethod, at: View) -> None:
     """All hooks of a round."""
     scored = trial_groups(Random(1))
     batch = [BatchGroup(each) for each in scored]
@@ -350,11 +350,11 @@ def test_an_exception_ends_the_node_with_one_line(files: Path) -> None:
 
 def test_only_own_methods_are_wrapped(files: Path) -> None:
     assert not any(
-        isinstance(each, Guarded)
+        isinstance(each, GuardedMethod)
         for each in stages_of(by_flag(external_rule="adaptive_external")).methods
     )
     assert any(
-        isinstance(each, Guarded)
+        isinstance(each, GuardedMethod)
         for each in stages_of(by_flag(advantage="./mine.py:advantage")).methods
     )
 
