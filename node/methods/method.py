@@ -69,6 +69,7 @@ class MethodSettings:
     needs: ClassVar[frozenset[Need]] = frozenset()
     roles: ClassVar[tuple[Role, ...]] = BOTH
     decides: ClassVar[frozenset[str]] = frozenset()  # what only one method of a node may decide
+    own: ClassVar[Any] = None  # of a user's own method: its function, or the class of its stage
 
     def __init_subclass__(
         cls,

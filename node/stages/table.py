@@ -28,6 +28,7 @@ from node.stages import (
     rewarding,
     trees,
 )
+from node.stages.own import GuardedMethod
 from node.stages.stage import Stage, Stages
 
 STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
@@ -69,4 +70,10 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
 
 def stages_of(config: NodeConfig) -> Stages:
     """The stages of the methods that a node's settings name, in the order of a round."""
-    return Stages([STAGES[type(each)](each) for each in config.methods if type(each) in STAGES])
+    found: list[Stage[Any]] = []
+    for family, each in config.named_methods():
+        if each.own is not None and family not in ("loss", "correction"):
+            found.append(GuardedMethod(each))
+        elif type(each) in STAGES:
+            found.append(STAGES[type(each)](each))
+    return Stages(found)
