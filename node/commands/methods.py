@@ -80,6 +80,7 @@ def list_usable(
     from node.config import load_config
     from node.hosting.models import trainer_spec
     from node.methods.registry import families
+    from node.stages.table import refuse_of_others
 
     config = load_config(given, environ, run_file)
     said = f"run {config.run.name}, engine {config.engine}"
@@ -89,6 +90,7 @@ def list_usable(
             try:
                 own = load_config({**given, family: each.name}, environ, run_file)
                 trainer_spec(own, own.model)
+                refuse_of_others(own, "node")
             except ConfigError as error:
                 refused.append(f"  not {each.name}: {error}")
             else:

@@ -140,6 +140,7 @@ TEST_OF_FUNCTION: Final[Mapping[Family, str]] = {
     "advantage": "methods_advantages",
     "loss": "training_objectives",
     "correction": "methods_weighing",
+    "preference": "training_preferences",
 }
 """The file with the tests of a family's functions, tests/unit/test_NAME.py. Those of its methods in
 a round are in tests/unit/test_stages_FAMILY.py."""

@@ -15,7 +15,7 @@ from node.methods import (
     rollout_budgets,
     task_control,
 )
-from node.methods.method import MethodSettings
+from node.methods.method import MethodSettings, Role
 from node.stages import (
     advantage,
     budgets,
@@ -30,6 +30,7 @@ from node.stages import (
 )
 from node.stages.own import GuardedMethod
 from node.stages.stage import Stage, Stages
+from swarm.errors import ConfigError
 
 STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     task_control.Cdas: control.ChooseByCompetence,
@@ -66,6 +67,14 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     rewards.Flawed: rewarding.PenaliseFlaws,
     advantages.Hacpo: advantage.MeasureByCapability,
 }
+
+
+def refuse_of_others(config: NodeConfig, role: Role) -> None:
+    """ConfigError: a setting names a method that does nothing in this role."""
+    for family, each in config.named_methods():
+        if role not in each.roles:
+            flag = family.replace("_", "-")
+            raise ConfigError(f"--{flag} {each.kind}: for a {each.roles[0]}, and this is a {role}")
 
 
 def stages_of(config: NodeConfig) -> Stages:

@@ -90,13 +90,7 @@ def test_every_row_of_the_literature_is_here_or_says_why_not() -> None:
     assert "speculative (generate; node.methods.generation.speculative; torch; node" in spec
 
 
-WIRED_LATER = {
-    *("two_levels", "sub_problems", "cross_value", "majority", "distribution", "flawed", "cdas"),
-    *("variance_curriculum", "length_schedule", "dars", "brorl", "xrpo_allocation", "duet"),
-    *("admission", "reclamation", "zero_advantage", "dynamic_sampling", "overlong", "variance"),
-    *("extremes", "pool_of_successes", "replayed_successes", "salvage", "noise", "pruning"),
-    *("branching", "purify", "nudges"),
-}
+WIRED_LATER = {"two_levels", "sub_problems", "cross_value"}
 """Methods that no loop runs. Whoever wires one takes it out of here."""
 
 NO_LOOP_TEST = {
