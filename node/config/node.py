@@ -4,7 +4,7 @@ Each setting is declared once: type and bounds, default, meaning, and the differ
 flag. Everything else about it follows. A name ends with the unit of its number.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -421,11 +421,13 @@ class NodeConfig(
     @property
     def methods(self) -> tuple[MethodSettings, ...]:
         """All methods that settings name, in the order of a round's stages."""
-        found: list[MethodSettings] = []
+        return tuple(each for _, each in self.named_methods())
+
+    def named_methods(self) -> Iterator[tuple[Family, MethodSettings]]:
         for family in KNOWN:
-            value = getattr(self, family)
-            found += value if isinstance(value, tuple) else [value] if value is not None else []
-        return tuple(found)
+            value = getattr(self, family) or ()
+            for each in value if isinstance(value, tuple) else (value,):
+                yield family, each
 
     def method(self, kind: type[M]) -> M | None:
         """The settings of a method, if it is used."""
@@ -503,16 +505,14 @@ class NodeConfig(
 
     def _check_methods(self) -> None:
         decide: dict[str, MethodSettings] = {}
-        for family, known in KNOWN.items():
-            for each in self.methods:
-                if known.get(each.kind) is type(each):
-                    self._check_method(family, each)
-                    self._check_groups_of(family, each)
-                    for what in sorted(each.decides):
-                        if what in decide:
-                            both = f"{decide[what].kind} and {each.kind}"
-                            raise Conflict(family, f"{both} both decide {what}")
-                        decide[what] = each
+        for family, each in self.named_methods():
+            self._check_method(family, each)
+            self._check_groups_of(family, each)
+            for what in sorted(each.decides):
+                if what in decide:
+                    both = f"{decide[what].kind} and {each.kind}"
+                    raise Conflict(family, f"{both} both decide {what}")
+                decide[what] = each
 
     def _check_method(self, family: Family, each: MethodSettings) -> None:
         run, needs = self.run, each.needs
@@ -542,7 +542,7 @@ class NodeConfig(
             for name, usual in (("evaluate_every_rounds", "10"), ("validation_tasks", "64")):
                 if not getattr(self, name):
                     raise Conflict(name, f"tells nothing to {each}", usual)
-        plans = {"how many rollouts", "how long"} & each.decides
+        plans = {"the number of completions", "the length of completions"} & each.decides
         if self.over_provision > 1.0 and (family == "generate" or plans):
             raise Conflict("over_provision", f"begins groups of its own, not by {each}", "1")
 

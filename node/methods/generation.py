@@ -257,7 +257,7 @@ class Speculative(
     kind="speculative",
     needs={Need.BEHAVIOUR, Need.REVISITS, Need.DRAFTS, Need.ONE_TURN},
     roles=NODE,
-    decides=SAMPLING,
+    decides={*SAMPLING, "the length of completions"},  # drafts have the run's
 ):
     """Keep the beginning of an earlier completion, as far as the present policy agrees with it."""
 

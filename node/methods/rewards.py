@@ -6,11 +6,12 @@ from statistics import fmean
 from typing import Final
 
 from node.methods.method import MethodSettings, Need, NonNegative, Share
+from node.methods.step_judge import JudgeName
 
 CONFIDENCE_EPSILON: Final = 1e-6
 
 
-class Majority(MethodSettings, kind="majority", needs={Need.TEXTS}):
+class Majority(MethodSettings, kind="majority", needs={Need.TEXTS, Need.ONE_TURN}):
     """1 for the answer that most give."""
 
 
@@ -27,7 +28,9 @@ def majority(
     return tuple(float(answer == best) for answer in answers)
 
 
-class Distribution(MethodSettings, kind="distribution", needs={Need.TEXTS, Need.ENTROPY}):
+class Distribution(
+    MethodSettings, kind="distribution", needs={Need.TEXTS, Need.ENTROPY, Need.ONE_TURN}
+):
     """By the answer's share of the votes, counted by certainty; rare sure ones gain."""
 
     share_min: Share = 0.0  # answers with a smaller share are worth nothing
@@ -72,9 +75,10 @@ def _votes(answers: Sequence[str | None], voters: Sequence[str]) -> dict[str, fl
     return votes
 
 
-class Flawed(MethodSettings, kind="flawed", needs={Need.JUDGE}):
+class Flawed(MethodSettings, kind="flawed", needs={Need.TEXTS, Need.ONE_TURN}):
     """Right answers with a flaw on the way are worth less."""
 
+    judge: JudgeName = "arithmetic"
     penalty: NonNegative = 1.0
 
 
