@@ -100,7 +100,7 @@ WIRED_LATER = {
 
 NO_LOOP_TEST = {
     *("vade", "adaptive_external", "need", "rescue", "speculative", "hints"),
-    *ADVANTAGES,
+    *("grpo", "contexts", "uniqueness"),
     *LOSSES,
     *CORRECTIONS,
 }
