@@ -95,7 +95,7 @@ WIRED_LATER = {"two_levels", "sub_problems", "cross_value"}
 
 NO_LOOP_TEST = {
     *("vade", "adaptive_external", "need", "rescue", "speculative", "hints"),
-    *ADVANTAGES,
+    *("grpo", "contexts", "uniqueness"),
     *LOSSES,
     *CORRECTIONS,
 }
