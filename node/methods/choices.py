@@ -22,7 +22,7 @@ from node.methods.hints import Hints
 from node.methods.loss_settings import CORRECTIONS, LOSSES, Dpo, LossSettings
 from node.methods.method import Family, MethodSettings
 from node.methods.replay import Distil, PoolOfSuccesses, ReplayedSuccesses, Rescue, Salvage
-from node.methods.rewards import Distribution, Flawed, Majority
+from node.methods.rewards import CrossValue, Distribution, Flawed, Majority
 from node.methods.rollout_budgets import (
     Brorl,
     Dars,
@@ -134,7 +134,7 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     "filter": by_name(ZeroAdvantage, DynamicSampling, Overlong, Variance, Extremes),
     "advantage": {
         **{name: kind for name, (kind, _) in ADVANTAGES.items()},
-        **by_name(formulas.Hacpo),
+        **by_name(formulas.Hacpo, formulas.TwoLevels, formulas.SubProblems, CrossValue),
     },
     "loss": LOSSES,
     "correction": CORRECTIONS,
