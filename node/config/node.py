@@ -28,6 +28,8 @@ from node.config.described import (
     WebName,
 )
 from node.config.run import Count, Frozen, LearnerRules, RunConfig
+from node.envs.base import TellsTurns
+from node.envs.registry import interaction
 from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, Held
 from node.interfaces.quantisation import Quantisation
 from node.interfaces.trainer_spec import (
@@ -519,8 +521,11 @@ class NodeConfig(
         lacks = sorted((needs & ENGINE_NEEDS) - ENGINE_GIVES[self.engine])
         if lacks:
             raise Conflict("engine", f"has no {', '.join(lacks)} for {each}", "torch")
-        if Need.TURNS in needs and not run.has_turns:
-            raise Conflict(family, f"{each}: tasks of run {run.name} have no turns")
+        if Need.TURNS in needs:
+            names = [spec.name for spec in run.environments]
+            if silent := [name for name in names if not isinstance(interaction(name), TellsTurns)]:
+                told = f"the environment {silent[0]} says nothing of single turns"
+                raise Conflict(family, f"{each}: {told}")
         if Need.ONE_TURN in needs and run.has_turns:
             raise Conflict(family, f"{each}: run {run.name} has tasks of several turns")
         kinds = {(spec.name, spec.parameters) for spec in run.environments}

@@ -15,6 +15,7 @@ from annotated_types import Ge
 
 from node.methods.groups import Advantages, by_source, by_task, lengths, mean_logprobs
 from node.methods.method import (
+    NODE,
     Count,
     MethodSettings,
     Need,
@@ -202,7 +203,7 @@ def gapo(groups: Sequence[ScoredGroup], set_to: Gapo) -> Advantages:
 # Advantages of what a completion is made of: its turns, or its answers to a task's parts.
 
 
-class TwoLevels(MethodSettings, kind="two_levels", needs={Need.TURNS}):
+class TwoLevels(MethodSettings, kind="two_levels", needs={Need.TURNS}, roles=NODE):
     """A turn's advantage over others' same turn, and its transcript's over others."""
 
     discount: Share = 0.5
@@ -248,7 +249,7 @@ def two_levels(
     return found
 
 
-class SubProblems(MethodSettings, kind="sub_problems", needs={Need.PARTS}):
+class SubProblems(MethodSettings, kind="sub_problems", needs={Need.TURNS}, roles=NODE):
     """Each part of an answer against others' same part."""
 
     over_std: bool = True

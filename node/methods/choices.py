@@ -180,7 +180,12 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     ),
     "advantage": {
         **{name: kind for name, (kind, _) in ADVANTAGES.items()},
-        **by_name(formulas.Hacpo),
+        **by_name(
+            formulas.Hacpo,
+            formulas.TwoLevels,
+            formulas.SubProblems,
+            rewards.CrossValue,
+        ),
     },
     "loss": LOSSES,
     "correction": CORRECTIONS,

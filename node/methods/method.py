@@ -44,7 +44,6 @@ class Need(StrEnum):
     BEHAVIOUR = "behaviour"  # the log-prob of each token where it was generated
     CONTEXTS = "contexts"  # more than one way to be asked, or more than one source
     TURNS = "turns"  # rewards by turn
-    PARTS = "parts"  # a task in parts that are rewarded each by itself
     REVISITS = "revisits"  # tasks that come again
     REFERENCE = "reference"  # a policy that is kept
     FEATURES = "features"  # the trainer's hidden states

@@ -158,6 +158,7 @@ class Sapo:
             node.choice,
             node.solved,
             node.exchange,
+            node.verifier,
         )
 
     async def round(self) -> RoundDone:

@@ -66,6 +66,9 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     rewards.Distribution: rewarding.CountSureVotes,
     rewards.Flawed: rewarding.PenaliseFlaws,
     advantages.Hacpo: advantage.MeasureByCapability,
+    advantages.TwoLevels: advantage.MeasureTurns,
+    advantages.SubProblems: advantage.MeasureParts,
+    rewards.CrossValue: advantage.MeasureByPartner,
 }
 
 

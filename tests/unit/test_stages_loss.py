@@ -101,7 +101,7 @@ def test_a_correction_acts(
     assert learned(model, tmp_path / "planted", spec) == usual
 
 
-@pytest.mark.parametrize("kind", sorted(set(ADVANTAGES) - {Grpo.kind}))
+@pytest.mark.parametrize("kind", ["contexts", "uniqueness"])  # others: test_stages_advantage.py
 def test_an_advantage_acts(
     kind: str,
     model: Path,  # noqa: F811

@@ -8,23 +8,31 @@ from dataclasses import replace
 from math import exp
 from random import Random
 from statistics import fmean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import trio
 
-from node.config import load_config
-from node.interfaces.engine import Recorded, Sampling
+from node.config import RunConfig, load_config
+from node.envs.base import Problem
+from node.envs.games import GuessNumber
+from node.envs.tool_use import FileLookup
+from node.interfaces.engine import Context, Outcome, Recorded, Request, Sampling
 from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup
 from node.methods.advantages import Hacpo, grpo_advantages
 from node.methods.groups import Advantages
+from node.methods.rewards import CrossValue
+from node.methods.ridge import Ridge, sketched
 from node.observe.records import RoundDone
-from node.stages.advantage import MeasureByCapability
+from node.stages.advantage import MeasureByCapability, MeasureByPartner
 from node.stages.stage import BatchGroup, Stage, View
 from node.stages.table import stages_of
+from node.verify.verifier import InlineVerifier
 from swarm.errors import ConfigError
-from swarm.rollouts import Completion
+from swarm.rollouts import Completion, FinishReason, Task
 from tests.pool_samples import PRODUCERS
 from tests.unit.simulated_pair import rounds_beside
 from tests.unit.stages_support import ONE_KIND, Played, Student, config_of, play
@@ -116,6 +124,269 @@ def test_what_is_known_of_peers_outlives_a_restart_and_has_a_bound() -> None:
     more = [BatchGroup(of_size(2, 4), drawn=True)]
     found = [trio.run(each.advantage, more, at) for each in (stage, again)]
     assert found[0] == found[1] != trio.run(MeasureByCapability(Hacpo()).advantage, more, at)
+
+
+# --- turns ---------------------------------------------------------------------------------------
+
+GUESSES = RunConfig.model_validate(
+    {"name": "g", "environments": [{"name": "guess_number"}], "held_out": {"tasks": 2}}
+)
+
+
+class Guesser(Student):
+    """Guesses any number; tokens are a letter each, and an end."""
+
+    def _complete(self, prompt: str, sampling: Sampling, rng: Random) -> Completion:
+        text = str(rng.randint(1, 15))
+        ids = (*text.encode(), 0)
+        return Completion(text, ids, (-0.5,) * len(ids), FinishReason.STOP, self.version)
+
+    async def sample(
+        self, requests: Sequence[Request], sampling: Sampling, seed: int, noise: float = 0.0
+    ) -> list[Outcome]:
+        prompts = [each.prompt for each in requests]
+        return list(map(Outcome, await self.generate(prompts, requests[0].n, sampling, seed)))
+
+    async def go_on(
+        self, contexts: Sequence[Context], sampling: Sampling, seed: int
+    ) -> list[Completion]:
+        rng = Random(seed)
+        return [self._complete(each.prompt, sampling, rng) for each in contexts]
+
+
+def by_turn(made: Completion) -> list[bool]:
+    """Whether each guess is within what the replies before it leave open."""
+    low, high, found = 1, 15, []
+    parts = [text for _, text in made.parts()]
+    for guess, reply in zip(map(int, parts[::2]), [*parts[1::2], ""], strict=True):
+        found.append(low <= guess <= high)
+        low = max(low, guess + 1) if reply.startswith("higher") else low
+        high = min(high, guess - 1) if reply.startswith("lower") else high
+    return found
+
+
+def ui_s1(right: list[list[bool]]) -> list[list[float]]:
+    returns = []
+    for each in right:
+        later, values = 0.0, list[float]()
+        for is_right in reversed(each):
+            later = is_right + 0.5 * later * is_right
+            values.insert(0, later)
+        returns.append(values)
+    mean = fmean(is_right for each in right for is_right in each)
+    found = []
+    for each, values in zip(right, returns, strict=True):
+        row = []
+        for place, value in enumerate(values):
+            there = [other[place] for other in returns if place < len(other)]
+            of_turn = value - fmean(there) if len(there) > 1 else 0.0
+            row.append(of_turn + fmean(each) - mean)
+        found.append(row)
+    return found
+
+
+def scrl(right: list[list[bool]]) -> list[list[float]]:
+    most = max(map(len, right))
+    solved = [[all(each[: k + 1]) and k < len(each) for k in range(most)] for each in right]
+    columns = [grpo_advantages(list(map(float, column))) for column in zip(*solved, strict=True)]
+    return [[columns[k][at] for k in range(len(each))] for at, each in enumerate(right)]
+
+
+def tokens_have(played: Played, formula: Callable[[list[list[bool]]], list[list[float]]]) -> bool:
+    for group in (each for batch in played.policy.batches for each in batch):
+        worth = formula(list(map(by_turn, group.completions)))
+        wanted = [
+            [value for text, value in zip(made.parts()[::2], values, strict=True)
+             for _ in range(len(text[1]) + 1)]
+            for made, values in zip(group.completions, worth, strict=True)
+        ]  # fmt: skip
+        found = list(map(list, group.token_advantages))
+        if len(found) != len(wanted) or any(
+            a != pytest.approx(b, abs=1e-9) for a, b in zip(found, wanted, strict=True)
+        ):
+            return False
+    return True
+
+
+TURNS = {"two_levels": ui_s1, "sub_problems": scrl}
+
+
+def guessed(kind: str) -> Played:
+    return play(config_of(GUESSES, advantage=kind), Guesser(), 3)
+
+
+@pytest.mark.parametrize("kind", TURNS)
+def test_each_turns_tokens_have_the_turns_advantage(kind: str) -> None:
+    played = guessed(kind)
+    assert played.acted(kind) > 0
+    assert tokens_have(played, TURNS[kind])
+
+
+NO_TOKENS: dict[str, Any] = {"weigh": Stage.weigh}
+
+
+@pytest.mark.parametrize("planted", [NO_TOKENS, {**NO_TOKENS, "advantage": _grpo}])
+@pytest.mark.parametrize("kind", TURNS)
+def test_without_what_it_does_all_tokens_are_alike(
+    kind: str, planted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [stage] = stages_of(config_of(GUESSES, advantage=kind)).methods
+    for hook, nothing in planted.items():
+        monkeypatch.setattr(type(stage), hook, nothing)
+    assert not tokens_have(guessed(kind), TURNS[kind])
+
+
+def test_others_transcripts_have_one_advantage() -> None:
+    [stage] = stages_of(config_of(GUESSES, advantage="two_levels")).methods
+    at = replace(view("t"), verifier=InlineVerifier(GUESSES))
+    batch = [BatchGroup(of_size(1, 4), drawn=True)]
+    worth = trio.run(stage.advantage, batch, at)
+    assert worth == [grpo_advantages(of_size(1, 4).rewards)]
+    assert stage.weigh(batch, worth, at) == (batch, worth)
+
+
+def test_an_environment_that_tells_nothing_of_turns_is_refused_by_name(tmp_path: Any) -> None:
+    run = tmp_path / "run.toml"
+    head = 'name = "r"\n[[environments]]\nname = '
+    for name in ("text_maze", "scripted_sum"):
+        run.write_text(f'{head}"{name}"\n')
+        with pytest.raises(ConfigError, match=f"{name} says nothing of single turns"):
+            load_config({"advantage": "two_levels"}, {}, run)
+    for name in ("guess_number", "calculator_sum", "file_lookup", "python_repair"):
+        run.write_text(f'{head}"{name}"\n')
+        assert str(load_config({"advantage": "sub_problems"}, {}, run).advantage) == "sub_problems"
+
+
+@pytest.mark.parametrize(
+    ("turns", "wanted"),
+    [
+        (["8"], 1),
+        (["16"], 0),
+        (["x"], 0),
+        (["8", "8"], 0),
+        (["8", "x", "9"], 1),
+        (["8", "7"], 0),
+        (["8", "12", "13"], 0),
+        (["8", "12", "10"], 1),
+    ],
+)
+def test_a_guess_is_right_while_replies_leave_it_open(turns: list[str], wanted: float) -> None:
+    """The number is ten."""
+    problem = Problem(Task("guess_number", "1", "{}", 0, 0), "", "10", {"max": 15, "tries": 4})
+    assert GuessNumber().of_turn(problem, turns) == wanted
+
+
+def test_a_call_is_right_at_its_place() -> None:
+    source = FileLookup()
+    problem = source.problem(Task("file_lookup", "1", "{}", 0, 0))
+    first, second, answer = source.right(problem)
+    assert source.of_turn(problem, [first]) == 1
+    assert source.of_turn(problem, ["no", second]) == 1
+    assert source.of_turn(problem, [second]) == 0
+    assert source.of_turn(problem, [first, second, answer, answer]) == 0
+
+
+# --- cross value ---------------------------------------------------------------------------------
+
+
+class Felt(Student):
+    """Its states tell how long a completion is and whether it is right."""
+
+    async def features(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
+        await trio.lowlevel.checkpoint()
+        return [[felt(g.prompt, made.text) for made in g.completions] for g in groups]
+
+
+def felt(prompt: str, text: str) -> tuple[float, ...]:
+    return 1.0, float(len(text)), float(text == str(sum(map(int, prompt[:-1].split("+")))))
+
+
+CROSS = "cross_value, pairs_min=16, width=4, kept=0.5"
+
+
+def by_partner(played: Played) -> bool:
+    """Four completions are two pairs; a batch has sixteen rows, learned once it was judged."""
+    squares, targets = torch.zeros(5, 5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    for number, batch in enumerate(played.policy.batches):
+        weights = torch.linalg.solve(squares + 0.01 * torch.eye(5), targets)
+        squares, targets = squares / 2, targets / 2
+        for group in batch:
+            rewards = right(group)
+            rows = [
+                torch.tensor(sketched(felt(group.prompt, each.text), 4), dtype=torch.float64)
+                for each in group.completions
+            ]
+            told = [min(1.0, max(0.0, float(row @ weights))) for row in rows]
+            expected = [told[1], told[0], told[3], told[2]] if number else [fmean(rewards)] * 4
+            wanted = [r - e for r, e in zip(rewards, expected, strict=True)]
+            if list(group.advantages) != pytest.approx(wanted, abs=1e-6):
+                return False
+            for one, other in ((0, 1), (1, 0), (2, 3), (3, 2)):
+                squares += torch.outer(rows[other], rows[other])
+                targets += rows[other] * rewards[one]
+    return True
+
+
+def felt_rounds(resume_after: int = 0) -> Played:
+    config = config_of(ONE_KIND, advantage=CROSS)
+    return play(config, Felt(0.6), 4, resume_after)
+
+
+def test_a_completion_is_measured_by_what_its_partner_lets_expect() -> None:
+    played = felt_rounds()
+    assert played.acted("cross_value") == 3 * 16
+    assert by_partner(played)
+    assert felt_rounds(resume_after=2).policy.batches == played.policy.batches
+
+
+def test_without_earlier_pairs_the_mean_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MeasureByPartner, "advantage", _grpo)
+    assert not by_partner(felt_rounds())
+    monkeypatch.undo()
+    monkeypatch.setattr(MeasureByPartner, "restore", Stage.restore)
+    assert not by_partner(felt_rounds(resume_after=2))
+
+
+def test_an_odd_one_has_the_first_as_its_partner_and_a_skipped_one_tells_nothing() -> None:
+    stage = MeasureByPartner(CrossValue(width=2, pairs_min=1, ridge=1e-9, kept=1.0))
+    trainer = SimpleNamespace()
+    at = replace(view("t"), trainer=trainer)
+    told: list[list[tuple[float, ...]]] = [[(1.0,)], [(1.0,)], [()]]
+
+    async def features(_: object) -> list[list[tuple[float, ...]]]:
+        return told
+
+    trainer.features = features
+    three = BatchGroup(of_size(1, 3))  # rewards 0, 1, 0
+    first = trio.run(stage.advantage, [three], at)
+    assert first == [pytest.approx((-1 / 3, 2 / 3, -1 / 3))]  # nothing is known
+    # what (1.0,) let expect: 1, 0 and, as the first is the third's partner, 0
+    second = trio.run(stage.advantage, [three], at)
+    assert second == [pytest.approx((0 - 1 / 3, 1 - 1 / 3, 0 - 1 / 3), abs=1e-6)]
+
+
+def test_a_ridge_regression_is_as_solved_directly() -> None:
+    rng = Random(1)
+    rows = [[rng.gauss(0, 1) for _ in range(6)] for _ in range(20)]
+    targets = [rng.random() for _ in rows]
+    ridge = Ridge(6)
+    for row, target in zip(rows, targets, strict=True):
+        ridge.add(row, target)
+    x, y = torch.tensor(rows, dtype=torch.float64), torch.tensor(targets, dtype=torch.float64)
+    wanted = torch.linalg.solve(x.T @ x + 0.3 * torch.eye(6, dtype=torch.float64), x.T @ y)
+    assert ridge.weights(0.3) == pytest.approx(wanted.tolist())
+    assert Ridge(3).weights(0.01) == [0.0] * 3
+    with pytest.raises(ValueError, match="another width"):
+        Ridge(5).restore(ridge.to_record())
+
+
+def test_states_of_any_length_have_one_width_and_stay_apart() -> None:
+    long = [float(at) for at in range(900)]
+    found = sketched(long, 64)
+    assert len(found) == 65
+    assert sum(each**2 for each in found[:-1]) == pytest.approx(1.0)
+    assert found == sketched(long, 64) != sketched(long[::-1], 64)
+    assert sketched([0.0] * 3, 2) == [0.0, 0.0, 1.0]
 
 
 # --- rewards and beginnings ----------------------------------------------------------------------
