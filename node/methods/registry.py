@@ -142,8 +142,26 @@ TEST_OF_FUNCTION: Final[Mapping[Family, str]] = {
     "correction": "methods_weighing",
     "preference": "training_preferences",
 }
-"""The file with the tests of a family's functions, tests/unit/test_NAME.py. Those of its methods in
-a round are in tests/unit/test_stages_FAMILY.py."""
+"""The file with the tests of a family's functions, tests/unit/test_NAME.py."""
+
+_SHARING: Final = frozenset({"vade", "adaptive_external", "need", "rescue", "speculative", "hints"})
+_BY_LOSS: Final = frozenset({"loss", "correction", "preference"})
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    **dict.fromkeys(_SHARING, "test_stages_sharing"),
+    **dict.fromkeys(("admission", "reclamation"), "../simulation/test_learner_stages"),
+    **dict.fromkeys(("contexts", "uniqueness"), "test_stages_loss"),
+    **dict.fromkeys(
+        ("hacpo", "two_levels", "sub_problems", "cross_value", "salvage"), "test_stages_rewards"
+    ),
+}
+
+
+def loop_test(each: KnownMethod) -> str:
+    """The file in tests/unit with the test of the method in a round."""
+    if each.family in _BY_LOSS:
+        return "test_stages_loss"
+    plural = {"filter": "filters", "reward": "rewards"}.get(each.family, each.family)
+    return _ELSEWHERE.get(each.name, f"test_stages_{plural}")
 
 
 def families(methods: Iterable[KnownMethod] = METHODS) -> dict[Family, list[KnownMethod]]:

@@ -137,11 +137,12 @@ class AdaptForeignGroups(Stage[AdaptiveExternal]):
         self.gains = ExternalGains()
 
     def foreign_wanted(self, wanted: int, at: View) -> int:
-        return groups_of(self.gains, wanted, self.set_to)
+        found = groups_of(self.gains, wanted, self.set_to)
+        self.acted += found != wanted
+        return found
 
     def evaluated(self, gain: float | None, rng: Random) -> None:
         self.gains = evaluated(self.gains, gain, rng, self.set_to)
-        self.acted += 1
 
     def to_record(self) -> Any:
         return asdict(self.gains)

@@ -14,7 +14,14 @@ from node.methods.choices import ADVANTAGES, KNOWN, chosen
 from node.methods.importance_weights import IMPORTANCE_WEIGHTS
 from node.methods.loss_settings import CORRECTIONS, LOSSES
 from node.methods.losses import OBJECTIVES
-from node.methods.registry import LITERATURE, METHODS, TEST_OF_FUNCTION, families, named
+from node.methods.registry import (
+    LITERATURE,
+    METHODS,
+    TEST_OF_FUNCTION,
+    families,
+    loop_test,
+    named,
+)
 from swarm.errors import ConfigError
 
 RESCUE_TEST = Path(__file__).parent / "test_rescue.py"
@@ -90,20 +97,8 @@ def test_every_row_of_the_literature_is_here_or_says_why_not() -> None:
     assert "speculative (generate; node.methods.generation.speculative; torch; node" in spec
 
 
-WIRED_LATER = {"two_levels", "sub_problems", "cross_value"}
-"""Methods that no loop runs. Whoever wires one takes it out of here."""
-
-NO_LOOP_TEST = {
-    *("vade", "adaptive_external", "need", "rescue", "speculative", "hints"),
-    *("grpo", "contexts", "uniqueness"),
-    *LOSSES,
-    *CORRECTIONS,
-}
-"""Methods whose round is tested elsewhere than in `test_stages_FAMILY.py`."""
-
-
 def test_every_method_is_in_a_loop() -> None:
-    assert {each.name for each in METHODS if not each.used_by} == WIRED_LATER
+    assert [each.name for each in METHODS if not each.used_by] == []
 
 
 def test_every_method_has_its_two_tests_where_the_list_says() -> None:
@@ -116,11 +111,13 @@ def test_every_method_has_its_two_tests_where_the_list_says() -> None:
         assert whole or any(re.search(rf"\b{name}\b", text) for name in names), each.name
     untested = set()
     for each in METHODS:
-        files = folder.glob(f"test_stages_{each.family}*.py")
-        text = "".join(file.read_text() for file in files)
-        if not any(name in text for name in (f'"{each.name}', type(each.parameters()).__name__)):
+        text = (folder / f"{loop_test(each)}.py").read_text()
+        all_of = "sorted(set(LOSSES" if each.family == "loss" else "CORRECTIONS)"
+        names = (f'"{each.name}', type(each.parameters()).__name__)
+        whole = each.family in ("loss", "correction") and all_of in text
+        if not whole and not any(name in text for name in names):
             untested.add(each.name)
-    assert untested <= WIRED_LATER | NO_LOOP_TEST, untested - WIRED_LATER - NO_LOOP_TEST
+    assert untested == set()
 
 
 @pytest.mark.parametrize(
