@@ -19,7 +19,7 @@ from functools import partial
 from itertools import count
 from math import inf
 from random import Random
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import trio
 
@@ -103,9 +103,8 @@ class Cut:
     one_way: bool
 
     def severs(self, source: PeerId, target: PeerId) -> bool:
-        if source in self.sources and target in self.targets:
-            return True
-        return not self.one_way and source in self.targets and target in self.sources
+        back = not self.one_way and source in self.targets and target in self.sources
+        return back or (source in self.sources and target in self.targets)
 
 
 class Post:
@@ -147,12 +146,9 @@ class MemoryService:
         Raises:
             RequestRefused: all are taken.
         """
-        if self.busy.total() >= self.limits.concurrent_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: too many requests at a time")
-        if self.busy[client] >= self.limits.concurrent_per_peer_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: too many requests of one peer at a time")
+        of_one = self.busy[client] >= self.limits.concurrent_per_peer_max
+        if of_one or self.busy.total() >= self.limits.concurrent_max:
+            self.refuse(f"too many requests{' of one peer' if of_one else ''} at a time")
         self.busy[client] += 1
         try:
             yield
@@ -160,11 +156,6 @@ class MemoryService:
             self.busy[client] -= 1
             if not self.busy[client]:
                 del self.busy[client]
-
-    def check_request(self, payload: bytes) -> None:
-        if len(payload) > self.limits.request_bytes_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: over {self.limits.request_bytes_max} bytes")
 
     async def handle(self, client: PeerId, payload: bytes) -> bytes:
         self.counters.count_in(self.protocol, len(payload), client)
@@ -177,8 +168,9 @@ class MemoryService:
         self.counters.count_out(self.protocol, len(response), client)
         return response
 
-    def count_refused(self) -> None:
+    def refuse(self, why: str) -> NoReturn:
         self.counters.refused[self.protocol] += 1
+        raise RequestRefused(f"{self.protocol}: {why}")
 
 
 # Long: every link's delay, loss and cut act on one clock.
@@ -476,7 +468,8 @@ class MemoryNetwork:
         self, exchange: "_Exchange", service: MemoryService, flight: Flight
     ) -> bytes:
         client, server = exchange.client.peer_id, exchange.server.peer_id
-        service.check_request(exchange.payload)
+        if len(exchange.payload) > service.limits.request_bytes_max:
+            service.refuse(f"over {service.limits.request_bytes_max} bytes")
         response = b""
         with trio.move_on_after(service.limits.timeout_s) as patience:
             await self._land(client, server, flight)
@@ -490,8 +483,7 @@ class MemoryNetwork:
             size = min(len(response), exchange.response_bytes_max + 1)
             await self._answer(exchange, service, size, len(response))
         if patience.cancelled_caught:
-            service.count_refused()
-            raise RequestRefused(f"{exchange.protocol}: over {service.limits.timeout_s} s")
+            service.refuse(f"over {service.limits.timeout_s} s")
         return response
 
 
