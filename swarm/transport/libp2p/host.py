@@ -338,66 +338,61 @@ class Libp2pTransport:
         return False
 
     async def _serve_request(self, request: _Request) -> None:
-        inbound, served, peer = request.inbound, request.served, request.peer
+        inbound = request.inbound
         try:
-            refusal: str | None = "busy"
-            if served.count_in(peer):
-                try:
-                    refusal = await self._read_and_answer(request)
-                finally:
-                    served.count_out(peer)
+            try:
+                with request.served.counted(request.peer) as is_counted:
+                    if not is_counted:
+                        self._refuse(request, "busy")
+                    await self._read_and_answer(request)
+            except (RemoteProtocolError, RequestRefused) as error:
+                await inbound.refuse(str(error))
             else:
-                self.counters.refused[request.protocol] += 1
-            if refusal is None:
                 await finish(inbound.stream)
-            else:
-                await inbound.refuse(refusal)
         except BaseLibp2pError as error:
-            log.debug("request of %s on %s ended: %r", peer, request.protocol, error)
+            log.debug("request of %s on %s ended: %r", request.peer, request.protocol, error)
             await reset(inbound.stream)
 
-    async def _read_and_answer(self, request: _Request) -> str | None:
-        """Serve one request. Returns the reason of a refusal."""
-        inbound, served, protocol = request.inbound, request.served, request.protocol
+    def _refuse(self, request: _Request, why: str) -> NoReturn:
+        self.counters.refused[request.protocol] += 1
+        raise RequestRefused(why)
+
+    async def _read_and_answer(self, request: _Request) -> None:
+        inbound, served = request.inbound, request.served
         deadline = trio.current_time() + served.read_timeout_s
-        arrival = refusal = None
+        arrival = None
         with trio.move_on_at(deadline):
             length = await inbound.announced()
-            refusal = "request is over the limit"
-            if length <= served.limits.request_bytes_max:
-                arrival, refusal = self._arrivals.reserve(request.share, length), "busy"
+            if length > served.limits.request_bytes_max:
+                self._refuse(request, "request is over the limit")
+            arrival = self._arrivals.reserve(request.share, length)
+            if arrival is None:
+                self._refuse(request, "busy")
         if arrival is None:
-            self.counters.refused[protocol] += 1
-            return refusal or "took too long"
+            self._refuse(request, "took too long")
         try:
             arrival.scope.deadline = deadline
             with arrival.scope:
                 payload = await inbound.read_request(length)
                 arrival.is_complete = True
             if arrival.scope.cancelled_caught:
-                self.counters.refused[protocol] += 1
-                return "took too long"
-            self.counters.count_in(protocol, len(payload), request.peer)
+                self._refuse(request, "took too long")
+            self.counters.count_in(request.protocol, len(payload), request.peer)
             slot = await served.acquire(request.share) if inbound.alive else None
             if slot is None:
-                self.counters.refused[protocol] += 1
-                return "busy"
+                self._refuse(request, "busy")
             try:
-                return await self._answer(request, payload, slot)
+                await self._answer(request, payload, slot)
             finally:
                 served.release(slot)
         finally:
             self._arrivals.release(arrival)
 
-    async def _answer(self, request: _Request, payload: bytes, slot: RequestSlot) -> str | None:
-        """Answer one request. Returns the reason of a refusal."""
+    async def _answer(self, request: _Request, payload: bytes, slot: RequestSlot) -> None:
         inbound, served, peer = request.inbound, request.served, request.peer
         slot.scope.deadline = trio.current_time() + served.limits.timeout_s
         with slot.scope:
-            try:
-                response = await served.handler(peer, payload)
-            except (RemoteProtocolError, RequestRefused) as error:
-                return str(error)
+            response = await served.handler(peer, payload)
             if len(response) > served.limits.response_bytes_max:
                 raise LocalProtocolError(f"{request.protocol}: response of {len(response)} bytes")
             slot.answering_since_s = trio.current_time()
@@ -411,11 +406,10 @@ class Libp2pTransport:
             if len(response) >= ANSWER_BYTES_LARGE:
                 inbound.refund()
         if slot.scope.cancelled_caught:
-            self.counters.refused[request.protocol] += 1
             if slot.answering_since_s is None:
-                return "took too long"
+                self._refuse(request, "took too long")
+            self.counters.refused[request.protocol] += 1
             await reset(inbound.stream)  # in the middle of the answer
-        return None
 
     # --- asking ---
 
@@ -507,35 +501,26 @@ class Libp2pTransport:
     @asynccontextmanager
     async def _running(self, listen: Sequence[Multiaddr]) -> AsyncIterator[None]:
         async with background_trio_service(self._network):
-            failed = None
-            for address in listen:
-                if not await self._network.listen(address):
-                    failed = address
-                    break
-            else:
-                async with self._gossiping():
-                    yield
-        if failed is not None:  # outside the services, which wrap it in exception groups
-            raise ConfigError(f"cannot listen on {failed}: choose another address or port")
-
-    @asynccontextmanager
-    async def _gossiping(self) -> AsyncIterator[None]:
-        async with (
-            background_trio_service(self._gossip),
-            background_trio_service(self._router),
-            trio.open_nursery() as self._nursery,
-        ):
-            await self._gossip.wait_until_ready()
-            if self._reach is not None:
-                self._reach.start()
-                self._nursery.start_soon(self._reach.run)
-            try:
-                yield
-            finally:
-                with trio.CancelScope(shield=True):
-                    conns = [c for group in self._network.connections.values() for c in group]
-                    await self._close_all(conns)
-                self._nursery.cancel_scope.cancel()
+            failed = [each for each in listen if not await self._network.listen(each)]
+            if not failed:
+                async with (
+                    background_trio_service(self._gossip),
+                    background_trio_service(self._router),
+                    trio.open_nursery() as self._nursery,
+                ):
+                    await self._gossip.wait_until_ready()
+                    if self._reach is not None:
+                        self._reach.start()
+                        self._nursery.start_soon(self._reach.run)
+                    try:
+                        yield
+                    finally:
+                        with trio.CancelScope(shield=True):
+                            conns = [c for cs in self._network.connections.values() for c in cs]
+                            await self._close_all(conns)
+                        self._nursery.cancel_scope.cancel()
+        if failed:  # outside the services, which wrap it in exception groups
+            raise ConfigError(f"cannot listen on {failed[0]}: choose another address or port")
 
 
 def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoReturn:
