@@ -215,11 +215,8 @@ class Transport(Protocol):
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         """Dial a multiaddr that ends in `/p2p/<peer id>`; returns at once if connected.
-
-        Raises:
-            PeerUnreachable: no answer, or another peer answered.
-            ConfigError: the text is no such multiaddr.
-        """
+        PeerUnreachable: no answer, or another peer answered. ConfigError: the text is no such
+        multiaddr."""
         ...
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -252,11 +249,8 @@ class Transport(Protocol):
         ...
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        """Gossip a payload to the subscribers of a topic, best effort.
-
-        Raises:
-            LocalProtocolError: the payload is over `GOSSIP_BYTES_MAX`.
-        """
+        """Gossip a payload to the subscribers of a topic, best effort. LocalProtocolError: the
+        payload is over `GOSSIP_BYTES_MAX`."""
         ...
 
     async def subscribe(

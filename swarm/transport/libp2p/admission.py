@@ -105,11 +105,7 @@ class HardUpgrader(TransportUpgrader):
     async def upgrade_security(
         self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
     ) -> ISecureConn:
-        """Agree on Noise and run the handshake.
-
-        Raises:
-            SecurityUpgradeFailure: anything goes wrong.
-        """
+        """Agree on Noise and run the handshake. SecurityUpgradeFailure: anything goes wrong."""
         if type(raw_conn) is RawConnection:  # an outbound one, whose reads upstream does not bound
             raw_conn = BoundedRawConnection(raw_conn.stream, raw_conn.is_initiator)
             if raw_conn.is_gone:
@@ -124,11 +120,7 @@ class HardUpgrader(TransportUpgrader):
             raise SecurityUpgradeFailure("the handshake failed") from error
 
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
-        """Agree on Yamux.
-
-        Raises:
-            MuxerUpgradeFailure: anything goes wrong.
-        """
+        """Agree on Yamux. MuxerUpgradeFailure: anything goes wrong."""
         try:
             await _negotiate(conn, yamux.PROTOCOL_ID, conn.is_initiator, 0)
         except Exception as error:  # boundary: libp2p's parsers on foreign bytes
@@ -272,11 +264,7 @@ class HardSwarm(Swarm):
     async def upgrade_inbound_raw_conn(
         self, raw_conn: IRawConnection, maddr: Multiaddr
     ) -> IMuxedConn:
-        """Admit an inbound connection.
-
-        Raises:
-            SwarmException: no slot is free, or it is refused.
-        """
+        """Admit an inbound connection. SwarmException: no slot is free, or it is refused."""
         slot = self.slots.begin_handshake(_ip_of(raw_conn))
         conn: SwarmConn | None = None
         if slot is not None:
@@ -311,11 +299,8 @@ class HardSwarm(Swarm):
     async def upgrade_outbound_raw_conn(
         self, raw_conn: IRawConnection, peer_id: ID, pre_scope: Any = None
     ) -> SwarmConn:
-        """Admit a connection to the dialled peer.
-
-        Raises:
-            SwarmException: another peer answered, it breaks the rules, or takes too long.
-        """
+        """Admit a connection to the dialled peer. SwarmException: another peer answered, it breaks
+        the rules, or takes too long."""
         return await self._admit(raw_conn, peer_id)
 
     # --- both -------------------------------------------------------------------------------
@@ -346,10 +331,7 @@ class HardSwarm(Swarm):
         """Give a connection a slot and run it.
 
         Upstream lists a connection after its start, so one that ends first stays listed.
-
-        Raises:
-            SwarmException: it is refused, or is over already.
-        """
+        SwarmException: it is refused, or is over already."""
         assert isinstance(muxed_conn, MuxedConnection)
         objection = self._objection(muxed_conn)
         slot = None
@@ -442,11 +424,8 @@ class HardHost(BasicHost):
         self.remove_stream_handler(TProtocol("/ipfs/id/push/1.0.0"))
 
     async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
-        """Open a stream to a connected peer for the first of the protocols.
-
-        Raises:
-            SwarmException: the peer is not connected.
-            StreamFailure: it does not speak the protocol, or breaks the rules.
+        """Open a stream to a connected peer for the first of the protocols. SwarmException: the
+        peer is not connected. StreamFailure: it does not speak the protocol, or breaks the rules.
         """
         protocol = protocol_ids[0]
         assert isinstance(self._network, HardSwarm)

@@ -192,11 +192,8 @@ class Router(GossipSub):
 
 
 def check_size(rpc: rpc_pb2.RPC) -> None:
-    """Check the size of an RPC without walking it.
-
-    Raises:
-        RemoteProtocolError: it holds more than an honest peer sends.
-    """
+    """Check the size of an RPC without walking it. RemoteProtocolError: it holds more than an
+    honest peer sends."""
     control = rpc.control
     wants = len(control.iwant) + len(control.ihave) + len(control.idontwant)
     entries = wants + len(control.graft) + len(control.prune) + len(rpc.subscriptions)
@@ -520,10 +517,7 @@ def _alive(user: INetStream | INetConn) -> bool:
 
 def _whole_message(buffer: bytearray) -> tuple[int, int] | None:
     """Start and end of the first length-prefixed message. None: it is incomplete.
-
-    Raises:
-        RemoteProtocolError: the prefix is malformed or too large.
-    """
+    RemoteProtocolError: the prefix is malformed or too large."""
     length = 0
     for i, byte in enumerate(buffer[:LENGTH_PREFIX_BYTES_MAX]):
         length |= (byte & 0x7F) << (7 * i)
@@ -537,10 +531,7 @@ def _whole_message(buffer: bytearray) -> tuple[int, int] | None:
 
 
 def _parsed(data: bytes) -> rpc_pb2.RPC:
-    """
-    Raises:
-        RemoteProtocolError: it is malformed.
-    """
+    """RemoteProtocolError: it is malformed."""
     rpc = rpc_pb2.RPC()
     try:
         rpc.ParseFromString(data)

@@ -233,11 +233,8 @@ class Libp2pTransport:
         return peer
 
     def _dialler(self, address: str) -> tuple[Callable[[], Awaitable[object]], PeerId]:
-        """Return the function that dials an address, and the peer expected there.
-
-        Raises:
-            ConfigError: it is no address.
-        """
+        """Return the function that dials an address, and the peer expected there. ConfigError: it
+        is no address."""
         relay, rest = split_circuit(address)
         if relay is None:
             target, peer = parse_peer_address(rest)
@@ -534,11 +531,8 @@ def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoRetu
 
 
 def require_version(found: str | None = None) -> None:
-    """Refuse any libp2p but the one whose internals this package replaces.
-
-    Raises:
-        ConfigError: another version is installed.
-    """
+    """Refuse any libp2p but the one whose internals this package replaces. ConfigError: another
+    version is installed."""
     found = found or metadata.version("libp2p")
     if found != LIBP2P_VERSION:
         raise ConfigError(
@@ -579,11 +573,8 @@ async def open_libp2p(
 
     `listen` are multiaddrs such as `/ip4/0.0.0.0/tcp/0`; `announce` are further addresses of this
     node, for example at a router. With a `network_key` of 32 bytes only holders of the same key can
-    connect. With `reach` the node checks whether it can be reached, and uses relays.
-
-    Raises:
-        ConfigError: another libp2p is installed, an address is malformed, or a port is taken.
-    """
+    connect. With `reach` the node checks whether it can be reached, and uses relays. ConfigError:
+    another libp2p is installed, an address is malformed, or a port is taken."""
     require_version()
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
     addresses = parse_listen(listen)

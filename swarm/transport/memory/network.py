@@ -141,11 +141,7 @@ class MemoryService:
 
     @contextmanager
     def slot(self, client: PeerId) -> Iterator[None]:
-        """Hold a request slot.
-
-        Raises:
-            RequestRefused: all are taken.
-        """
+        """Hold a request slot. RequestRefused: all are taken."""
         of_one = self.busy[client] >= self.limits.concurrent_per_peer_max
         if of_one or self.busy.total() >= self.limits.concurrent_max:
             self.refuse(f"too many requests{' of one peer' if of_one else ''} at a time")
@@ -210,11 +206,8 @@ class MemoryNetwork:
         """Put a host on the network. It keeps its addresses over crash and restart.
 
         `ip` is the address that others see; hosts may share it. None: an own address in an own
-        block of 10.0.0.0/8. Only hosts with the same `network_key` connect.
-
-        Raises:
-            LocalProtocolError: it is on the network already.
-        """
+        block of 10.0.0.0/8. Only hosts with the same `network_key` connect. LocalProtocolError: it
+        is on the network already."""
         number = self._numbers.setdefault(peer_id, len(self._numbers))
         own_ip = f"10.{number >> 8 & 255}.{number & 255}.{1 + (number >> 16)}"
         self._ips.setdefault(number, own_ip if ip is None else ip)
@@ -231,11 +224,8 @@ class MemoryNetwork:
         self._host(peer_id).close()
 
     def restart(self, peer_id: PeerId) -> "MemoryTransport":
-        """Put a host that crashed or left back, with its address and key.
-
-        Raises:
-            LocalProtocolError: it was never on the network, or still is.
-        """
+        """Put a host that crashed or left back, with its address and key. LocalProtocolError: it
+        was never on the network, or still is."""
         return self.join(peer_id, network_key=self._host(peer_id).network_key)
 
     def partition(
