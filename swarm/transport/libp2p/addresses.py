@@ -124,7 +124,7 @@ def port_of(address: Multiaddr) -> int:
 
 
 def on_free_ports(listen: Sequence[str], ports: Sequence[int]) -> list[str]:
-    """Addresses, with the first free of `ports` in place of port 0. ConfigError: a malformed one."""
+    """Give addresses with port 0 a free one of `ports`. ConfigError: a malformed address."""
     chosen = list(listen)
     for i, (address, port) in enumerate(zip(parse_listen(listen), ports, strict=False)):
         if port_of(address) == 0:

@@ -45,15 +45,9 @@ from multiaddr import Multiaddr
 from swarm.errors import RemoteProtocolError, RequestRefused
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import canonical_ip
+from swarm.transport.base import Gate
 from swarm.transport.connection_slots import ConnectionSlot, ConnectionSlots, origin_of
-from swarm.transport.libp2p.negotiation import (
-    Readable,
-    Reader,
-    Responder,
-    Write,
-    agree,
-    proposal,
-)
+from swarm.transport.libp2p.negotiation import Reader, Responder, agree, proposal
 from swarm.transport.libp2p.noise import SOCKET_READ_BYTES, Noise
 from swarm.transport.libp2p.yamux import MuxedConnection, OnEnd
 from swarm.transport.metering import ADMISSION_S, HANDSHAKE_S, Payer, WorkMeter
@@ -141,14 +135,12 @@ async def _negotiate(
         RemoteProtocolError: the peer breaks the rules.
         BaseLibp2pError: the peer is gone.
     """
-    source: Readable = conn
-    write: Write = conn.write
-    reader = Reader(source, ahead_bytes)
+    reader = Reader(conn, ahead_bytes)
     if is_initiator:
-        await write(proposal(protocol))
+        await conn.write(proposal(protocol))
         await agree(reader, protocol)
     else:
-        offer = Responder(reader, write)
+        offer = Responder(reader, conn.write)
         if await offer.choice({protocol}, TRIES_MAX) is None:
             raise RequestRefused(f"{protocol} is not spoken")
         await offer.flush()
@@ -203,15 +195,16 @@ class HardSwarm(Swarm):
         self,
         keys: KeyPair,
         self_id: ID,
-        admits: Callable[[ID, str | None], bool],
+        admits: Gate,
         network_key: bytes | None,
         on_end: OnEnd,
+        slots: ConnectionSlots,
     ) -> None:
         peerstore = PeerStore()
         peerstore.add_key_pair(self_id, keys)
         transports: list[ITransport] = [TCP()]
         self.meter = WorkMeter()
-        self.slots = ConnectionSlots()
+        self.slots = slots
         super().__init__(
             self_id,
             peerstore,
@@ -333,18 +326,18 @@ class HardSwarm(Swarm):
         Upstream lists a connection after its start, so one that ends first stays listed.
         SwarmException: it is refused, or is over already."""
         assert isinstance(muxed_conn, MuxedConnection)
-        objection = self._objection(muxed_conn)
-        slot = None
-        if objection is None:
-            slot = self.slots.admit(
-                PeerId(str(muxed_conn.peer_id)),
-                remote_ip(muxed_conn),
-                inbound=not muxed_conn.is_initiator,
-            )
+        peer, ip, slot = PeerId(str(muxed_conn.peer_id)), remote_ip(muxed_conn), None
+        objection = "all slots for connections are taken"
+        if muxed_conn.peer_id == self.self_id:
+            objection = "the peer runs under our own key"
+        elif not self._admits(peer, ip):
+            objection = "the connection is refused"
+        else:
+            slot = self.slots.admit(peer, ip, inbound=not muxed_conn.is_initiator)
         if slot is None:
             with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await muxed_conn.close()
-            raise SwarmException(objection or "all slots for connections are taken")
+            raise SwarmException(objection)
         conn = SwarmConn(muxed_conn, self, direction=direction)
         conn.set_transport_info(
             muxed_conn.get_transport_addresses(), muxed_conn.get_connection_type()
@@ -360,13 +353,6 @@ class HardSwarm(Swarm):
             raise SwarmException("the connection ended while it was admitted")
         await self.notify_connected(conn)
         return conn
-
-    def _objection(self, muxed: MuxedConnection) -> str | None:
-        if muxed.peer_id == self.self_id:
-            return "the peer runs under our own key"
-        if not self._admits(muxed.peer_id, remote_ip(muxed)):
-            return "the connection is refused"
-        return None
 
     async def _live(self, conn: SwarmConn, muxed: MuxedConnection, slot: ConnectionSlot) -> None:
         """Run a connection and clean up after it."""

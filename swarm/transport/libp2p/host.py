@@ -34,25 +34,13 @@ from swarm.errors import (
     RequestTimeout,
 )
 from swarm.identity import Identity, PeerId
-from swarm.limits.bounded_table import OriginLimits
 from swarm.limits.quotas import Kind, Quotas, Verdict, shared_block
 from swarm.transport.base import (
-    GOSSIP_BYTES_MAX,
-    GOSSIP_QUEUE_MAX,
-    REFUSED_CONNECTIONS,
-    Admit,
-    Asks,
-    Gate,
-    GossipMessage,
+    CommonTransport,
     Handler,
-    Report,
     Sent,
     ServeLimits,
     Subscription,
-    TransportCounters,
-    Validator,
-    admit_all,
-    ask_always,
     ignore_sent,
 )
 from swarm.transport.connection_slots import SlotFigures
@@ -117,7 +105,7 @@ class _Request:
 
 
 # Long: the whole of `Transport`, over one host.
-class Libp2pTransport:
+class Libp2pTransport(CommonTransport):
     """`swarm.transport.base.Transport` over a libp2p host. Made by `open_libp2p`."""
 
     def __init__(
@@ -131,17 +119,15 @@ class Libp2pTransport:
         keys = create_new_key_pair(identity.seed)
         self._id = ID.from_pubkey(keys.public_key)
         assert str(self._id) == identity.peer_id, "libp2p derives another peer id from this key"
-        self.peer_id = identity.peer_id
+        super().__init__(identity.peer_id)
         self._announce = tuple(announce)
-        self.counters = TransportCounters()
         self._arrivals = Arrivals()
         self._served: dict[str, Served] = {}
-        self._subscriptions: dict[str, Subscription] = {}
         self._dials: dict[PeerId, trio.Lock] = {}
         self._plain_quotas = Quotas()  # of what libp2p serves by itself
-        self._gate: Gate | None = None
-        self._report: Report | None = None
-        self._network = HardSwarm(keys, self._id, self._admits, network_key, self._on_end)
+        self._network = HardSwarm(
+            keys, self._id, self._admits, network_key, self._on_end, self.slots
+        )
         self._reach = None if reach is None else Reachability(self, self._network, reach, rng)
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
@@ -175,7 +161,7 @@ class Libp2pTransport:
 
     @property
     def door(self) -> SlotFigures | None:
-        return self._network.slots.figures()
+        return self.slots.figures()
 
     def peers(self) -> tuple[PeerId, ...]:
         found = {str(peer) for peer in self._network.connections if self._network.live(peer)}
@@ -184,13 +170,6 @@ class Libp2pTransport:
     def ip_of(self, peer: PeerId) -> str | None:
         conn = self._network.live(id_of(peer))
         return None if conn is None else remote_ip(conn.muxed_conn)
-
-    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
-        self._gate = gate
-        self._network.slots.limits = limits or OriginLimits()
-
-    def report_to(self, report: Report) -> None:
-        self._report = report
 
     def blame(self, peer: ID, reason: Reject) -> None:
         """Report the peer at the other end of a connection."""
@@ -202,12 +181,6 @@ class Libp2pTransport:
         self.counters.ended[reason] += 1
         if reason in FLOODS:
             self.blame(peer, Reject.FLOOD)
-
-    def _admits(self, peer: ID, ip: str | None) -> bool:
-        if self._gate is None or self._gate(PeerId(str(peer)), ip):
-            return True
-        self.counters.refused[REFUSED_CONNECTIONS] += 1
-        return False
 
     def check_reach(self) -> None:
         if self._reach is not None:
@@ -467,21 +440,12 @@ class Libp2pTransport:
 
     # --- gossip ---
 
-    async def publish(self, topic: str, payload: bytes) -> None:
-        if len(payload) > GOSSIP_BYTES_MAX:
-            raise LocalProtocolError(f"gossip of {len(payload)} bytes is over {GOSSIP_BYTES_MAX}")
-        self.counters.count_out(topic, len(payload), None)
+    async def _send_gossip(self, topic: str, payload: bytes) -> None:
         await self._gossip.publish(topic, payload)
 
-    async def subscribe(
-        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
-    ) -> trio.MemoryReceiveChannel[GossipMessage]:
-        if topic in self._subscriptions:
-            raise LocalProtocolError(f"{topic} is subscribed to already")
-        send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
-        self._subscriptions[topic] = Subscription(validate, admit, asks, send)
+    async def _join_topic(self, topic: str, subscription: Subscription) -> None:
+        self._subscriptions[topic] = subscription
         await self._gossip.subscribe(topic)
-        return receive
 
     def _admits_gossip(self, forwarder: ID, topic: str) -> bool:
         if self._subscriptions[topic].admit(PeerId(str(forwarder))):
@@ -491,7 +455,8 @@ class Libp2pTransport:
 
     def _deliver(self, forwarder: ID, topic: str, payload: bytes) -> bool:
         peer = PeerId(str(forwarder))
-        return self._subscriptions[topic].deliver(topic, peer, payload, self.counters)
+        subscription: Subscription = self._subscriptions[topic]
+        return subscription.deliver(topic, peer, payload, self.counters)
 
     # --- life ---
 

@@ -34,26 +34,15 @@ from swarm.errors import (
     SwarmError,
 )
 from swarm.identity import PeerId, public_key_of
-from swarm.limits.bounded_table import OriginLimits
 from swarm.transport.base import (
-    GOSSIP_BYTES_MAX,
-    GOSSIP_QUEUE_MAX,
-    REFUSED_CONNECTIONS,
-    Admit,
-    Asks,
-    Gate,
-    GossipMessage,
+    CommonTransport,
     Handler,
-    Report,
     Sent,
     ServeLimits,
     TransportCounters,
-    Validator,
-    admit_all,
-    ask_always,
     ignore_sent,
 )
-from swarm.transport.connection_slots import ConnectionSlot, ConnectionSlots, SlotFigures
+from swarm.transport.connection_slots import ConnectionSlot, SlotFigures
 from swarm.transport.memory.memory_gossip import Flight, GossipEnd, MemoryGossip, MeshSubscription
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
@@ -358,7 +347,7 @@ class MemoryNetwork:
             if host.peer_id != peer_id:
                 raise PeerUnreachable(f"{host.peer_id} answers at /memory/{number}")
         for here, there in ((host, source), (source, host)):
-            if not here._admits(there):
+            if not here._admits(there.peer_id, self._ips[there._number]):
                 raise PeerUnreachable(f"{here.peer_id} refuses {there.peer_id}")
         if peer_id not in source._connections:
             self._connect(source, host)
@@ -485,8 +474,10 @@ class _Pause:
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
 
-class MemoryTransport:
+class MemoryTransport(CommonTransport):
     """One host's end of a `MemoryNetwork`, made by `join`. Leaves when its context ends."""
+
+    _subscription_kind = MeshSubscription
 
     def __init__(
         self,
@@ -495,16 +486,14 @@ class MemoryTransport:
         number: int,
         network_key: bytes | None = None,
     ) -> None:
+        super().__init__(peer_id)
         self._network = network
-        self.peer_id = peer_id
         self._number = number
         self.network_key = network_key
-        self.counters = TransportCounters()
         self._connections: dict[PeerId, _Connection] = {}
         self._services: dict[str, MemoryService] = {}
         self.gossip = GossipEnd(peer_id, self.counters)
-        self._gate: Gate | None = None
-        self.slots = ConnectionSlots()
+        self._subscriptions = self.gossip.subscriptions
         self.door: SlotFigures | None = None  # simulated connections need no admission
         self.is_open = True
 
@@ -533,19 +522,6 @@ class MemoryTransport:
     def ip_of(self, peer: PeerId) -> str | None:
         here = peer in self._connections
         return self._network._ips[self._network._numbers[peer]] if here else None
-
-    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
-        self._gate = gate
-        self.slots.limits = limits or OriginLimits()
-
-    def report_to(self, report: Report) -> None:
-        """Simulated links have no messages of their own to report."""
-
-    def _admits(self, other: "MemoryTransport") -> bool:
-        if self._gate is None or self._gate(other.peer_id, self._network._ips[other._number]):
-            return True
-        self.counters.refused[REFUSED_CONNECTIONS] += 1
-        return False
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         """Dial `/memory/<number>/p2p/<peer id>`."""
@@ -607,26 +583,14 @@ class MemoryTransport:
         self.counters.answered += 1
         return result
 
-    async def publish(self, topic: str, payload: bytes) -> None:
-        await trio.lowlevel.checkpoint()
-        if len(payload) > GOSSIP_BYTES_MAX:
-            raise LocalProtocolError(f"gossip of {len(payload)} bytes: at most {GOSSIP_BYTES_MAX}")
-        self.counters.count_out(topic, len(payload), None)
+    async def _send_gossip(self, topic: str, payload: bytes) -> None:
         self._network.gossip.publish(self.gossip, topic, payload)
 
-    async def subscribe(
-        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
-    ) -> trio.MemoryReceiveChannel[GossipMessage]:
-        await trio.lowlevel.checkpoint()
-        if topic in self.gossip.subscriptions:
-            raise LocalProtocolError(f"{topic} is subscribed to already")
-        send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
+    async def _join_topic(self, topic: str, subscription: MeshSubscription) -> None:
         if self.is_open:
-            subscription = MeshSubscription(validate, admit, asks, send)
             self._network.gossip.subscribe(self.gossip, topic, subscription)
         else:
-            send.close()
-        return receive
+            subscription.channel.close()
 
 
 @dataclass(eq=False, slots=True)
