@@ -273,14 +273,15 @@ _alter(
 # --- bytes ---------------------------------------------------------------------------------------
 
 
-for _kind, _head in {
-    "bytes": b"\xc6\xff\xff\xff\xff",
-    "text": b"\xdb\xff\xff\xff\xff",
-    "array": b"\xdd\xff\xff\xff\xff",
-    "map": b"\xdf\xff\xff\xff\xff",
-    "extension": b"\xc9\xff\xff\xff\xff\x05",
-}.items():
-    _bytes(f"length_bomb_{_kind}", Reject.MALFORMED, lambda _, head=_head: _bomb(head))
+def _length_bomb(of: str, head: bytes) -> None:
+    _bytes(f"length_bomb_{of}", Reject.MALFORMED, lambda _: _bomb(head))
+
+
+_length_bomb("bytes", b"\xc6\xff\xff\xff\xff")
+_length_bomb("text", b"\xdb\xff\xff\xff\xff")
+_length_bomb("array", b"\xdd\xff\xff\xff\xff")
+_length_bomb("map", b"\xdf\xff\xff\xff\xff")
+_length_bomb("extension", b"\xc9\xff\xff\xff\xff\x05")
 _bytes("nesting_bomb", Reject.MALFORMED, lambda _: b"\x91" * 100_000 + b"\x00")
 _bytes("zip_bomb", Reject.MALFORMED, lambda _: gzip.compress(bytes(10_000_000), mtime=0))
 _bytes("garbage", Reject.MALFORMED, lambda liar: liar.rng.randbytes(500))
