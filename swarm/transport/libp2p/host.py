@@ -36,11 +36,11 @@ from swarm.errors import (
 from swarm.identity import Identity, PeerId
 from swarm.limits.quotas import Kind, Quotas, Verdict, shared_block
 from swarm.transport.base import (
-    CommonTransport,
     Handler,
     Sent,
     ServeLimits,
     Subscription,
+    Transport,
     ignore_sent,
 )
 from swarm.transport.connection_slots import SlotFigures
@@ -105,8 +105,8 @@ class _Request:
 
 
 # Long: the whole of `Transport`, over one host.
-class Libp2pTransport(CommonTransport):
-    """`swarm.transport.base.Transport` over a libp2p host. Made by `open_libp2p`."""
+class Libp2pTransport(Transport):
+    """A libp2p host, made by `open_libp2p`."""
 
     def __init__(
         self,

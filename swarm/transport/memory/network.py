@@ -35,14 +35,14 @@ from swarm.errors import (
 )
 from swarm.identity import PeerId, public_key_of
 from swarm.transport.base import (
-    CommonTransport,
     Handler,
     Sent,
     ServeLimits,
+    Transport,
     TransportCounters,
     ignore_sent,
 )
-from swarm.transport.connection_slots import ConnectionSlot, SlotFigures
+from swarm.transport.connection_slots import ConnectionSlot
 from swarm.transport.memory.memory_gossip import Flight, GossipEnd, MemoryGossip, MeshSubscription
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
@@ -474,7 +474,7 @@ class _Pause:
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
 
-class MemoryTransport(CommonTransport):
+class MemoryTransport(Transport):
     """One host's end of a `MemoryNetwork`, made by `join`. Leaves when its context ends."""
 
     _subscription_kind = MeshSubscription
@@ -494,7 +494,6 @@ class MemoryTransport(CommonTransport):
         self._services: dict[str, MemoryService] = {}
         self.gossip = GossipEnd(peer_id, self.counters)
         self._subscriptions = self.gossip.subscriptions
-        self.door: SlotFigures | None = None  # simulated connections need no admission
         self.is_open = True
 
     async def __aenter__(self) -> Self:
