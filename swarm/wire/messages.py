@@ -279,8 +279,6 @@ class HelloReply(WireModel):
 
 
 class RecentAdverts(WireModel):
-    """Asks for live adverts, as a late joiner does."""
-
     type: Literal["recent_adverts"]
     run_id: RunId
 
@@ -404,8 +402,6 @@ class HeadBody(WireModel):
 
 
 class WantRun(WireModel):
-    """Asks for the rules of a run, of which only the id is known."""
-
     type: Literal["want_run"]
     run_id: RunId
 
@@ -418,8 +414,6 @@ class RunReply(WireModel):
 
 
 class WantHeads(WireModel):
-    """Asks for the heads that the responder believes, as a late joiner does."""
-
     type: Literal["want_heads"]
     run_id: RunId
 
@@ -559,8 +553,6 @@ class DataManifest(WireModel):
 
 
 class WantData(WireModel):
-    """Asks for one chunk of a run's items; answered with its bytes."""
-
     type: Literal["want_data"]
     data: HashBytes
     chunk: Annotated[int, Field(ge=0, lt=DATA_CHUNKS_MAX)]
