@@ -5,7 +5,7 @@ their number is known before anything is allocated."""
 import hashlib
 import math
 import struct
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -558,9 +558,6 @@ class WantData(WireModel):
     chunk: Annotated[int, Field(ge=0, lt=DATA_CHUNKS_MAX)]
 
 
-_HEAD: Final = struct.Struct(">QQ")
-
-
 def chunks_of(size_bytes: int) -> int:
     """Number of chunks of so many bytes."""
     return -(-size_bytes // DATA_CHUNK_BYTES_MAX)
@@ -588,7 +585,7 @@ def manifest_of(content: bytes, items: int) -> DataManifest:
 
 def data_id(manifest: DataManifest) -> bytes:
     """SHA-256 over domain, number of items, size (8 bytes big-endian each) and chunk hashes."""
-    head = _HEAD.pack(manifest.items, manifest.size_bytes)
+    head = struct.pack(">QQ", manifest.items, manifest.size_bytes)
     return hashlib.sha256(DATA_DOMAIN + head + manifest.chunk_hashes).digest()
 
 

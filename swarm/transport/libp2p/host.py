@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from random import Random
 from typing import NoReturn
@@ -211,11 +211,8 @@ class Libp2pTransport(Transport):
         relay, rest = split_circuit(address)
         if relay is None:
             target, peer = parse_peer_address(rest)
-            key = id_of(peer)
-            failures = (BaseLibp2pError, OSError)
-            return lambda: dial_in_turn(
-                target, lambda where: self._network.dial_addr(where, key), failures
-            ), peer
+            dial = partial(self._network.dial_addr, peer_id=id_of(peer))
+            return lambda: dial_in_turn(target, dial), peer
         parse_peer_address(relay)
         _, peer = parse_peer_address(f"{relay.partition('/p2p/')[0]}/p2p/{rest}")
         return lambda: self._dial_through(relay, id_of(peer)), peer

@@ -228,7 +228,11 @@ class NoiseSession(SecureSession):
                 raise ConnectionClosedError("too many Noise records", transport="tcp")
             await self._fetch_record()
             self._open_records(1)
-        return self._consume(self._opened_bytes if n is None else n)
+        count = self._opened_bytes if n is None else n
+        data = b"".join(self._opened)
+        self._opened_bytes -= count
+        self._opened = deque([memoryview(data)[count:]] if self._opened_bytes else [])
+        return data[:count]
 
     async def receive(self) -> tuple[list[memoryview], int]:
         """Return the next data and the number of small records in it. Waits for at least one
@@ -297,19 +301,6 @@ class NoiseSession(SecureSession):
         # A part of a record is copied, so as not to hold the whole read while its end is awaited.
         self._sealed = memoryview(bytes(rest)) if records_max else rest
         return small
-
-    def _consume(self, count: int) -> bytes:
-        self._opened_bytes -= count
-        parts: list[memoryview] = []
-        while count:
-            record = self._opened[0]
-            parts.append(record[:count])
-            if len(record) > count:
-                self._opened[0] = record[count:]
-                break
-            count -= len(record)
-            self._opened.popleft()
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     async def write(self, data: bytes) -> None:
         await self.write_pieces([data])
