@@ -65,8 +65,6 @@ class ConnectionGater:
         transport.report_to(ledger.reject)
         ledger.on_accept, ledger.on_reject = self._good, self._bad
 
-    # --- connections -----------------------------------------------------------------------
-
     def _admits(self, peer: PeerId, ip: str | None) -> bool:
         why = self._objection(peer, ip) if self._membership(peer, ip) else "no member"
         if why is None:
@@ -104,8 +102,6 @@ class ConnectionGater:
 
     def path_of(self, peer: PeerId) -> OriginPath:
         return (*path_of(self.transport.ip_of(peer)), peer)
-
-    # --- dialling --------------------------------------------------------------------------
 
     def may_dial(self) -> Callable[[str], bool]:
         """A function: True for an address that `dial` would dial now."""
@@ -153,8 +149,6 @@ class ConnectionGater:
             raise DialHeldBack("no address of the peer may be dialled now")
         raise PeerUnreachable("the peer answers at none of its addresses")
 
-    # --- quotas ----------------------------------------------------------------------------
-
     def allows(self, kind: Kind, peer: PeerId, cost: float = 1.0) -> bool:
         """Spend the peer's quota. False: it is used up."""
         block = self._shared_block(peer)
@@ -180,8 +174,6 @@ class ConnectionGater:
         if run_id != own:
             self.ledger.reject(peer, Reject.OTHER_RUN)
             raise RemoteProtocolError(Reject.OTHER_RUN, run_id)
-
-    # --- reputation ------------------------------------------------------------------------
 
     def _good(self, peer: PeerId) -> None:
         self._reputation.record_good(peer, trio.current_time())

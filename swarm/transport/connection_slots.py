@@ -102,8 +102,6 @@ class ConnectionSlots:
     def _admitted(self) -> list[ConnectionSlot]:
         return [*self._inbound, *self._own]
 
-    # --- before anything is known ---------------------------------------------------------------
-
     def begin_handshake(self, ip: str | None) -> ConnectionSlot | None:
         """Take a handshake slot; give it back with `release`. None: no slot is free."""
         slot = ConnectionSlot(ip, trio.current_time())
@@ -121,8 +119,6 @@ class ConnectionSlots:
         ended.evict()
         self.evicted["handshakes"] += 1
         return slot
-
-    # --- once a peer is proved ------------------------------------------------------------------
 
     def admit(self, peer: PeerId, ip: str | None, *, inbound: bool) -> ConnectionSlot | None:
         """Take a connection slot for a proven peer; give it back with `release`. None: no slot is
@@ -147,8 +143,6 @@ class ConnectionSlots:
     def _end(self, slot: ConnectionSlot, why: str) -> None:
         slot.evict()
         self.evicted[why] += 1
-
-    # --- the end ----------------------------------------------------------------------------------
 
     def release(self, slot: ConnectionSlot | None) -> None:
         if slot is not None:

@@ -35,9 +35,6 @@ CHOICES_MAX = 16  # protocols a peer may ask for on one stream
 log = logging.getLogger(__name__)
 
 
-# --- the serving end -------------------------------------------------------------------------
-
-
 class InboundStream:
     """The serving end of a stream. The answer to multistream-select leaves together with the
     response, unless the peer waits for it."""
@@ -125,9 +122,6 @@ async def _write(stream: Stream, head: bytes, payload: bytes) -> None:
     else:
         await stream.write(head)
         await stream.write(payload)
-
-
-# --- the asking end --------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -11,8 +11,7 @@ wait.
 import heapq
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,11 +38,11 @@ from swarm.transport.base import (
     Sent,
     ServeLimits,
     Transport,
-    TransportCounters,
     ignore_sent,
 )
 from swarm.transport.connection_slots import ConnectionSlot
 from swarm.transport.memory.memory_gossip import Flight, GossipEnd, MemoryGossip, MeshSubscription
+from swarm.transport.request_slots import Served
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
 """The host whose code the current task runs. None: the network itself."""
@@ -117,34 +116,6 @@ class Post:
             self._sooner = trio.Event()
             with trio.move_on_at(self._due[0][0] if self._due else inf):
                 await self._sooner.wait()
-
-
-@dataclass(eq=False, slots=True)
-class MemoryService:
-    protocol: str
-    handler: Handler
-    limits: ServeLimits
-    sent: Sent
-    counters: TransportCounters
-    busy: Counter[PeerId] = field(default_factory=Counter)
-
-    @contextmanager
-    def slot(self, client: PeerId) -> Iterator[None]:
-        """Hold a request slot. RequestRefused: all are taken."""
-        of_one = self.busy[client] >= self.limits.concurrent_per_peer_max
-        if of_one or self.busy.total() >= self.limits.concurrent_max:
-            self.refuse(f"too many requests{' of one peer' if of_one else ''} at a time")
-        self.busy[client] += 1
-        try:
-            yield
-        finally:
-            self.busy[client] -= 1
-            if not self.busy[client]:
-                del self.busy[client]
-
-    def refuse(self, why: str) -> NoReturn:
-        self.counters.refused[self.protocol] += 1
-        raise RequestRefused(f"{self.protocol}: {why}")
 
 
 # Long: every link's delay, loss and cut act on one clock.
@@ -378,7 +349,10 @@ class MemoryNetwork:
         service = server._services.get(exchange.protocol)
         if service is None:
             raise RequestRefused(f"{server.peer_id} does not serve {exchange.protocol}")
-        with service.slot(client):
+        is_full = service.requests_by_peer.total() >= service.limits.concurrent_max
+        with service.counted(client) as has_room:
+            if is_full or not has_room:
+                exchange.refuse("too many requests at a time")
             exchange.held = True
             try:
                 return await self._serve_in_time(exchange, service, flight)
@@ -386,7 +360,7 @@ class MemoryNetwork:
                 exchange.held = False
 
     async def _answer(
-        self, exchange: "_Exchange", service: MemoryService, size: int, told_bytes: int
+        self, exchange: "_Exchange", service: Served, size: int, told_bytes: int
     ) -> None:
         """Send an answer; with `piece_bytes` in pieces: as over TCP, one connection sends its
         answers in order, and several connections share the uplink."""
@@ -420,13 +394,11 @@ class MemoryNetwork:
         finally:
             leave()
 
-    async def _serve_in_time(
-        self, exchange: "_Exchange", service: MemoryService, flight: Flight
-    ) -> bytes:
+    async def _serve_in_time(self, exchange: "_Exchange", service: Served, flight: Flight) -> bytes:
         client, server = exchange.client.peer_id, exchange.server.peer_id
         if len(exchange.payload) > service.limits.request_bytes_max:
-            service.refuse(f"over {service.limits.request_bytes_max} bytes")
-        payload, counters, protocol = exchange.payload, service.counters, exchange.protocol
+            exchange.refuse(f"over {service.limits.request_bytes_max} bytes")
+        payload, counters, protocol = exchange.payload, exchange.server.counters, exchange.protocol
         response = b""
         with trio.move_on_after(service.limits.timeout_s) as patience:
             await self._land(client, server, flight)
@@ -446,7 +418,7 @@ class MemoryNetwork:
             size = min(len(response), exchange.response_bytes_max + 1)
             await self._answer(exchange, service, size, len(response))
         if patience.cancelled_caught:
-            service.refuse(f"over {service.limits.timeout_s} s")
+            exchange.refuse(f"over {service.limits.timeout_s} s")
         return response
 
 
@@ -467,7 +439,7 @@ class MemoryTransport(Transport):
         self._number = number
         self.network_key = network_key
         self._connections: dict[PeerId, _Connection] = {}
-        self._services: dict[str, MemoryService] = {}
+        self._services: dict[str, Served] = {}
         self.gossip = GossipEnd(peer_id, self.counters)
         self._subscriptions = self.gossip.subscriptions
         self.is_open = True
@@ -521,7 +493,7 @@ class MemoryTransport(Transport):
     ) -> None:
         if protocol in self._services:
             raise LocalProtocolError(f"{protocol} is served already")
-        self._services[protocol] = MemoryService(protocol, handler, limits, sent, self.counters)
+        self._services[protocol] = Served(handler, limits, sent)
 
     async def request(
         self,
@@ -599,6 +571,10 @@ class _Exchange:
     def server(self) -> MemoryTransport:
         ends = self.connection
         return ends.other if self.client is ends.one else ends.one
+
+    def refuse(self, why: str) -> NoReturn:
+        self.server.counters.refused[self.protocol] += 1
+        raise RequestRefused(f"{self.protocol}: {why}")
 
     def settle(self, result: bytes | SwarmError) -> None:
         if self.result is None:
