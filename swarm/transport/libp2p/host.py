@@ -79,6 +79,7 @@ from swarm.transport.request_slots import Arrivals, RequestSlot, Served, Share
 LIBP2P_VERSION = "0.8.1"
 STREAMS_PER_CONNECTION_MAX = 256  # inbound; further ones are reset
 NEGOTIATION_TIMEOUT_S = 10.0
+CHOICES_MAX = 16  # protocols a peer may ask for on one stream
 CLOSE_TIMEOUT_S = 5.0
 IDS_KEPT_MAX = 1_024
 ANSWER_BYTES_LARGE = 16_384  # the cost of a stream is refunded for larger answers
@@ -266,7 +267,7 @@ class Libp2pTransport(Transport):
         try:
             if stream.swarm_conn and len(stream.swarm_conn.streams) <= STREAMS_PER_CONNECTION_MAX:
                 with trio.fail_after(NEGOTIATION_TIMEOUT_S):
-                    protocol = await inbound.negotiate(handlers)  # type: ignore[arg-type]
+                    protocol = await inbound.offer.choice(handlers, CHOICES_MAX)  # type: ignore[arg-type]
             if protocol is not None and protocol not in self._served:
                 if self._serves_plain(peer, protocol, remote_ip(stream.muxed_conn)):
                     stream.set_protocol(TProtocol(protocol))
@@ -340,7 +341,7 @@ class Libp2pTransport(Transport):
         try:
             arrival.scope.deadline = deadline
             with arrival.scope:
-                payload = await inbound.read_request(length)
+                payload = await inbound.reader.exactly(length)
                 arrival.is_complete = True
             if arrival.scope.cancelled_caught:
                 self._refuse(request, "took too long")
