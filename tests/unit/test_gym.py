@@ -17,7 +17,7 @@ import trio
 from node.config import load_run, packaged_runs
 from node.envs.base import Problem
 from node.envs.groups import expanded, group_version
-from node.envs.gym.datasets import GROUPS, OFFERED, OFFERED_BY_GROUP, REFUSED
+from node.envs.gym.datasets import GROUPS, OFFERED, OFFERED_BY_GROUP, REFUSED, Rules, Table
 from node.envs.gym.datasets import REFUSED_BY_GROUP as REFUSALS
 from node.envs.gym.environment import ReasoningGym, settings_of
 from node.envs.gym.scorers import computed
@@ -71,6 +71,47 @@ def test_a_bound_is_on_a_setting_that_there_is_and_no_default_is_beyond() -> Non
         defaults = settings_of(name)
         for setting, most in rules.settings_max.items():
             assert rules.settings_min.get(setting, 0) <= defaults[setting] <= most, (name, setting)
+
+
+def table(row: Mapping[str, object], **others: object) -> Table:
+    kinds = {"short": {"text_chars_max": 64, "note": "short"}}
+    return Table(kinds=kinds, offered={"group": {"name": dict(row)}}, refused={}, **others)
+
+
+def test_a_row_goes_on_where_its_kind_ends() -> None:
+    made = table({"like": "short", "note": "other", "guard": "bits"}).rules()["group"]["name"]
+    assert (made.text_chars_max, made.note, made.scored_by) == (
+        64,
+        "other",
+        "the library's, guarded",
+    )
+    assert table({}).rules()["group"]["name"] == Rules()
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"nate": "a"}, "nate"),
+        ({"text_chars_max": "64"}, "text_chars_max"),
+        ({"text_chars_max": 0}, "text_chars_max"),
+        ({"settings_max": {"n": "8"}}, "settings_max"),
+        ({"guard": "no_such"}, "no function of 3 arguments"),
+        ({"guard": "same_text"}, "no function of 3 arguments"),
+        ({"scorer": "bits"}, "no function of 2 arguments"),
+        ({"scorer": "SHORT"}, "no function of 2 arguments"),
+        ({"like": "tall"}, "tall"),
+    ],
+)
+def test_a_wrong_row_of_the_table_is_refused(row: Mapping[str, object], why: str) -> None:
+    with pytest.raises((ValueError, KeyError), match=why):
+        table(row).rules()
+
+
+def test_a_table_of_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="spare"):
+        table({}, spare={})
+    with pytest.raises(ValueError, match="refused"):
+        Table(kinds={}, offered={}, refused={"group": {"name": 1}})
 
 
 def test_a_scorer_that_is_not_the_library_s_own_has_a_reason() -> None:
