@@ -21,7 +21,6 @@ from enum import StrEnum
 from functools import lru_cache
 from math import inf
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from swarm.errors import ConfigError, LocalProtocolError, RemoteProtocolError
@@ -158,12 +157,7 @@ class Pool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -318,7 +312,9 @@ class Pool:
             try:
                 group = kept_group(bytes(row[0]), group_id)
             except RemoteProtocolError:
-                self._drop_damaged(group_id)
+                self.damaged_records += 1
+                with self._transaction():
+                    self._remove("group_id = ?", (group_id,))
                 continue
             verified.append(ScoredGroup(group_id, group, row[1], _rewards(row[2])))
         return verified
@@ -328,11 +324,7 @@ class Pool:
         one is marked for another round, or was never here."""
         with self._transaction(to_disk=True):
             for group_id in group_ids:
-                table = self._table_of(group_id)
-                (marked,) = self._db.execute(
-                    f"SELECT trained_round FROM {table} WHERE group_id = ?",
-                    (group_id,),
-                ).fetchone()
+                table, marked = self._found(group_id)
                 if marked is not None and marked != round_number:
                     raise LocalProtocolError(
                         f"group {group_id.hex()} was trained on in round {marked} already"
@@ -373,11 +365,13 @@ class Pool:
                 oldest_eligible_at_s=oldest_s,
             )
 
-    def _table_of(self, group_id: GroupId) -> str:
+    def _found(self, group_id: GroupId) -> tuple[str, int | None]:
+        """The table that has a group, and the round for which it is marked."""
         for table in ("groups", "tombstones"):
-            query = f"SELECT 1 FROM {table} WHERE group_id = ?"
-            if self._db.execute(query, (group_id,)).fetchone() is not None:
-                return table
+            query = f"SELECT trained_round FROM {table} WHERE group_id = ?"
+            row = self._db.execute(query, (group_id,)).fetchone()
+            if row is not None:
+                return table, row[0]
         raise LocalProtocolError(f"group {group_id.hex()} was never in the pool")
 
     def _make_share(self, producer: str, *, own: bool) -> bool:
@@ -433,11 +427,6 @@ class Pool:
                 (self.limits.tombstones_max,),
             )
         return len(removed)
-
-    def _drop_damaged(self, group_id: GroupId) -> None:
-        self.damaged_records += 1
-        with self._transaction():
-            self._remove("group_id = ?", (group_id,))
 
     @contextmanager
     def _transaction(self, *, to_disk: bool = False) -> Iterator[None]:
