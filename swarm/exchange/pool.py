@@ -180,7 +180,9 @@ class Pool:
         id_known, task_known = self._db.execute(_KNOWN, (verified.group_id, key)).fetchone()
         if id_known or task_known:
             return AddResult.KNOWN if id_known else AddResult.DUPLICATE_TASK
-        if self._is_too_old(group.producer, group.created_at_s, group.round):
+        this = (group.created_at_s, group.round)
+        newest = self._newest.get(group.producer, this)
+        if this < newest and group.round <= newest[1] - self.limits.rounds_max:
             return AddResult.TOO_OLD
         if size > self.limits.bytes_max or not self._make_share(group.producer, own=own):
             return AddResult.QUOTA
@@ -209,10 +211,6 @@ class Pool:
         if self._note_newest(group.producer, group.created_at_s, group.round):
             self._drop_old_rounds(group.producer)
         return AddResult.ADDED
-
-    def _is_too_old(self, producer: str, created_at_s: int, round_: int) -> bool:
-        newest = self._newest.get(producer, (created_at_s, round_))
-        return (created_at_s, round_) < newest and round_ <= newest[1] - self.limits.rounds_max
 
     def _note_newest(self, producer: str, created_at_s: int, round_: int) -> bool:
         """True if this moves the producer to another round."""
@@ -474,8 +472,14 @@ def _open(path: Path | str) -> sqlite3.Connection:
     except BaseException as error:
         if db is not None:
             db.close()
+        code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise _DamagedFileError from error
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            why = f"pool {path} is in use by another process: give each node its own"
+            raise ConfigError(why) from error
         if isinstance(error, sqlite3.DatabaseError):
-            raise _open_failure(error, path) from error
+            raise ConfigError(f"pool {path} cannot be opened: {error}") from error
         raise
     return db
 
@@ -496,15 +500,6 @@ def _prepare(db: sqlite3.Connection, path: Path | str) -> None:
         db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
     elif db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
         raise _DamagedFileError
-
-
-def _open_failure(error: sqlite3.DatabaseError, path: Path | str) -> Exception:
-    code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return _DamagedFileError()
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return ConfigError(f"pool {path} is in use by another process: give each node its own")
-    return ConfigError(f"pool {path} cannot be opened: {error}")
 
 
 def _move_aside(path: Path) -> Path:

@@ -197,7 +197,8 @@ class LeaseBook:
             raise LocalProtocolError(f"a lease secret of {len(secret)} bytes")
         self.rules = rules
         self.account = account
-        self.terms = (0, 0)  # width and limit of the next leases; 0: those of the run
+        # completions of a task and tokens of one, for the next leases; 0: those of the run
+        self.terms = (0, 0)
         self._run_id = run_id
         self._secret = secret
         self._start = start

@@ -113,7 +113,13 @@ async def _swap(
     """The reason why the version before serves on; None: the new one serves."""
 
     async def load(version: LocalVersion) -> str | None:
-        failure = await _attempt(engine, version.directory, load_timeout_s)
+        failure: str | None = f"no answer in {load_timeout_s:.0f} s"
+        with trio.move_on_after(load_timeout_s):
+            try:
+                await engine.load(version.directory)
+                failure = None
+            except Exception as error:  # noqa: BLE001  boundary: the caller reports it
+                failure = f"{type(error).__name__}: {error}"
         if failure is None:
             try:
                 await run_sync(versions.make_current, version.version)
@@ -132,17 +138,6 @@ async def _swap(
     if again is not None:
         raise ChildFailed(f"{failure}; nor version {before.version} again: {again}")
     return failure
-
-
-async def _attempt(engine: VersionLoader, directory: Path, timeout_s: float) -> str | None:
-    """Load a directory. The reason why the engine failed; None: it did not."""
-    with trio.move_on_after(timeout_s):
-        try:
-            await engine.load(directory)
-        except Exception as error:  # noqa: BLE001  boundary: the caller reports it
-            return f"{type(error).__name__}: {error}"
-        return None
-    return f"no answer in {timeout_s:.0f} s"
 
 
 # Heads: the newest of each policy, and those of older versions on offer.

@@ -557,17 +557,9 @@ def _tensors(body: ManifestBody) -> tuple[TensorSpec, ...]:
         shape = axes[at : at + body.ranks[index]]
         at += len(shape)
         dtype = DTYPES[body.dtypes[index]]
-        tensors.append(
-            TensorSpec(
-                name=name,
-                dtype=dtype,
-                shape=shape,
-                file=files[positions[index]],
-                offset_bytes=offsets[index],
-                size_bytes=size_of(dtype, shape),
-                sha256=body.hashes[32 * index : 32 * index + 32],
-            )
-        )
+        file, sha256 = files[positions[index]], body.hashes[32 * index : 32 * index + 32]
+        size_bytes = size_of(dtype, shape)
+        tensors.append(TensorSpec(name, dtype, shape, file, offsets[index], size_bytes, sha256))
     return tuple(tensors)
 
 
