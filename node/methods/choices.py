@@ -21,7 +21,14 @@ from node.methods.groups import Advantages
 from node.methods.hints import Hints
 from node.methods.loss_settings import CORRECTIONS, LOSSES, Dpo, LossSettings
 from node.methods.method import Family, MethodSettings
-from node.methods.replay import Distil, PoolOfSuccesses, ReplayedSuccesses, Rescue, Salvage
+from node.methods.replay import (
+    Distil,
+    PoolOfSuccesses,
+    ReplayedSuccesses,
+    Rescue,
+    Salvage,
+    Teacher,
+)
 from node.methods.rewards import CrossValue, Distribution, Flawed, Majority
 from node.methods.rollout_budgets import (
     Brorl,
@@ -130,7 +137,7 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
     "draw": by_name(ByNeed),
     "external_rule": by_name(AdaptiveExternal),
     "reward": by_name(Majority, Distribution, Flawed),
-    "replay": by_name(PoolOfSuccesses, ReplayedSuccesses, Rescue, Distil, Salvage),
+    "replay": by_name(PoolOfSuccesses, ReplayedSuccesses, Rescue, Distil, Salvage, Teacher),
     "filter": by_name(ZeroAdvantage, DynamicSampling, Overlong, Variance, Extremes),
     "advantage": {
         **{name: kind for name, (kind, _) in ADVANTAGES.items()},

@@ -24,6 +24,7 @@ from node.stages import (
     generate,
     replaying,
     rewarding,
+    teacher,
 )
 from node.stages.stage import Stage, Stages
 
@@ -49,6 +50,7 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     filters.Extremes: filtering.KeepExtremes,
     replay.Rescue: replaying.RescueFailed,
     replay.Distil: replaying.DistilSuccesses,
+    replay.Teacher: teacher.LearnFromTeacher,
     replay.Salvage: replaying.BeginAgain,
     rewards.Majority: rewarding.CountVotes,
     rewards.Distribution: rewarding.CountSureVotes,
