@@ -131,10 +131,10 @@ async def check_teacher(config: NodeConfig, model: str) -> None:
             told = await server.logprobs_of(theirs[:1], theirs[1:])
     except (ServerTrouble, ConfigError) as error:
         raise ConfigError(f"{where}: {error}") from None
-    if theirs != await ids_of(model, PROBE):
-        raise ConfigError(f"{where}: its tokenizer has other ids than that of {model}")
     if not told:
         raise ConfigError(f"{where}: it tells no log-probs of given tokens, as vLLM does")
+    if theirs != await ids_of(model, PROBE):
+        raise ConfigError(f"{where}: its tokenizer has other ids than that of {model}")
 
 
 @asynccontextmanager
