@@ -6,6 +6,7 @@
     python experiment_policies.py advantages --seeds 3      # and losses: each method by name
     python experiment_policies.py control --seeds 3         # tasks as they come, or chosen
     python experiment_policies.py generate --seeds 3        # from prompts, or from drafts
+    python experiment_policies.py methods    # or peers, sft ...: kinds of `methods_plan.toml`
 
 Production nodes run in one process, on the in-memory network under a virtual clock. The default is
 the run `demo`, the policy `tiny`, four nodes, and 4 own and 4 foreign groups of 8 a round.
@@ -20,6 +21,9 @@ the run `demo`, the policy `tiny`, four nodes, and 4 own and 4 foreign groups of
 - `control`: two nodes that share, on `unlike.toml`; tasks as they come, or by `vade`.
 - `generate`: two nodes with own groups alone of tasks that come again (`again.toml`).
   `generate_smollm2`: one with SmolLM2-135M (`sums_again.toml`).
+
+- The kinds of `methods_plan.toml` say there what they compare, and have a table of their own: at
+  equal tokens and seconds. Arms that settings do not allow are named and left out.
 
 At the end each policy answers the held-out tasks greedily and in 8 samples. Arms are compared in
 pairs of one seed; intervals are Student's t over seeds at 95 %. Results on record are not made
@@ -41,8 +45,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from measuring import interval, train_swarm, value_at
-from on_record import files_of, kept, key_of, run_missing
+import planned
+from measuring import examine_swarm, told, train_swarm, value_at
+from on_record import CODE, files_of, kept, key_of, run_missing
 
 from node.methods.choices import ADVANTAGES
 from node.methods.loss_settings import CORRECTIONS, LOSSES
@@ -56,6 +61,7 @@ RUNS = {  # of others: `demo`
     "generate_smollm2": HERE / "sums_again.toml",
 }
 SAMPLES = 8
+MEASURING = "scripts/experiments/measuring.py"
 FALL = 0.10
 COMMON = {"local_groups": 4, "external_groups": 4, "group_size": 8, "threads": 1}
 AS_IT_WAS = {
@@ -119,6 +125,10 @@ _ROUNDS = {"falls": 400, "foreign": 60, "generate": 60, "generate_smollm2": 24}
 _EVERY = {
     "falls": 10, "control": 5, "rescue": 5, "meeting": 5, "generate": 5, "generate_smollm2": 6,
 }  # fmt: skip
+for _kind, _plan in planned.KINDS.items():
+    ARMS[_kind] = {arm: planned.settings_of(_kind, arm) for arm in _plan["arms"]}
+    RUNS[_kind] = HERE / _plan["run"]
+    _ROUNDS[_kind], _EVERY[_kind] = _plan["rounds"], _plan["every"]
 NODES = {kind: _NODES.get(kind, 2) for kind in ARMS}
 ROUNDS = {kind: _ROUNDS.get(kind, 40) for kind in ARMS}
 EVALUATE_EVERY = {kind: _EVERY.get(kind, 20) for kind in ARMS}
@@ -142,22 +152,33 @@ def config_of(kind: str, arm: str, seed: int, rounds: int) -> Any:
     return load_config(settings, os.environ, RUNS.get(kind, Path("demo")))
 
 
-def run_one(kind: str, arm: str, seed: int, rounds: int) -> dict[str, Any]:
+def models_of(kind: str, arm: str, config: Any, out: Path) -> list[str]:
+    """The model directory of each node of an arm."""
+    from node.hosting.models import resolve_model
+
+    if kind in planned.KINDS:
+        return planned.models_of(kind, arm, out)
+    return [resolve_model(config, lambda line: print(line, file=sys.stderr))] * NODES[kind]
+
+
+def run_one(kind: str, arm: str, seed: int, rounds: int, out: Path) -> dict[str, Any]:
     """Train one swarm; its evaluations, and what its policies could do at the start and the end."""
     import torch
 
-    from node.hosting.models import resolve_model
     from swarm.simulation.world import deterministic_run
 
-    torch.set_num_threads(1)
     config = config_of(kind, arm, seed, rounds)
-    model = resolve_model(config, lambda line: print(line, file=sys.stderr))
+    torch.set_num_threads(config.threads)
+    models = models_of(kind, arm, config, out)
     started = time.process_time()
-    result = deterministic_run(partial(_swarm, config, model, seed, NODES[kind]), seed=seed)
+    swarm = partial(_swarm, config, models, seed)
+    if kind in planned.KINDS:
+        swarm = partial(examine_swarm, config, models, seed, planned.SAMPLES)
+    result = deterministic_run(swarm, seed=seed)
     return {"arm": arm, "seed": seed, **result, "processor_s": time.process_time() - started}
 
 
-async def _swarm(config: Any, model: str, seed: int, nodes: int) -> dict[str, Any]:
+async def _swarm(config: Any, models: Sequence[str], seed: int) -> dict[str, Any]:
     from node.observe.records import HeldOut, RoundDone
     from node.run.evaluation import examine
 
@@ -178,7 +199,7 @@ async def _swarm(config: Any, model: str, seed: int, nodes: int) -> dict[str, An
             found = await examine(config.run, trainer, simulated.node.verifier, SAMPLES)
             ends.append({**about, "tasks": [[each.greedy, each.passed] for each in found]})
 
-    await train_swarm(config, [model] * nodes, seed, heard)
+    await train_swarm(config, models, seed, heard)
     taken_back = totals.pop("steps_taken_back")
     return {"points": points, "ends": ends, "steps_taken_back": taken_back, "totals": totals}
 
@@ -186,25 +207,50 @@ async def _swarm(config: Any, model: str, seed: int, nodes: int) -> dict[str, An
 # --- all runs -------------------------------------------------------------------------------
 
 
+def facts_of(
+    kind: str, arm: str, seed: int, rounds: int, policies: Sequence[str]
+) -> dict[str, Any]:
+    """The part of a result's key without code, packages and processor. `policies`: hashes of the
+    nodes' models."""
+    config = config_of(kind, arm, seed, rounds)
+    settings = config.model_dump(mode="json")
+    settings.pop("cache_dir", None)
+    samples = planned.SAMPLES if kind in planned.KINDS else SAMPLES
+    facts = {"settings": settings, "run": config.run.run_id, "policies": list(policies)}
+    return facts | {"samples": samples, "planned": kind in planned.KINDS}
+
+
+def allowed(options: argparse.Namespace) -> list[str]:
+    """The arms whose settings are allowed; others are named with the reason."""
+    from swarm.errors import ConfigError
+
+    found = []
+    for arm in options.arms:
+        try:
+            config_of(options.kind, arm, 1, options.rounds)
+            found.append(arm)
+        except ConfigError as error:
+            print(f"{options.kind}: {arm} is left out: {error}", flush=True)
+    return found
+
+
 def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run what is not on record, `--parallel` at a time, and return all results."""
-    from node.hosting.models import resolve_model
-
-    config = config_of(options.kind, options.arms[0], 1, options.rounds)
-    policy = files_of(Path(resolve_model(config, lambda line: print(line, file=sys.stderr))))
-    cells = [(arm, seed) for seed in range(1, options.seeds + 1) for arm in options.arms]
     keys = {}
-    for arm, seed in cells:
-        settings = config_of(options.kind, arm, seed, options.rounds).model_dump(mode="json")
-        settings.pop("cache_dir", None)
-        run_id = config.run.run_id
-        keys[arm, seed] = key_of({"settings": settings, "run": run_id, "policy": policy})
+    for arm in allowed(options):
+        config = config_of(options.kind, arm, 1, options.rounds)
+        models = models_of(options.kind, arm, config, options.out)
+        policies = [files_of(Path(model)) for model in models]
+        for seed in range(1, options.seeds + 1):
+            facts = facts_of(options.kind, arm, seed, options.rounds, policies)
+            keys[arm, seed] = key_of(facts, *CODE, MEASURING)
 
     def start(cell: tuple[str, int]) -> "subprocess.Popen[bytes]":
         command = [sys.executable, __file__, options.kind, "--one", cell[0]]
         command += ["--seed", str(cell[1]), "--rounds", str(options.rounds)]
         return subprocess.Popen([*command, "--out", str(options.out), "--key", keys[cell]])
 
+    cells = sorted(keys, key=lambda cell: cell[1])
     missing = [cell for cell in cells if not (options.out / f"{keys[cell]}.json").exists()]
     run_missing(missing, start, options.parallel, options.kind)
     return [json.loads((options.out / f"{keys[cell]}.json").read_text()) for cell in cells]
@@ -324,11 +370,11 @@ def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
         "|---" * len(heads) + "|",
     ]
     for arm in arms:
-        cells = [_told([each[name] for each in figures[arm]]) for name in names]
+        cells = [told([each[name] for each in figures[arm]]) for name in names]
         for name in names:
             pairs = zip(figures[arm], figures[arms[0]], strict=True)
             differences = [mine[name] - first[name] for mine, first in pairs]
-            cells.append("" if arm == arms[0] else _told(differences, sign="+"))
+            cells.append("" if arm == arms[0] else told(differences, sign="+"))
         fell = [fall for each in by_arm[arm] for fall in falls_of(each["points"])]
         deepest = max((depth for depth, _ in fell), default=0.0)
         cells += [str(len(fell)), f"{100 * deepest:.0f}"]
@@ -340,14 +386,9 @@ def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
             mean = fmean([each for each in values if math.isfinite(each)] or [math.nan])
             cells.append(f"{mean:,.{digits}f}" + (f" ({never} never)" if never else ""))
         points = ahead(by_arm[arm], by_arm[arms[0]])
-        cells.append("" if arm == arms[0] else _told(points, sign="+"))
+        cells.append("" if arm == arms[0] else told(points, sign="+"))
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _told(values: Sequence[float], sign: str = "") -> str:
-    mean, half = interval(values)
-    return f"{mean:{sign}.1f} ± {half:.1f}"
 
 
 def main() -> None:
@@ -356,13 +397,14 @@ def main() -> None:
     parser.add_argument("kind", choices=[*ARMS])
     parser.add_argument("--rounds", type=int, help="default: 400 of falls, 60 of some, else 40")
     parser.add_argument("--arms", nargs="+", help="these alone; default: all of the kind")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, help="default: as the plan says, else 5")
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("out/experiment_policies"))
     parser.add_argument("--one", help="run this arm alone, with --seed and --key")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--key", default="one", help="what its result is kept under")
     options = parser.parse_args()
+    options.seeds = options.seeds or planned.KINDS.get(options.kind, {}).get("seeds", 5)
     options.rounds = options.rounds or ROUNDS[options.kind]
     options.arms = options.arms or list(ARMS[options.kind])
     if unknown := [arm for arm in options.arms if arm not in ARMS[options.kind]]:
@@ -370,11 +412,14 @@ def main() -> None:
     if options.rounds % EVALUATE_EVERY[options.kind] or options.rounds < 1 or options.seeds < 1:
         parser.error(f"--rounds must be a multiple of {EVALUATE_EVERY[options.kind]}")
     if options.one:
-        make = partial(run_one, options.kind, options.one, options.seed, options.rounds)
+        make = partial(
+            run_one, options.kind, options.one, options.seed, options.rounds, options.out
+        )
         kept(options.out, options.key, make)
         return
     results = run_all(options)
-    text = table(options.kind, results, options.rounds)
+    tell = planned.table if options.kind in planned.KINDS else table
+    text = tell(options.kind, results, options.rounds)
     (options.out / f"{options.kind}.md").write_text(text + "\n")
     print(text)
 

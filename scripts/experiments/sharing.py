@@ -33,16 +33,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 from experiment_policies import reached
-from measuring import train_swarm, value_at
+from measuring import told, train_swarm, value_at
 from on_record import CODE as LIBRARY
 from on_record import code_of, files_of, kept, key_of, run_missing
 from scipy.stats import bootstrap
-from scipy.stats import t as student
 
 HERE: Final = Path(__file__).parent
 PLAN: Final[dict[str, Any]] = tomllib.loads((HERE / "sharing_plan.toml").read_text())
@@ -315,15 +314,6 @@ def unlocked(result: Mapping[str, Any], environment: str | None = None) -> float
 def pass_at(result: Mapping[str, Any]) -> float:
     """Share of tasks that at least one sample solves at the end, in percent."""
     return 100 * fmean(task[2] > 0 for _, last in ends_of(result) for task in last)
-
-
-def told(values: Sequence[float], comparisons: int = 1, sign: str = "") -> str:
-    """A mean and its interval of 95 % over seeds, for so many comparisons together."""
-    mean = fmean(values)
-    if len(values) < 2:
-        return f"{mean:{sign}.1f}"
-    quantile = float(student.ppf(1 - 0.025 / comparisons, len(values) - 1))
-    return f"{mean:{sign}.1f} ± {quantile * stdev(values) / math.sqrt(len(values)):.1f}"
 
 
 Results = Sequence[Mapping[str, Any]]  # of one arm, by seed
