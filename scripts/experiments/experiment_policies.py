@@ -234,16 +234,19 @@ def allowed(options: argparse.Namespace) -> list[str]:
     return found
 
 
+def key(options: argparse.Namespace, arm: str, seed: int) -> str:
+    """What a result is kept under."""
+    config = config_of(options.kind, arm, seed, options.rounds)
+    models = models_of(options.kind, arm, config, options.out)
+    policies = [files_of(Path(model)) for model in models]
+    facts = facts_of(options.kind, arm, seed, options.rounds, policies)
+    return key_of(facts, *CODE, MEASURING)
+
+
 def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run what is not on record, `--parallel` at a time, and return all results."""
-    keys = {}
-    for arm in allowed(options):
-        config = config_of(options.kind, arm, 1, options.rounds)
-        models = models_of(options.kind, arm, config, options.out)
-        policies = [files_of(Path(model)) for model in models]
-        for seed in range(1, options.seeds + 1):
-            facts = facts_of(options.kind, arm, seed, options.rounds, policies)
-            keys[arm, seed] = key_of(facts, *CODE, MEASURING)
+    seeds = range(1, options.seeds + 1)
+    keys = {(arm, seed): key(options, arm, seed) for arm in allowed(options) for seed in seeds}
 
     def start(cell: tuple[str, int]) -> "subprocess.Popen[bytes]":
         command = [sys.executable, __file__, options.kind, "--one", cell[0]]
@@ -402,7 +405,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/experiment_policies"))
     parser.add_argument("--one", help="run this arm alone, with --seed and --key")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--key", default="one", help="what its result is kept under")
+    parser.add_argument("--key", help="end if its result would be kept under another")
     options = parser.parse_args()
     options.seeds = options.seeds or planned.KINDS.get(options.kind, {}).get("seeds", 5)
     options.rounds = options.rounds or ROUNDS[options.kind]
@@ -412,10 +415,11 @@ def main() -> None:
     if options.rounds % EVALUATE_EVERY[options.kind] or options.rounds < 1 or options.seeds < 1:
         parser.error(f"--rounds must be a multiple of {EVALUATE_EVERY[options.kind]}")
     if options.one:
-        make = partial(
-            run_one, options.kind, options.one, options.seed, options.rounds, options.out
-        )
-        kept(options.out, options.key, make)
+        of = key(options, options.one, options.seed)
+        if options.key not in (None, of):
+            raise SystemExit(f"{options.one}: the code changed since this was begun")
+        arguments = options.kind, options.one, options.seed, options.rounds, options.out
+        kept(options.out, of, partial(run_one, *arguments))
         return
     results = run_all(options)
     tell = planned.table if options.kind in planned.KINDS else table

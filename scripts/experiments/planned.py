@@ -94,33 +94,32 @@ def _trained(config: Any, run: Path, plain: str, directory: Path) -> None:
 
 def _other_tokenizer(config: Any, run: Path, plain: str, directory: Path) -> None:
     """A tiny policy for which ` 0` and ` 1` are tokens, in place of two bytes of no text."""
-    from tokenizers import models
-
     from node.hosting.models import warm_up_pairs
     from node.policies import tiny
     from node.policies.presets import TinyRecipe
     from node.verify.warm_up import asked_of
 
     plain_tokenizer = tiny.byte_tokenizer
-
-    def merging() -> Any:
-        made = plain_tokenizer()
-        letters = sorted(made.get_vocab(), key=made.get_vocab().__getitem__)[:256]
-        space = made.tokenize(" ")[-1]
-        rare = [letters.index(letter) for letter in ("þ", "ÿ")]  # of bytes 254 and 255
-        for place, digit in zip(rare, "01", strict=True):
-            letters[place] = space + digit
-        vocab = {letter: index for index, letter in enumerate(letters)}
-        merges = [(space, digit) for digit in "01"]
-        made.backend_tokenizer.model = models.BPE(vocab=vocab, merges=merges)
-        return made
-
-    tiny.byte_tokenizer = merging
+    tiny.byte_tokenizer = lambda: merging(plain_tokenizer())
     try:
         pairs = warm_up_pairs(asked_of(config))
         tiny.make_tiny(pairs, directory, lambda share, line: None, TinyRecipe(seed=1))
     finally:
         tiny.byte_tokenizer = plain_tokenizer
+
+
+def merging(made: Any) -> Any:
+    """The tokenizer of bytes, with two merges in place of bytes 254 and 255."""
+    from tokenizers import models
+
+    letters = sorted(made.get_vocab(), key=made.get_vocab().__getitem__)[:256]
+    space = made.tokenize(" ")[-1]
+    for rare, digit in zip(("þ", "ÿ"), "01", strict=True):
+        letters[letters.index(rare)] = space + digit
+    vocab = {letter: index for index, letter in enumerate(letters)}
+    merges = [(space, digit) for digit in "01"]
+    made.backend_tokenizer.model = models.BPE(vocab=vocab, merges=merges)
+    return made
 
 
 def _supervised(config: Any, run: Path, plain: str, directory: Path) -> None:
