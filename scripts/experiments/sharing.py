@@ -31,13 +31,13 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
-from experiment_policies import reached
 from measuring import told, train_swarm, value_at
 from on_record import CODE as LIBRARY
 from on_record import code_of, files_of, kept, key_of, run_missing
@@ -387,6 +387,14 @@ def tokens_to(results: Results, goal: float | None) -> str:
         needed.append(0.0 if swapped[0][0] >= goal else reached(swapped, goal))
     never = sum(map(math.isinf, needed))
     return f"never in {never} of {len(needed)}" if never else f"{fmean(needed):,.0f}"
+
+
+def reached(curve: Sequence[tuple[float, float]], goal: float) -> float:
+    """The tokens at which a curve first reaches the goal, interpolated; infinite: never."""
+    for (low, begin), (high, end) in pairwise(curve):
+        if low < goal <= high:
+            return begin + (end - begin) * (goal - low) / (high - low)
+    return math.inf
 
 
 def goal_of(controls: Mapping[str, Results]) -> float | None:
