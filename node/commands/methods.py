@@ -5,27 +5,40 @@ import difflib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from node.commands.arguments import add_command, say
+from node.commands.arguments import EXIT_FAILED, EXIT_OK, add_command, say
+from node.methods.method import Family, KnownMethod
 from swarm.errors import ConfigError
 
+NO_LOOP = "no loop yet"
 Say = Callable[[str], None]
 
 
 def add_methods(commands: Any) -> None:
     methods = add_command(commands, "methods", _run, "losses, advantages and others, by name")
-    methods.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its defaults")
+    methods.add_argument("name", nargs="?", metavar="NAME", help="one of them, or `check`")
     methods.add_argument(
         "--literature",
         action="store_true",
         help="by which systems they are, and what is left out",
     )
+    methods.add_argument(
+        "words", nargs="*", metavar="METHOD", help="after `check`: the method, and its settings"
+    )
+    methods.add_argument("--family", choices=get_args(Family), help="of the method to check")
     methods.add_argument("--run", metavar="FILE", help="which of them a node of that run may use")
     methods.add_argument("--engine", help="of that node: torch (default), vllm or openai")
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
+    if options.name == "check" and options.words:
+        from node.commands.methods_check import check_method
+
+        is_good = check_method(" ".join(options.words), options.family, say)
+        return EXIT_OK if is_good else EXIT_FAILED
+    if options.words:
+        raise ConfigError(f"method {options.name}: give one name, or `check` and a method")
     if options.literature:
         list_literature(say)
     elif options.run is not None or options.engine is not None:
@@ -37,10 +50,12 @@ def _run(options: argparse.Namespace) -> None:
         list_methods(say)
     else:
         show_method(options.name, say)
+    return EXIT_OK
 
 
 def list_methods(say: Say) -> None:
     """Say all methods by family, and those that no loop of a node uses yet."""
+    from node.methods.own import added
     from node.methods.registry import families
 
     for family, methods in families().items():
@@ -53,6 +68,8 @@ def list_methods(say: Say) -> None:
         alone = [each.name for each in methods if not each.used_by]
         if alone:
             say(f"  functions that no loop uses yet: {', '.join(alone)}")
+    for name, point in added().items():
+        say(f"plug-in {name}: {point.value}, of {point.dist.name if point.dist else 'no package'}")
     say("swarm-node methods NAME says what one is, needs and is set to")
 
 
@@ -63,6 +80,7 @@ def list_usable(
     from node.config import load_config
     from node.hosting.models import trainer_spec
     from node.methods.registry import families
+    from node.stages.table import refuse_of_others
 
     config = load_config(given, environ, run_file)
     said = f"run {config.run.name}, engine {config.engine}"
@@ -72,6 +90,7 @@ def list_usable(
             try:
                 own = load_config({**given, family: each.name}, environ, run_file)
                 trainer_spec(own, own.model)
+                refuse_of_others(own, "node")
             except ConfigError as error:
                 refused.append(f"  not {each.name}: {error}")
             else:
@@ -95,19 +114,32 @@ def list_literature(say: Say) -> None:
     known = {each.name: each for each in METHODS}
     for row in LITERATURE:
         parts = [row.where] if row.where else []
-        for name in row.methods:
-            method = known[name]
-            function = f"{method.function.__module__}.{method.function.__name__}"
-            parts.append(f"{name} ({function}; {', '.join(method.used_by) or 'no loop yet'})")
+        parts += [_in_the_tree(known[name]) for name in row.methods]
         said = "; ".join(parts) or f"left out: {row.why_not}"
         say(f"{row.name} ({row.source}): {said}")
 
 
+def _in_the_tree(each: KnownMethod) -> str:
+    """A method's stage, function, engines, roles, and tests of the function and in the loop."""
+    from node.config.node import ENGINE_GIVES, ENGINE_NEEDS
+    from node.methods.registry import TEST_OF_FUNCTION, loop_test
+
+    needs = each.needs & ENGINE_NEEDS
+    engines = ", ".join(name for name, gives in ENGINE_GIVES.items() if needs <= gives)
+    function = f"{each.function.__module__}.{each.function.__name__}"
+    tests = f"test_{TEST_OF_FUNCTION[each.family]}.py, {Path(loop_test(each)).name}.py"
+    used_by = ", ".join(each.used_by) or NO_LOOP
+    return f"{each.name} ({each.family}; {function}; {engines}; {used_by}; {tests})"
+
+
 def show_method(name: str, say: Say) -> None:
     """Say what one method is, in each family that has one of this name."""
-    from node.methods.registry import METHODS
+    from node.methods.own import is_own
+    from node.methods.registry import METHODS, named
 
-    found = [each for each in METHODS if each.name == name]
+    if is_own(name):
+        raise ConfigError(f"method {name}: is your own; swarm-node methods check {name}")
+    found = named(name)
     if not found:
         near = difflib.get_close_matches(name, [each.name for each in METHODS], 1)
         hint = f"did you mean {near[0]}? " if near else ""

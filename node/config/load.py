@@ -16,6 +16,8 @@ from pydantic import ValidationError
 from node.config.errors import ENVIRON, FLAGS, Source, config_error
 from node.config.node import Conflict, NodeConfig
 from node.config.run import RUN_HASH_CHARS, RunConfig
+from node.methods.choices import KNOWN
+from node.methods.own import names_file
 from node.system.child_environment import ENVIRON_PREFIX, PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -200,6 +202,10 @@ def load_with_sources(
     run, node_table = _run_of(file)
     label = file.label
     of_learner = {} if run.learner is None else {"model": run.learner.model}
+    for field in KNOWN.keys() & node_table.keys():
+        if names_file(node_table[field]):
+            told = "names a file; give it by a flag or the environment: others' code is not run"
+            raise ConfigError(f"{label}: node.{field} = {node_table[field]!r}: {told}")
     layers: list[tuple[Source, Mapping[str, Any]]] = [
         (Source.in_file(label, "learner."), of_learner),
         (Source.in_file(label, "node."), node_table),

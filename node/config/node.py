@@ -4,7 +4,7 @@ Each setting is declared once: type and bounds, default, meaning, and the differ
 flag. Everything else about it follows. A name ends with the unit of its number.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -28,6 +28,8 @@ from node.config.described import (
     WebName,
 )
 from node.config.run import Count, Frozen, LearnerRules, RunConfig
+from node.envs.base import TellsTurns
+from node.envs.registry import interaction
 from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, Held
 from node.interfaces.quantisation import Quantisation
 from node.interfaces.trainer_spec import (
@@ -63,12 +65,12 @@ OVER_PROVISION_MAX = 4.0
 ENGINE_NEEDS = frozenset(
     {
         *(Need.REQUESTS, Need.BEGINNINGS, Need.RUNNERS_UP, Need.DRAFTS),
-        *(Need.NOISE, Need.ENTROPY, Need.HIDDEN),
+        *(Need.NOISE, Need.ENTROPY, Need.HIDDEN, Need.REFERENCE),
     }
 )
 ENGINE_GIVES: Mapping[str, frozenset[Need]] = {
     "torch": ENGINE_NEEDS,
-    "vllm": frozenset({Need.REQUESTS, Need.BEGINNINGS}),
+    "vllm": frozenset({Need.REQUESTS, Need.BEGINNINGS, Need.REFERENCE}),
     "openai": frozenset(),
     "scripted": frozenset(),
 }  # of `Capabilities`, before an engine has started
@@ -421,11 +423,13 @@ class NodeConfig(
     @property
     def methods(self) -> tuple[MethodSettings, ...]:
         """All methods that settings name, in the order of a round's stages."""
-        found: list[MethodSettings] = []
+        return tuple(each for _, each in self.named_methods())
+
+    def named_methods(self) -> Iterator[tuple[Family, MethodSettings]]:
         for family in KNOWN:
-            value = getattr(self, family)
-            found += value if isinstance(value, tuple) else [value] if value is not None else []
-        return tuple(found)
+            value = getattr(self, family) or ()
+            for each in value if isinstance(value, tuple) else (value,):
+                yield family, each
 
     def method(self, kind: type[M]) -> M | None:
         """The settings of a method, if it is used."""
@@ -502,18 +506,14 @@ class NodeConfig(
             raise Conflict("group_size", f"must be at least {least}", "8")
 
     def _check_methods(self) -> None:
-        for family, known in KNOWN.items():
-            for each in self.methods:
-                if known.get(each.kind) is type(each):
-                    self._check_method(family, each)
-                    self._check_groups_of(family, each)
-
         decide: dict[str, MethodSettings] = {}
-        for each in self.methods:
+        for family, each in self.named_methods():
+            self._check_method(family, each)
+            self._check_groups_of(family, each)
             for what in sorted(each.decides):
                 if what in decide:
                     both = f"{decide[what].kind} and {each.kind}"
-                    raise Conflict("control", f"{both} both decide {what}")
+                    raise Conflict(family, f"{both} both decide {what}")
                 decide[what] = each
 
     def _check_method(self, family: Family, each: MethodSettings) -> None:
@@ -521,8 +521,11 @@ class NodeConfig(
         lacks = sorted((needs & ENGINE_NEEDS) - ENGINE_GIVES[self.engine])
         if lacks:
             raise Conflict("engine", f"has no {', '.join(lacks)} for {each}", "torch")
-        if Need.TURNS in needs and not run.has_turns:
-            raise Conflict(family, f"{each}: tasks of run {run.name} have no turns")
+        if Need.TURNS in needs:
+            names = [spec.name for spec in run.environments]
+            if silent := [name for name in names if not isinstance(interaction(name), TellsTurns)]:
+                told = f"the environment {silent[0]} says nothing of single turns"
+                raise Conflict(family, f"{each}: {told}")
         if Need.ONE_TURN in needs and run.has_turns:
             raise Conflict(family, f"{each}: run {run.name} has tasks of several turns")
         kinds = {(spec.name, spec.parameters) for spec in run.environments}
@@ -530,7 +533,7 @@ class NodeConfig(
         if Need.REVISITS in needs and not run.common.share and not tells_apart:
             told = f"run {run.name} has no tasks that come again: give it common.share"
             raise Conflict(family, f"{each}: {told}")
-        if Need.DRAFTS in needs and run.sampling.top_p < 1.0:
+        if needs & {Need.DRAFTS, Need.RUNNERS_UP} and run.sampling.top_p < 1.0:
             told = f"run {run.name} does not sample by the whole distribution: top_p must be 1"
             raise Conflict(family, told)
 
@@ -544,7 +547,7 @@ class NodeConfig(
             for name, usual in (("evaluate_every_rounds", "10"), ("validation_tasks", "64")):
                 if not getattr(self, name):
                     raise Conflict(name, f"tells nothing to {each}", usual)
-        plans = {"how many rollouts", "how long"} & each.decides
+        plans = {"the number of completions", "the length of completions"} & each.decides
         if self.over_provision > 1.0 and (family == "generate" or plans):
             raise Conflict("over_provision", f"begins groups of its own, not by {each}", "1")
 

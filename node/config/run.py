@@ -25,7 +25,7 @@ from node.envs.base import Settles
 from node.envs.groups import expanded
 from node.envs.registry import environment, how_to_get, interaction
 from node.interfaces.engine import Sampling
-from node.methods.choices import Loss
+from node.methods.choices import RunLoss
 from node.methods.loss_settings import SapoLoss
 from swarm.errors import ConfigError
 from swarm.wire.messages import (
@@ -290,7 +290,7 @@ class LearnerRules(Frozen):
 class TrainingRules(Frozen):
     """The training of nodes that do not set their own."""
 
-    loss: Loss | None = None
+    loss: RunLoss | None = None
     """The loss, by a method's name and parameters, as in `tis, behaviour_weight_max=3`. None:
     `dapo` for a learner, `sapo` for other nodes. `swarm-node methods` lists them."""
 

@@ -125,6 +125,9 @@ class ServedModel(Engine):
     async def features(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
         raise ChildFailed("a served model's hidden states cannot be read")
 
+    async def prompt_logprobs(self, prompts: Sequence[str]) -> list[tuple[list[str], list[float]]]:
+        raise ChildFailed("a served model does not tell the log-probs of prompts")
+
     async def save(self, directory: Path) -> None:
         await trio.lowlevel.checkpoint()
 

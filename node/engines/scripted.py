@@ -90,6 +90,10 @@ class ScriptedPolicy(Engine):
             seconds=self._train_s,
         )
 
+    async def prompt_logprobs(self, prompts: Sequence[str]) -> list[tuple[list[str], list[float]]]:
+        await trio.lowlevel.checkpoint()
+        return [([], [])] * len(prompts)
+
     async def features(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
         await trio.lowlevel.checkpoint()
         return [[(self.skill, float(len(c.text))) for c in group.completions] for group in groups]

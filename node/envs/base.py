@@ -114,6 +114,16 @@ class Interaction(Environment, Protocol):
         ...
 
 
+@runtime_checkable
+class TellsTurns(Interaction, Protocol):
+    """An interaction that can say what a single turn is worth."""
+
+    def of_turn(self, problem: Problem, texts: Sequence[str]) -> float:
+        """The reward of the last of the policy's turns so far, in [0, 1]; 1: it was right. As
+        `worth` otherwise."""
+        ...
+
+
 M = TypeVar("M", bound=BaseModel)
 
 

@@ -103,6 +103,8 @@ class PythonRepair:
         code = answer_in("code", texts[-1]) if texts else None
         return 0.0 if code is None else self._source.score(problem, code)
 
+    of_turn = worth
+
     def score(self, problem: Problem, text: str) -> float:
         return self.worth(problem, (text,))
 

@@ -93,6 +93,15 @@ class GuessNumber:
         within = 0 < len(texts) <= problem.entry["tries"]
         return float(within and _number(texts[-1]) == int(problem.answer))
 
+    def of_turn(self, problem: Problem, texts: Sequence[str]) -> float:
+        """1 for a number that no reply so far rules out."""
+        *before, last = map(_number, texts)
+        secret, guess = int(problem.answer), last or 0
+        ruled_out = any(
+            guess == each or (guess > each) != (secret > each) for each in before if each
+        )
+        return float(0 < guess <= problem.entry["max"] and not ruled_out)
+
     def score(self, problem: Problem, text: str) -> float:
         return self.worth(problem, (text,))
 

@@ -16,7 +16,7 @@ from node.envs.answers import (
     is_padded,
     written,
 )
-from node.envs.base import Environment, Interaction, Problem, Undecided
+from node.envs.base import Environment, Interaction, Problem, TellsTurns, Undecided
 from node.envs.registry import environment, interaction
 from node.envs.replay_turns import Said
 from node.interfaces.prompts import Prompt
@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 _OURS = (NoSandbox, RunnerFailed)  # faults of this machine, which are no text's
 RewardRule = Literal["exact", "partial"]
+ScoreRule = RewardRule | Literal["turn"]  # of each transcript's last turn alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def pose(
 def score_group(
     task: Task,
     texts: Sequence[Said],
-    reward: RewardRule,
+    reward: ScoreRule,
     rule: AnswerRule = WHOLE,
     *,
     until_undecided: bool = False,
@@ -127,7 +128,7 @@ def _score_transcripts(
     problem: Problem,
     prompt: str,
     said: Sequence[Said],
-    reward: RewardRule,
+    reward: ScoreRule,
     *,
     until_undecided: bool,
 ) -> GroupScore:
@@ -139,7 +140,7 @@ def _score_transcripts(
             rewards.append(None)
             continue
         try:
-            raw = _raw_of_transcript(source, problem, each)
+            raw = _raw_of_transcript(source, problem, each, reward)
         except Undecided:
             rewards.append(None)
             continue
@@ -150,7 +151,9 @@ def _score_transcripts(
     return GroupScore(prompt, tuple(rewards), errors)
 
 
-def _raw_of_transcript(source: Interaction, problem: Problem, said: Said) -> float | Reject | None:
+def _raw_of_transcript(
+    source: Interaction, problem: Problem, said: Said, reward: ScoreRule
+) -> float | Reject | None:
     """The environment's own score; None if it fails; a `Reject` if the transcript is none of this
     task. Undecided as `Environment.score`, and if replies of a text's code differ from those where
     it was made, which may be the other machine's fault."""
@@ -166,6 +169,8 @@ def _raw_of_transcript(source: Interaction, problem: Problem, said: Said) -> flo
     if forgery is not None:
         return forgery
     texts = [text for mine, text in said[1] if mine]
+    if reward == "turn" and isinstance(source, TellsTurns):
+        return _score_of(partial(source.of_turn, problem, texts))
     return _score_of(partial(source.worth, problem, texts))
 
 
@@ -247,7 +252,7 @@ def _guarded(call: Callable[[], T], *through: type[Exception]) -> T | None:
         return None
 
 
-def _by_rule(raw: float | None, reward: RewardRule) -> float:
+def _by_rule(raw: float | None, reward: ScoreRule) -> float:
     found = raw or 0.0
     return float(found == 1.0) if reward == "exact" else found
 

@@ -135,8 +135,15 @@ class ToolTask:
         """1 if the last turn is exactly the answer."""
         return float(bool(texts) and texts[-1] == problem.answer)
 
+    def of_turn(self, problem: Problem, texts: Sequence[str]) -> float:
+        """1 for the turn that `right` has at its place."""
+        return float(tuple(texts[-1:]) == self.right(problem)[len(texts) - 1 : len(texts)])
+
     def score(self, problem: Problem, text: str) -> float:
         return self.worth(problem, (text,))
+
+    def right(self, problem: Problem) -> tuple[str, ...]:
+        raise NotImplementedError
 
 
 class CalculatorSum(ToolTask):

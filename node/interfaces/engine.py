@@ -109,10 +109,13 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Completions of one request. Their columns include the beginning, which ends at the splice."""
+    """Completions of one request. Their columns include the beginning, which ends at the splice.
+    The last two fields are of methods, and no engine sets them."""
 
     completions: tuple[Completion, ...]
     recorded: tuple[Recorded, ...] = ()  # one for each; empty: nothing was asked for
+    weights: tuple[float, ...] = ()  # of each one's loss; empty: as the request's
+    private: bool = False  # they are no plain samples, and are not shared
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,11 @@ class Prompt:
     def begun(self, beginning: str) -> "Prompt":
         return replace(self, beginning=beginning)
 
+    def asking(self, question: str) -> "Prompt":
+        """The prompt with another question."""
+        last = PromptMessage(self.messages[-1].role, question)
+        return replace(self, messages=(*self.messages[:-1], last))
+
     @property
     def question(self) -> str:
         return self.messages[-1].content

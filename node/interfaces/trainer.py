@@ -198,6 +198,15 @@ class Trainer(Protocol):
         """
         ...
 
+    async def prompt_logprobs(self, prompts: Sequence[str]) -> list[tuple[list[str], list[float]]]:
+        """The texts of the tokens of each prompt's question, and their log-probs under the present
+        policy. Both are empty where a question's tokens cannot be told apart.
+
+        Raises:
+            ChildFailed: out of memory or a crash.
+        """
+        ...
+
     async def save(self, directory: Path) -> None:
         """Write model, optimizer and RNG into an existing empty directory."""
         ...

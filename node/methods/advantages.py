@@ -5,13 +5,25 @@ blown up a millionfold."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import ceil, sqrt
 from statistics import fmean, median, median_low, pstdev, stdev
-from typing import Final, Literal
+from types import MappingProxyType
+from typing import Annotated, Final, Literal
 
-from node.methods.groups import Advantages, by_source, lengths, mean_logprobs
-from node.methods.method import MethodSettings, Need, NonNegative, Positive, PositiveShare, Share
+from annotated_types import Ge
+
+from node.methods.groups import Advantages, by_source, by_task, lengths, mean_logprobs
+from node.methods.method import (
+    NODE,
+    Count,
+    MethodSettings,
+    Need,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Share,
+)
 from swarm.rollouts import ScoredGroup, informative
 
 STD_EPSILON: Final = 1e-6
@@ -191,7 +203,7 @@ def gapo(groups: Sequence[ScoredGroup], set_to: Gapo) -> Advantages:
 # Advantages of what a completion is made of: its turns, or its answers to a task's parts.
 
 
-class TwoLevels(MethodSettings, kind="two_levels", needs={Need.TURNS}):
+class TwoLevels(MethodSettings, kind="two_levels", needs={Need.TURNS}, roles=NODE):
     """A turn's advantage over others' same turn, and its transcript's over others."""
 
     discount: Share = 0.5
@@ -237,7 +249,7 @@ def two_levels(
     return found
 
 
-class SubProblems(MethodSettings, kind="sub_problems", needs={Need.PARTS}):
+class SubProblems(MethodSettings, kind="sub_problems", needs={Need.TURNS}, roles=NODE):
     """Each part of an answer against others' same part."""
 
     over_std: bool = True
@@ -337,10 +349,7 @@ def contexts(groups: Sequence[ScoredGroup], set_to: Contexts) -> Advantages:
     completions (NudgeRL, arXiv 2605.15726). A context is a source and a hint; bare completions of
     this node are measured against all. Groups of one prompt are one task."""
     found: Advantages = [()] * len(groups)
-    tasks: dict[str, list[int]] = {}
-    for place, group in enumerate(groups):
-        tasks.setdefault(group.prompt or f"\x00{place}", []).append(place)
-    for places in tasks.values():
+    for places in by_task(groups):
         rewards = [each for at in places for each in groups[at].rewards]
         if is_flat(rewards):
             values = [0.0] * len(rewards)
@@ -371,3 +380,49 @@ def _raw(rewards: Sequence[float], keys: Sequence[tuple[str, str]], between: flo
         else reward - means[key] + between * (means[key] - overall)
         for reward, key in zip(rewards, keys, strict=True)
     ]
+
+
+OWN: Final = ""  # the source of this node's groups
+CAPABILITY_MIN: Final = 1e-8
+NOBODY: Final[Mapping[str, float]] = MappingProxyType({})
+
+
+class Hacpo(MethodSettings, kind="hacpo", needs={Need.PEERS}):
+    """Against all who tried the task, each by its mean reward lately beside this node's."""
+
+    rounds: Count = 5  # that a capability is a mean of
+    weight_max: Annotated[float, Ge(1)] = 10.0  # of one capability over another, either way
+
+
+def hacpo(
+    groups: Sequence[ScoredGroup], set_to: Hacpo, capability: Mapping[str, float] = NOBODY
+) -> Advantages:
+    """(r - mu) / (std + 1e-6) over all completions of a task, mu the mean of w(own, source) r, and
+    those of others times w(source, own) (HACPO, arXiv 2603.02604). w(a, b) is a's capability over
+    b's, within 1 / `weight_max` and `weight_max`; 1 where one is unknown. With mu > 1 the baseline
+    is the mean of own rewards, and equal rewards give zeros.
+
+    The paper has two agents on the same tasks. Here any number may have tried a task. One that this
+    node did not try, or it alone, has the plain mean. Own completions keep the weight 1.
+    """
+
+    def weight(one: str, other: str) -> float:
+        if one not in capability or other not in capability:
+            return 1.0
+        lead = max(capability[one], CAPABILITY_MIN) / max(capability[other], CAPABILITY_MIN)
+        return min(max(lead, 1.0 / set_to.weight_max), set_to.weight_max)
+
+    found: Advantages = [()] * len(groups)
+    for places in by_task(groups):
+        of_task = [groups[at] for at in places]
+        rewards = [each for group in of_task for each in group.rewards]
+        own = [each for group in of_task if group.source == OWN for each in group.rewards]
+        base = fmean(rewards) if rewards else 0.0
+        if 0 < len(own) < len(rewards):
+            base = fmean(weight(OWN, g.source) * each for g in of_task for each in g.rewards)
+            base = fmean(own) if base > 1.0 else base
+        scale = math.inf if is_flat(rewards) else stdev(rewards) + STD_EPSILON
+        for at in places:
+            factor = weight(groups[at].source, OWN)
+            found[at] = tuple(factor * (each - base) / scale for each in groups[at].rewards)
+    return found

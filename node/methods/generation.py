@@ -18,10 +18,17 @@ from node.methods.method import (
     Share,
 )
 
+SAMPLING: Final = ("how tokens are sampled",)  # of which one method alone decides
 LOOK_AHEAD_MAX: Final = 512  # the time to compare grows with its square
 
 
-class Branching(MethodSettings, kind="branching"):
+class Branching(
+    MethodSettings,
+    kind="branching",
+    needs={Need.RUNNERS_UP, Need.BEGINNINGS, Need.ONE_TURN},
+    roles=NODE,
+    decides=SAMPLING,
+):
     """A rollout branches where two tokens are almost as likely; a branch that agrees is cut."""
 
     second_min: Annotated[float, Ge(0), Le(0.5)] = 0.15  # probability of the second token
@@ -79,12 +86,13 @@ def tree_share(step: int, set_to: Branching) -> float:
 # Noise in a policy's weights, so that it tries what it would not.
 
 
-class WeightNoise(MethodSettings, kind="noise"):
+class WeightNoise(MethodSettings, kind="noise", needs={Need.NOISE}, roles=NODE, decides=SAMPLING):
     """Noise that shrinks by stages is added to the scales of normalisation layers."""
 
     sigma_first: Positive = 1e-2  # standard deviation in the first stage with noise
     sigma_last: Positive = 1e-4  # in the last stage
     stages: Annotated[int, Ge(1), Le(10_000)] = 10  # of equal lengths; the first is without noise
+    steps: Count = 500  # of all stages; ours
 
 
 def stage_noise(stage: int, set_to: WeightNoise) -> float:
@@ -114,7 +122,13 @@ HALVINGS: Final = 50
 ROLLOUTS_MAX: Final = 1_024  # at once: the time grows by HALVINGS^2 for each
 
 
-class Pruning(MethodSettings, kind="pruning", needs={Need.FEATURES}):
+class Pruning(
+    MethodSettings,
+    kind="pruning",
+    needs={Need.HIDDEN, Need.BEGINNINGS, Need.ONE_TURN},
+    roles=NODE,
+    decides=SAMPLING,
+):
     """Each rollout survives with a probability that depends on its chance to come out right."""
 
     kept_share: PositiveShare = 0.5  # expected share of rollouts that go on (kappa)
@@ -123,7 +137,8 @@ class Pruning(MethodSettings, kind="pruning", needs={Need.FEATURES}):
     # least probability to go on; without one, wrong predictions are never found out
     spared: Annotated[float, Ge(0), Lt(1)] = 0.05
     uniform_steps: Annotated[int, Ge(0)] = 20  # steps before predictions are trusted
-    look_at: Count = 512  # the token at which a rollout is judged
+    # share of a rollout's limit after which it is judged; ours, for 512 tokens
+    look_at: Annotated[float, Gt(0), Lt(1)] = 0.25
 
 
 def pruning(chances: Sequence[float], step: int, set_to: Pruning) -> tuple[float, ...]:
@@ -181,14 +196,14 @@ def survivors(propensities: Sequence[float], rng: Random) -> tuple[int, ...]:
 # Prompts without the tokens that lead the policy astray.
 
 
-class Purify(MethodSettings, kind="purify", needs={Need.REFERENCE, Need.BEHAVIOUR}):
+class Purify(MethodSettings, kind="purify", needs={Need.REVISITS, Need.REFERENCE}, roles=NODE):
     """The tokens of a prompt that the policy sees most unlike a reference are taken out, and what
     succeeds without them replaces what failed with them."""
 
     # of a prompt's tokens, taken out (gamma); 0.01 to 0.05 in published runs
     share: Annotated[float, Gt(0), Le(0.5)] = 0.03
     success_min: Share = 0.5  # prompts that go this well stay as they are (tau); ours
-    original_weight: Share = 0.5  # a, of successes with the whole prompt; others have 1 - a; ours
+    original_weight: Share = 0.5  # a, of successes with the whole prompt; all else has 1 - a; ours
 
 
 def purify(
@@ -229,7 +244,7 @@ def replaced(
 
 
 def success_weight(is_original: bool, set_to: Purify) -> float:
-    """Weight of a success: a with the whole prompt, 1 - a with a shortened one."""
+    """Weight of a completion: a for a success with the whole prompt, 1 - a for any other."""
     weight = probability(set_to.original_weight, "original_weight")
     return weight if is_original else 1.0 - weight
 
@@ -242,6 +257,7 @@ class Speculative(
     kind="speculative",
     needs={Need.BEHAVIOUR, Need.REVISITS, Need.DRAFTS, Need.ONE_TURN},
     roles=NODE,
+    decides={*SAMPLING, "the length of completions"},  # drafts have the run's
 ):
     """Keep the beginning of an earlier completion, as far as the present policy agrees with it."""
 

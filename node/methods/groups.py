@@ -31,3 +31,11 @@ def by_source(groups: Sequence[ScoredGroup]) -> dict[str, list[int]]:
     for place, group in enumerate(groups):
         found.setdefault(group.source, []).append(place)
     return found
+
+
+def by_task(groups: Sequence[ScoredGroup]) -> list[list[int]]:
+    """Places of each task's groups. Groups of one prompt are of one task."""
+    found: dict[str, list[int]] = {}
+    for place, group in enumerate(groups):
+        found.setdefault(group.prompt or f"\x00{place}", []).append(place)
+    return list(found.values())

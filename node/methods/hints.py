@@ -10,7 +10,15 @@ from typing import Annotated, Final
 from annotated_types import Ge, Le
 
 from node.methods.checked import probability, whole
-from node.methods.method import NODE, Count, MethodSettings, Need, PositiveShare, Share
+from node.methods.method import (
+    NODE,
+    Count,
+    MethodSettings,
+    Need,
+    NonNegative,
+    PositiveShare,
+    Share,
+)
 from swarm.rollouts import Task
 
 TASKS_MAX: Final = 2**14  # whose success is kept; of more, those done longest ago are given up
@@ -92,19 +100,26 @@ class BareSuccess:
         return hint
 
 
-class Nudges(MethodSettings, kind="nudges", needs={Need.CONTEXTS}):
+class Nudges(MethodSettings, kind="nudges", roles=NODE):
     """Some strategies are named, each to some rollouts; and some of these do without."""
 
-    strategies: Annotated[int, Ge(1), Le(256)] = 2
-    rollouts: Annotated[int, Ge(1), Le(4_096)] = 4  # of each strategy
+    strategies: Annotated[int, Ge(1), Le(256)] = 2  # of a task, as far as there are texts
     dropped: Share = 0.5  # share of bare prompts: 0.5 as published, 0.25 in its code
+    distil: NonNegative = 0.1  # weight of what is learned under the bare prompt; 0: nothing
+    texts: tuple[str, ...] = (  # of strategies, drawn anew for each task; ours
+        "Work step by step, and check each step before the next.",
+        "Estimate the answer first, then compute it exactly.",
+        "Work backwards from what is asked.",
+        "Split the problem into smaller parts, and solve each.",
+        "Solve it in two different ways, and compare.",
+    )
 
 
-def nudges(rng: Random, set_to: Nudges) -> tuple[int | None, ...]:
-    """The strategy that each rollout's prompt names, strategy by strategy (NudgeRL, arXiv
-    2605.15726); None: the bare prompt, so that the policy is also measured as it will be used."""
+def nudges(rng: Random, rollouts: int, set_to: Nudges) -> tuple[int | None, ...]:
+    """The strategy that each of a task's rollouts names (NudgeRL, arXiv 2605.15726), strategy by
+    strategy in equal parts. None: the bare prompt. With it the policy is also measured as it will
+    be used."""
     return tuple(
-        None if rng.random() < set_to.dropped else strategy
-        for strategy in range(set_to.strategies)
-        for _ in range(set_to.rollouts)
+        None if rng.random() < set_to.dropped else place * set_to.strategies // rollouts
+        for place in range(rollouts)
     )

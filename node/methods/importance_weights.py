@@ -11,6 +11,7 @@ from torch import Tensor, ones_like
 from node.methods import loss_settings as settings
 from node.methods.losses import log_ratio
 from node.methods.method import MethodSettings
+from node.methods.own import told
 
 OfLogRatios = Callable[[Tensor, Tensor, Any], Tensor]
 
@@ -75,4 +76,10 @@ def importance_weights(
 ) -> Tensor:
     """The weights by the method that `set_to` belongs to."""
     logs = log_ratio(proximal, behaviour).detach()
-    return IMPORTANCE_WEIGHTS[set_to.kind](logs, advantages, set_to)
+    if set_to.own is None:
+        return IMPORTANCE_WEIGHTS[set_to.kind](logs, advantages, set_to)
+    with told(set_to):
+        weights: Tensor = set_to.own(logs, advantages, set_to)
+        if weights.shape != logs.shape or not bool((weights.isfinite() & (weights >= 0)).all()):
+            raise ValueError("gives weights that are no finite number from 0 for each token")
+    return weights

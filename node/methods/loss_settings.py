@@ -33,7 +33,8 @@ class StaleLoss(LossSettings, needs={Need.BEHAVIOUR}):
 
 
 class SapoLoss(LossSettings, kind="sapo"):
-    """The clipped surrogate around the policy before the update, for own tokens and foreign."""
+    """The clipped surrogate around the policy before the update, for own tokens and foreign: swarm
+    sampling policy optimization. TRL's `sapo` is `soft_gate`."""
 
     clip_low: Low = 0.2
     clip_high: Positive = 0.28
@@ -127,7 +128,7 @@ class CispoLoss(StaleLoss, kind="cispo"):
 
 
 class SoftGateLoss(StaleLoss, kind="soft_gate"):
-    """A smooth gate in place of the clip."""
+    """A smooth gate in place of the clip: soft adaptive policy optimization, TRL's `sapo`."""
 
     sharpness_positive: Positive = 1.0
     sharpness_negative: Positive = 1.05

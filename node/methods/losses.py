@@ -11,6 +11,7 @@ import torch
 
 from node.methods import loss_settings as settings
 from node.methods.loss_settings import Aggregation
+from node.methods.own import told
 
 LOG_RATIO_MAX = 20.0  # clamp before exp, so that an absurd ratio stays finite
 HACPO_LOG_RATIO_MAX: Final = 10.0  # the same of whole completions, in HACPO
@@ -486,6 +487,19 @@ def _bounds(set_to: settings.DecoupledLoss) -> tuple[float, float, float]:
     return set_to.clip_low, set_to.clip_high, set_to.behaviour_weight_max
 
 
+def _own(tokens: Tokens, set_to: settings.LossSettings) -> TokenLosses:
+    """A user's own loss: columns as those of a built-in one, or its losses (T,) alone."""
+    with told(set_to):
+        found = set_to.own(tokens, set_to)
+        found = found if isinstance(found, TokenLosses) else _unmasked(found)
+        shapes = [tuple(each.shape) for each in found]
+        if shapes != [tuple(tokens.logprobs.shape)] * len(found):
+            raise ValueError(f"gives {shapes[0]} losses for {tuple(tokens.logprobs.shape)} tokens")
+        if not bool(found.each.isfinite().all()):
+            raise ValueError("gives losses that are not finite")
+    return found
+
+
 OBJECTIVES: Final[Mapping[str, Objective]] = {
     "sapo": Objective(_sapo, uses_behaviour=False),
     "grpo": Objective(_clip),
@@ -503,3 +517,7 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
     "topr": Objective(_topr),
     "bapo": Objective(_bapo, keep=_bapo_kept),
 }
+
+
+def objective_of(set_to: settings.LossSettings) -> Objective:
+    return OBJECTIVES[set_to.kind] if set_to.own is None else Objective(_own)

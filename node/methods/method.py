@@ -44,12 +44,10 @@ class Need(StrEnum):
     BEHAVIOUR = "behaviour"  # the log-prob of each token where it was generated
     CONTEXTS = "contexts"  # more than one way to be asked, or more than one source
     TURNS = "turns"  # rewards by turn
-    PARTS = "parts"  # a task in parts that are rewarded each by itself
     REVISITS = "revisits"  # tasks that come again
     REFERENCE = "reference"  # a policy that is kept
     FEATURES = "features"  # the trainer's hidden states
     HIDDEN = "hidden"  # the engine's hidden states
-    JUDGE = "judge"  # a model that says what is wrong with a text
     ENTROPY = "entropy"  # of each token's distribution
     REQUESTS = "requests"  # an engine that takes widths, lengths and temperatures of single prompts
     BEGINNINGS = "beginnings"  # an engine that continues given tokens
@@ -70,6 +68,7 @@ class MethodSettings:
     needs: ClassVar[frozenset[Need]] = frozenset()
     roles: ClassVar[tuple[Role, ...]] = BOTH
     decides: ClassVar[frozenset[str]] = frozenset()  # what only one method of a node may decide
+    own: ClassVar[Any] = None  # of a user's own method: its function, or the class of its stage
 
     def __init_subclass__(
         cls,

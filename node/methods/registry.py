@@ -1,6 +1,7 @@
 """The methods that there are, by family and name."""
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,6 +55,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _advantage("contexts", "2605.15726", measured=_SAME),
     _advantage("novelty", "2510.06672", measured=_SAME),
     _advantage("uniqueness", "2601.08763", measured=_SAME),
+    _method(advantages.Hacpo, advantages.hacpo, "advantage", "2603.02604"),
     _method(advantages.TwoLevels, advantages.two_levels, "advantage", "2509.11543"),
     _method(advantages.SubProblems, advantages.sub_problems, "advantage", "2605.22074"),
     _method(rewards.CrossValue, rewards.cross_value, "advantage", "2605.07579"),
@@ -127,6 +129,41 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
 )  # fmt: skip
 
 
+TEST_OF_FUNCTION: Final[Mapping[Family, str]] = {
+    "control": "methods_control",
+    "generate": "methods_generate",
+    "draw": "draw_by_need",
+    "external_rule": "methods_control",
+    "reward": "methods_advantages",
+    "replay": "methods_filters",
+    "filter": "methods_filters",
+    "advantage": "methods_advantages",
+    "loss": "training_objectives",
+    "correction": "methods_weighing",
+    "preference": "training_preferences",
+}
+"""The file with the tests of a family's functions, tests/unit/test_NAME.py."""
+
+_SHARING: Final = frozenset({"vade", "adaptive_external", "need", "rescue", "speculative", "hints"})
+_BY_LOSS: Final = frozenset({"loss", "correction", "preference"})
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    **dict.fromkeys(_SHARING, "test_stages_sharing"),
+    **dict.fromkeys(("admission", "reclamation"), "../simulation/test_learner_stages"),
+    **dict.fromkeys(("contexts", "uniqueness"), "test_stages_loss"),
+    **dict.fromkeys(
+        ("hacpo", "two_levels", "sub_problems", "cross_value", "salvage"), "test_stages_rewards"
+    ),
+}
+
+
+def loop_test(each: KnownMethod) -> str:
+    """The file in tests/unit with the test of the method in a round."""
+    if each.family in _BY_LOSS:
+        return "test_stages_loss"
+    plural = {"filter": "filters", "reward": "rewards"}.get(each.family, each.family)
+    return _ELSEWHERE.get(each.name, f"test_stages_{plural}")
+
+
 def families(methods: Iterable[KnownMethod] = METHODS) -> dict[Family, list[KnownMethod]]:
     """Methods by family, in their order."""
     found: dict[Family, list[KnownMethod]] = {}
@@ -152,6 +189,26 @@ class LiteratureRow:
     methods: tuple[str, ...] = ()
     where: str = ""
     why_not: str = ""
+
+
+def _plain(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower().replace("+", "p"))
+
+
+def named(name: str) -> list[KnownMethod]:
+    """The methods of a name, or else of an arXiv number or a system, such as `dr.grpo` or
+    `vcrl`."""
+    if exact := [each for each in METHODS if each.name == name]:
+        return exact
+    plain, of_system = _plain(name), set[str]()
+    for row in LITERATURE:
+        if name == row.source or plain in map(_plain, row.name.split(", ")):
+            of_system.update(row.methods)
+    return [
+        each
+        for each in METHODS
+        if plain == _plain(each.name) or name in each.source.split() or each.name in of_system
+    ]
 
 
 LITERATURE: Final = (
@@ -187,8 +244,11 @@ LITERATURE: Final = (
     LiteratureRow("FAPO", "2510.22543", ("flawed",)),
     LiteratureRow("SCRL", "2605.22074", ("sub_problems",)),
     LiteratureRow("SIRI", "2509.25176", ("length_schedule",)),
-    LiteratureRow("QeRL", "2510.11696", ("noise",)),
-    LiteratureRow("DARE, TTRL", "2601.21804", ("distribution", "majority")),
+    LiteratureRow("QeRL, AQN", "2510.11696", ("noise",)),
+    LiteratureRow("DARE", "2601.21804", ("distribution",)),
+    LiteratureRow("TTRL", "2504.16084", ("majority",)),
+    LiteratureRow("RLEP", "2507.07451", ("replayed_successes",)),
+    LiteratureRow("LUFFY", "2504.14945", ("rescue",)),
     LiteratureRow(
         "ECHO for test-time RL", "2602.02150", why_not="its constants are not published"
     ),

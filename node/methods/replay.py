@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from annotated_types import Ge, Le
 from node.methods.advantages import PASSED, is_flat
 from node.methods.checked import finite, whole
 from node.methods.method import NODE, Count, MethodSettings, Need, PositiveShare, Share
+from node.methods.step_judge import JudgeName, StepJudge
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, Task
 
@@ -198,7 +199,7 @@ def rescue(
 ) -> dict[int, tuple[Success, ...]]:
     """Right completions of others for some own groups without a success, by place. `rewards`:
     (groups, G); `successes`: those of each group's task, by its place."""
-    failed = [at for at, each in enumerate(rewards) if is_flat(each) and not any(each)]
+    failed = [at for at, each in enumerate(rewards) if is_flat(each) and max(each, default=0) <= 0]
     known = [at for at in failed if successes.get(at)]
     most = math.ceil(set_to.groups_share_max * len(rewards))
     found: dict[int, tuple[Success, ...]] = {}
@@ -218,13 +219,12 @@ def _chars(successes: Mapping[PeerId, Success]) -> int:
 
 # The right part of a wrong answer.
 
-StepJudge = Callable[[Sequence[str]], int | None]
-"""Of the steps of an answer, the place of the first wrong one; None: none is."""
 
-
-class Salvage(MethodSettings, kind="salvage", needs={Need.TEXTS, Need.JUDGE}):
+class Salvage(MethodSettings, kind="salvage", needs={Need.TEXTS, Need.ONE_TURN}, roles=NODE):
     """A wrong answer is begun again after its last right step."""
 
+    judge: JudgeName = "arithmetic"
+    tries: Annotated[int, Ge(1), Le(64)] = 4  # answers of a round that are begun again; ours
     steps_min: Count = 1  # right steps of a beginning that is worth it; ours
     steps_max: Count = 256  # steps of an answer that the judge gets; ours
 

@@ -3,14 +3,25 @@
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Final
+from typing import Annotated, Final
 
-from node.methods.method import MethodSettings, Need, NonNegative, Share
+from annotated_types import Ge, Le
+
+from node.methods.method import (
+    Count,
+    MethodSettings,
+    Need,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Share,
+)
+from node.methods.step_judge import JudgeName
 
 CONFIDENCE_EPSILON: Final = 1e-6
 
 
-class Majority(MethodSettings, kind="majority", needs={Need.TEXTS}):
+class Majority(MethodSettings, kind="majority", needs={Need.TEXTS, Need.ONE_TURN}):
     """1 for the answer that most give."""
 
 
@@ -27,7 +38,9 @@ def majority(
     return tuple(float(answer == best) for answer in answers)
 
 
-class Distribution(MethodSettings, kind="distribution", needs={Need.TEXTS, Need.ENTROPY}):
+class Distribution(
+    MethodSettings, kind="distribution", needs={Need.TEXTS, Need.ENTROPY, Need.ONE_TURN}
+):
     """By the answer's share of the votes, counted by certainty; rare sure ones gain."""
 
     share_min: Share = 0.0  # answers with a smaller share are worth nothing
@@ -72,9 +85,10 @@ def _votes(answers: Sequence[str | None], voters: Sequence[str]) -> dict[str, fl
     return votes
 
 
-class Flawed(MethodSettings, kind="flawed", needs={Need.JUDGE}):
+class Flawed(MethodSettings, kind="flawed", needs={Need.TEXTS, Need.ONE_TURN}):
     """Right answers with a flaw on the way are worth less."""
 
+    judge: JudgeName = "arithmetic"
     penalty: NonNegative = 1.0
 
 
@@ -89,6 +103,11 @@ def flawed(right: Sequence[bool], has_flaw: Sequence[bool], set_to: Flawed) -> t
 
 class CrossValue(MethodSettings, kind="cross_value", needs={Need.FEATURES}):
     """r less what a probe on the other completion's inner states expects."""
+
+    ridge: Positive = 0.01
+    width: Annotated[int, Ge(1), Le(128)] = 64  # numbers that states are projected to; ours
+    kept: PositiveShare = 0.9  # of the weight of earlier pairs, each round; ours
+    pairs_min: Count = 64  # before which the group's mean is expected; ours
 
 
 def cross_value(rewards: tuple[float, float], expected: tuple[float, float]) -> tuple[float, float]:

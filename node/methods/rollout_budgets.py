@@ -29,7 +29,7 @@ HALVINGS: Final = 60  # of an interval, after which doubles are exhausted
 
 
 class XrpoAllocation(
-    MethodSettings, kind="xrpo_allocation", roles=NODE, decides={"how many rollouts"}
+    MethodSettings, kind="xrpo_allocation", roles=NODE, decides={"the number of completions"}
 ):
     """More rollouts where one more narrows most what is known of a task's mean reward."""
 
@@ -136,7 +136,7 @@ class Duet(
     kind="duet",
     needs={Need.LENGTHS, Need.LOGPROBS, Need.REVISITS, Need.REQUESTS},
     roles=NODE,
-    decides={"how many rollouts", "how long"},
+    decides={"the number of completions", "the length of completions"},
 ):
     """Rollouts and lengths of each task within a budget of tokens, by one price of a token."""
 
@@ -228,7 +228,10 @@ def variance_curriculum(step: int, set_to: VarianceCurriculum) -> float:
 
 
 class LengthSchedule(
-    MethodSettings, kind="length_schedule", needs={Need.REQUESTS}, decides={"how long"}
+    MethodSettings,
+    kind="length_schedule",
+    needs={Need.REQUESTS},
+    decides={"the length of completions"},
 ):
     """The length of completions swings between two bounds, so that what was learned in many tokens
     is learned again in few."""
@@ -263,7 +266,7 @@ ROLLOUTS_MAX: Final = {"equal": 32, "hardness": 64}
 SOLVED: Final = 0.5  # tasks that go this well get no more
 
 
-class Dars(MethodSettings, kind="dars", roles=NODE, decides={"how many rollouts"}):
+class Dars(MethodSettings, kind="dars", roles=NODE, decides={"the number of completions"}):
     """More rollouts of hard tasks, so that their advantages sum up to what those of middling ones
     do."""
 
@@ -289,7 +292,7 @@ def dars(right: int, rollouts: int, set_to: Dars) -> int:
     return max(0, min(wanted, most - rollouts))
 
 
-class Brorl(MethodSettings, kind="brorl", decides={"how many rollouts"}):
+class Brorl(MethodSettings, kind="brorl", decides={"the number of completions"}):
     """As many rollouts of a task as make it likely that it teaches."""
 
     by: Literal["informative", "mass"] = "informative"  # rewards differ, or a right answer was seen

@@ -26,7 +26,9 @@ from node.methods.method import (
 from swarm.rollouts import Counters
 
 
-class Cdas(MethodSettings, kind="cdas", needs={Need.REVISITS}, roles=NODE, decides={"which tasks"}):
+class Cdas(
+    MethodSettings, kind="cdas", needs={Need.REVISITS}, roles=NODE, decides={"the choice of tasks"}
+):
     """Half of the tasks a little below the policy's competence, half a little above it."""
 
     uniform_steps: Annotated[int, Ge(0)] = 1  # steps with uniform draws, before anything is known
@@ -115,7 +117,9 @@ def cdas(
 # Tasks whose rewards will differ most, by what is believed of them (VADE, arXiv 2511.18902).
 
 
-class Vade(MethodSettings, kind="vade", needs={Need.REVISITS}, roles=NODE, decides={"which tasks"}):
+class Vade(
+    MethodSettings, kind="vade", needs={Need.REVISITS}, roles=NODE, decides={"the choice of tasks"}
+):
     """Thompson's draw of each task's success, and those taken that promise most."""
 
     decay_global: PositiveShare = 0.99  # of all counts, each step; ours

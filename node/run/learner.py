@@ -195,6 +195,7 @@ class Learner:
             node.choice,
             node.solved,
             node.exchange,
+            node.verifier,
         )
 
     async def own(self, at: View, clock: Stopwatch) -> list[BatchGroup] | None:

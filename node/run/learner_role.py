@@ -40,6 +40,7 @@ from node.run.parts import LivePolicy
 from node.run.role import Needs, TrainingRole
 from node.run.version_spread import SpreadWatch
 from node.run.world import Listener, Publishing, SamplingTrainer, Watchers, World
+from node.stages.table import refuse_of_others
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.leases.coordination import ControlService
@@ -65,6 +66,7 @@ class LearnerRole(TrainingRole):
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
         rules = rules_of(config)
+        refuse_of_others(config, "learner")
         if rules.peer != identity.peer_id:
             raise ConfigError(
                 f"the learner of run {config.run.name} is {rules.peer}, and this key is "

@@ -5,7 +5,7 @@ offers them, and draws J groups of what has arrived from others. `node.run.round
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isfinite, nan
@@ -83,6 +83,16 @@ def _sampled(completion: Completion) -> int:
     return len(completion.token_ids) - (completion.splices[-1] if completion.splices else 0)
 
 
+def _total(made: Iterable[tuple[Wanted, Outcome]]) -> int:
+    return sum(_sampled(each) for _, got in made for each in got.completions)
+
+
+def _weights(its: Wanted, got: Outcome) -> tuple[float, ...]:
+    """The weight of each completion; empty: 1."""
+    found = tuple(its.weight * each for each in got.weights or (1.0,) * len(got.completions))
+    return found if set(found) != {1.0} else ()
+
+
 def _said(prompt: str, completion: Completion) -> Any:
     """The text to score: hint, completion and replies of the environment."""
     said = Prompt.read(prompt)
@@ -128,6 +138,7 @@ class Sapo:
         self.progress = progress
         self._next_index = progress.next_index
         self._sampling = config.run.engine_sampling
+        self._tokens = 0  # sampled in this round
         self._round = Round(node, policy, self, stages_of(config))
         self.stages = self._round.stages
         self.stages.restore(progress.methods)
@@ -147,6 +158,7 @@ class Sapo:
             node.choice,
             node.solved,
             node.exchange,
+            node.verifier,
         )
 
     async def round(self) -> RoundDone:
@@ -154,9 +166,13 @@ class Sapo:
         start = self.progress
         outcome = await self._round.run(self._view(start.round + 1))
         assert outcome is not None
-        measured = [each.scored for each in outcome.own if each.scored.decided and each.is_bare]
+        measured = [
+            each.scored
+            for each in outcome.own
+            if each.scored.decided and each.is_bare and not each.private
+        ]
         self._node.choice.learn([(each.group.task, each.rewards) for each in measured])
-        generated = self._generated(outcome.own)
+        generated = self._generated()
         self.progress = replace(
             start,
             round=start.round + 1,
@@ -168,17 +184,17 @@ class Sapo:
         )
         return self._record(outcome, generated)
 
-    def _generated(self, own: Sequence[BatchGroup]) -> int:
+    def _generated(self) -> int:
         """The number of tokens that were sampled for the round."""
         if self._engine.capabilities.counts:
             return self._engine.take_sampled()
-        return sum(_sampled(c) for each in own for c in each.scored.group.completions)
+        return self._tokens
 
     # --- tasks, completions, rewards -------------------------------------------------------
 
     async def own(self, at: View, clock: Stopwatch) -> list[BatchGroup]:
         """The round's own groups, with what methods asked for more."""
-        self._next_index = self.progress.next_index
+        self._next_index, self._tokens = self.progress.next_index, 0
         self._node.choice.expire()
         wanted, each = self._config.local_groups, self._config.group_size
         if wanted == 0:
@@ -195,9 +211,10 @@ class Sapo:
         if self._partial is not None:
             seed = at.seed("generate", 0)
             begun = await self._partial.groups(wanted, self._sampling, seed, assign)
+            self._tokens += _total(begun)
         else:
             begun = await self._generate(await assign(wanted), 0, at)
-        found = await self._scored(begun, clock)
+        found = _merged((), await self._scored(begun, clock))
         for attempt in range(1, MORE_MAX + 1):
             more = self.stages.more(found, at)
             further = [*more.wanted, *(await assign(more.tasks) if more.tasks else ())]
@@ -221,10 +238,13 @@ class Sapo:
             calls += 1
             requests = [each.request for each in wanted]
             tasks = [each.assigned.task for each in wanted]
-            return await outcomes(self._player, tasks, requests, self._sampling, seed, noise)
+            made = await outcomes(self._player, tasks, requests, self._sampling, seed, noise)
+            self._tokens += _total(zip(wanted, made, strict=True))
+            return made
 
-        made = await self.stages.generate(wanted, at, sample)
-        return list(zip(wanted, made, strict=True))
+        made = list(zip(wanted, await self.stages.generate(wanted, at, sample), strict=True))
+        self._tokens += 0 if calls else _total(made)  # a method may sample in its own way
+        return [(its, got) for its, got in made if got.completions]
 
     async def _scored(
         self, made: Sequence[tuple[Wanted, Outcome]], clock: Stopwatch
@@ -253,8 +273,8 @@ class Sapo:
                     scored,
                     prompts=(prompt,) * count if prompt != its.assigned.prompt else (),
                     recorded=got.recorded,
-                    weights=(its.weight,) * count if its.weight != 1.0 else (),
-                    private=its.private,
+                    weights=_weights(its, got),
+                    private=its.private or got.private,
                 )
             )
         return found
@@ -342,7 +362,12 @@ class Sapo:
         own, foreign, report = outcome.own, outcome.foreign, outcome.report
         bare = [each.scored for each in own if each.is_bare]
         hinted = [each.scored for each in own if not each.is_bare]
-        rewards = [reward for each in bare for reward in each.rewards]
+        rewards = [
+            reward
+            for each in own
+            for place, reward in enumerate(each.scored.rewards)
+            if each.prompt_of(place) == each.scored.prompt
+        ]
         trained = [*(each.scored for each in own), *foreign]
         completions = [c for each in own for c in each.scored.group.completions]
         ledger = self._node.the_exchange.ledger

@@ -21,6 +21,7 @@ from node.run.role import Needs, TrainingRole
 from node.run.rollback import Rollback
 from node.run.sapo import Sapo
 from node.run.world import Listener, SamplingTrainer, World
+from node.stages.table import refuse_of_others
 from node.system.stopping import unless
 from swarm.exchange.exchange_service import Exchange
 from swarm.identity import Identity
@@ -176,6 +177,7 @@ class SapoRole(TrainingRole):
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
         """The role shares groups even if it draws none."""
+        refuse_of_others(config, "node")
         return Needs(policy=config.engine != "openai", draws=config.external_groups)
 
     def __init__(self, world: World, config: NodeConfig, node: Node, listener: Listener) -> None:

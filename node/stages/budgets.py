@@ -7,20 +7,9 @@ from statistics import fmean, pstdev, stdev
 from typing import Any, Final
 
 from node.interfaces.engine import Request
+from node.methods import rollout_budgets as formulas
 from node.methods.advantages import PASSED
 from node.methods.groups import Advantages, lengths
-from node.methods.rollout_budgets import (
-    Brorl,
-    Dars,
-    Duet,
-    RolloutStatistics,
-    XrpoAllocation,
-    brorl,
-    dars,
-    duet,
-    phase_budgets,
-    xrpo_allocation,
-)
 from node.stages.control import bucket, measured
 from node.stages.stage import BatchGroup, More, RoundOutcome, Stage, View, Wanted
 from node.verify.held_out import Assignment
@@ -40,20 +29,20 @@ def _passed(group: BatchGroup) -> int:
     return sum(reward >= PASSED for reward in group.scored.rewards)
 
 
-class MoreOfHard(Stage[Dars]):
+class MoreOfHard(Stage[formulas.Dars]):
     """DARS: further completions of hard tasks, once the first G are scored."""
 
     def more(self, made: Sequence[BatchGroup], at: View) -> More:
         first = [each for each in measured(made) if len(each.scored.rewards) == at.group_size]
-        counts = [dars(_passed(each), at.group_size, self.set_to) for each in first]
+        counts = [formulas.dars(_passed(each), at.group_size, self.set_to) for each in first]
         self.acted += sum(counts)
         return More([further(each, n) for each, n in zip(first, counts, strict=True) if n])
 
 
-class WidenByPassRate(Stage[Brorl]):
+class WidenByPassRate(Stage[formulas.Brorl]):
     """BroRL: as many completions as the pass rate asks for, of a task or of all leased ones."""
 
-    def __init__(self, set_to: Brorl) -> None:
+    def __init__(self, set_to: formulas.Brorl) -> None:
         super().__init__(set_to)
         self._right = self._rollouts = 0.0  # of a learner's groups, the older the less they count
 
@@ -76,7 +65,7 @@ class WidenByPassRate(Stage[Brorl]):
         """`width` where nothing is known."""
         if not rollouts:
             return width
-        return brorl((right + 1.0) / (rollouts + 2.0), width, self.set_to)
+        return formulas.brorl((right + 1.0) / (rollouts + 2.0), width, self.set_to)
 
     def learn(self, outcome: RoundOutcome, at: View) -> None:
         if at.role == "learner":
@@ -92,11 +81,11 @@ class WidenByPassRate(Stage[Brorl]):
         self._right, self._rollouts = map(float, record)
 
 
-class AllocateInPhases(Stage[XrpoAllocation]):
+class AllocateInPhases(Stage[formulas.XrpoAllocation]):
     """XRPO: a share of the round's completions alike for all tasks, and the rest, phase by phase,
     where it tells most. The round has as many as without it."""
 
-    def __init__(self, set_to: XrpoAllocation) -> None:
+    def __init__(self, set_to: formulas.XrpoAllocation) -> None:
         super().__init__(set_to)
         self._round = self._phase = self._budget = 0
 
@@ -113,14 +102,14 @@ class AllocateInPhases(Stage[XrpoAllocation]):
     def more(self, made: Sequence[BatchGroup], at: View) -> More:
         if self._phase == self.set_to.phases:
             return More()
-        budget = phase_budgets(self._budget, self.set_to)[self._phase]
+        budget = formulas.phase_budgets(self._budget, self.set_to)[self._phase]
         self._phase += 1
-        known = measured(made)
+        known = [each for each in measured(made) if len(each.scored.rewards) > 1]
         tasks = [
-            RolloutStatistics(len(each.scored.rewards), stdev(each.scored.rewards))
+            formulas.RolloutStatistics(len(each.scored.rewards), stdev(each.scored.rewards))
             for each in known
         ]
-        counts = xrpo_allocation(tasks, budget, self.set_to)
+        counts = formulas.xrpo_allocation(tasks, budget, self.set_to)
         self.acted += sum(counts)
         return More([further(each, n) for each, n in zip(known, counts, strict=True) if n])
 
@@ -142,11 +131,11 @@ class Figures:
         )
 
 
-class SpendTokens(Stage[Duet]):
+class SpendTokens(Stage[formulas.Duet]):
     """DUET: numbers and lengths of completions by what their buckets cost and taught before. A
     completion weighs by the inverse of its task's propensity, on average 1."""
 
-    def __init__(self, set_to: Duet) -> None:
+    def __init__(self, set_to: formulas.Duet) -> None:
         super().__init__(set_to)
         self._known: dict[str, Figures] = {}
 
@@ -159,7 +148,7 @@ class SpendTokens(Stage[Duet]):
         known = [self._known.get(bucket(each.assigned.task, at), mean) for each in wanted]
         tokens = [each.tokens for each in known]
         full = sum(each.request.n * cost for each, cost in zip(wanted, tokens, strict=True))
-        spending = duet([each.signal for each in known], tokens, full, self.set_to)
+        spending = formulas.duet([each.signal for each in known], tokens, full, self.set_to)
         counts, propensities = spending.rollouts, spending.propensities
         inverse = [n / share for n, share in zip(counts, propensities, strict=True)]
         norm = sum(counts) / sum(inverse)

@@ -9,7 +9,7 @@ from typing import Any
 
 from node.interfaces.engine import Outcome
 from node.methods.advantages import PASSED
-from node.methods.filters import ROUNDING, reward_score
+from node.methods.filters import ROUNDING, Variance, reward_score
 from node.methods.rollout_budgets import (
     LengthSchedule,
     VarianceCurriculum,
@@ -119,10 +119,11 @@ class ScheduleVariance(Stage[VarianceCurriculum]):
 
     def select(self, batch: Sequence[BatchGroup], at: View) -> Sequence[BatchGroup]:
         least = variance_curriculum(at.step, self.set_to) - ROUNDING
+        reward_range = (at.config.method(Variance) or Variance()).reward_range
         kept = [
             each
             for each in batch
-            if each.drawn or each.guided or reward_score(each.scored.rewards) >= least
+            if each.drawn or each.guided or reward_score(each.scored.rewards, reward_range) >= least
         ]
         self.acted += len(batch) - len(kept)
         return kept
@@ -136,11 +137,12 @@ class AdaptForeignGroups(Stage[AdaptiveExternal]):
         self.gains = ExternalGains()
 
     def foreign_wanted(self, wanted: int, at: View) -> int:
-        return groups_of(self.gains, wanted, self.set_to)
+        found = groups_of(self.gains, wanted, self.set_to)
+        self.acted += found != wanted
+        return found
 
     def evaluated(self, gain: float | None, rng: Random) -> None:
         self.gains = evaluated(self.gains, gain, rng, self.set_to)
-        self.acted += 1
 
     def to_record(self) -> Any:
         return asdict(self.gains)

@@ -6,22 +6,8 @@ from dataclasses import astuple, replace
 from typing import Any, Final
 
 from node.interfaces.engine import Outcome
+from node.methods import filters as formulas
 from node.methods.advantages import is_flat
-from node.methods.filters import (
-    DynamicSampling,
-    Extremes,
-    Overlong,
-    Variance,
-    VarianceBank,
-    VarianceChoice,
-    ZeroAdvantage,
-    deciding_tokens,
-    dynamic_sampling,
-    extremes,
-    overlong,
-    variance,
-    zero_advantage,
-)
 from node.methods.groups import Advantages, lengths
 from node.methods.rollout_budgets import VarianceCurriculum
 from node.stages.stage import BatchGroup, More, Sample, Stage, View, Wanted
@@ -31,20 +17,20 @@ from swarm.rollouts import ScoredGroup, Task
 BANK_CHARS_MAX: Final = 2**19  # of the prompts and tasks in VCRL's bank
 
 
-class DropFlat(Stage[ZeroAdvantage]):
+class DropFlat(Stage[formulas.ZeroAdvantage]):
     """Groups whose rewards are all equal are left out, unless they have guidance."""
 
     def select(self, batch: Sequence[BatchGroup], at: View) -> Sequence[BatchGroup]:
-        teach = zero_advantage([each.scored for each in batch], self.set_to)
+        teach = formulas.zero_advantage([each.scored for each in batch], self.set_to)
         kept = [each for place, each in enumerate(batch) if place in teach or each.guided]
         self.acted += len(batch) - len(kept)
         return kept
 
 
-class SampleUntilInformative(Stage[DynamicSampling]):
+class SampleUntilInformative(Stage[formulas.DynamicSampling]):
     """DAPO: other tasks take the places of those whose own groups are flat."""
 
-    def __init__(self, set_to: DynamicSampling) -> None:
+    def __init__(self, set_to: formulas.DynamicSampling) -> None:
         super().__init__(set_to)
         self._round = self._rounds = 0  # of generation, in this round
 
@@ -53,7 +39,9 @@ class SampleUntilInformative(Stage[DynamicSampling]):
             self._round, self._rounds = at.number, 0
         self._rounds += 1
         kept = sum(not is_flat(each.scored.rewards) for each in made)
-        tasks = dynamic_sampling(at.config.local_groups, kept, len(made), self._rounds, self.set_to)
+        tasks = formulas.dynamic_sampling(
+            at.config.local_groups, kept, len(made), self._rounds, self.set_to
+        )
         self.acted += tasks
         return More(tasks=tasks)
 
@@ -71,7 +59,7 @@ class SampleUntilInformative(Stage[DynamicSampling]):
         return kept
 
 
-class PenaliseLong(Stage[Overlong]):
+class PenaliseLong(Stage[formulas.Overlong]):
     """DAPO: the reward falls where a completion comes near its limit, in the node's own tokens."""
 
     def reward(self, batch: Sequence[BatchGroup], at: View) -> Sequence[BatchGroup]:
@@ -82,19 +70,19 @@ class PenaliseLong(Stage[Overlong]):
         has_tokens = all(made.token_ids for made in scored.group.completions)
         if not has_tokens or scored.group.tokenizer != at.tokenizer:
             return each
-        offsets = overlong(lengths(scored), at.sampling.max_new_tokens, self.set_to)
+        offsets = formulas.overlong(lengths(scored), at.sampling.max_new_tokens, self.set_to)
         self.acted += sum(map(bool, offsets))
         rewards = tuple(map(sum, zip(scored.rewards, offsets, strict=True)))
         return replace(each, scored=replace(scored, rewards=rewards))
 
 
-class DropUnvaried(Stage[Variance]):
+class DropUnvaried(Stage[formulas.Variance]):
     """VCRL: own groups that vary too little are left out. In the next round tasks of the bank take
     their places. Others do not see these again: a task has one place in a node's stream."""
 
-    def __init__(self, set_to: Variance) -> None:
+    def __init__(self, set_to: formulas.Variance) -> None:
         super().__init__(set_to)
-        self._bank = VarianceBank()
+        self._bank = formulas.VarianceBank()
         self._recalled: tuple[str, ...] = ()  # prompts for the next round
         self._known: dict[str, Assignment] = {}  # of the bank and of these, by prompt
         self._asked: set[str] = set()  # prompts of this round
@@ -120,14 +108,16 @@ class DropUnvaried(Stage[Variance]):
         wanted = at.config.local_groups if is_node else 0
         left_out = self._asked - {each.prompt for each in groups}  # by methods before
         scores = {task: s for task, s in self._bank.scores.items() if task not in left_out}
-        choice = variance(groups, score_min, VarianceBank(scores), self.set_to, wanted)
+        choice = formulas.variance(
+            groups, score_min, formulas.VarianceBank(scores), self.set_to, wanted
+        )
         if is_node:
             self._keep(choice, groups)
         dropped = {id(own[place]) for place in set(range(len(own))) - set(choice.kept)}
         self.acted += len(dropped)
         return [each for each in batch if id(each) not in dropped]
 
-    def _keep(self, choice: VarianceChoice, groups: Sequence[ScoredGroup]) -> None:
+    def _keep(self, choice: formulas.VarianceChoice, groups: Sequence[ScoredGroup]) -> None:
         """Keep what is needed to ask again, up to a bound, the best first."""
         known = self._known | {
             each.prompt: Assignment(each.group.task, each.prompt, each.group.attempt)
@@ -142,7 +132,7 @@ class DropUnvaried(Stage[Variance]):
             self._known[prompt] = known[prompt]
         scores = {task: s for task, s in choice.bank.scores.items() if task in self._known}
         self._recalled = tuple(each for each in choice.recalled if each in self._known)
-        self._bank = VarianceBank(scores)
+        self._bank = formulas.VarianceBank(scores)
 
     def to_record(self) -> Any:
         known = [_fields(each) for each in self._known.values()]
@@ -152,7 +142,9 @@ class DropUnvaried(Stage[Variance]):
         known, scores, recalled = record
         every = [Assignment(Task(*task), prompt, attempt) for task, prompt, attempt in known]
         self._known = {each.prompt: each for each in every}
-        self._bank = VarianceBank({task: scores[task] for task in scores if task in self._known})
+        self._bank = formulas.VarianceBank(
+            {task: scores[task] for task in scores if task in self._known}
+        )
         self._recalled = tuple(each for each in recalled if each in self._known)
 
 
@@ -166,20 +158,20 @@ def _again(wanted: Wanted, assigned: Assignment) -> Wanted:
     return replace(wanted, assigned=assigned, request=request, private=True)
 
 
-class KeepExtremes(Stage[Extremes]):
+class KeepExtremes(Stage[formulas.Extremes]):
     """D3S: the completions whose advantages vary most, over all groups, and their deciding tokens
     where entropies were recorded."""
 
     async def generate(self, wanted: Sequence[Wanted], at: View, sample: Sample) -> list[Outcome]:
         if "entropies" not in at.engine.capabilities.records or at.config.run.has_turns:
             return await sample(wanted)
-        return await sample([_with_entropies(each) for each in wanted])
+        return await sample([with_entropies(each) for each in wanted])
 
     def weigh(
         self, batch: Sequence[BatchGroup], worth: Advantages, at: View
     ) -> tuple[Sequence[BatchGroup], Advantages]:
         progress = at.step / self.set_to.steps
-        kept = set(extremes(worth, progress, self.set_to))
+        kept = set(formulas.extremes(worth, progress, self.set_to))
         found: Advantages = [
             tuple(value if (row, place) in kept else None for place, value in enumerate(values))
             for row, values in enumerate(worth)
@@ -198,7 +190,7 @@ class KeepExtremes(Stage[Extremes]):
             if value is not None and each.recorded and each.recorded[place].entropies
         }
         values, entropies = [v for v, _ in told.values()], [e for _, e in told.values()]
-        masks = deciding_tokens(values, entropies, progress, self.set_to)
+        masks = formulas.deciding_tokens(values, entropies, progress, self.set_to)
         by_place = dict(zip(told, masks, strict=True))
         self.acted += sum(mask.count(False) for mask in masks)
         if all(map(all, masks)):
@@ -215,7 +207,8 @@ class KeepExtremes(Stage[Extremes]):
         ]
 
 
-def _with_entropies(wanted: Wanted) -> Wanted:
+def with_entropies(wanted: Wanted) -> Wanted:
+    """A request that records the entropy of each token."""
     request = wanted.request
     return replace(wanted, request=replace(request, record=request.record | {"entropies"}))
 

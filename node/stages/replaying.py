@@ -7,6 +7,8 @@ from math import ceil
 from random import Random
 from typing import Any
 
+from node.interfaces.engine import Request
+from node.interfaces.prompts import NO_TEXT, Prompt
 from node.methods.advantages import PASSED
 from node.methods.groups import Advantages
 from node.methods.replay import (
@@ -14,14 +16,18 @@ from node.methods.replay import (
     PoolOfSuccesses,
     ReplayedSuccesses,
     Rescue,
+    Salvage,
     SuccessPool,
     distil_weight,
     pool_of_successes,
     replayed_successes,
     rescue,
+    salvage,
 )
-from node.stages.stage import BatchGroup, RoundOutcome, Stage, View
+from node.methods.step_judge import JUDGES
+from node.stages.stage import BatchGroup, More, RoundOutcome, Stage, View, Wanted
 from node.verify.assignment import bucket_of, is_common
+from node.verify.held_out import Assignment
 from swarm.rollouts import Completion, FinishReason, Task
 
 LOGPROB_DIGITS = 5  # of log-probs in a checkpoint
@@ -188,3 +194,35 @@ class ReplaySuccesses(_Pooled):
 
 def _tokens(kept: Sequence[Completion]) -> int:
     return sum(len(each.token_ids) for each in kept)
+
+
+class BeginAgain(Stage[Salvage]):
+    """SCOPE: wrong own completions are begun again after their last right step. What continues one
+    joins its group, which is then not shared. The beginning is a part of the prompt, so that it is
+    not trained on."""
+
+    def __init__(self, set_to: Salvage) -> None:
+        super().__init__(set_to)
+        self._round = 0
+
+    def more(self, made: Sequence[BatchGroup], at: View) -> More:
+        if self._round == at.number:
+            return More()
+        self._round = at.number
+        fit = [each for each in made if each.scored.decided and each.is_bare]
+        again = [found for each in fit for found in self._begun(each)]
+        again = at.rng("salvage").sample(again, min(self.set_to.tries, len(again)))
+        self.acted += len(again)
+        return More(again)
+
+    def _begun(self, each: BatchGroup) -> list[Wanted]:
+        scored, found = each.scored, []
+        assigned = Assignment(scored.group.task, scored.prompt, scored.group.attempt)
+        for completion, reward in zip(scored.group.completions, scored.rewards, strict=True):
+            kept = None
+            if reward < PASSED and NO_TEXT not in completion.text:
+                kept = salvage(completion.text, JUDGES[self.set_to.judge], self.set_to)
+            if kept is not None:
+                prompt = Prompt.read(scored.prompt).begun(kept.prefix).text
+                found.append(Wanted(assigned, Request(prompt)))
+        return found

@@ -22,6 +22,7 @@ from node.methods.replay import SolvedTasks
 from node.methods.samplers import draw_foreign
 from node.verify.held_out import Assignment, Due
 from node.verify.task_choice import TaskChoice
+from node.verify.verifier import Verifier
 from swarm.exchange.exchange_service import Exchange
 from swarm.exchange.pool import Candidate
 from swarm.leases.intake import Intake
@@ -147,6 +148,7 @@ class View:
     choice: TaskChoice
     solved: SolvedTasks
     exchange: Exchange | None = None
+    verifier: Verifier | None = None
 
     @property
     def step(self) -> int:

@@ -6,16 +6,31 @@ from typing import Any, Final
 from node.config import NodeConfig
 from node.methods import (
     admission_control,
+    advantages,
     filters,
     generation,
     hints,
     replay,
+    rewards,
     rollout_budgets,
     task_control,
 )
-from node.methods.method import MethodSettings
-from node.stages import budgets, control, draw, feeding, filtering, generate, replaying
+from node.methods.method import MethodSettings, Role
+from node.stages import (
+    advantage,
+    budgets,
+    control,
+    draw,
+    feeding,
+    filtering,
+    generate,
+    replaying,
+    rewarding,
+    trees,
+)
+from node.stages.own import GuardedMethod
 from node.stages.stage import Stage, Stages
+from swarm.errors import ConfigError
 
 STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     task_control.Cdas: control.ChooseByCompetence,
@@ -30,7 +45,12 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     admission_control.Admission: feeding.AdmitInTime,
     admission_control.Reclamation: feeding.GiveUpOld,
     generation.Speculative: generate.Redraft,
+    generation.WeightNoise: generate.AddNoise,
+    generation.Pruning: trees.PruneRollouts,
+    generation.Branching: trees.GrowTrees,
+    generation.Purify: generate.PurifyPrompts,
     hints.Hints: generate.GiveHints,
+    hints.Nudges: generate.Nudge,
     filters.ByNeed: draw.DrawByNeed,
     replay.PoolOfSuccesses: replaying.InjectSuccesses,
     replay.ReplayedSuccesses: replaying.ReplaySuccesses,
@@ -41,9 +61,31 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     filters.Extremes: filtering.KeepExtremes,
     replay.Rescue: replaying.RescueFailed,
     replay.Distil: replaying.DistilSuccesses,
+    replay.Salvage: replaying.BeginAgain,
+    rewards.Majority: rewarding.CountVotes,
+    rewards.Distribution: rewarding.CountSureVotes,
+    rewards.Flawed: rewarding.PenaliseFlaws,
+    advantages.Hacpo: advantage.MeasureByCapability,
+    advantages.TwoLevels: advantage.MeasureTurns,
+    advantages.SubProblems: advantage.MeasureParts,
+    rewards.CrossValue: advantage.MeasureByPartner,
 }
+
+
+def refuse_of_others(config: NodeConfig, role: Role) -> None:
+    """ConfigError: a setting names a method that does nothing in this role."""
+    for family, each in config.named_methods():
+        if role not in each.roles:
+            flag = family.replace("_", "-")
+            raise ConfigError(f"--{flag} {each.kind}: for a {each.roles[0]}, and this is a {role}")
 
 
 def stages_of(config: NodeConfig) -> Stages:
     """The stages of the methods that a node's settings name, in the order of a round."""
-    return Stages([STAGES[type(each)](each) for each in config.methods if type(each) in STAGES])
+    found: list[Stage[Any]] = []
+    for family, each in config.named_methods():
+        if each.own is not None and family not in ("loss", "correction"):
+            found.append(GuardedMethod(each))
+        elif type(each) in STAGES:
+            found.append(STAGES[type(each)](each))
+    return Stages(found)

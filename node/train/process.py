@@ -138,6 +138,10 @@ class TrainerClient(Engine):
         token but the first, given those before it."""
         return list(map(list, await self._call("logprobs", rows)))
 
+    async def prompt_logprobs(self, prompts: Sequence[str]) -> list[tuple[list[str], list[float]]]:
+        found = await self._call("prompt_logprobs", prompts)
+        return [(list(texts), list(told)) for texts, told in found]
+
     async def features(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
         return [list(map(tuple, group)) for group in await self._call("features", groups)]
 

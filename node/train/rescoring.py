@@ -5,9 +5,11 @@ completion, which was rewarded."""
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup, check_scorable
 from node.policies.policy import Policy
 from node.train.rows import turns_of
@@ -53,6 +55,25 @@ def of_rows(policy: Policy, rows: Sequence[Sequence[int]]) -> list[list[float]]:
     found: list[list[float]] = (
         logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1).tolist()
     )
+    return found
+
+
+def of_prompts(policy: Policy, prompts: Sequence[str]) -> list[tuple[list[str], list[float]]]:
+    """The texts of the tokens of each prompt's question, and their log-probs, 0 where nothing comes
+    before. Both are empty where its tokens are not within the prompt's, or not each a text."""
+    found: list[tuple[list[str], list[float]]] = []
+    for prompt in prompts:
+        ids, question = policy.encode_prompt(prompt), Prompt.read(prompt).question
+        asked = policy.encode_completion(question)
+        ends = [policy.decode(asked[:count]) for count in range(len(asked) + 1)]
+        texts = [after[len(before) :] for before, after in pairwise(ends)]
+        starts = range(len(ids) - len(asked), -1, -1)
+        begin = next((at for at in starts if ids[at : at + len(asked)] == asked), None)
+        if begin is None or "".join(texts) != question:
+            found.append(([], []))
+            continue
+        [told] = of_rows(policy, [ids])
+        found.append((texts, [0.0, *told][begin : begin + len(asked)]))
     return found
 
 

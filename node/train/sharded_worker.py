@@ -116,6 +116,10 @@ class ShardedCore(TrainerCore):
         self._collect()
         return super().features(groups)
 
+    def prompt_logprobs(self, prompts: Sequence[str]) -> list[tuple[list[str], list[float]]]:
+        self._collect()
+        return super().prompt_logprobs(prompts)
+
     def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         self._collect()
         return super().logprobs(rows)

@@ -24,7 +24,7 @@ from node.methods.choices import chosen_correction, chosen_loss, chosen_preferen
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
 from node.methods.importance_weights import importance_weights
 from node.methods.loss_settings import EwmaLoss, StaleLoss
-from node.methods.losses import OBJECTIVES, Tokens
+from node.methods.losses import Tokens
 from node.methods.samplers import within_unknown_share
 from node.policies import checkpoint, lean, prefixes
 from node.policies.policy import Policy
@@ -115,7 +115,7 @@ class GroupTrainer:
         self.policy = policy
         self.spec = spec
         self._set_to = chosen_loss(spec.loss)
-        self._objective = OBJECTIVES[self._set_to.kind]
+        self._objective = losses.objective_of(self._set_to)
         self._correction = chosen_correction(spec.correction) if spec.correction else None
         self.micro_batch_tokens = micro_batch_tokens
         self.row_tokens_max = row_tokens_max

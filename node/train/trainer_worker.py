@@ -45,7 +45,7 @@ OPERATIONS: Final = frozenset(
     {
         *("advance", "begin", "end", "export", "export_whole", "info", "lend", "load", "logprobs"),
         *("memory_bytes", "release", "save", "score", "slow_down", "train", "roll_back"),
-        "features",
+        *("features", "prompt_logprobs"),
     }
 )  # of `TrainerCore`, by request
 GENERATIONS: Final[Mapping[str, type[Generation]]] = {
@@ -157,6 +157,9 @@ class TrainerCore:
 
     def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         return rescoring.of_rows(self.policy, rows)
+
+    def prompt_logprobs(self, prompts: Sequence[str]) -> list[tuple[list[str], list[float]]]:
+        return rescoring.of_prompts(self.policy, prompts)
 
     def _weights_changed(self) -> None:
         for generation in self._sessions.values():

@@ -24,6 +24,7 @@ from node.envs.replay_turns import Said, chars_of, said_of
 from node.envs.scoring import (
     GroupScore,
     PosedProblem,
+    ScoreRule,
     check_format,
     pose,
     replies,
@@ -89,8 +90,14 @@ class Verifier(Protocol):
         """
         ...
 
-    async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
-        """Rewards of own completions, task by task. Raises as `problems`."""
+    async def score(
+        self,
+        tasks: Sequence[Task],
+        texts: Sequence[Sequence[Said]],
+        rule: ScoreRule | None = None,
+    ) -> list[Verdicts]:
+        """Rewards of own completions, task by task, by a rule or the run's. Raises as
+        `problems`."""
         ...
 
     async def replies(
@@ -182,9 +189,14 @@ class InlineVerifier:
         prompt_max, text_max = self._run.limits.prompt_chars_max, self._run.limits.text_chars_max
         return [pose(task, prompt_max, _rule_of(self._run, task), text_max) for task in tasks]
 
-    async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
+    async def score(
+        self,
+        tasks: Sequence[Task],
+        texts: Sequence[Sequence[Said]],
+        rule: ScoreRule | None = None,
+    ) -> list[Verdicts]:
         await trio.lowlevel.checkpoint()
-        scored = [self._score(*group) for group in zip(tasks, texts, strict=True)]
+        scored = [self._score(*group, rule) for group in zip(tasks, texts, strict=True)]
         for each in scored:
             _check_own(str(each.forgery or ""))
         return [each.rewards for each in scored]
@@ -195,8 +207,10 @@ class InlineVerifier:
         await trio.lowlevel.checkpoint()
         return [replies(*each) for each in zip(tasks, transcripts, strict=True)]
 
-    def _score(self, task: Task, texts: Sequence[Said]) -> GroupScore:
-        scored = score_group(task, texts, self._run.reward, _rule_of(self._run, task))
+    def _score(
+        self, task: Task, texts: Sequence[Said], rule: ScoreRule | None = None
+    ) -> GroupScore:
+        scored = score_group(task, texts, rule or self._run.reward, _rule_of(self._run, task))
         self.counters.scorer_errors += scored.scorer_errors
         return scored
 
@@ -546,15 +560,20 @@ class ProcessVerifier:
             raise ChildFailed(f"no problems in {OWN_BATCH_LIMITS.cpu_s:.0f} s") from None
         return [PosedProblem(*problem) for problem in posed]
 
-    async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
+    async def score(
+        self,
+        tasks: Sequence[Task],
+        texts: Sequence[Sequence[Said]],
+        rule: ScoreRule | None = None,
+    ) -> list[Verdicts]:
         """A group that runs out of CPU time on its own is worth 0."""
         scored: list[Verdicts] = []
         while len(scored) < len(tasks):  # a worker answers for `OWN_ENOUGH_S` of them
             rest = (tasks[len(scored) :], texts[len(scored) :])
             try:
-                found = await self._call_own(self._score_request(*rest), OWN_BATCH_LIMITS)
+                found = await self._call_own(self._score_request(*rest, rule), OWN_BATCH_LIMITS)
             except _Overran:
-                alone = [await self._score_alone(*group) for group in zip(*rest, strict=True)]
+                alone = [await self._score_alone(*group, rule) for group in zip(*rest, strict=True)]
                 return [*scored, *alone]
             scored += [self._rewards(group) for group in checked_scores(found, rest[1])]
         return scored
@@ -579,9 +598,11 @@ class ProcessVerifier:
             found += checked_replies(said, rest)
         return found
 
-    async def _score_alone(self, task: Task, texts: Sequence[Said]) -> Verdicts:
+    async def _score_alone(
+        self, task: Task, texts: Sequence[Said], rule: ScoreRule | None
+    ) -> Verdicts:
         try:
-            request = self._score_request([task], [texts])
+            request = self._score_request([task], [texts], rule)
             found = checked_scores(await self._call_own(request, self._limits), [texts])
             return self._rewards(found[0])
         except _Overran:
@@ -607,14 +628,17 @@ class ProcessVerifier:
         }
 
     def _score_request(
-        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
+        self,
+        tasks: Sequence[Task],
+        texts: Sequence[Sequence[Said]],
+        rule: ScoreRule | None = None,
     ) -> dict[str, Any]:
         return {
             "op": "score",
             "tasks": [_task_values(task) for task in tasks],
             "texts": [list(group) for group in texts],
             "answers": [_rule_of(self._run, task).to_values() for task in tasks],
-            "rule": self._run.reward,
+            "rule": rule or self._run.reward,
             "enough_s": OWN_ENOUGH_S,
             "foreign": False,
             "run_s": (self._run_s, self._limits.wall_s),  # CPU and wall seconds of each group

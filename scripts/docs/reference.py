@@ -224,6 +224,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "generates": partial(methods_page, "generate", used=True),
     "draws": partial(methods_page, "draw", "external_rule", used=True),
     "replays": partial(methods_page, "replay", used=True),
+    "filters": partial(methods_page, "filter", used=True),
     "functions": partial(methods_page, "control", "filter", "replay", "generate", used=False),
     "rewards": partial(methods_page, "reward"),
     "template": template_page,

@@ -8,14 +8,14 @@ uses one stream. Gossip delivers a payload at most once to each subscriber, own 
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
-from swarm.errors import Reject
+from swarm.errors import LocalProtocolError, Reject
 from swarm.identity import PeerId
 from swarm.limits.bounded_table import BoundedTable, OriginLimits
-from swarm.transport.connection_slots import SlotFigures
+from swarm.transport.connection_slots import ConnectionSlots, SlotFigures
 
 Handler = Callable[[PeerId, bytes], Awaitable[bytes]]
 """(peer, request bytes) -> response bytes.
@@ -65,6 +65,8 @@ def ignore_sent(peer: PeerId, size_bytes: int) -> None:
     """Default of `Sent`."""
 
 
+GOSSIP_BYTES_MAX = 65_536
+GOSSIP_QUEUE_MAX = 1024
 TRAFFIC_PEERS_MAX = 1024  # with byte counts
 REFUSED_CONNECTIONS = "connection"  # the key in `TransportCounters.refused`
 
@@ -215,11 +217,8 @@ class Transport(Protocol):
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         """Dial a multiaddr that ends in `/p2p/<peer id>`; returns at once if connected.
-
-        Raises:
-            PeerUnreachable: no answer, or another peer answered.
-            ConfigError: the text is no such multiaddr.
-        """
+        PeerUnreachable: no answer, or another peer answered. ConfigError: the text is no such
+        multiaddr."""
         ...
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -252,11 +251,8 @@ class Transport(Protocol):
         ...
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        """Gossip a payload to the subscribers of a topic, best effort.
-
-        Raises:
-            LocalProtocolError: the payload is over `GOSSIP_BYTES_MAX`.
-        """
+        """Gossip a payload to the subscribers of a topic, best effort. LocalProtocolError: the
+        payload is over `GOSSIP_BYTES_MAX`."""
         ...
 
     async def subscribe(
@@ -268,5 +264,51 @@ class Transport(Protocol):
         ...
 
 
-GOSSIP_BYTES_MAX = 65_536
-GOSSIP_QUEUE_MAX = 1024
+class CommonTransport:
+    """The parts of a `Transport` that sockets and simulated links have in common."""
+
+    _subscription_kind: type[Subscription] = Subscription
+
+    def __init__(self, peer_id: PeerId) -> None:
+        self.peer_id = peer_id
+        self.counters = TransportCounters()
+        self.slots = ConnectionSlots()
+        self._gate: Gate | None = None
+        self._report: Report | None = None
+        self._subscriptions: dict[str, Any] = {}
+
+    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
+        self._gate = gate
+        self.slots.limits = limits or OriginLimits()
+
+    def report_to(self, report: Report) -> None:
+        self._report = report
+
+    def _admits(self, peer: PeerId, ip: str | None) -> bool:
+        if self._gate is None or self._gate(peer, ip):
+            return True
+        self.counters.refused[REFUSED_CONNECTIONS] += 1
+        return False
+
+    async def publish(self, topic: str, payload: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        if len(payload) > GOSSIP_BYTES_MAX:
+            raise LocalProtocolError(f"gossip of {len(payload)} bytes is over {GOSSIP_BYTES_MAX}")
+        self.counters.count_out(topic, len(payload), None)
+        await self._send_gossip(topic, payload)
+
+    async def subscribe(
+        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
+    ) -> trio.MemoryReceiveChannel[GossipMessage]:
+        await trio.lowlevel.checkpoint()
+        if topic in self._subscriptions:
+            raise LocalProtocolError(f"{topic} is subscribed to already")
+        send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
+        await self._join_topic(topic, self._subscription_kind(validate, admit, asks, send))
+        return receive
+
+    async def _send_gossip(self, topic: str, payload: bytes) -> None:
+        raise NotImplementedError
+
+    async def _join_topic(self, topic: str, subscription: Any) -> None:
+        raise NotImplementedError

@@ -47,7 +47,7 @@ SURFACE = {
     "--scorer --tolerance file",
     "sft": "--answer --batch --context-tokens-max --epochs --held-out --learning-rate --lora-rank "
     "--model --no-yes --out --question --run --seed --system --threads --yes data",
-    "methods": "--engine --literature --run name",
+    "methods": "--engine --family --literature --run name words",
     "doctor": "--data-dir --engine --engine-key-env --engine-quantization --engine-url --invite "
     "--invite-file --listen --lora-rank --model --peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",

@@ -77,6 +77,9 @@ def test_process_and_in_process_trainers_agree_and_resume_alike(spec, tmp_path):
             rows = [[5, 6, 7, 8], [9, 10, 5, 5]]
             said = await child.logprobs(rows)
             assert said == await here.logprobs(rows)
+            told = await child.prompt_logprobs(["1+1="])
+            assert told == await here.prompt_logprobs(["1+1="])
+            assert told[0][0] == list("1+1=")
             assert said == [pytest.approx(row, abs=1e-4) for row in by_definition(exported, rows)]
             second = await one_round(child)
             assert psutil.Process(child.pid).nice() >= 10

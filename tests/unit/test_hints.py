@@ -13,6 +13,8 @@ from node.interfaces.engine import Sampling
 from node.interfaces.prompts import Prompt, PromptEncoder
 from node.methods.hints import BareSuccess, Hints, beginning
 from node.observe.records import RoundDone
+from node.stages.generate import GiveHints
+from node.stages.stage import Stage
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, Task
 from tests.unit.simulated_pair import rounds_beside
@@ -197,7 +199,7 @@ def lives(config: NodeConfig) -> tuple[list[RoundDone], Helped]:
     return rounds_beside(config, node, CONFIG, Kept(1.0)), node
 
 
-def test_a_node_learns_with_hints_and_they_count_for_nothing_else() -> None:
+def test_a_node_learns_with_hints_and_they_count_for_nothing_else(monkeypatch) -> None:
     plain, _ = lives(CONFIG)
     assert sum(each.hinted_groups for each in plain) == 0
     rounds, node = lives(CONFIG.model_copy(update={"generate": HINTS}))
@@ -221,6 +223,10 @@ def test_a_node_learns_with_hints_and_they_count_for_nothing_else() -> None:
                 assert (worth > 0) == (made.text == rest and any(group.advantages))
             taught += any(group.advantages)
     assert taught > 0
+    assert sum(each.acted.get("hints", 0) for each in rounds) >= taught
+    monkeypatch.setattr(GiveHints, "plan", Stage.plan)
+    idle, _ = lives(CONFIG.model_copy(update={"generate": HINTS}))
+    assert sum(each.hinted_groups for each in idle) == 0
 
 
 def test_what_cannot_hint_says_so(tmp_path) -> None:

@@ -201,6 +201,53 @@ def test_flawed_right_answers_and_cross_baselines() -> None:
     assert rewards.cross_value((1.0, 0.0), (7.0, -7.0)) == (1.0, -1.0)
 
 
+def hacpo(
+    *groups: ScoredGroup, capability: dict[str, float], **parameters: Any
+) -> list[tuple[float | None, ...]]:
+    return formulas.hacpo(groups, formulas.Hacpo(**parameters), capability)
+
+
+def test_hacpo_measures_by_how_able_each_source_is() -> None:
+    own = view(1, 1, 0, 1, prompt="a")
+    peer = view(1, 0, 0, 0, prompt="a", source="peer")
+    stronger, weaker = (
+        hacpo(own, peer, capability={"": able, "peer": 0.9 - able}) for able in (0.6, 0.3)
+    )
+    # mu = (3 + 2 x 1) / 8, and the peer's count half
+    assert close(stronger[0], (0.7016, 0.7016, -1.1693, 0.7016))
+    assert close(stronger[1], (0.3508, -0.58465, -0.58465, -0.58465))
+    # the other way round: mu = (3 + 1 / 2 ) / 8 = .4375, and the peer's count twice
+    scale = 0.53452 + 1e-6
+    assert close(weaker[0], tuple((r - 0.4375) / scale for r in own.rewards))
+    assert close(weaker[1], tuple(2 * (r - 0.4375) / scale for r in peer.rewards))
+    swapped = hacpo(
+        view(*own.rewards, prompt="a", source="peer"),
+        view(*peer.rewards, prompt="a"),
+        capability={"": 0.3, "peer": 0.6},
+    )
+    assert close(swapped[1], (1.2862, -0.5846, -0.5846, -0.5846))
+    assert close(swapped[0], (2.5724, 2.5724, -1.1693, 2.5724))
+
+
+def test_hacpos_guards_and_what_the_paper_leaves_open() -> None:
+    own = view(1, 1, 0, 1, prompt="a")
+    peer = view(1, 0, 0, 0, prompt="a", source="peer")
+    far = hacpo(own, peer, capability={"": 0.9, "peer": 0.1})
+    scale = 0.53452 + 1e-6  # mu = (3 + 9) / 8 is above 1: the mean of own rewards, .75
+    assert close(far[0], tuple((r - 0.75) / scale for r in own.rewards))
+    assert close(far[1], tuple((r - 0.75) / scale / 9 for r in peer.rewards))
+    bounded = hacpo(own, peer, capability={"": 1.0, "peer": 0.0}, weight_max=2)
+    assert close(bounded[0], (0.7016, 0.7016, -1.1693, 0.7016))
+    equal = view(1, 1, prompt="a"), view(1, 1, prompt="a", source="peer")
+    assert hacpo(*equal, capability={"": 0.9, "peer": 0.1}) == [(0.0, 0.0), (0.0, 0.0)]
+    alone = view(1, 0, 0, 1)
+    assert hacpo(alone, capability={"": 0.5}) == of("grpo", alone)
+    elsewhere = replace(peer, prompt="b")
+    (_, found), (grpo,) = hacpo(own, elsewhere, capability={"": 0.6, "peer": 0.3}), of("grpo", peer)
+    assert close(found, tuple(None if each is None else each / 2 for each in grpo))
+    assert hacpo(own, peer, capability={}) == hacpo(own, peer, capability={"": 0.5, "peer": 0.5})
+
+
 # --- limiting cases -------------------------------------------------------------------------------
 
 

@@ -350,3 +350,10 @@ def test_what_is_right_before_the_first_wrong_step_is_kept() -> None:
     for wrong in (3, -1):
         with pytest.raises(ValueError, match=f"finds step {wrong} wrong of 3"):
             replay.salvage(text, lambda _, wrong=wrong: wrong, Salvage())  # type: ignore[misc]
+
+
+def test_the_weight_of_distillation_falls_to_its_last_one() -> None:
+    set_to = replay.Distil(weight=0.4, weight_last=0.1, steps=10)
+    assert [replay.distil_weight(step, set_to) for step in (0, 5, 10, 99)] == pytest.approx(
+        [0.4, 0.25, 0.1, 0.1]
+    )

@@ -345,14 +345,16 @@ def test_hard_tasks_get_more_of_a_hint_and_later_ones_less() -> None:
 
 
 def test_nudges_are_dropped_as_a_binomial_number() -> None:
-    bare = hints.nudges(Random(0), Nudges(dropped=1.0))
-    named = hints.nudges(Random(0), Nudges(dropped=0.0))
+    bare = hints.nudges(Random(0), 8, Nudges(dropped=1.0))
+    named = hints.nudges(Random(0), 8, Nudges(dropped=0.0))
     assert bare == (None,) * 8
     assert named == (0, 0, 0, 0, 1, 1, 1, 1)
+    uneven = hints.nudges(Random(0), 5, Nudges(dropped=0.0, strategies=3))
+    assert uneven == (0, 0, 1, 1, 2)
     rng, draws = Random(6), 4_000
     counts = dict.fromkeys(itertools.product(range(2), range(5)), 0)
     for _ in range(draws):
-        found = hints.nudges(rng, Nudges(dropped=0.25))
+        found = hints.nudges(rng, 8, Nudges(dropped=0.25))
         assert {each for each in found[:4] if each is not None} <= {0}
         for strategy in range(2):
             counts[strategy, found[4 * strategy : 4 * strategy + 4].count(None)] += 1

@@ -1,5 +1,6 @@
 """The list of methods: whole, true of what the loops take, and said in lines."""
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,13 +10,21 @@ from node.cli import main
 from node.commands.methods import list_literature, list_methods, list_usable, show_method
 from node.config import NodeConfig, load_config
 from node.hosting.models import trainer_spec
-from node.methods.choices import ADVANTAGES, KNOWN
+from node.methods.choices import ADVANTAGES, KNOWN, chosen
 from node.methods.importance_weights import IMPORTANCE_WEIGHTS
 from node.methods.loss_settings import CORRECTIONS, LOSSES
 from node.methods.losses import OBJECTIVES
-from node.methods.registry import LITERATURE, METHODS, families
+from node.methods.registry import (
+    LITERATURE,
+    METHODS,
+    TEST_OF_FUNCTION,
+    families,
+    loop_test,
+    named,
+)
 from swarm.errors import ConfigError
 
+RESCUE_TEST = Path(__file__).parent / "test_rescue.py"
 MORE_TESTS = Path(__file__).parent / "test_training_corrections.py"
 
 
@@ -30,16 +39,16 @@ def said(name: str | None = None) -> list[str]:
 
 def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
     listed = {f: {m.name for m in methods if m.used_by} for f, methods in families().items()}
-    assert listed["advantage"] == set(ADVANTAGES)
+    assert listed["advantage"] == set(KNOWN["advantage"]) >= set(ADVANTAGES)
     assert listed["loss"] == set(LOSSES) == set(OBJECTIVES)
     assert listed["correction"] == set(CORRECTIONS) == set(IMPORTANCE_WEIGHTS)
     assert listed["control"] == set(KNOWN["control"])
-    assert listed["generate"] == {"speculative", "hints"}
-    assert listed["replay"] == {"rescue"}
+    assert listed["generate"] == set(KNOWN["generate"])
+    assert listed["replay"] == set(KNOWN["replay"])
     assert listed["draw"] == {"need"}
     assert listed["external_rule"] == {"adaptive_external"}
     assert listed["filter"] == set(KNOWN["filter"])
-    assert listed["reward"] == set()
+    assert listed["reward"] == set(KNOWN["reward"])
 
 
 def test_every_method_says_what_it_is_and_where_it_is_from() -> None:
@@ -55,7 +64,8 @@ def test_the_list_and_one_of_it() -> None:
     for each in METHODS:
         assert any(each.name in line.replace(",", "").split() for line in lines)
     alone = [line for line in lines if "no loop uses yet" in line]
-    assert any("two_levels" in line for line in alone)
+    unused = [each.name for each in METHODS if not each.used_by]
+    assert all(any(name in line for line in alone) for name in unused)
     assert not any("rloo" in line for line in alone)
     one = said("cispo")
     assert one[0] == "loss cispo (arXiv 2506.13585)"
@@ -78,12 +88,84 @@ def test_every_row_of_the_literature_is_here_or_says_why_not() -> None:
     lines: list[str] = []
     list_literature(lines.append)
     assert len(lines) == len(LITERATURE)
-    assert "BAPO (2510.18927): bapo (node.methods.losses._bapo; node, learner)" in lines
+    row = (
+        "BAPO (2510.18927): bapo (loss; node.methods.losses._bapo; torch, vllm, openai, scripted; "
+        "node, learner; test_training_objectives.py, test_stages_loss.py)"
+    )
+    assert row in lines
+    (spec,) = [line for line in lines if line.startswith("SPEC-RL")]
+    assert "speculative (generate; node.methods.generation.speculative; torch; node" in spec
+
+
+def test_every_method_is_in_a_loop() -> None:
+    assert [each.name for each in METHODS if not each.used_by] == []
+
+
+def test_every_method_has_its_two_tests_where_the_list_says() -> None:
+    folder = Path(__file__).parent
+    for each in METHODS:
+        text = (folder / f"test_{TEST_OF_FUNCTION[each.family]}.py").read_text()
+        names = {each.name, each.function.__name__, type(each.parameters()).__name__}
+        text += RESCUE_TEST.read_text() if each.name == "rescue" else ""
+        whole = each.family == "loss" and "OBJECTIVES.items()" in text
+        assert whole or any(re.search(rf"\b{name}\b", text) for name in names), each.name
+    untested = set()
+    for each in METHODS:
+        text = (folder / f"{loop_test(each)}.py").read_text()
+        all_of = "sorted(set(LOSSES" if each.family == "loss" else "CORRECTIONS)"
+        names = (f'"{each.name}', type(each.parameters()).__name__)
+        whole = each.family in ("loss", "correction") and all_of in text
+        if not whole and not any(name in text for name in names):
+            untested.add(each.name)
+    assert untested == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2510.21830", ["gapo"]),
+        ("dr.grpo", ["dr_grpo"]),
+        ("reinforce++", ["reinforce_pp"]),
+        ("vcrl", ["variance_curriculum", "variance"]),
+        ("siri", ["length_schedule"]),
+        ("d3s", ["extremes"]),
+        ("dart", ["truncated", "pool_of_successes"]),
+        ("latr", ["branching"]),
+        ("lens", ["purify"]),
+        ("arrol", ["pruning"]),
+        ("aqn", ["noise"]),
+        ("ttrl", ["majority"]),
+        ("poise", ["cross_value"]),
+        ("fapo", ["flawed"]),
+        ("scope", ["salvage"]),
+        ("rlep", ["replayed_successes"]),
+        ("sapo", ["sapo"]),
+        ("2511.20347", ["soft_gate"]),
+        ("2503.14476", ["dapo", "zero_advantage", "dynamic_sampling", "overlong"]),
+        ("gpro", []),
+    ],
+)
+def test_other_names(text: str, expected: list[str]) -> None:
+    assert [each.name for each in named(text)] == expected
+
+
+def test_an_ambiguous_name_lists_its_methods() -> None:
+    known = {each.name: each.parameters for each in METHODS if each.family == "filter"}
+    told = "a name of several; take one of zero_advantage, dynamic_sampling, overlong"
+    with pytest.raises(ValueError, match=told):
+        chosen(known, "2503.14476")
+    assert str(chosen(known, "d3s")) == "extremes"
+
+
+def test_two_methods_are_called_sapo() -> None:
+    assert any("TRL's `sapo` is `soft_gate`" in line for line in said("sapo"))
+    assert any("TRL's `sapo`" in line for line in said("soft_gate"))
 
 
 def test_every_method_has_a_test_that_names_it() -> None:
-    tests = Path(__file__).parent.glob("test_methods_*.py")
-    text = "".join(each.read_text() for each in [*tests, MORE_TESTS])
+    here = Path(__file__).parent
+    tests = [*here.glob("test_methods_*.py"), *here.glob("test_stages_*.py"), MORE_TESTS]
+    text = "".join(each.read_text() for each in tests)
     for each in METHODS:
         function = each.function.__name__
         assert each.name in text or function in text, each.name
@@ -112,13 +194,12 @@ def test_what_a_node_of_a_run_may_use_and_why_not(tmp_path: Path) -> None:
     )
     assert any("not speculative" in line and "common.share" in line for line in plain)
     assert any(line.startswith("loss, run r, engine torch: sapo, grpo") for line in plain)
-    assert not any("two_levels" in line for line in plain)  # no loop uses it
     assert "external_rule, run r, engine torch: adaptive_external" in plain
     common = usable("[common]\nshare = 0.5\n")
     assert f"control, run r, engine torch: cdas, vade, {unconditional}, duet" in common
-    assert "generate, run r, engine torch: speculative, hints" in common
+    assert "generate, run r, engine torch: " + ", ".join(KNOWN["generate"]) in common
     other = usable("[common]\nshare = 0.5\n", engine="vllm")
-    assert "generate, run r, engine vllm: hints" in other
+    assert "generate, run r, engine vllm: purify, hints, nudges" in other
     assert any("not speculative" in line and "has no drafts" in line for line in other)
     corrected = usable('[training]\nloss = "tis"\n')
     assert "correction, run r, engine torch: none" in corrected

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from node.config import load_config
-from node.stages.stage import BatchGroup, RoundOutcome, Stage
+from node.interfaces.engine import Request
+from node.stages.stage import BatchGroup, RoundOutcome, Stage, Wanted
 from node.stages.table import stages_of
+from node.verify.held_out import Assignment
 from swarm.errors import ConfigError
 from tests.unit.stages_support import (
     ONE_KIND,
@@ -171,6 +173,20 @@ def test_what_it_learned_is_needed_for_that(kind: str, monkeypatch: pytest.Monke
     assert again.policy.asked != played_with(kind).policy.asked
 
 
+def test_a_group_of_one_says_nothing_of_a_spread() -> None:
+    played = play(config_of(), Student(), 1)
+    own = [each.only([0]) if at == 0 else each for at, each in enumerate(played.outcomes[0].own)]
+    at, four = (
+        replace(view("t"), role="node"),
+        [Wanted(Assignment(t.scored.group.task, "p"), Request("p", 4)) for t in own],
+    )
+    [stage] = stages_of(config_of(control="xrpo_allocation")).methods
+    assert [each.request.n for each in stage.plan(four, at)] == [2] * 4
+    more = stage.more(own, at).wanted
+    assert sum(each.request.n for each in more) == 3
+    assert own[0].scored.group.task not in [each.assigned.task for each in more]
+
+
 # --- together -----------------------------------------------------------------------------------
 
 
@@ -186,10 +202,10 @@ def test_what_is_asked_for_later_has_the_schedules_limit_too() -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"control": "cdas, vade"}, "cdas and vade both decide which tasks"),
-        ({"control": "dars, brorl"}, "dars and brorl both decide how many rollouts"),
-        ({"control": "xrpo_allocation, duet"}, "both decide how many rollouts"),
-        ({"control": "length_schedule, duet"}, "both decide how long"),
+        ({"control": "cdas, vade"}, "cdas and vade both decide the choice of tasks"),
+        ({"control": "dars, brorl"}, "dars and brorl both decide the number of completions"),
+        ({"control": "xrpo_allocation, duet"}, "both decide the number of completions"),
+        ({"control": "length_schedule, duet"}, "both decide the length of completions"),
         ({"control": "brorl, rollouts_min=9, rollouts_max=8"}, "rollouts_min 9: over 8"),
         ({"control": "duet, tokens_min=9, tokens_max=8"}, "duet: Value error, bounds"),
         ({"control": "length_schedule", "engine": "scripted"}, "has no requests"),

@@ -14,6 +14,7 @@ from node.policies.policy import Policy
 from node.train import memory
 from node.train.ranks import Ranks
 from node.train.trainer import GroupTrainer
+from node.train.trainer_worker import opened
 from swarm.errors import ConfigError
 from tests.unit.training_support import group, open_policy, qwen_directory
 
@@ -301,3 +302,22 @@ def test_rows_that_an_engine_gave_no_log_probs_for_are_known_by_their_versions(d
     report = GroupTrainer(policy, spec, MANY).train(gone)
     assert (report.trained_tokens, report.left_out_groups) == (0, 2)
     assert replace(spec, kl_weight=0.1).kept_copies == 2
+
+
+def test_of_an_adapter_the_adapter_alone_is_kept(directory, tmp_path):
+    """Its reference at the start is the model without it."""
+    spec = replace(KL, model=str(directory), lora_rank=2, device="cpu", lora_base="float32")
+    policy = opened(spec, "cpu")
+    trainer = GroupTrainer(policy, spec, MANY)
+    groups = batch(policy)
+    bare = GroupTrainer(open_policy(directory), SPEC, MANY).logprobs(groups)
+    assert trainer.train(groups).reference_kl == pytest.approx(0.0, abs=1e-9)
+    assert trainer.train(groups).reference_kl > 0.0
+    with trainer._kept["reference"].loaded():
+        for rows, wanted in zip(trainer.logprobs(groups), bare, strict=True):
+            for row, values in zip(rows, wanted, strict=True):
+                assert row == pytest.approx(values, abs=1e-5)
+    trainer.save(tmp_path)
+    shape = memory.shape_of(str(directory), spec.adapter)
+    kept = memory.plan(spec).held_bytes - memory.plan(replace(spec, kl_weight=0.0)).held_bytes
+    assert kept == 4 * shape.adapter_parameters < 4 * shape.parameters / 2

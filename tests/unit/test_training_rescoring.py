@@ -1,5 +1,6 @@
 """Log-probs of tokens that others sampled: of the very ids, under the loaded weights."""
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from node.interfaces.engine import Sampling, plain_requests
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
@@ -52,6 +54,31 @@ def test_scores_are_those_of_the_definition(core):
             assert row[:count] == pytest.approx(expected, abs=1e-4)
             assert row[:count] == pytest.approx(completion.logprobs, abs=1e-4)
             assert len(row) == 3 * count
+
+
+CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }};{% endfor %}bot:"
+
+
+@pytest.mark.parametrize("template", ["", CHAT])
+def test_the_log_probs_of_a_question_are_those_within_its_prompt(tmp_path, template):
+    """Against one plain pass in float64 over the rendered prompt."""
+    directory = qwen_directory(tmp_path)
+    if template:
+        (directory / "chat_template.jinja").write_text(template)
+    core = TrainerCore(TrainerSpec(str(directory), device="cpu", threads=1))
+    prompts = ["12+34=", Prompt.of("say: é", system="Be brief.").text]
+    plain, accented = core.prompt_logprobs(prompts)
+    assert plain[0] == list("12+34=")
+    ids = core.policy.encode_prompt(prompts[0])
+    asked = [token for each in "12+34=" for token in core.policy.encode_completion(each)]
+    begin = next(at for at in range(len(ids)) if ids[at : at + 6] == asked)
+    with torch.no_grad():
+        logits = copy.deepcopy(core.policy.model).double()(torch.tensor([ids])).logits[0]
+    told = logits.log_softmax(-1)
+    expected = [float(told[at - 1, ids[at]]) if at else 0.0 for at in range(begin, begin + 6)]
+    assert plain[1] == pytest.approx(expected, abs=1e-4)
+    # the two bytes of a letter are no text each, and without a template the system's text is joined
+    assert accented == ([], [])
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])

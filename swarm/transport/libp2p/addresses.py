@@ -30,11 +30,8 @@ _limiter: RunVar[trio.CapacityLimiter] = RunVar("look_ups")
 
 
 def parse_peer_address(text: str) -> tuple[Multiaddr, PeerId]:
-    """Split `/…/p2p/<peer id>` into the address and the peer id.
-
-    Raises:
-        ConfigError: the text is no such multiaddr.
-    """
+    """Split `/…/p2p/<peer id>` into the address and the peer id. ConfigError: the text is no such
+    multiaddr."""
     where, _, peer = text.rpartition("/p2p/")
     try:
         public_key_of(peer)
@@ -44,11 +41,8 @@ def parse_peer_address(text: str) -> tuple[Multiaddr, PeerId]:
 
 
 def parse_tcp_address(text: str) -> Multiaddr:
-    """Parse a multiaddr of an IP address or DNS name and a TCP port.
-
-    Raises:
-        ConfigError: the text is something else.
-    """
+    """Parse a multiaddr of an IP address or DNS name and a TCP port. ConfigError: the text is
+    something else."""
     try:
         address = Multiaddr(text)
         names = [protocol.name for protocol in address.protocols()]
@@ -68,11 +62,8 @@ async def dial_in_turn(
 ) -> None:
     """Dial an address; a DNS name's addresses in turn until one answers.
 
-    `failures` are the errors of `dial` where nobody answers; the last one propagates.
-
-    Raises:
-        OSError: the name is unknown, or the lookup timed out.
-    """
+    `failures` are the errors of `dial` where nobody answers; the last one propagates. OSError: the
+    name is unknown, or the lookup timed out."""
     targets = await _resolve(address)
     for target in targets[:-1]:
         try:
@@ -133,11 +124,7 @@ def port_of(address: Multiaddr) -> int:
 
 
 def on_free_ports(listen: Sequence[str], ports: Sequence[int]) -> list[str]:
-    """Give addresses with port 0 the first free of `ports`.
-
-    Raises:
-        ConfigError: an address is malformed.
-    """
+    """Give addresses with port 0 a free one of `ports`. ConfigError: a malformed address."""
     chosen = list(listen)
     for i, (address, port) in enumerate(zip(parse_listen(listen), ports, strict=False)):
         if port_of(address) == 0:
@@ -150,11 +137,7 @@ def on_free_ports(listen: Sequence[str], ports: Sequence[int]) -> list[str]:
 
 def probe_port(address: Multiaddr) -> None:
     """Check that the port is free: upstream silently shares it with another program of the same
-    user.
-
-    Raises:
-        ConfigError: the port is taken, or the address is not ours.
-    """
+    user. ConfigError: the port is taken, or the address is not ours."""
     protocols = [protocol.name for protocol in address.protocols()]
     family = socket.AF_INET6 if protocols[0] == "ip6" else socket.AF_INET
     host = address.value_for_protocol(protocols[0])

@@ -130,7 +130,7 @@ class Router(GossipSub):
         self.mcache.put(pubsub_msg)
         key = pubsub.get_message_id(pubsub_msg)
         targets = self._get_peers_to_send([topic], msg_forwarder, origin, key)
-        frame = encode_varint_prefixed(rpc_pb2.RPC(publish=[pubsub_msg]).SerializeToString())
+        frame = _encoded(rpc_pb2.RPC(publish=[pubsub_msg]))
         for peer in targets:
             if (queue := pubsub.peer_queues.get(peer)) is not None:
                 queue.push(cast("Any", frame))
@@ -192,11 +192,8 @@ class Router(GossipSub):
 
 
 def check_size(rpc: rpc_pb2.RPC) -> None:
-    """Check the size of an RPC without walking it.
-
-    Raises:
-        RemoteProtocolError: it holds more than an honest peer sends.
-    """
+    """Check the size of an RPC without walking it. RemoteProtocolError: it holds more than an
+    honest peer sends."""
     control = rpc.control
     wants = len(control.iwant) + len(control.ihave) + len(control.idontwant)
     entries = wants + len(control.graft) + len(control.prune) + len(rpc.subscriptions)
@@ -266,29 +263,24 @@ class SeenMessages:
 
 
 class BoundedQueue(PriorityQueue):
-    """Messages waiting for one peer, bounded in bytes, too. Holds encoded messages (`bytes`) beside
-    upstream's."""
+    """Encoded messages (`bytes`) that wait for one peer, bounded in bytes, too."""
 
     def __init__(self, messages_max: int) -> None:
         super().__init__(messages_max)
         self._bytes = 0
 
-    def push(self, rpc: rpc_pb2.RPC, priority: bool = False) -> bool:
-        size = _size(rpc)
-        if self._bytes + size > PEER_QUEUE_BYTES_MAX or not super().push(rpc, priority):
+    def push(self, rpc: Any, priority: bool = False) -> bool:
+        frame = rpc if isinstance(rpc, bytes) else _encoded(rpc)
+        has_room = self._bytes + len(frame) <= PEER_QUEUE_BYTES_MAX
+        if not has_room or not super().push(cast("Any", frame), priority):
             return False
-        self._bytes += size
+        self._bytes += len(frame)
         return True
 
-    def pop(self) -> rpc_pb2.RPC | None:
-        rpc = super().pop()
-        if rpc is not None:
-            self._bytes -= _size(rpc)
-        return rpc
-
-
-def _size(rpc: rpc_pb2.RPC | bytes) -> int:
-    return len(rpc) if isinstance(rpc, bytes) else rpc.ByteSize()
+    def pop(self) -> Any:
+        frame: Any = super().pop()
+        self._bytes -= len(frame or b"")
+        return frame
 
 
 class Gossip(Pubsub):
@@ -483,11 +475,11 @@ class Gossip(Pubsub):
         """Send waiting messages, several in one write. Upstream writes each alone."""
         assert isinstance(stream, NetStream)
         try:
-            while (rpc := await queue.pop()) is not None:
-                batch, size = [_encoded(rpc)], 0
-                while size < WRITE_BYTES and (more := queue._queue.pop()) is not None:
-                    batch.append(_encoded(more))
-                    size += len(batch[-1])
+            while (frame := cast("Any", await queue.pop())) is not None:
+                batch, size = [frame], 0
+                while size < WRITE_BYTES and (more := cast("Any", queue._queue.pop())) is not None:
+                    batch.append(more)
+                    size += len(more)
                 await stream.muxed_stream.write(b"".join(batch))
         except (BaseLibp2pError, OSError):
             log.debug("gossip stream to %s ended", peer_id)
@@ -512,10 +504,8 @@ async def _close_and_reset(stream: INetStream) -> None:
     await finish(muxed)
 
 
-def _encoded(rpc: rpc_pb2.RPC | bytes) -> bytes:
+def _encoded(rpc: rpc_pb2.RPC) -> bytes:
     """The message with its length prefix and without address record."""
-    if isinstance(rpc, bytes):
-        return rpc
     rpc.ClearField("senderRecord")
     return encode_varint_prefixed(rpc.SerializeToString())
 
@@ -527,10 +517,7 @@ def _alive(user: INetStream | INetConn) -> bool:
 
 def _whole_message(buffer: bytearray) -> tuple[int, int] | None:
     """Start and end of the first length-prefixed message. None: it is incomplete.
-
-    Raises:
-        RemoteProtocolError: the prefix is malformed or too large.
-    """
+    RemoteProtocolError: the prefix is malformed or too large."""
     length = 0
     for i, byte in enumerate(buffer[:LENGTH_PREFIX_BYTES_MAX]):
         length |= (byte & 0x7F) << (7 * i)
@@ -544,10 +531,7 @@ def _whole_message(buffer: bytearray) -> tuple[int, int] | None:
 
 
 def _parsed(data: bytes) -> rpc_pb2.RPC:
-    """
-    Raises:
-        RemoteProtocolError: it is malformed.
-    """
+    """RemoteProtocolError: it is malformed."""
     rpc = rpc_pb2.RPC()
     try:
         rpc.ParseFromString(data)

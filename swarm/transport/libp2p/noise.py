@@ -83,11 +83,7 @@ class Noise(ISecureTransport):
         self, conn: IRawConnection, expected: ID | None, read_ahead: bytes = b""
     ) -> ISecureConn:
         """Run the handshake, as initiator where a peer is `expected`. `read_ahead` are bytes
-        already read.
-
-        Raises:
-            NoiseFailure: for all that a peer can do wrong.
-        """
+        already read. NoiseFailure: for all that a peer can do wrong."""
         handshake = _Handshake(
             conn, self._static, self._network_key, initiator=expected is not None
         )
@@ -225,11 +221,8 @@ class NoiseSession(SecureSession):
             self._tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
     async def read(self, n: int | None = None) -> bytes:
-        """Up to `n` bytes, for negotiation before the muxer takes over.
-
-        Raises:
-            ConnectionClosedError: the connection is over, or the peer sent too many records.
-        """
+        """Up to `n` bytes, for negotiation before the muxer takes over. ConnectionClosedError: the
+        connection is over, or the peer sent too many records."""
         while self._opened_bytes < (1 if n is None else n):
             if self._received >= NEGOTIATION_RECORDS_MAX:
                 raise ConnectionClosedError("too many Noise records", transport="tcp")

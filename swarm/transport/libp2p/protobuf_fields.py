@@ -21,11 +21,8 @@ VARINT_BYTES_MAX = 10
 
 
 def count_fields(data: memoryview, within: Within, fields_max: int) -> int:
-    """Count fields, nested ones included. Stops after `fields_max`.
-
-    Raises:
-        RemoteProtocolError: too many (`FLOOD`), or no valid message.
-    """
+    """Count fields, nested ones included. Stops after `fields_max`. RemoteProtocolError: too many
+    (`FLOOD`), or no valid message."""
     at, end, count = 0, len(data), 0
     while at < end:
         count += 1

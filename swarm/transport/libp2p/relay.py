@@ -58,11 +58,7 @@ M = TypeVar("M", bound=Message)
 
 
 async def read_message(reader: Reader, kind: type[M]) -> M:
-    """Read one length-prefixed protobuf message.
-
-    Raises:
-        RemoteProtocolError: it is malformed or too long.
-    """
+    """Read one length-prefixed protobuf message. RemoteProtocolError: malformed or too long."""
     length = await reader.length("circuit message")
     if length > MESSAGE_BYTES_MAX:
         raise RemoteProtocolError(Reject.OVERSIZE, f"circuit message of {length} bytes")
@@ -107,11 +103,8 @@ class Call:
 
     @classmethod
     async def ask(cls, conn: SwarmConn, protocol: str, request: M) -> tuple["Call", M]:
-        """As `open`, and read the answer, a message of the same type.
-
-        Raises:
-            RequestRefused, RemoteProtocolError, BaseLibp2pError: as `open`.
-        """
+        """As `open`, and read the answer, a message of the same type. RequestRefused,
+        RemoteProtocolError, BaseLibp2pError: as `open`."""
         call = await cls.open(conn, protocol, request)
         try:
             return call, await read_message(call.reader, type(request))
@@ -163,24 +156,17 @@ class CircuitStream(ReadWriteCloser):
 
 
 async def reserve(conn: SwarmConn) -> int:
-    """Ask the peer to relay for us. Returns the duration in seconds.
-
-    Raises:
-        PeerUnreachable: it refuses or does not answer.
-        RemoteProtocolError: the answer is malformed.
-    """
+    """Ask the peer to relay for us. Returns the duration in seconds. PeerUnreachable: it refuses or
+    does not answer. RemoteProtocolError: the answer is malformed."""
     call = await _ask_relay(conn, pb.HopMessage(type=pb.HopMessage.RESERVE), MESSAGE_TIMEOUT_S)
     await call.drop()
     return RESERVATION_S
 
 
 async def dial_through(conn: SwarmConn, target: ID) -> CircuitStream:
-    """Open a stream to `target` through the relay at the other end of `conn`.
-
-    Raises:
-        PeerUnreachable: the target has no reservation there, or the relay refuses.
-        RemoteProtocolError: the answer is malformed.
-    """
+    """Open a stream to `target` through the relay at the other end of `conn`. PeerUnreachable: the
+    target has no reservation there, or the relay refuses. RemoteProtocolError: the answer is
+    malformed."""
     request = pb.HopMessage(type=pb.HopMessage.CONNECT, peer=pb.PeerId(id=target.to_bytes()))
     call = await _ask_relay(conn, request, 2 * MESSAGE_TIMEOUT_S)
     return CircuitStream(call.stream, call.reader.rest)
@@ -199,11 +185,7 @@ async def _ask_relay(conn: SwarmConn, request: pb.HopMessage, timeout_s: float) 
 
 
 async def accept_circuit(stream: Any) -> CircuitStream:
-    """Accept a circuit from a relay.
-
-    Raises:
-        RemoteProtocolError: the relay breaks the protocol.
-    """
+    """Accept a circuit from a relay. RemoteProtocolError: the relay breaks the protocol."""
     reader = Reader(stream, READ_BYTES)
     with trio.fail_after(MESSAGE_TIMEOUT_S):
         message = await read_message(reader, pb.StopMessage)

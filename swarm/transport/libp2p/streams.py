@@ -49,10 +49,7 @@ class InboundStream:
 
     async def negotiate(self, served: Container[str]) -> str | None:
         """Return the protocol that the peer chose. None: no protocol that it asked for is served.
-
-        Raises:
-            RemoteProtocolError: the peer does not speak multistream-select.
-        """
+        RemoteProtocolError: the peer does not speak multistream-select."""
         return await self._offer.choice(served, CHOICES_MAX)
 
     async def hand_over(self) -> None:
@@ -154,12 +151,8 @@ class Sending:
 
 
 async def receive(stream: Stream, protocol: str, response_bytes_max: int) -> bytes:
-    """Read one answer.
-
-    Raises:
-        RequestRefused: the peer refused, or does not serve the protocol.
-        RemoteProtocolError: the answer is too large or malformed.
-    """
+    """Read one answer. RequestRefused: the peer refused, or does not serve the protocol.
+    RemoteProtocolError: the answer is too large or malformed."""
     reader = Reader(stream, READ_BYTES)
     await agree(reader, protocol)
     status, length = STATUS.unpack(await reader.exactly(STATUS.size))

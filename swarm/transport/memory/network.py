@@ -19,7 +19,7 @@ from functools import partial
 from itertools import count
 from math import inf
 from random import Random
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import trio
 
@@ -34,26 +34,15 @@ from swarm.errors import (
     SwarmError,
 )
 from swarm.identity import PeerId, public_key_of
-from swarm.limits.bounded_table import OriginLimits
 from swarm.transport.base import (
-    GOSSIP_BYTES_MAX,
-    GOSSIP_QUEUE_MAX,
-    REFUSED_CONNECTIONS,
-    Admit,
-    Asks,
-    Gate,
-    GossipMessage,
+    CommonTransport,
     Handler,
-    Report,
     Sent,
     ServeLimits,
     TransportCounters,
-    Validator,
-    admit_all,
-    ask_always,
     ignore_sent,
 )
-from swarm.transport.connection_slots import ConnectionSlot, ConnectionSlots, SlotFigures
+from swarm.transport.connection_slots import ConnectionSlot, SlotFigures
 from swarm.transport.memory.memory_gossip import Flight, GossipEnd, MemoryGossip, MeshSubscription
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
@@ -103,9 +92,8 @@ class Cut:
     one_way: bool
 
     def severs(self, source: PeerId, target: PeerId) -> bool:
-        if source in self.sources and target in self.targets:
-            return True
-        return not self.one_way and source in self.targets and target in self.sources
+        back = not self.one_way and source in self.targets and target in self.sources
+        return back or (source in self.sources and target in self.targets)
 
 
 class Post:
@@ -142,17 +130,10 @@ class MemoryService:
 
     @contextmanager
     def slot(self, client: PeerId) -> Iterator[None]:
-        """Hold a request slot.
-
-        Raises:
-            RequestRefused: all are taken.
-        """
-        if self.busy.total() >= self.limits.concurrent_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: too many requests at a time")
-        if self.busy[client] >= self.limits.concurrent_per_peer_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: too many requests of one peer at a time")
+        """Hold a request slot. RequestRefused: all are taken."""
+        of_one = self.busy[client] >= self.limits.concurrent_per_peer_max
+        if of_one or self.busy.total() >= self.limits.concurrent_max:
+            self.refuse(f"too many requests{' of one peer' if of_one else ''} at a time")
         self.busy[client] += 1
         try:
             yield
@@ -160,11 +141,6 @@ class MemoryService:
             self.busy[client] -= 1
             if not self.busy[client]:
                 del self.busy[client]
-
-    def check_request(self, payload: bytes) -> None:
-        if len(payload) > self.limits.request_bytes_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: over {self.limits.request_bytes_max} bytes")
 
     async def handle(self, client: PeerId, payload: bytes) -> bytes:
         self.counters.count_in(self.protocol, len(payload), client)
@@ -177,8 +153,9 @@ class MemoryService:
         self.counters.count_out(self.protocol, len(response), client)
         return response
 
-    def count_refused(self) -> None:
+    def refuse(self, why: str) -> NoReturn:
         self.counters.refused[self.protocol] += 1
+        raise RequestRefused(f"{self.protocol}: {why}")
 
 
 # Long: every link's delay, loss and cut act on one clock.
@@ -218,11 +195,8 @@ class MemoryNetwork:
         """Put a host on the network. It keeps its addresses over crash and restart.
 
         `ip` is the address that others see; hosts may share it. None: an own address in an own
-        block of 10.0.0.0/8. Only hosts with the same `network_key` connect.
-
-        Raises:
-            LocalProtocolError: it is on the network already.
-        """
+        block of 10.0.0.0/8. Only hosts with the same `network_key` connect. LocalProtocolError: it
+        is on the network already."""
         number = self._numbers.setdefault(peer_id, len(self._numbers))
         own_ip = f"10.{number >> 8 & 255}.{number & 255}.{1 + (number >> 16)}"
         self._ips.setdefault(number, own_ip if ip is None else ip)
@@ -239,11 +213,8 @@ class MemoryNetwork:
         self._host(peer_id).close()
 
     def restart(self, peer_id: PeerId) -> "MemoryTransport":
-        """Put a host that crashed or left back, with its address and key.
-
-        Raises:
-            LocalProtocolError: it was never on the network, or still is.
-        """
+        """Put a host that crashed or left back, with its address and key. LocalProtocolError: it
+        was never on the network, or still is."""
         return self.join(peer_id, network_key=self._host(peer_id).network_key)
 
     def partition(
@@ -376,7 +347,7 @@ class MemoryNetwork:
             if host.peer_id != peer_id:
                 raise PeerUnreachable(f"{host.peer_id} answers at /memory/{number}")
         for here, there in ((host, source), (source, host)):
-            if not here._admits(there):
+            if not here._admits(there.peer_id, self._ips[there._number]):
                 raise PeerUnreachable(f"{here.peer_id} refuses {there.peer_id}")
         if peer_id not in source._connections:
             self._connect(source, host)
@@ -476,7 +447,8 @@ class MemoryNetwork:
         self, exchange: "_Exchange", service: MemoryService, flight: Flight
     ) -> bytes:
         client, server = exchange.client.peer_id, exchange.server.peer_id
-        service.check_request(exchange.payload)
+        if len(exchange.payload) > service.limits.request_bytes_max:
+            service.refuse(f"over {service.limits.request_bytes_max} bytes")
         response = b""
         with trio.move_on_after(service.limits.timeout_s) as patience:
             await self._land(client, server, flight)
@@ -490,8 +462,7 @@ class MemoryNetwork:
             size = min(len(response), exchange.response_bytes_max + 1)
             await self._answer(exchange, service, size, len(response))
         if patience.cancelled_caught:
-            service.count_refused()
-            raise RequestRefused(f"{exchange.protocol}: over {service.limits.timeout_s} s")
+            service.refuse(f"over {service.limits.timeout_s} s")
         return response
 
 
@@ -503,8 +474,10 @@ class _Pause:
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
 
-class MemoryTransport:
+class MemoryTransport(CommonTransport):
     """One host's end of a `MemoryNetwork`, made by `join`. Leaves when its context ends."""
+
+    _subscription_kind = MeshSubscription
 
     def __init__(
         self,
@@ -513,16 +486,14 @@ class MemoryTransport:
         number: int,
         network_key: bytes | None = None,
     ) -> None:
+        super().__init__(peer_id)
         self._network = network
-        self.peer_id = peer_id
         self._number = number
         self.network_key = network_key
-        self.counters = TransportCounters()
         self._connections: dict[PeerId, _Connection] = {}
         self._services: dict[str, MemoryService] = {}
         self.gossip = GossipEnd(peer_id, self.counters)
-        self._gate: Gate | None = None
-        self.slots = ConnectionSlots()
+        self._subscriptions = self.gossip.subscriptions
         self.door: SlotFigures | None = None  # simulated connections need no admission
         self.is_open = True
 
@@ -551,19 +522,6 @@ class MemoryTransport:
     def ip_of(self, peer: PeerId) -> str | None:
         here = peer in self._connections
         return self._network._ips[self._network._numbers[peer]] if here else None
-
-    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
-        self._gate = gate
-        self.slots.limits = limits or OriginLimits()
-
-    def report_to(self, report: Report) -> None:
-        """Simulated links have no messages of their own to report."""
-
-    def _admits(self, other: "MemoryTransport") -> bool:
-        if self._gate is None or self._gate(other.peer_id, self._network._ips[other._number]):
-            return True
-        self.counters.refused[REFUSED_CONNECTIONS] += 1
-        return False
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         """Dial `/memory/<number>/p2p/<peer id>`."""
@@ -625,26 +583,14 @@ class MemoryTransport:
         self.counters.answered += 1
         return result
 
-    async def publish(self, topic: str, payload: bytes) -> None:
-        await trio.lowlevel.checkpoint()
-        if len(payload) > GOSSIP_BYTES_MAX:
-            raise LocalProtocolError(f"gossip of {len(payload)} bytes: at most {GOSSIP_BYTES_MAX}")
-        self.counters.count_out(topic, len(payload), None)
+    async def _send_gossip(self, topic: str, payload: bytes) -> None:
         self._network.gossip.publish(self.gossip, topic, payload)
 
-    async def subscribe(
-        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
-    ) -> trio.MemoryReceiveChannel[GossipMessage]:
-        await trio.lowlevel.checkpoint()
-        if topic in self.gossip.subscriptions:
-            raise LocalProtocolError(f"{topic} is subscribed to already")
-        send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
+    async def _join_topic(self, topic: str, subscription: MeshSubscription) -> None:
         if self.is_open:
-            subscription = MeshSubscription(validate, admit, asks, send)
             self._network.gossip.subscribe(self.gossip, topic, subscription)
         else:
-            send.close()
-        return receive
+            subscription.channel.close()
 
 
 @dataclass(eq=False, slots=True)
