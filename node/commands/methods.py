@@ -122,12 +122,12 @@ def list_literature(say: Say) -> None:
 def _in_the_tree(each: KnownMethod) -> str:
     """A method's stage, function, engines, roles, and tests of the function and in the loop."""
     from node.config.node import ENGINE_GIVES, ENGINE_NEEDS
-    from node.methods.registry import TEST_OF_FUNCTION, loop_test
+    from node.methods.registry import function_test, loop_test
 
     needs = each.needs & ENGINE_NEEDS
     engines = ", ".join(name for name, gives in ENGINE_GIVES.items() if needs <= gives)
     function = f"{each.function.__module__}.{each.function.__name__}"
-    tests = f"test_{TEST_OF_FUNCTION[each.family]}.py, {Path(loop_test(each)).name}.py"
+    tests = f"{function_test(each)}.py, {Path(loop_test(each)).name}.py"
     used_by = ", ".join(each.used_by) or NO_LOOP
     return f"{each.name} ({each.family}; {function}; {engines}; {used_by}; {tests})"
 

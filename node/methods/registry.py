@@ -149,12 +149,19 @@ _SHARING: Final = frozenset({"vade", "adaptive_external", "need", "rescue", "spe
 _BY_LOSS: Final = frozenset({"loss", "correction", "preference"})
 _ELSEWHERE: Final[Mapping[str, str]] = {
     **dict.fromkeys(_SHARING, "test_stages_sharing"),
+    "teacher": "test_stages_teacher",
     **dict.fromkeys(("admission", "reclamation"), "../simulation/test_learner_stages"),
     **dict.fromkeys(("contexts", "uniqueness"), "test_stages_loss"),
     **dict.fromkeys(
         ("hacpo", "two_levels", "sub_problems", "cross_value", "salvage"), "test_stages_rewards"
     ),
 }
+
+
+def function_test(each: KnownMethod) -> str:
+    """The file in tests/unit with the test of the method's function."""
+    own = {"rescue": "test_rescue", "teacher": "test_methods_losses"}
+    return own.get(each.name, f"test_{TEST_OF_FUNCTION[each.family]}")
 
 
 def loop_test(each: KnownMethod) -> str:

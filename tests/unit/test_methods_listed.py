@@ -17,14 +17,13 @@ from node.methods.losses import OBJECTIVES
 from node.methods.registry import (
     LITERATURE,
     METHODS,
-    TEST_OF_FUNCTION,
     families,
+    function_test,
     loop_test,
     named,
 )
 from swarm.errors import ConfigError
 
-RESCUE_TEST = Path(__file__).parent / "test_rescue.py"
 MORE_TESTS = Path(__file__).parent / "test_training_corrections.py"
 
 
@@ -104,9 +103,8 @@ def test_every_method_is_in_a_loop() -> None:
 def test_every_method_has_its_two_tests_where_the_list_says() -> None:
     folder = Path(__file__).parent
     for each in METHODS:
-        text = (folder / f"test_{TEST_OF_FUNCTION[each.family]}.py").read_text()
+        text = (folder / f"{function_test(each)}.py").read_text()
         names = {each.name, each.function.__name__, type(each.parameters()).__name__}
-        text += RESCUE_TEST.read_text() if each.name == "rescue" else ""
         whole = each.family == "loss" and "OBJECTIVES.items()" in text
         assert whole or any(re.search(rf"\b{name}\b", text) for name in names), each.name
     untested = set()
