@@ -34,6 +34,7 @@ from swarm.errors import (
     RequestTimeout,
 )
 from swarm.identity import Identity, PeerId
+from swarm.limits.dial_backoff import CIRCUIT
 from swarm.limits.quotas import Kind, Quotas, Verdict, shared_block
 from swarm.transport.base import (
     Handler,
@@ -52,7 +53,6 @@ from swarm.transport.libp2p.addresses import (
     parse_tcp_address,
     port_of,
     probe_port,
-    split_circuit,
     usable,
 )
 from swarm.transport.libp2p.admission import (
@@ -209,9 +209,9 @@ class Libp2pTransport(Transport):
     def _dialler(self, address: str) -> tuple[Callable[[], Awaitable[object]], PeerId]:
         """Return the function that dials an address, and the peer expected there. ConfigError: it
         is no address."""
-        relay, rest = split_circuit(address)
-        if relay is None:
-            target, peer = parse_peer_address(rest)
+        relay, is_relayed, rest = address.partition(CIRCUIT)
+        if not is_relayed:
+            target, peer = parse_peer_address(address)
             dial = partial(self._network.dial_addr, peer_id=id_of(peer))
             return lambda: dial_in_turn(target, dial), peer
         parse_peer_address(relay)
