@@ -161,7 +161,7 @@ def _begin(job: int, result: int, *, has_filter: bool) -> Mapping[str, Any]:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)  # refused by the filter from here on
     if has_filter:
-        confinement.restrict_to_computing(memory_bytes)
+        confinement.lock(memory_bytes, alone=True)
     else:
         confinement.limit(memory_bytes)
     sys.stdin, sys.stdout, sys.stderr = (

@@ -61,7 +61,6 @@ Request = Mapping[str, Any]
 
 
 def main() -> None:
-    """Serve requests until the input ends."""
     requests, answers = sys.stdin.buffer, _claim_stdout()
     os.nice(NICENESS)
     for each in (signal.SIGPROF, signal.SIGALRM):

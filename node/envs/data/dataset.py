@@ -92,7 +92,6 @@ class DataRules(BaseModel):
 
     @property
     def columns(self) -> Columns:
-        """The columns of the items by their use."""
         return Columns(self.question, self.answer, self.choices, self.rule)
 
     def content(self, rows: Rows, name: str) -> Content:
