@@ -11,7 +11,7 @@ from node.methods import task_control as tasks
 from node.methods.choices import ADVANTAGES, KNOWN
 from node.methods.importance_weights import IMPORTANCE_WEIGHTS
 from node.methods.loss_settings import CORRECTIONS, LOSSES, Dpo
-from node.methods.losses import OBJECTIVES, preferred
+from node.methods.losses import OBJECTIVES, preferred, taught
 from node.methods.method import Family, KnownMethod, MethodSettings
 
 _DEFAULT: Final = "the default, which others are measured against"
@@ -115,6 +115,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
         "no difference where one group in eighty is rescued, tiny policy, three seeds",
     ),
     _method(replay.Distil, replay.distil_weight, "replay", "ours, of 2605.07244"),
+    _method(replay.Teacher, taught, "replay", "Tinker"),
     _method(replay.Salvage, replay.salvage, "replay", "2602.24110"),
     _method(
         generation.Speculative, generation.speculative, "generate", "2509.23232",

@@ -122,7 +122,9 @@ class Reputation:
                 peers.put(peer, None)
         bans: list[Ban] = []
         if self.score(peer, now) >= BAN_AT:
-            bans.append(self._ban(peer, False, _counts(account.offences), now))
+            counts = sorted(account.offences.items(), key=lambda item: (-item[1], item[0]))
+            why = ", ".join(f"{reason} {count}" for reason, count in counts)
+            bans.append(self._ban(peer, False, why, now))
             account.offences.clear()
             account.much.value = min(BAN_AT, account.much.value)
         if much is not None and block is not None and not self.is_banned(block, now):
@@ -160,11 +162,6 @@ class Reputation:
             ended = next((key for key, each in self._bans.items() if each.until <= now), None)
             del self._bans[next(iter(self._bans)) if ended is None else ended]
         return ban
-
-
-def _counts(offences: Counter[Reject]) -> str:
-    ordered = sorted(offences.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{reason} {count}" for reason, count in ordered)
 
 
 LEDGER_PEERS_MAX = 1024

@@ -118,7 +118,7 @@ LIMITS: Final[Mapping[str, int]] = {
     "_Batch.offers": WANT_GROUPS_MAX,
     "_Batch.requests": 1 + HOLDERS_TRIED_MAX,
     "_Batch.wanted": WANT_GROUPS_MAX,
-    "_Producer.offers": OFFER_LIMITS.groups_per_producer_max,
+    "Producer.offers": OFFER_LIMITS.groups_per_producer_max,
 }
 
 

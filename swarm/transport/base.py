@@ -175,15 +175,21 @@ class Subscription:
 
 
 class Transport(Protocol):
-    """One node's end of the network."""
+    """One node's end of the network, with what both implementations have in common."""
 
-    @property
-    def peer_id(self) -> PeerId: ...
+    peer_id: PeerId
+    counters: TransportCounters  # live; read only
+    slots: ConnectionSlots
+    _gate: Gate | None = None
+    _report: Report | None = None
+    _subscriptions: dict[str, Any]
+    _subscription_kind: type[Subscription] = Subscription
 
-    @property
-    def counters(self) -> TransportCounters:
-        """Live counters; read only."""
-        ...
+    def __init__(self, peer_id: PeerId) -> None:
+        self.peer_id = peer_id
+        self.counters = TransportCounters()
+        self.slots = ConnectionSlots()
+        self._subscriptions = {}
 
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs for dialling this node, each ending in `/p2p/<peer id>`."""
@@ -196,7 +202,7 @@ class Transport(Protocol):
     @property
     def door(self) -> SlotFigures | None:
         """Use of the connection slots. None: they are not bounded."""
-        ...
+        return None
 
     def ip_of(self, peer: PeerId) -> str | None:
         """IP address of a connected peer. None: not connected, or relayed."""
@@ -209,11 +215,18 @@ class Transport(Protocol):
         A refused connection ends at once and is counted; the dial raises `PeerUnreachable` or gives
         a connection that ends at once. Existing connections stay.
         """
-        ...
+        self._gate = gate
+        self.slots.limits = limits or OriginLimits()
+
+    def _admits(self, peer: PeerId, ip: str | None) -> bool:
+        if self._gate is None or self._gate(peer, ip):
+            return True
+        self.counters.refused[REFUSED_CONNECTIONS] += 1
+        return False
 
     def report_to(self, report: Report) -> None:
         """Report offences in the transport's own messages; requesters count bad answers."""
-        ...
+        self._report = report
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         """Dial a multiaddr that ends in `/p2p/<peer id>`; returns at once if connected.
@@ -253,44 +266,6 @@ class Transport(Protocol):
     async def publish(self, topic: str, payload: bytes) -> None:
         """Gossip a payload to the subscribers of a topic, best effort. LocalProtocolError: the
         payload is over `GOSSIP_BYTES_MAX`."""
-        ...
-
-    async def subscribe(
-        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
-    ) -> trio.MemoryReceiveChannel[GossipMessage]:
-        """Receive a topic; at most once each. The channel is bounded: when it is full, new messages
-        are dropped and counted. If it is closed, messages go to `validate` only. While `asks` is
-        False, messages offered by peers are not fetched."""
-        ...
-
-
-class CommonTransport:
-    """The parts of a `Transport` that sockets and simulated links have in common."""
-
-    _subscription_kind: type[Subscription] = Subscription
-
-    def __init__(self, peer_id: PeerId) -> None:
-        self.peer_id = peer_id
-        self.counters = TransportCounters()
-        self.slots = ConnectionSlots()
-        self._gate: Gate | None = None
-        self._report: Report | None = None
-        self._subscriptions: dict[str, Any] = {}
-
-    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
-        self._gate = gate
-        self.slots.limits = limits or OriginLimits()
-
-    def report_to(self, report: Report) -> None:
-        self._report = report
-
-    def _admits(self, peer: PeerId, ip: str | None) -> bool:
-        if self._gate is None or self._gate(peer, ip):
-            return True
-        self.counters.refused[REFUSED_CONNECTIONS] += 1
-        return False
-
-    async def publish(self, topic: str, payload: bytes) -> None:
         await trio.lowlevel.checkpoint()
         if len(payload) > GOSSIP_BYTES_MAX:
             raise LocalProtocolError(f"gossip of {len(payload)} bytes is over {GOSSIP_BYTES_MAX}")
@@ -300,6 +275,9 @@ class CommonTransport:
     async def subscribe(
         self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
+        """Receive a topic; at most once each. The channel is bounded: when it is full, new messages
+        are dropped and counted. If it is closed, messages go to `validate` only. While `asks` is
+        False, messages offered by peers are not fetched."""
         await trio.lowlevel.checkpoint()
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic} is subscribed to already")
@@ -307,8 +285,6 @@ class CommonTransport:
         await self._join_topic(topic, self._subscription_kind(validate, admit, asks, send))
         return receive
 
-    async def _send_gossip(self, topic: str, payload: bytes) -> None:
-        raise NotImplementedError
+    async def _send_gossip(self, topic: str, payload: bytes) -> None: ...
 
-    async def _join_topic(self, topic: str, subscription: Any) -> None:
-        raise NotImplementedError
+    async def _join_topic(self, topic: str, subscription: Any) -> None: ...

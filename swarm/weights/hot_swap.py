@@ -22,7 +22,7 @@ from swarm.errors import (
 )
 from swarm.identity import PeerId
 from swarm.storage import RunSync, write_whole
-from swarm.weights.manifest import disk, is_newer_head
+from swarm.weights.manifest import disk
 from swarm.weights.version_store import LocalVersion, Versions
 from swarm.wire import codec
 from swarm.wire.messages import HEADS_PER_REPLY_MAX, HeadBody
@@ -113,7 +113,13 @@ async def _swap(
     """The reason why the version before serves on; None: the new one serves."""
 
     async def load(version: LocalVersion) -> str | None:
-        failure = await _attempt(engine, version.directory, load_timeout_s)
+        failure: str | None = f"no answer in {load_timeout_s:.0f} s"
+        with trio.move_on_after(load_timeout_s):
+            try:
+                await engine.load(version.directory)
+                failure = None
+            except Exception as error:  # noqa: BLE001  boundary: the caller reports it
+                failure = f"{type(error).__name__}: {error}"
         if failure is None:
             try:
                 await run_sync(versions.make_current, version.version)
@@ -132,17 +138,6 @@ async def _swap(
     if again is not None:
         raise ChildFailed(f"{failure}; nor version {before.version} again: {again}")
     return failure
-
-
-async def _attempt(engine: VersionLoader, directory: Path, timeout_s: float) -> str | None:
-    """Load a directory. The reason why the engine failed; None: it did not."""
-    with trio.move_on_after(timeout_s):
-        try:
-            await engine.load(directory)
-        except Exception as error:  # noqa: BLE001  boundary: the caller reports it
-            return f"{type(error).__name__}: {error}"
-        return None
-    return f"no answer in {timeout_s:.0f} s"
 
 
 # Heads: the newest of each policy, and those of older versions on offer.
@@ -172,18 +167,13 @@ class HeadTable:
     def hear(self, record: bytes) -> tuple[HeadBody, bool]:
         """Check and keep a signed head. The flag is true if it is the newest.
 
-        Raises `RemoteProtocolError` as `codec.decode_head` and `is_newer_head`; REPUBLISHED also
-        for other weights under the number of a known older version.
+        Raises `RemoteProtocolError`: WRONG_RUN without a signer, as whoever brings it here is to
+        blame; with the publisher as signer NOT_A_PUBLISHER, FUTURE, or REPUBLISHED for other
+        weights under the number of a known version; as `codec.decode_head`.
         """
         head = codec.decode_head(record)
-        is_newer = is_newer_head(
-            head,
-            self.newest(head.policy),
-            run_id=self._rules.run_id,
-            publishers=self._rules.publishers,
-            now_s=self._now_s(),
-            skew_s=self._rules.clock_skew_s,
-        )
+        self._check(head)
+        newest = self.newest(head.policy)
         if head.policy not in self._heads and len(self._heads) >= POLICIES_MAX:
             return head, False
         heads = self._heads.setdefault(head.policy, {})
@@ -194,7 +184,18 @@ class HeadTable:
             )
         for version in sorted(heads)[:-HEADS_KEPT_MAX]:
             del heads[version]
-        return head, is_newer
+        return head, newest is None or head.version > newest.version
+
+    def _check(self, head: HeadBody) -> None:
+        publisher = PeerId(head.publisher)
+        if head.run_id != self._rules.run_id:
+            raise RemoteProtocolError(Reject.WRONG_RUN, "a head of another run")
+        if publisher not in self._rules.publishers:
+            why = f"{publisher} is no publisher of this run"
+            raise RemoteProtocolError(Reject.NOT_A_PUBLISHER, why, publisher)
+        ahead_s = head.created_at_s - self._now_s()
+        if ahead_s > self._rules.clock_skew_s:
+            raise RemoteProtocolError(Reject.FUTURE, f"created {ahead_s:.0f} s ahead", publisher)
 
     def newest(self, policy: str) -> HeadBody | None:
         heads = self._heads.get(policy)

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
@@ -364,39 +364,6 @@ DTYPES = (
 OVERHEAD_PER_CHUNK_BYTES_MAX = 4_096  # how far an artifact may exceed twice its state's size
 
 
-def is_newer_head(
-    head: HeadBody,
-    newest: HeadBody | None,
-    *,
-    run_id: str,
-    publishers: Collection[PeerId],
-    now_s: float,
-    skew_s: float,
-) -> bool:
-    """True if a head that `codec.decode_head` opened is of a newer version than `newest`, the last
-    accepted one of this policy.
-
-    Raises `RemoteProtocolError`: WRONG_RUN without a signer, as whoever brings it here is to blame;
-    with the publisher as signer NOT_A_PUBLISHER, FUTURE, or REPUBLISHED for other weights under the
-    version of `newest`.
-    """
-    if head.run_id != run_id:
-        raise RemoteProtocolError(Reject.WRONG_RUN, "a head of another run")
-    publisher = PeerId(head.publisher)
-    if publisher not in publishers:
-        why = f"{publisher} is no publisher of this run"
-        raise RemoteProtocolError(Reject.NOT_A_PUBLISHER, why, publisher)
-    if head.created_at_s > now_s + skew_s:
-        ahead_s = head.created_at_s - now_s
-        raise RemoteProtocolError(Reject.FUTURE, f"created {ahead_s:.0f} s ahead", publisher)
-    if newest is None or head.version > newest.version:
-        return True
-    if head.version == newest.version and head.root != newest.root:
-        why = f"other weights as version {head.version}"
-        raise RemoteProtocolError(Reject.REPUBLISHED, why, publisher)
-    return False
-
-
 def root_of(body: bytes) -> bytes:
     """The hash (32 bytes) by which a manifest is named and asked for."""
     return hashlib.sha256(MANIFEST_DOMAIN + body).digest()
@@ -590,17 +557,9 @@ def _tensors(body: ManifestBody) -> tuple[TensorSpec, ...]:
         shape = axes[at : at + body.ranks[index]]
         at += len(shape)
         dtype = DTYPES[body.dtypes[index]]
-        tensors.append(
-            TensorSpec(
-                name=name,
-                dtype=dtype,
-                shape=shape,
-                file=files[positions[index]],
-                offset_bytes=offsets[index],
-                size_bytes=size_of(dtype, shape),
-                sha256=body.hashes[32 * index : 32 * index + 32],
-            )
-        )
+        file, sha256 = files[positions[index]], body.hashes[32 * index : 32 * index + 32]
+        size_bytes = size_of(dtype, shape)
+        tensors.append(TensorSpec(name, dtype, shape, file, offsets[index], size_bytes, sha256))
     return tuple(tensors)
 
 

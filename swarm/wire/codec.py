@@ -9,7 +9,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import msgpack
@@ -432,6 +432,9 @@ def _completion(body: CompletionBody, columns: bool) -> Completion:
     length = len(body.token_ids) // 4
     if not _are_logprobs(body.logprobs):
         raise RemoteProtocolError(Reject.MALFORMED, "log-probs that are not finite or over 0")
+    turns = _rows_of(body.segments, 3, "turns")
+    if any(author >= len(_AUTHORS) for author, _, _ in turns):
+        raise RemoteProtocolError(Reject.MALFORMED, "a turn of an unknown author")
     completion = Completion(
         text=body.text,
         token_ids=struct.unpack(f"<{length}I", body.token_ids) if columns else (),
@@ -439,26 +442,14 @@ def _completion(body: CompletionBody, columns: bool) -> Completion:
         finish_reason=_FINISH_REASONS[body.finish_reason],
         policy_version=body.policy_version,
         propensity=body.propensity,
-    )
-    if not (body.segments or body.spans or body.splices):
-        return completion
-    return _with_columns(completion, body, length)
-
-
-def _with_columns(completion: Completion, body: CompletionBody, tokens: int) -> Completion:
-    turns = _rows_of(body.segments, 3, "turns")
-    if any(author >= len(_AUTHORS) for author, _, _ in turns):
-        raise RemoteProtocolError(Reject.MALFORMED, "a turn of an unknown author")
-    found = replace(
-        completion,
         segments=tuple(Turn(_AUTHORS[a], chars, count) for a, chars, count in turns),
         spans=tuple((version, count) for version, count in _rows_of(body.spans, 2, "spans")),
         splices=tuple(at for (at,) in _rows_of(body.splices, 1, "splices")),
     )
-    fault = _completion_fault(found, tokens)
+    fault = _completion_fault(completion, length)
     if fault is not None:
         raise RemoteProtocolError(Reject.MALFORMED, fault)
-    return found
+    return completion
 
 
 def _are_logprobs(column: bytes) -> bool:

@@ -63,7 +63,7 @@ def test_every_dataset_of_the_library_is_offered_or_refused_in_its_group() -> No
         ('scorer = "DEPTH_MAX"', "callable"),
         ("text_chars_max = 0", "greater than 0"),
         ('settings_max = { max_n = "many" }', "number"),
-        ("text_chars = 64", "unexpected keyword"),
+        ("text_chars = 64", "Unexpected keyword"),
     ],
 )
 def test_a_wrong_row_of_the_table_is_refused(row: str, what: str) -> None:

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import ifaddr
 import trio
+from libp2p.exceptions import BaseLibp2pError
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 from trio.lowlevel import RunVar
@@ -55,22 +56,14 @@ def parse_tcp_address(text: str) -> Multiaddr:
     return address
 
 
-async def dial_in_turn(
-    address: Multiaddr,
-    dial: Callable[[Multiaddr], Awaitable[object]],
-    failures: tuple[type[Exception], ...],
-) -> None:
-    """Dial an address; a DNS name's addresses in turn until one answers.
-
-    `failures` are the errors of `dial` where nobody answers; the last one propagates. OSError: the
-    name is unknown, or the lookup timed out."""
+async def dial_in_turn(address: Multiaddr, dial: Callable[[Multiaddr], Awaitable[object]]) -> None:
+    """Dial an address; a DNS name's addresses in turn until one answers. The last error of `dial`
+    propagates. OSError: the name is unknown, or the lookup timed out."""
     targets = await _resolve(address)
     for target in targets[:-1]:
-        try:
+        with suppress(BaseLibp2pError, OSError):
             await dial(target)
-        except failures:
-            continue
-        return
+            return
     await dial(targets[-1])
 
 
@@ -165,13 +158,9 @@ def _expand(address: Multiaddr) -> list[str]:
 
 def _interface_hosts(is_ip6: bool) -> list[str]:
     """IP addresses of this machine without link-local ones, which need a zone."""
-    found: list[str] = []
-    for adapter in ifaddr.get_adapters():
-        for ip in adapter.ips:
-            host = ip.ip[0] if isinstance(ip.ip, tuple) else ip.ip
-            if ip.is_IPv6 == is_ip6 and not host.startswith("fe80"):
-                found.append(host)
-    return found
+    ips = [ip for adapter in ifaddr.get_adapters() for ip in adapter.ips if ip.is_IPv6 == is_ip6]
+    hosts = [ip.ip[0] if isinstance(ip.ip, tuple) else ip.ip for ip in ips]
+    return [host for host in hosts if not host.startswith("fe80")]
 
 
 def own_addresses(bound: Iterable[Multiaddr]) -> list[str]:

@@ -234,8 +234,6 @@ class HardSwarm(Swarm):
             await super().run()
             nursery.cancel_scope.cancel()
 
-    # --- from outside -----------------------------------------------------------------------
-
     async def _handle_inbound_connection(
         self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
     ) -> None:
@@ -271,8 +269,6 @@ class HardSwarm(Swarm):
             raise SwarmException("no slot for one more handshake")
         return conn.muxed_conn
 
-    # --- from here --------------------------------------------------------------------------
-
     async def _dial_addr_single_attempt(
         self, addr: Multiaddr, peer_id: ID, source: tuple[str, int] | None = None
     ) -> SwarmConn:
@@ -295,8 +291,6 @@ class HardSwarm(Swarm):
         """Admit a connection to the dialled peer. SwarmException: another peer answered, it breaks
         the rules, or takes too long."""
         return await self._admit(raw_conn, peer_id)
-
-    # --- both -------------------------------------------------------------------------------
 
     async def _admit(self, raw_conn: IRawConnection, expected: ID | None) -> SwarmConn:
         direction = "inbound" if expected is None else "outbound"

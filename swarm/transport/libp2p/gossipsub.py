@@ -108,7 +108,6 @@ class Router(GossipSub):
         # upstream keeps the time of every message
         self.recent_message_deliveries = cast("Any", defaultdict(lambda: deque(maxlen=1)))
         self._answer_budgets: BoundedTable[ID, ByteBudget] = BoundedTable(ANSWERED_PEERS_MAX)
-        self.ids_looked_at = 0  # message ids in control messages
 
     def _check_equivocation(self, msg: rpc_pb2.Message) -> bool:
         """Upstream keeps up to 1,000 messages for this; our payloads carry signatures."""
@@ -139,8 +138,6 @@ class Router(GossipSub):
         self.send_rpc(to_peer, rpc_pb2.RPC(control=control_msg), priority=True)
 
     async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
-        rpc.ClearField("senderRecord")
-        self.ids_looked_at += trim_control(rpc, self.mesh)
         await super().handle_rpc(rpc, sender_peer_id)
         for peers in self.back_off.values():  # upstream keeps all of them
             while len(peers) > BACK_OFFS_MAX:
@@ -381,9 +378,7 @@ class Gossip(Pubsub):
         self._unfinished[stream] = len(buffer)
         if sum(self._unfinished.values()) > UNFINISHED_BYTES_MAX:
             largest = max(self._unfinished, key=self._unfinished.__getitem__)
-            log.debug(
-                "unfinished gossip of %s takes the room of others", largest.muxed_conn.peer_id
-            )
+            log.debug("unfinished gossip of %s is too much", largest.muxed_conn.peer_id)
             del self._unfinished[largest]
             await _reset(largest)
 
@@ -393,7 +388,7 @@ class Gossip(Pubsub):
         return muxed.payer if isinstance(muxed, MuxedConnection) else UNMETERED
 
     async def _process_rpc(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
-        payer, before = self._payer_of(peer_id), self._mesh.ids_looked_at
+        payer, ids_looked_at = self._payer_of(peer_id), 0
         payer.owe(RPC_S)
         if len(rpc.publish) > MESSAGES_PER_RPC_MAX:
             log.debug("%s sent %d messages at once", peer_id, len(rpc.publish))
@@ -405,8 +400,9 @@ class Gossip(Pubsub):
             if len(subscription.topicid) <= TOPIC_CHARS_MAX:
                 self.handle_subscription(peer_id, subscription)
         if rpc.HasField("control"):
+            ids_looked_at = trim_control(rpc, self._mesh.mesh)
             await self.router.handle_rpc(rpc, peer_id)
-        if payer.owe((self._mesh.ids_looked_at - before) * ENTRY_S):
+        if payer.owe(ids_looked_at * ENTRY_S):
             await payer.pay()
         elif not rpc.publish:
             await trio.lowlevel.checkpoint()
@@ -489,16 +485,13 @@ class Gossip(Pubsub):
 
 async def _reset(stream: INetStream) -> None:
     """Reset a stream that another has replaced."""
-    muxed = stream.muxed_stream  # type: ignore[attr-defined]
-    assert isinstance(muxed, Stream)
     with suppress(BaseLibp2pError):  # the connection may be gone
-        await reset(muxed)
+        await reset(stream.muxed_stream)  # type: ignore[attr-defined]
 
 
 async def _close_and_reset(stream: INetStream) -> None:
     """Close our end of a stream, and reset it soon after."""
-    muxed = stream.muxed_stream  # type: ignore[attr-defined]
-    assert isinstance(muxed, Stream)
+    muxed: Stream = stream.muxed_stream  # type: ignore[attr-defined]
     with suppress(BaseLibp2pError):  # the peer may be faster
         await muxed.close()
     await finish(muxed)

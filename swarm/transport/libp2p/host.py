@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from random import Random
 from typing import NoReturn
@@ -36,11 +36,11 @@ from swarm.errors import (
 from swarm.identity import Identity, PeerId
 from swarm.limits.quotas import Kind, Quotas, Verdict, shared_block
 from swarm.transport.base import (
-    CommonTransport,
     Handler,
     Sent,
     ServeLimits,
     Subscription,
+    Transport,
     ignore_sent,
 )
 from swarm.transport.connection_slots import SlotFigures
@@ -79,6 +79,7 @@ from swarm.transport.request_slots import Arrivals, RequestSlot, Served, Share
 LIBP2P_VERSION = "0.8.1"
 STREAMS_PER_CONNECTION_MAX = 256  # inbound; further ones are reset
 NEGOTIATION_TIMEOUT_S = 10.0
+CHOICES_MAX = 16  # protocols a peer may ask for on one stream
 CLOSE_TIMEOUT_S = 5.0
 IDS_KEPT_MAX = 1_024
 ANSWER_BYTES_LARGE = 16_384  # the cost of a stream is refunded for larger answers
@@ -105,8 +106,8 @@ class _Request:
 
 
 # Long: the whole of `Transport`, over one host.
-class Libp2pTransport(CommonTransport):
-    """`swarm.transport.base.Transport` over a libp2p host. Made by `open_libp2p`."""
+class Libp2pTransport(Transport):
+    """A libp2p host, made by `open_libp2p`."""
 
     def __init__(
         self,
@@ -211,11 +212,8 @@ class Libp2pTransport(CommonTransport):
         relay, rest = split_circuit(address)
         if relay is None:
             target, peer = parse_peer_address(rest)
-            key = id_of(peer)
-            failures = (BaseLibp2pError, OSError)
-            return lambda: dial_in_turn(
-                target, lambda where: self._network.dial_addr(where, key), failures
-            ), peer
+            dial = partial(self._network.dial_addr, peer_id=id_of(peer))
+            return lambda: dial_in_turn(target, dial), peer
         parse_peer_address(relay)
         _, peer = parse_peer_address(f"{relay.partition('/p2p/')[0]}/p2p/{rest}")
         return lambda: self._dial_through(relay, id_of(peer)), peer
@@ -269,7 +267,7 @@ class Libp2pTransport(CommonTransport):
         try:
             if stream.swarm_conn and len(stream.swarm_conn.streams) <= STREAMS_PER_CONNECTION_MAX:
                 with trio.fail_after(NEGOTIATION_TIMEOUT_S):
-                    protocol = await inbound.negotiate(handlers)  # type: ignore[arg-type]
+                    protocol = await inbound.offer.choice(handlers, CHOICES_MAX)  # type: ignore[arg-type]
             if protocol is not None and protocol not in self._served:
                 if self._serves_plain(peer, protocol, remote_ip(stream.muxed_conn)):
                     stream.set_protocol(TProtocol(protocol))
@@ -343,7 +341,7 @@ class Libp2pTransport(CommonTransport):
         try:
             arrival.scope.deadline = deadline
             with arrival.scope:
-                payload = await inbound.read_request(length)
+                payload = await inbound.reader.exactly(length)
                 arrival.is_complete = True
             if arrival.scope.cancelled_caught:
                 self._refuse(request, "took too long")

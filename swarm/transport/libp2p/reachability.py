@@ -334,15 +334,10 @@ class Reachability:
     async def _answers_at(self, ip: str, port: int, target: ID) -> bool:
         """True if the peer answers at this address with its key."""
         address = Multiaddr(_multiaddr(ip, port))
-        with trio.move_on_after(DIAL_BACK_TIMEOUT_S):
-            try:
-                raw = await TCP().dial(address)
-            except (BaseLibp2pError, OSError):
-                return False
+        with trio.move_on_after(DIAL_BACK_TIMEOUT_S), suppress(BaseLibp2pError, OSError):
+            raw = await TCP().dial(address)
             try:
                 await self._network.upgrader.upgrade_security(raw, True, target)
-            except (BaseLibp2pError, OSError):
-                return False
             finally:
                 with trio.CancelScope(shield=True):
                     await raw.close()

@@ -322,10 +322,12 @@ class Relay:
     async def _connect(self, raw: Any, reader: Reader, asker: ID, target: ID) -> None:
         self._forget()
         conn = self._connection_of(target) if target in self._reserved else None
-        ip = self._ip_of(asker)
+        ip, who, now_s = self._ip_of(asker), PeerId(str(asker)), trio.current_time()
         if ip is None or asker == target:
             refusal = pb.PERMISSION_DENIED
-        elif not self._within_quota(asker, ip):
+        elif (  # each circuit costs the target a stream
+            self._quotas.spend(Kind.CONNECT, who, shared_block(ip), now_s) is not Verdict.GRANTED
+        ):
             refusal = pb.RESOURCE_LIMIT_EXCEEDED
         elif conn is None:
             refusal = pb.NO_RESERVATION
@@ -339,12 +341,6 @@ class Relay:
             refusal = pb.RESOURCE_LIMIT_EXCEEDED
         await self._answer_and_close(raw, refusal)
 
-    def _within_quota(self, asker: ID, ip: str) -> bool:
-        """Charge the asker's quota: each circuit costs the target a stream."""
-        block, now_s = shared_block(ip), trio.current_time()
-        verdict = self._quotas.spend(Kind.CONNECT, PeerId(str(asker)), block, now_s)
-        return verdict is Verdict.GRANTED
-
     @contextmanager
     def _counted(self, circuit: trio.CancelScope, asker: ID, ip: str, target: ID) -> Iterator[bool]:
         """Count a circuit while it exists. Yields False if there is no room. Eviction cancels
@@ -352,14 +348,13 @@ class Relay:
         to = (*path_of(self._ip_of(target)), str(target), shared_block(ip) or str(asker))
         try:
             is_in = self._add_circuit(self._by_asker, circuit, (*path_of(ip), str(asker)))
-            is_in = is_in and self._add_circuit(self._by_target, circuit, to)
-            self.figures.circuits = len(self._by_asker)
-            yield is_in
+            yield is_in and self._add_circuit(self._by_target, circuit, to)
         finally:
             self._drop_circuit(circuit)
 
     def _add_circuit(self, table: _Circuits, circuit: trio.CancelScope, path: OriginPath) -> bool:
         gone = table.put(circuit, None, path)
+        self.figures.circuits = len(self._by_asker)
         if gone is None:
             return True
         self._drop_circuit(gone.key)

@@ -99,8 +99,6 @@ class MemoryGossip:
         self._messages = 0
         self.duplicates = 0  # copies received again
 
-    # --- who is connected and subscribed ----------------------------------------------------
-
     def connect(self, one: GossipEnd, other: GossipEnd) -> None:
         link = object()
         one.links[other.peer_id] = (other, link)
@@ -142,8 +140,6 @@ class MemoryGossip:
         for end in self._rng.sample(free, min(len(free), DEGREE - len(mesh))):
             mesh[end.peer_id] = end
             end.subscriptions[topic].mesh[host.peer_id] = host
-
-    # --- messages ---------------------------------------------------------------------------
 
     def publish(self, host: GossipEnd, topic: str, payload: bytes) -> None:
         """Publish a message; a host that does not subscribe sends it to a few that do."""
@@ -230,8 +226,6 @@ class MemoryGossip:
             for peer, target in list(subscription.mesh.items()):
                 if peer not in (sender, message.origin):
                     self._pass_on(host, target, message)
-
-    # --- offers of what was heard -----------------------------------------------------------
 
     def _next_beat(self, host: GossipEnd, topic: str) -> None:
         beat = partial(self._wire.when_awake, host.peer_id, partial(self._beat, host, topic))

@@ -11,8 +11,7 @@ wait.
 import heapq
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,15 +34,15 @@ from swarm.errors import (
 )
 from swarm.identity import PeerId, public_key_of
 from swarm.transport.base import (
-    CommonTransport,
     Handler,
     Sent,
     ServeLimits,
-    TransportCounters,
+    Transport,
     ignore_sent,
 )
-from swarm.transport.connection_slots import ConnectionSlot, SlotFigures
+from swarm.transport.connection_slots import ConnectionSlot
 from swarm.transport.memory.memory_gossip import Flight, GossipEnd, MemoryGossip, MeshSubscription
+from swarm.transport.request_slots import Served
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
 """The host whose code the current task runs. None: the network itself."""
@@ -119,45 +118,6 @@ class Post:
                 await self._sooner.wait()
 
 
-@dataclass(eq=False, slots=True)
-class MemoryService:
-    protocol: str
-    handler: Handler
-    limits: ServeLimits
-    sent: Sent
-    counters: TransportCounters
-    busy: Counter[PeerId] = field(default_factory=Counter)
-
-    @contextmanager
-    def slot(self, client: PeerId) -> Iterator[None]:
-        """Hold a request slot. RequestRefused: all are taken."""
-        of_one = self.busy[client] >= self.limits.concurrent_per_peer_max
-        if of_one or self.busy.total() >= self.limits.concurrent_max:
-            self.refuse(f"too many requests{' of one peer' if of_one else ''} at a time")
-        self.busy[client] += 1
-        try:
-            yield
-        finally:
-            self.busy[client] -= 1
-            if not self.busy[client]:
-                del self.busy[client]
-
-    async def handle(self, client: PeerId, payload: bytes) -> bytes:
-        self.counters.count_in(self.protocol, len(payload), client)
-        try:
-            response = await self.handler(client, payload)
-        except RemoteProtocolError as error:
-            raise RequestRefused(str(error)) from error
-        if len(response) > self.limits.response_bytes_max:
-            raise LocalProtocolError(f"{self.protocol}: answer of {len(response)} bytes")
-        self.counters.count_out(self.protocol, len(response), client)
-        return response
-
-    def refuse(self, why: str) -> NoReturn:
-        self.counters.refused[self.protocol] += 1
-        raise RequestRefused(f"{self.protocol}: {why}")
-
-
 # Long: every link's delay, loss and cut act on one clock.
 class MemoryNetwork:
     """All hosts and the links between them. Tasks run in `nursery`; a bug in a handler ends it.
@@ -182,7 +142,8 @@ class MemoryNetwork:
         self._ips: dict[int, str] = {}  # by number
         self._cuts: list[Cut] = []
         self._healed = trio.Event()
-        self._paused: dict[PeerId, _Pause] = {}
+        # for each paused host: the end of its pause, and messages held back
+        self._paused: dict[PeerId, tuple[trio.Event, list[Callable[[], None]]]] = {}
         self._post = Post(Random(rng.random()))
         self.gossip = MemoryGossip(self, Random(rng.random()))
         self.traffic_out: dict[PeerId, Counter[str]] = {}
@@ -233,14 +194,14 @@ class MemoryNetwork:
 
     def pause(self, peer_id: PeerId) -> None:
         """Hold back all messages to and from a host. The caller pauses the host's own tasks."""
-        self._paused.setdefault(peer_id, _Pause())
+        self._paused.setdefault(peer_id, (trio.Event(), []))
 
     def resume(self, peer_id: PeerId) -> None:
         """Deliver the messages held back."""
-        pause = self._paused.pop(peer_id, None)
-        if pause is not None:
-            pause.over.set()
-            for do in pause.waiting:
+        if peer_id in self._paused:
+            over, waiting = self._paused.pop(peer_id)
+            over.set()
+            for do in waiting:
                 self.at(trio.current_time(), do)
 
     def address(self, peer_id: PeerId) -> str:
@@ -262,8 +223,8 @@ class MemoryNetwork:
 
     def when_awake(self, host: PeerId, do: Callable[[], None]) -> None:
         """Call `do` at once, or when the paused host resumes."""
-        if (pause := self._paused.get(host)) is not None:
-            pause.waiting.append(do)
+        if host in self._paused:
+            self._paused[host][1].append(do)
         else:
             do()
 
@@ -283,18 +244,16 @@ class MemoryNetwork:
     def _spawn(self, async_fn: Callable[..., Awaitable[object]], *args: Any) -> None:
         """Start a task of the network, whichever host asks for it."""
         token = RUNS_ON.set(None)
-        try:
-            self._nursery.start_soon(async_fn, *args)
-        finally:
-            RUNS_ON.reset(token)
+        self._nursery.start_soon(async_fn, *args)
+        RUNS_ON.reset(token)
 
     async def _pass_cuts(self, source: PeerId, target: PeerId) -> None:
         while self.is_cut(source, target):
             await self._healed.wait()
 
     async def _awake(self, host: PeerId) -> None:
-        while (pause := self._paused.get(host)) is not None:
-            await pause.over.wait()
+        while host in self._paused:
+            await self._paused[host][0].wait()
 
     async def _land(self, source: PeerId, target: PeerId, flight: Flight) -> None:
         """Wait until a reliable message has arrived in full."""
@@ -302,28 +261,6 @@ class MemoryNetwork:
         await self._pass_cuts(source, target)
         await trio.sleep_until(self.receive(target, flight))
         await self._awake(target)
-
-    async def _send_in_turns(
-        self, exchange: "_Exchange", size: int, left: Callable[[], None]
-    ) -> Flight:
-        """Send an answer in pieces of `piece_bytes`. Returns the flight of the last.
-
-        As over TCP, one connection sends its answers in order, and several connections share the
-        uplink.
-        """
-        source, target, about = exchange.server.peer_id, exchange.client.peer_id, exchange.protocol
-        assert self.piece_bytes is not None
-        async with exchange.connection.turns[source]:
-            while size > self.piece_bytes:
-                flight = self.send(source, target, self.piece_bytes, about, reliable=True)
-                size -= self.piece_bytes
-                self.at(flight.last_s, partial(self.receive, target, flight))
-                # slow start delays the next piece
-                await trio.sleep_until(flight.left_s + flight.slow_s)
-            flight = self.send(source, target, size, about, reliable=True)
-            await trio.sleep_until(flight.left_s)
-        left()
-        return flight
 
     async def _carry(self, source: PeerId, target: PeerId, size: int, about: str) -> None:
         await self._awake(source)
@@ -412,7 +349,10 @@ class MemoryNetwork:
         service = server._services.get(exchange.protocol)
         if service is None:
             raise RequestRefused(f"{server.peer_id} does not serve {exchange.protocol}")
-        with service.slot(client):
+        is_full = service.requests_by_peer.total() >= service.limits.concurrent_max
+        with service.counted(client) as has_room:
+            if is_full or not has_room:
+                exchange.refuse("too many requests at a time")
             exchange.held = True
             try:
                 return await self._serve_in_time(exchange, service, flight)
@@ -420,9 +360,11 @@ class MemoryNetwork:
                 exchange.held = False
 
     async def _answer(
-        self, exchange: "_Exchange", service: MemoryService, size: int, told_bytes: int
+        self, exchange: "_Exchange", service: Served, size: int, told_bytes: int
     ) -> None:
-        client, server = exchange.client.peer_id, exchange.server.peer_id
+        """Send an answer; with `piece_bytes` in pieces: as over TCP, one connection sends its
+        answers in order, and several connections share the uplink."""
+        client, server, about = exchange.client.peer_id, exchange.server.peer_id, exchange.protocol
         left = False
 
         def leave() -> None:
@@ -433,48 +375,54 @@ class MemoryNetwork:
 
         try:
             await self._awake(server)
-            if self.piece_bytes is not None:
-                flight = await self._send_in_turns(exchange, size, leave)
-            else:
-                flight = self.send(server, client, size, exchange.protocol, reliable=True)
+            if self.piece_bytes is None:
+                flight = self.send(server, client, size, about, reliable=True)
                 if service.sent is not ignore_sent:
                     self.at(flight.left_s, leave)
+            else:
+                async with exchange.connection.turns[server]:
+                    while size > self.piece_bytes:
+                        flight = self.send(server, client, self.piece_bytes, about, reliable=True)
+                        size -= self.piece_bytes
+                        self.at(flight.last_s, partial(self.receive, client, flight))
+                        # slow start delays the next piece
+                        await trio.sleep_until(flight.left_s + flight.slow_s)
+                    flight = self.send(server, client, size, about, reliable=True)
+                    await trio.sleep_until(flight.left_s)
+                leave()
             await self._land(server, client, flight)
         finally:
             leave()
 
-    async def _serve_in_time(
-        self, exchange: "_Exchange", service: MemoryService, flight: Flight
-    ) -> bytes:
+    async def _serve_in_time(self, exchange: "_Exchange", service: Served, flight: Flight) -> bytes:
         client, server = exchange.client.peer_id, exchange.server.peer_id
         if len(exchange.payload) > service.limits.request_bytes_max:
-            service.refuse(f"over {service.limits.request_bytes_max} bytes")
+            exchange.refuse(f"over {service.limits.request_bytes_max} bytes")
+        payload, counters, protocol = exchange.payload, exchange.server.counters, exchange.protocol
         response = b""
         with trio.move_on_after(service.limits.timeout_s) as patience:
             await self._land(client, server, flight)
-            self.observe("request", client, server, exchange.protocol, exchange.payload)
+            self.observe("request", client, server, protocol, payload)
+            counters.count_in(protocol, len(payload), client)
             token = RUNS_ON.set(server)
             try:
-                response = await service.handle(client, exchange.payload)
+                response = await service.handler(client, payload)
+            except RemoteProtocolError as error:
+                raise RequestRefused(str(error)) from error
             finally:
                 RUNS_ON.reset(token)
+            if len(response) > service.limits.response_bytes_max:
+                raise LocalProtocolError(f"{protocol}: answer of {len(response)} bytes")
+            counters.count_out(protocol, len(response), client)
             # the client reads up to its own limit
             size = min(len(response), exchange.response_bytes_max + 1)
             await self._answer(exchange, service, size, len(response))
         if patience.cancelled_caught:
-            service.refuse(f"over {service.limits.timeout_s} s")
+            exchange.refuse(f"over {service.limits.timeout_s} s")
         return response
 
 
-@dataclass(eq=False, slots=True)
-class _Pause:
-    """Messages held back for a paused host."""
-
-    over: trio.Event = field(default_factory=trio.Event)
-    waiting: list[Callable[[], None]] = field(default_factory=list)
-
-
-class MemoryTransport(CommonTransport):
+class MemoryTransport(Transport):
     """One host's end of a `MemoryNetwork`, made by `join`. Leaves when its context ends."""
 
     _subscription_kind = MeshSubscription
@@ -491,10 +439,9 @@ class MemoryTransport(CommonTransport):
         self._number = number
         self.network_key = network_key
         self._connections: dict[PeerId, _Connection] = {}
-        self._services: dict[str, MemoryService] = {}
+        self._services: dict[str, Served] = {}
         self.gossip = GossipEnd(peer_id, self.counters)
         self._subscriptions = self.gossip.subscriptions
-        self.door: SlotFigures | None = None  # simulated connections need no admission
         self.is_open = True
 
     async def __aenter__(self) -> Self:
@@ -546,7 +493,7 @@ class MemoryTransport(CommonTransport):
     ) -> None:
         if protocol in self._services:
             raise LocalProtocolError(f"{protocol} is served already")
-        self._services[protocol] = MemoryService(protocol, handler, limits, sent, self.counters)
+        self._services[protocol] = Served(handler, limits, sent)
 
     async def request(
         self,
@@ -624,6 +571,10 @@ class _Exchange:
     def server(self) -> MemoryTransport:
         ends = self.connection
         return ends.other if self.client is ends.one else ends.one
+
+    def refuse(self, why: str) -> NoReturn:
+        self.server.counters.refused[self.protocol] += 1
+        raise RequestRefused(f"{self.protocol}: {why}")
 
     def settle(self, result: bytes | SwarmError) -> None:
         if self.result is None:
