@@ -184,9 +184,8 @@ def _tables(models: Mapping[str, Model]) -> Iterator[str]:
         yield _table(HEAD, rows)
 
 
-def methods_page(*wanted: Family, used: bool | None = None) -> str:
-    """Every method of some families with the defaults of its parameters. `used`: those alone that
-    some loop uses, or none does."""
+def methods_page(*wanted: Family) -> str:
+    """Every method of some families with the defaults of its parameters."""
     rows = [
         (
             f"`{each.name}`",
@@ -196,7 +195,6 @@ def methods_page(*wanted: Family, used: bool | None = None) -> str:
         )
         for family in wanted
         for each in families()[family]
-        if used is None or bool(each.used_by) is used
     ]
     return _table(("Method", "What it is", "Parameters", "Source"), rows)
 
@@ -220,12 +218,11 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "losses": partial(methods_page, "loss"),
     "advantages": partial(methods_page, "advantage"),
     "corrections": partial(methods_page, "correction"),
-    "controls": partial(methods_page, "control", used=True),
-    "generates": partial(methods_page, "generate", used=True),
-    "draws": partial(methods_page, "draw", "external_rule", used=True),
-    "replays": partial(methods_page, "replay", used=True),
-    "filters": partial(methods_page, "filter", used=True),
-    "functions": partial(methods_page, "control", "filter", "replay", "generate", used=False),
+    "controls": partial(methods_page, "control"),
+    "generates": partial(methods_page, "generate"),
+    "draws": partial(methods_page, "draw", "external_rule"),
+    "replays": partial(methods_page, "replay"),
+    "filters": partial(methods_page, "filter"),
     "rewards": partial(methods_page, "reward"),
     "template": template_page,
 }
