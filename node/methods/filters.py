@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from statistics import variance as unbiased_variance
-from types import MappingProxyType
 from typing import Annotated, Final
 
 from annotated_types import Ge, Le
 
 from node.methods.advantages import is_flat
-from node.methods.checked import finite, probability, right_of, whole
+from node.methods.checked import finite, probability, whole
 from node.methods.groups import Advantages
 from node.methods.method import (
     NODE,
@@ -237,32 +236,17 @@ class Variance(MethodSettings, kind="variance"):
 
 
 @dataclass(frozen=True, slots=True)
-class VarianceBank:
-    """Tasks that varied enough, with their scores."""
-
-    scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-
-
-@dataclass(frozen=True, slots=True)
 class VarianceChoice:
     """The selection from a batch."""
 
     kept: tuple[int, ...]  # places of groups that are learned from
     recalled: tuple[str, ...]  # tasks of the bank that take the places of others, the best first
-    bank: VarianceBank  # without these
-
-
-def variance_score(right: int, rollouts: int) -> float:
-    """The variance of a group's rewards of 0 and 1 over the largest that so many can have (VCRL,
-    arXiv 2509.19803), in [0, 1]."""
-    right_of(right, rollouts)
-    most = _largest(rollouts)
-    return right * (rollouts - right) / most if most else 0.0
+    bank: Mapping[str, float]  # without these
 
 
 def reward_score(rewards: Sequence[float], reward_range: float = 1.0) -> float:
-    """As `variance_score`, for any rewards: their variance over that of as many at both ends of the
-    range, at most 1."""
+    """The variance of a group's rewards over that of as many at both ends of the range, which is
+    the largest (VCRL, arXiv 2509.19803), at most 1."""
     if not reward_range > 0.0:
         raise ValueError(f"reward_range {reward_range}: not above 0")
     if is_flat(rewards):
@@ -280,24 +264,24 @@ def _largest(rollouts: int) -> int:
 def variance(
     groups: Sequence[ScoredGroup],
     score_min: float,
-    bank: VarianceBank,
+    bank: Mapping[str, float],
     set_to: Variance,
     wanted: int = 0,
 ) -> VarianceChoice:
-    """Keep groups with a score of at least `score_min`, and put their tasks into the bank with a
-    score that moves slowly (VCRL). Each other group is replaced by the best task of the bank that
-    is not in this batch, to be rolled out again; of equal scores the first by name. Where `wanted`
-    groups were to be had, so are those that are missing."""
+    """Keep groups with a score of at least `score_min`, and put their tasks into the bank (scores
+    by task) with a score that moves slowly (VCRL). Each other group is replaced by the best task of
+    the bank that is not in this batch, to be rolled out again; of equal scores the first by name.
+    Where `wanted` groups were to be had, so are those that are missing."""
     probability(score_min, "score_min")
     scores = [reward_score(group.rewards, set_to.reward_range) for group in groups]
     kept = tuple(
         place for place, score in enumerate(scores) if score >= score_min - ROUNDING and score > 0.0
     )
     here = {group.prompt for group in groups}
-    others = sorted(task for task in bank.scores if task not in here)
-    others.sort(key=lambda task: -bank.scores[task])
+    others = sorted(task for task in bank if task not in here)
+    others.sort(key=lambda task: -bank[task])
     recalled = tuple(others[: max(len(groups), wanted) - len(kept)])
-    known = dict(bank.scores)
+    known = dict(bank)
     for task in recalled:
         del known[task]
     for prompt, score in sorted(
@@ -306,6 +290,4 @@ def variance(
         before = known.get(prompt, score)
         known[prompt] = set_to.momentum * before + (1.0 - set_to.momentum) * score
     best = sorted(sorted(known), key=lambda task: -known[task])[: set_to.bank_max]
-    return VarianceChoice(
-        kept, recalled, VarianceBank(MappingProxyType({task: known[task] for task in best}))
-    )
+    return VarianceChoice(kept, recalled, {task: known[task] for task in best})

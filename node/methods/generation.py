@@ -301,12 +301,3 @@ def speculative(
         if not uniform < keeps:
             return kept
     return len(probabilities)
-
-
-def kept_share(kept: Sequence[int], lengths: Sequence[int]) -> float:
-    """Share of the tokens of earlier completions that were kept, 0 where there are none."""
-    if len(kept) != len(lengths):
-        raise ValueError(f"{len(kept)} kept of {len(lengths)} completions")
-    if any(not 0 <= each <= length for each, length in zip(kept, lengths, strict=True)):
-        raise ValueError("more is kept than there was")
-    return sum(kept) / sum(lengths) if any(lengths) else 0.0

@@ -142,31 +142,18 @@ def decoupled(
     clip_low: float,
     clip_high: float,
     behaviour_weight_max: float,
+    truncates: bool = False,
 ) -> TokenLosses:
     """w (-min(r A, clip(r, 1 - low, 1 + high) A)), r = current / proximal, w = proximal / behaviour
     (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298). Tokens with w above
-    `behaviour_weight_max` are masked, as in AReaL."""
+    `behaviour_weight_max` are masked, as in AReaL, or w is cut there (`truncates`, TIS)."""
     weights = behaviour_weights(proximal, behaviour)
     masked = weights > behaviour_weight_max
     each = clipped_surrogate(logprobs, proximal, advantages, clip_low, clip_high)
     clipped = clipped_tokens(logprobs, proximal, advantages, clip_low, clip_high)
+    if truncates:
+        return _unmasked(weights.clamp(max=behaviour_weight_max) * each, clipped)
     return TokenLosses((weights * each).masked_fill(masked, 0.0), clipped & ~masked, masked)
-
-
-def truncated_importance(
-    logprobs: torch.Tensor,
-    proximal: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    clip_low: float,
-    clip_high: float,
-    behaviour_weight_max: float,
-) -> TokenLosses:
-    """As `decoupled`, but w is cut at `behaviour_weight_max` and no token is masked (TIS)."""
-    weights = behaviour_weights(proximal, behaviour).clamp(max=behaviour_weight_max)
-    each = clipped_surrogate(logprobs, proximal, advantages, clip_low, clip_high)
-    clipped = clipped_tokens(logprobs, proximal, advantages, clip_low, clip_high)
-    return _unmasked(weights * each, clipped)
 
 
 def second_moment_kept(
@@ -322,11 +309,9 @@ def _clip(tokens: Tokens, set_to: settings.GrpoLoss) -> TokenLosses:
 
 
 def _decoupled(tokens: Tokens, set_to: settings.DecoupledLoss) -> TokenLosses:
-    return decoupled(*_columns(tokens), *_bounds(set_to))
-
-
-def _tis(tokens: Tokens, set_to: settings.TisLoss) -> TokenLosses:
-    return truncated_importance(*_columns(tokens), *_bounds(set_to))
+    columns = (tokens.logprobs, tokens.proximal, tokens.behaviour, tokens.advantages)
+    bounds = (set_to.clip_low, set_to.clip_high, set_to.behaviour_weight_max)
+    return decoupled(*columns, *bounds, truncates=isinstance(set_to, settings.TisLoss))
 
 
 def _m2po(tokens: Tokens, set_to: settings.M2poLoss) -> TokenLosses:
@@ -479,14 +464,6 @@ def _stale(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return tokens.logprobs, tokens.behaviour, tokens.advantages
 
 
-def _columns(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return tokens.logprobs, tokens.proximal, tokens.behaviour, tokens.advantages
-
-
-def _bounds(set_to: settings.DecoupledLoss) -> tuple[float, float, float]:
-    return set_to.clip_low, set_to.clip_high, set_to.behaviour_weight_max
-
-
 def _own(tokens: Tokens, set_to: settings.LossSettings) -> TokenLosses:
     """A user's own loss: columns as those of a built-in one, or its losses (T,) alone."""
     with told(set_to):
@@ -505,7 +482,7 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
     "grpo": Objective(_clip),
     "dapo": Objective(_clip),
     "decoupled": Objective(_decoupled),
-    "tis": Objective(_tis),
+    "tis": Objective(_decoupled),
     "m2po": Objective(_m2po, keep=_m2po_kept),
     "gspo": Objective(_sequence),
     "gepo": Objective(_sequence, by_group=True),

@@ -96,8 +96,9 @@ class KnownMethod:
     function: Callable[..., Any]
     family: Family
     source: str  # arXiv number, or the system whose code defines it
+    function_test: str  # file in tests/unit with the tests of the function
+    loop_test: str  # the same of the method in a round
     measured: str = ""  # result in words; empty: not measured
-    used_by: tuple[Role, ...] = ()  # loops that run it
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from node.envs.replay_turns import said_of
 from node.interfaces.engine import Outcome, Request
 from node.interfaces.prompts import Prompt
 from node.methods.samplers import distinct
-from node.observe.records import HeldOut, RoundDone, SampledGroup
+from node.observe.records import HeldOut, RoundDone
 from node.observe.samples import bounded
 from node.run.evaluation import evaluate, rewards_of
 from node.run.groups import finite, outcome_counts, rollout_group, sampled, seed_of
@@ -172,7 +172,8 @@ class Sapo:
             if each.scored.decided and each.is_bare and not each.private
         ]
         self._node.choice.learn([(each.group.task, each.rewards) for each in measured])
-        generated = self._generated()
+        counts = self._engine.capabilities.counts
+        generated = self._engine.take_sampled() if counts else self._tokens
         self.progress = replace(
             start,
             round=start.round + 1,
@@ -183,12 +184,6 @@ class Sapo:
             methods=self.stages.to_record(),
         )
         return self._record(outcome, generated)
-
-    def _generated(self) -> int:
-        """The number of tokens that were sampled for the round."""
-        if self._engine.capabilities.counts:
-            return self._engine.take_sampled()
-        return self._tokens
 
     # --- tasks, completions, rewards -------------------------------------------------------
 
@@ -324,15 +319,10 @@ class Sapo:
 
     async def show(self, own: Sequence[BatchGroup], foreign: Sequence[ScoredGroup]) -> None:
         if self._on_samples is not None:
-            await self._on_samples(self._samples(own, foreign))
-
-    def _samples(
-        self, own: Sequence[BatchGroup], foreign: Sequence[ScoredGroup]
-    ) -> list[SampledGroup]:
-        run, number = self._config.run, self.progress.round + 1
-        made = (sampled(run, number, _with_prompt_text(each)) for each in own)
-        drawn = (sampled(run, number, each) for each in foreign)
-        return [*bounded(made), *bounded(drawn)]
+            run, number = self._config.run, self.progress.round + 1
+            made = (sampled(run, number, _with_prompt_text(each)) for each in own)
+            drawn = (sampled(run, number, each) for each in foreign)
+            await self._on_samples([*bounded(made), *bounded(drawn)])
 
     async def evaluate(self) -> HeldOut:
         """Measure the pass rates, and note that on the held-out tasks in the progress."""

@@ -1,7 +1,7 @@
 """Filter: the groups, completions and tokens that are trained on."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any, Final
 
@@ -82,7 +82,7 @@ class DropUnvaried(Stage[formulas.Variance]):
 
     def __init__(self, set_to: formulas.Variance) -> None:
         super().__init__(set_to)
-        self._bank = formulas.VarianceBank()
+        self._bank: Mapping[str, float] = {}  # scores by task
         self._recalled: tuple[str, ...] = ()  # prompts for the next round
         self._known: dict[str, Assignment] = {}  # of the bank and of these, by prompt
         self._asked: set[str] = set()  # prompts of this round
@@ -107,10 +107,8 @@ class DropUnvaried(Stage[formulas.Variance]):
         is_node = at.role == "node"
         wanted = at.config.local_groups if is_node else 0
         left_out = self._asked - {each.prompt for each in groups}  # by methods before
-        scores = {task: s for task, s in self._bank.scores.items() if task not in left_out}
-        choice = formulas.variance(
-            groups, score_min, formulas.VarianceBank(scores), self.set_to, wanted
-        )
+        scores = {task: s for task, s in self._bank.items() if task not in left_out}
+        choice = formulas.variance(groups, score_min, scores, self.set_to, wanted)
         if is_node:
             self._keep(choice, groups)
         dropped = {id(own[place]) for place in set(range(len(own))) - set(choice.kept)}
@@ -125,26 +123,23 @@ class DropUnvaried(Stage[formulas.Variance]):
         }
         self._known, self._asked = {}, set()
         chars = 0
-        for prompt in (*choice.recalled, *choice.bank.scores):
+        for prompt in (*choice.recalled, *choice.bank):
             chars += len(json.dumps(_fields(known[prompt])))
             if chars > BANK_CHARS_MAX:
                 break
             self._known[prompt] = known[prompt]
-        scores = {task: s for task, s in choice.bank.scores.items() if task in self._known}
+        self._bank = {task: s for task, s in choice.bank.items() if task in self._known}
         self._recalled = tuple(each for each in choice.recalled if each in self._known)
-        self._bank = formulas.VarianceBank(scores)
 
     def to_record(self) -> Any:
         known = [_fields(each) for each in self._known.values()]
-        return [known, dict(self._bank.scores), self._recalled] if known else None
+        return [known, dict(self._bank), self._recalled] if known else None
 
     def restore(self, record: Any) -> None:
         known, scores, recalled = record
         every = [Assignment(Task(*task), prompt, attempt) for task, prompt, attempt in known]
         self._known = {each.prompt: each for each in every}
-        self._bank = formulas.VarianceBank(
-            {task: scores[task] for task in scores if task in self._known}
-        )
+        self._bank = {task: scores[task] for task in scores if task in self._known}
         self._recalled = tuple(each for each in recalled if each in self._known)
 
 

@@ -19,7 +19,6 @@ from node.methods.filters import (
     Extremes,
     Overlong,
     Variance,
-    VarianceBank,
     ZeroAdvantage,
 )
 from node.methods.replay import (
@@ -144,20 +143,16 @@ def test_scores_are_shares_of_the_largest_variance(rollouts: int) -> None:
     elif rollouts > 1:
         assert near(max(every), (rollouts + 1) / (4 * rollouts), 1e-12)
     for right, each in enumerate(every):
-        found = filters.variance_score(right, rollouts)
-        assert near(found, each / (max(every) or 1.0), 1e-12)
+        found = each / (max(every) or 1.0)
         rewards = [1.0] * right + [0.0] * (rollouts - right)
         assert near(filters.reward_score(rewards), found, 1e-12)
         assert near(filters.reward_score([3 * r - 1 for r in rewards], 3.0), found, 1e-12)
 
 
 def test_limits_of_scores() -> None:
-    assert filters.variance_score(4, 8) == filters.variance_score(2, 5) == 1.0
-    assert filters.variance_score(2, 8) == 0.75
+    assert near(filters.reward_score([1] * 2 + [0] * 6), 0.75, 1e-12)
     assert filters.reward_score([]) == filters.reward_score([0.4]) == 0.0
     assert filters.reward_score([5.0, -5.0]) == 1.0  # beyond the range that was named
-    with pytest.raises(ValueError, match="9 right ones of 8"):
-        filters.variance_score(9, 8)
     with pytest.raises(ValueError, match="reward_range nan"):
         filters.reward_score([1, 0], math.nan)
     with pytest.raises(ValueError, match="not all are finite"):
@@ -165,14 +160,14 @@ def test_limits_of_scores() -> None:
 
 
 def test_dropped_groups_give_their_places_to_the_banks_best() -> None:
-    bank = VarianceBank({"old": 0.5, "best": 0.9, "also": 0.5, "mixed": 0.4})
+    bank = {"old": 0.5, "best": 0.9, "also": 0.5, "mixed": 0.4}
     groups = [view(1, 0, prompt="mixed"), view(1, 1, prompt="best"), view(0, 0, prompt="dull")]
     found = filters.variance(groups, 0.3, bank, Variance())
     assert found.kept == (0,)
     # "best" is in this batch already; of the equal ones the first by name comes first
     assert found.recalled == ("also", "old")
-    assert dict(found.bank.scores) == {"best": 0.9, "mixed": pytest.approx(0.9 * 0.4 + 0.1)}
-    assert dict(bank.scores)["old"] == 0.5  # nothing was changed in place
+    assert dict(found.bank) == {"best": 0.9, "mixed": pytest.approx(0.9 * 0.4 + 0.1)}
+    assert dict(bank)["old"] == 0.5  # nothing was changed in place
     mirrored = filters.variance(groups[::-1], 0.3, bank, Variance())
     assert (mirrored.kept, mirrored.recalled) == ((2,), found.recalled)
     assert mirrored.bank == found.bank
@@ -180,21 +175,21 @@ def test_dropped_groups_give_their_places_to_the_banks_best() -> None:
 
 def test_the_bank_is_bounded_and_the_least_score_counts() -> None:
     groups = [view(1, 0, 0, 0, prompt="a"), view(1, 1, 0, 0, prompt="b"), view(1, 0)]
-    found = filters.variance(groups, 0.75, VarianceBank({"z": 0.1}), Variance(bank_max=2))
+    found = filters.variance(groups, 0.75, {"z": 0.1}, Variance(bank_max=2))
     assert found.kept == (0, 1, 2)  # 0.75 is enough
     assert found.recalled == ()
-    assert dict(found.bank.scores) == {"a": 0.75, "b": 1.0}  # what has no name is not stored
-    assert filters.variance(groups, 0.76, VarianceBank(), Variance()).kept == (1, 2)
-    assert filters.variance([view(1, 1)], 0.0, VarianceBank(), Variance()).kept == ()
-    assert filters.variance([], 0.5, VarianceBank(), Variance()).kept == ()
+    assert dict(found.bank) == {"a": 0.75, "b": 1.0}  # what has no name is not stored
+    assert filters.variance(groups, 0.76, {}, Variance()).kept == (1, 2)
+    assert filters.variance([view(1, 1)], 0.0, {}, Variance()).kept == ()
+    assert filters.variance([], 0.5, {}, Variance()).kept == ()
     twice = [view(1, 0, prompt="a"), view(1, 0, 0, 0, prompt="a")]
     ways = {
-        tuple(filters.variance(each, 0.1, VarianceBank(), Variance()).bank.scores.items())
+        tuple(filters.variance(each, 0.1, {}, Variance()).bank.items())
         for each in (twice, twice[::-1])
     }
     assert len(ways) == 1
     with pytest.raises(ValueError, match="score_min nan"):
-        filters.variance([], math.nan, VarianceBank(), Variance())
+        filters.variance([], math.nan, {}, Variance())
 
 
 # --- extremes -------------------------------------------------------------------------------------

@@ -91,15 +91,6 @@ def test_more_lenience_never_keeps_less(drawn: list[tuple[float, float, float]])
     assert found[-1] == len(drawn)
 
 
-def test_the_share_that_is_kept() -> None:
-    assert generation.kept_share([4, 0], [8, 2]) == 0.4
-    assert generation.kept_share([], []) == generation.kept_share([0], [0]) == 0.0
-    with pytest.raises(ValueError, match="more is kept"):
-        generation.kept_share([3], [2])
-    with pytest.raises(ValueError, match="1 kept of 0"):
-        generation.kept_share([3], [])
-
-
 # --- noise ----------------------------------------------------------------------------------------
 
 

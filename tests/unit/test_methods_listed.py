@@ -1,6 +1,7 @@
 """The list of methods: whole, true of what the loops take, and said in lines."""
 
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -18,10 +19,9 @@ from node.methods.registry import (
     LITERATURE,
     METHODS,
     families,
-    function_test,
-    loop_test,
     named,
 )
+from node.stages.table import STAGES
 from swarm.errors import ConfigError
 
 MORE_TESTS = Path(__file__).parent / "test_training_corrections.py"
@@ -37,7 +37,7 @@ def said(name: str | None = None) -> list[str]:
 
 
 def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
-    listed = {f: {m.name for m in methods if m.used_by} for f, methods in families().items()}
+    listed = {f: {m.name for m in methods} for f, methods in families().items()}
     assert listed["advantage"] == set(KNOWN["advantage"]) >= set(ADVANTAGES)
     assert listed["loss"] == set(LOSSES) == set(OBJECTIVES)
     assert listed["correction"] == set(CORRECTIONS) == set(IMPORTANCE_WEIGHTS)
@@ -62,10 +62,6 @@ def test_the_list_and_one_of_it() -> None:
     lines = said()
     for each in METHODS:
         assert any(each.name in line.replace(",", "").split() for line in lines)
-    alone = [line for line in lines if "no loop uses yet" in line]
-    unused = [each.name for each in METHODS if not each.used_by]
-    assert all(any(name in line for line in alone) for name in unused)
-    assert not any("rloo" in line for line in alone)
     one = said("cispo")
     assert one[0] == "loss cispo (arXiv 2506.13585)"
     assert "  ratio_max = 5.0" in one
@@ -97,19 +93,31 @@ def test_every_row_of_the_literature_is_here_or_says_why_not() -> None:
 
 
 def test_every_method_is_in_a_loop() -> None:
-    assert [each.name for each in METHODS if not each.used_by] == []
+    by_name = ("advantage", "loss", "correction", "preference")
+    alone = [m for m in METHODS if m.family not in by_name and m.parameters not in STAGES]
+    assert alone == []
+    formulas = [m for m in METHODS if m.family == "advantage" and m.name not in ADVANTAGES]
+    assert all(each.parameters in STAGES for each in formulas)
+
+
+def test_the_table_has_no_row_beyond_the_methods() -> None:
+    path = Path("node/methods/registry.toml")
+    rows = {family: set(its) for family, its in tomllib.loads(path.read_text()).items()}
+    del rows["literature"]
+    tests = {"function_test", "loop_test"}
+    assert rows == {family: tests | set(its) for family, its in KNOWN.items()}
 
 
 def test_every_method_has_its_two_tests_where_the_list_says() -> None:
     folder = Path(__file__).parent
     for each in METHODS:
-        text = (folder / f"{function_test(each)}.py").read_text()
+        text = (folder / f"{each.function_test}.py").read_text()
         names = {each.name, each.function.__name__, type(each.parameters()).__name__}
         whole = each.family == "loss" and "OBJECTIVES.items()" in text
         assert whole or any(re.search(rf"\b{name}\b", text) for name in names), each.name
     untested = set()
     for each in METHODS:
-        text = (folder / f"{loop_test(each)}.py").read_text()
+        text = (folder / f"{each.loop_test}.py").read_text()
         all_of = "sorted(set(LOSSES" if each.family == "loss" else "CORRECTIONS)"
         names = (f'"{each.name}', type(each.parameters()).__name__)
         whole = each.family in ("loss", "correction") and all_of in text

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 
 import pytest
@@ -19,7 +20,6 @@ from node.methods.losses import (
     mismatch,
     second_moment,
     second_moment_kept,
-    truncated_importance,
 )
 
 TAU = 0.04
@@ -115,7 +115,7 @@ def test_decoupled_follows_its_definition(most):
 @pytest.mark.parametrize("most", [2.0, 1.0])
 def test_truncated_importance_follows_its_definition(most):
     data = columns(5)
-    ours = truncated_importance(*tensors(*data), 0.2, 0.25, most)
+    ours = decoupled(*tensors(*data), 0.2, 0.25, most, truncates=True)
     rows = list(zip(*data, strict=True))
     assert ours.each.tolist() == pytest.approx(
         plain_decoupled(rows, 0.2, 0.25, most, truncate=True)
@@ -128,11 +128,11 @@ def test_weights_of_the_reference_vector():
     zero = torch.zeros(4)
     weights = behaviour_weights(proximal, zero).clamp(max=2.0)
     assert weights.tolist() == pytest.approx([0.3, 1.0, 2.0, 2.0])
-    one = truncated_importance(proximal, proximal, zero, -torch.ones(4), 0.2, 0.2, 2.0)
+    one = decoupled(proximal, proximal, zero, -torch.ones(4), 0.2, 0.2, 2.0, truncates=True)
     assert one.each.tolist() == pytest.approx([0.3, 1.0, 2.0, 2.0])
 
 
-@pytest.mark.parametrize("method", [decoupled, truncated_importance])
+@pytest.mark.parametrize("method", [decoupled, partial(decoupled, truncates=True)])
 def test_at_the_proximal_policy_the_gradient_is_the_importance_weighted_one(method):
     """There the clip is silent: what is left is w A, the policy gradient under the behaviour."""
     _, proximal, behaviour, advantages = tensors(*columns(6))
@@ -142,7 +142,7 @@ def test_at_the_proximal_policy_the_gradient_is_the_importance_weighted_one(meth
     assert torch.allclose(gradient(found.each, current), expected)
 
 
-@pytest.mark.parametrize("method", [decoupled, truncated_importance])
+@pytest.mark.parametrize("method", [decoupled, partial(decoupled, truncates=True)])
 def test_the_gradient_is_that_of_finite_differences(method):
     current, *others = tensors(*columns(7))
     current.requires_grad_()
@@ -154,7 +154,7 @@ def test_the_gradient_is_that_of_finite_differences(method):
     assert torch.equal(slopes == 0, silent)
 
 
-@pytest.mark.parametrize("method", [decoupled, truncated_importance])
+@pytest.mark.parametrize("method", [decoupled, partial(decoupled, truncates=True)])
 def test_fresh_data_has_the_plain_clipped_loss_to_the_bit(method):
     current, proximal, behaviour, advantages = tensors(*columns(8))
     plain = clipped_surrogate(current, proximal, advantages, 0.2, 0.28)
@@ -309,7 +309,7 @@ def test_absurd_claims_stay_finite():
     kept = second_moment_kept(current, behaviour, advantages, TAU)
     found: list[TokenLosses] = [
         decoupled(current, proximal, behaviour, advantages, 0.2, 0.2, 1e30),
-        truncated_importance(current, proximal, behaviour, advantages, 0.2, 0.2, 2.0),
+        decoupled(current, proximal, behaviour, advantages, 0.2, 0.2, 2.0, truncates=True),
         second_moment(current, behaviour, advantages, kept),
     ]
     for each in found:
