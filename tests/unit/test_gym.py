@@ -17,7 +17,7 @@ import trio
 from node.config import load_run, packaged_runs
 from node.envs.base import Problem
 from node.envs.groups import expanded, group_version
-from node.envs.gym.datasets import GROUPS, OFFERED, OFFERED_BY_GROUP, REFUSED, Rules, Table
+from node.envs.gym.datasets import GROUPS, OFFERED, OFFERED_BY_GROUP, REFUSED, DatasetTable, Rules
 from node.envs.gym.datasets import REFUSED_BY_GROUP as REFUSALS
 from node.envs.gym.environment import ReasoningGym, settings_of
 from node.envs.gym.scorers import computed
@@ -73,9 +73,9 @@ def test_a_bound_is_on_a_setting_that_there_is_and_no_default_is_beyond() -> Non
             assert rules.settings_min.get(setting, 0) <= defaults[setting] <= most, (name, setting)
 
 
-def table(row: Mapping[str, object], **others: object) -> Table:
+def table(row: Mapping[str, object], **others: object) -> DatasetTable:
     kinds = {"short": {"text_chars_max": 64, "note": "short"}}
-    return Table(kinds=kinds, offered={"group": {"name": dict(row)}}, refused={}, **others)
+    return DatasetTable(kinds=kinds, offered={"group": {"name": dict(row)}}, refused={}, **others)
 
 
 def test_a_row_goes_on_where_its_kind_ends() -> None:
@@ -111,7 +111,7 @@ def test_a_table_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="spare"):
         table({}, spare={})
     with pytest.raises(ValueError, match="refused"):
-        Table(kinds={}, offered={}, refused={"group": {"name": 1}})
+        DatasetTable(kinds={}, offered={}, refused={"group": {"name": 1}})
 
 
 def test_a_scorer_that_is_not_the_library_s_own_has_a_reason() -> None:

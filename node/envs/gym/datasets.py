@@ -68,7 +68,7 @@ class Rules(BaseModel):
         return str(metadata["example_answer"] if answer is None else answer).strip()
 
 
-class Table(BaseModel):
+class DatasetTable(BaseModel):
     """A table of all datasets, read from TOML. ValueError: a row is wrong; KeyError: no such kind
     of row."""
 
@@ -90,7 +90,7 @@ class Table(BaseModel):
 
 
 _TEXT: Final = files(__package__).joinpath("datasets.toml").read_text("utf-8")
-_TABLE: Final = Table(**tomllib.loads(_TEXT))
+_TABLE: Final = DatasetTable(**tomllib.loads(_TEXT))
 OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = _TABLE.rules()
 REFUSED_BY_GROUP: Final[Mapping[str, Mapping[str, str]]] = _TABLE.refused
 OFFERED: Final[Mapping[str, Rules]] = {
