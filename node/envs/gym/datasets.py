@@ -55,14 +55,14 @@ class Rules:
         return json.dumps(found) if isinstance(found, dict) else str(found).strip()
 
 
-class Tables(BaseModel, extra="forbid"):
+class DatasetTables(BaseModel, extra="forbid"):
     offered: Mapping[str, Mapping[str, Rules]]
     refused: Mapping[str, Mapping[str, str]]
 
 
-def tables_of(text: str) -> Tables:
+def tables_of(text: str) -> DatasetTables:
     """The tables of a TOML file; an unknown key, function or kind of value fails."""
-    return Tables.model_validate(tomllib.loads(text))
+    return DatasetTables.model_validate(tomllib.loads(text))
 
 
 _TABLES: Final = tables_of(files(__package__).joinpath("datasets.toml").read_text("utf-8"))
