@@ -92,7 +92,8 @@ def verify(directory: Path, manifest: Path | None, against: Path | None) -> Veri
     if against is not None:
         wanted = open_weights(against).specs
     else:
-        wanted = _read_manifest(manifest or _beside(directory))
+        path = directory.resolve()
+        wanted = _read_manifest(manifest or path.with_name(path.name + MANIFEST_SUFFIX))
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory")
     try:
@@ -144,11 +145,6 @@ def _kind(spec: TensorSpec) -> str:
     if spec.dtype in (FILE_DTYPE, HEADER_DTYPE):
         return f"{spec.dtype} of {spec.size_bytes} bytes"
     return f"{spec.dtype} {list(spec.shape)}"
-
-
-def _beside(directory: Path) -> Path:
-    path = directory.resolve()
-    return path.with_name(path.name + MANIFEST_SUFFIX)
 
 
 def _read_manifest(path: Path) -> tuple[TensorSpec, ...]:

@@ -62,8 +62,9 @@ def attach(
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, NAME)
     if held != "float32":
-        if held == "4bit":
-            _quantise(model, device)
+        for _, _, layer in _adapted(model) if held == "4bit" else ():  # one at a time
+            if type(layer.base_layer) is nn.Linear:
+                layer.base_layer = frozen.quantised(layer.base_layer, device)
         frozen.hold(model)
     policy.adapter = Adapter(AdapterShape(shape.rank, shape.alpha, wanted), base, held)
     if device != policy.device:
@@ -84,13 +85,6 @@ def _in_fp32(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for weight, data in kept:
             weight.data = data
-
-
-def _quantise(model: PreTrainedModel, device: torch.device) -> None:
-    """Put the layers with factors into four bits, one at a time."""
-    for _, _, layer in _adapted(model):
-        if type(layer.base_layer) is nn.Linear:
-            layer.base_layer = frozen.quantised(layer.base_layer, device)
 
 
 def targets_of(model: PreTrainedModel, shape: AdapterShape, name: str) -> tuple[str, ...]:

@@ -141,8 +141,6 @@ def _derived(seed: int, *numbers: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The figures of one load."""
-
     policy_version: int
     tensors: int  # that were loaded
     tensors_total: int
