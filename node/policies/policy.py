@@ -205,7 +205,9 @@ def load_policy(
             network = _load(model, narrow=narrow)
     except _LOAD_ERRORS as error:
         raise ConfigError(load_error_line(model, error)) from error
-    _forget_code(network, tokenizer)
+    if hasattr(network.config, AUTO_MAP):  # the model's own code, which was not run
+        delattr(network.config, AUTO_MAP)
+    tokenizer.init_kwargs.pop(AUTO_MAP, None)
     network.eval()  # no dropout anywhere: sampling and training see one distribution
     move(network, place)
     eos_ids = _eos_ids(network, tokenizer)
@@ -253,13 +255,6 @@ def _load(model: str, *, narrow: bool) -> PreTrainedModel:
         if all(buffer.dtype != torch.bfloat16 for buffer in network.buffers()):
             return network  # else it computed in bf16 what is to be in fp32, such as a scale
     return tensors.load(model, torch.float32)
-
-
-def _forget_code(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Remove references to the model's own code, which was not run, from what is saved."""
-    if hasattr(network.config, AUTO_MAP):
-        delattr(network.config, AUTO_MAP)
-    tokenizer.init_kwargs.pop(AUTO_MAP, None)
 
 
 def _kinds(model: str) -> set[str]:

@@ -38,8 +38,10 @@ def load(model: str | Path, dtype: torch.dtype, **more: Any) -> PreTrainedModel:
         line = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(f"model {model}: {line}") from error
     network: PreTrainedModel = loaded[0]
-    if wrong := _wrong(loaded[1]) or _not_finite(network):
+    if wrong := _wrong(loaded[1]):
         raise ConfigError(f"model {model}: {wrong}")
+    if name := not_finite(network.state_dict()):
+        raise ConfigError(f"model {model}: tensor {name} holds numbers that are not finite")
     return network
 
 
@@ -57,11 +59,6 @@ def _wrong(told: Mapping[str, Any]) -> str | None:
     if surplus := listed(unexpected, _NAMES_SHOWN):
         return f"its files hold tensors that its config.json does not describe: {surplus}"
     return None
-
-
-def _not_finite(network: PreTrainedModel) -> str | None:
-    name = not_finite(network.state_dict())
-    return None if name is None else f"tensor {name} holds numbers that are not finite"
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:

@@ -61,7 +61,8 @@ Request = Mapping[str, Any]
 
 
 def main() -> None:
-    requests, answers = sys.stdin.buffer, _claim_stdout()
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # prints of environments go nowhere
     os.nice(NICENESS)
     for each in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(each, signal.SIG_DFL)  # a parent may have ignored them
@@ -143,14 +144,6 @@ def _runs_code(request: Request) -> bool:
 
 def _is_unread(request: Request) -> bool:
     return any(is_unread(Task(*task).environment) for task in request["tasks"])
-
-
-def _claim_stdout() -> BinaryIO:
-    """The answers' pipe; prints of environments go nowhere."""
-    pipe = os.fdopen(os.dup(1), "wb")
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 1)
-    return pipe
 
 
 def _read(requests: BinaryIO) -> bytes:
