@@ -352,13 +352,13 @@ class Intake:
     def _check_terms(self, peer: PeerId, lease_id: bytes, group: RolloutGroup) -> None:
         """Refuse another width or longer completions than the lease was for."""
         lease = self._book.lease(lease_id)
-        width = lease.width if lease is not None and lease.width else self._rules.group_size
-        limit = lease.limit if lease is not None else 0
-        fault = ""
+        if lease is None:  # forgotten in a restart, or long over: refused, and no fault
+            return
+        width, fault = lease.width or self._rules.group_size, ""
         if len(group.completions) != width:
             fault = f"{len(group.completions)} completions instead of {width}"
-        elif limit and any(len(each.token_ids) > limit for each in group.completions):
-            fault = f"a completion of more than {limit} tokens"
+        elif lease.limit and any(len(e.token_ids) > lease.limit for e in group.completions):
+            fault = f"a completion of more than {lease.limit} tokens"
         if fault:
             self._gater.ledger.reject(peer, Reject.MALFORMED)
             raise RemoteProtocolError(Reject.MALFORMED, fault)
