@@ -9,8 +9,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
 from typing import Generic, Protocol, TypeVar
 
-from node.interfaces.engine import Engine, Outcome, PendingGroup, Request, Sampling
+from node.interfaces.engine import (
+    Engine,
+    Outcome,
+    PendingGroup,
+    Request,
+    Sampling,
+    plain_requests,
+)
 from node.stages.stage import Wanted
+from swarm.errors import ConfigError
 from swarm.rollouts import Completion, Task
 
 W = TypeVar("W", bound=PendingGroup)
@@ -42,8 +50,10 @@ class EngineWorks:
     async def begin(
         self, tasks: Sequence[Task], requests: Sequence[Request], sampling: Sampling, seed: int
     ) -> Sequence[PendingGroup]:
-        """All requests are for as many completions: the settings allow no other."""
+        """ConfigError: the requests, which a user's own method may change, are unlike."""
         prompts = [each.prompt for each in requests]
+        if not requests or list(requests) != plain_requests(prompts, requests[0].n):
+            raise ConfigError("--over-provision begins completions alike in all; give 1 instead")
         return await self._engine.begin(prompts, requests[0].n, sampling, seed)
 
     async def advance(

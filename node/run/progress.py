@@ -31,6 +31,7 @@ class Progress:
         """Read the data of `asdict`.
 
         Raises:
-            TypeError, KeyError, AttributeError: the data is no progress.
+            TypeError, KeyError, ValueError, AttributeError: the data is no progress.
         """
-        return cls(**{**fields, "validated": Validated(**fields["validated"])})
+        methods = dict(fields.get("methods", {}))
+        return cls(**{**fields, "validated": Validated(**fields["validated"]), "methods": methods})

@@ -97,11 +97,12 @@ class RolloutWorker:
     ) -> None:
         started_s = trio.current_time()
         assigned = await self._node.guard.leased(lease.stream, range(lease.groups))
+        most = self._node.config.run.limits.group_size_max
         seed = int.from_bytes(hashlib.sha256(b"swarm/lease-seed/1\x00" + lease.id).digest()[:7])
         made = await completions(
             Player(self._node.config.run, serving.engine, self._node.guard.verifier),
             assigned,
-            lease.width or rules_of(self._node.config).group_size,
+            min(lease.width, most) or rules_of(self._node.config).group_size,
             self._sampling(lease),
             seed,
         )

@@ -23,10 +23,12 @@ from node.methods.samplers import draw_foreign
 from node.verify.held_out import Assignment, Due
 from node.verify.task_choice import TaskChoice
 from node.verify.verifier import Verifier
+from swarm.errors import ConfigError
 from swarm.exchange.exchange_service import Exchange
 from swarm.exchange.pool import Candidate
 from swarm.leases.intake import Intake
 from swarm.rollouts import GroupId, ScoredGroup
+from swarm.texts import first_line
 
 RECORD_CHARS_MAX: Final = 2**22  # of a method's record in a checkpoint, as JSON
 MORE_MAX: Final = 16  # times that a round may ask for further completions
@@ -395,10 +397,21 @@ class Stages:
         return {name: record for name, record in found.items() if record is not None}
 
     def restore(self, records: Mapping[str, Any]) -> None:
-        """Give each method its record. Records of methods that are not in use are dropped."""
+        """Give each method its record. Records of methods that are not in use are dropped.
+
+        Raises:
+            ConfigError: a record is not of this version of its method.
+        """
         for each in self.methods:
-            if (record := records.get(each.set_to.kind)) is not None:
-                each.restore(record)
+            kind = each.set_to.kind
+            try:
+                if (record := records.get(kind)) is not None:
+                    each.restore(record)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"the checkpoint's record of {kind} is not of this version of it "
+                    f"({first_line(error)}); a round without {kind} forgets the record"
+                ) from error
 
 
 def _around(method: Stage[Any], at: View, sample: Sample) -> Sample:

@@ -327,7 +327,7 @@ class Intake:
             fault = (Reject.MALFORMED, "of another tokenizer")
         elif (group.temperature, group.top_p) != (rules.temperature, rules.top_p):
             fault = (Reject.MALFORMED, "sampled by other rules")
-        elif len(group.completions) != width:
+        elif lease is not None and len(group.completions) != width:
             fault = (Reject.MALFORMED, f"{len(group.completions)} completions instead of {width}")
         elif limit and any(len(each.token_ids) > limit for each in group.completions):
             fault = (Reject.MALFORMED, f"a completion of more than {limit} tokens")

@@ -219,6 +219,22 @@ def test_a_lease_says_how_many_completions_and_how_long(completions, tokens, is_
     play(body)
 
 
+def test_a_wide_group_of_a_lease_that_a_restart_forgot_is_no_fault() -> None:
+    async def body() -> None:
+        async with scene() as there:
+            there.learner.intake.set_terms(4, 0)
+            source = there.source(1)
+            lease = await there.lease(1)
+            made = group_of(there.world, 1, lease, 0, 0)
+            wide = replace(made, completions=made.completions * 2)
+            forgotten = replace(lease, id=bytes(16))
+            assert await source.submit(forgotten, wide) == "refused"
+            assert source.verdicts == {"unknown_lease": 1}
+            assert there.learner.gater.ledger.rejected.total() == 0
+
+    play(body)
+
+
 @dataclass(frozen=True)
 class Lie:
     """What a worker does with an honest group, what it hears, and what is held against it."""

@@ -155,3 +155,15 @@ def test_completions_that_each_update_begins_anew_may_not_be_left_for_later_roun
     assert load_config({"engine": "vllm", "engine_update": "abort"}, {}).over_provision == 1.0
     with pytest.raises(ConfigError, match=r"--engine-update abort: .*try --engine-update keep"):
         load_config({"engine": "vllm", "over_provision": "1.5", "engine_update": "abort"}, {})
+
+
+@pytest.mark.parametrize(
+    "asked", [[], [Request("3", 2), Request("3", 3)], [Request("3", 2, limit=1)]]
+)
+def test_requests_that_it_would_not_keep_to_are_refused(asked: list[Request]) -> None:
+    async def body() -> None:
+        works = EngineWorks(LongTails())  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="alike in all"):
+            await works.begin([], asked, SAMPLING, 0)
+
+    trio.run(body)

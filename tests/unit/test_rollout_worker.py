@@ -6,11 +6,17 @@ from typing import Any, cast
 
 import trio
 
+from node.config import NodeConfig, RunConfig
+from node.engines.scripted import ScriptedPolicy
+from node.interfaces.engine import Serving
 from node.run.rollout_worker import IN_WORDS, NOTE_AFTER_S, IdleNote, RolloutWorker
 from swarm.leases.intake import STANDBY
-from swarm.leases.lease_client import Declined
+from swarm.leases.lease_client import Declined, HeldLease
 from swarm.leases.staleness import Denial
+from swarm.rollouts import RolloutGroup
 from tests.support import run
+from tests.unit.stages_support import RUN, parts_of
+from tests.unit.tasks_support import ALICE
 
 
 def test_each_reason_of_a_learner_has_words() -> None:
@@ -64,3 +70,40 @@ def test_a_worker_asks_for_no_work_while_its_machine_rests() -> None:
             nursery.cancel_scope.cancel()
 
     run(body, virtual=True)
+
+
+def test_a_learner_gets_no_more_completions_than_the_run_allows() -> None:
+    limits = {"group_size_max": 6}
+    learner = {"peer": str(ALICE), "group_size": 4}
+    rules = {**RUN.model_dump(exclude={"answer"}), "learner": learner, "limits": limits}
+    config = NodeConfig(run=RunConfig.model_validate(rules), group_size=4)
+    policy = ScriptedPolicy()
+    made: dict[int, int] = {}
+
+    async def body() -> None:
+        for width in (0, 5, 64):
+            handed = trio.Event()
+
+            class Source:
+                learner_version, verdicts = 1, dict[str, int]()
+
+                async def lease(self, version: int) -> HeldLease | Declined:
+                    await trio.lowlevel.checkpoint()
+                    return HeldLease(bytes(16), 1, "0" * 32, 1, 1e9, width)  # noqa: B023
+
+                async def submit(self, lease: HeldLease, group: RolloutGroup) -> None:
+                    await trio.lowlevel.checkpoint()
+                    made[lease.width] = len(group.completions)
+                    handed.set()  # noqa: B023
+
+            async def on_work(record: object) -> None:
+                await trio.lowlevel.checkpoint()
+
+            worker = RolloutWorker(parts_of(config), cast("Any", Source()), on_work)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.run, Serving(policy, "t", lambda: 1))
+                await handed.wait()
+                nursery.cancel_scope.cancel()
+
+    run(body, virtual=True)
+    assert made == {0: 4, 5: 5, 64: 6}

@@ -173,6 +173,15 @@ def test_what_it_learned_is_needed_for_that(kind: str, monkeypatch: pytest.Monke
     assert again.policy.asked != played_with(kind).policy.asked
 
 
+@pytest.mark.parametrize("kind", ["cdas", "duet", "brorl"])
+@pytest.mark.parametrize("record", ["none", 7, [1], [[[1]]], {"competence": "much"}])
+def test_a_record_of_another_version_ends_the_start_with_one_line(kind: str, record: Any) -> None:
+    stages = stages_of(config_of(control=CASES[kind][0]))
+    with pytest.raises(ConfigError, match=f"record of {kind} is not of this version.*a round with"):
+        stages.restore({kind: record})
+    stages.restore({"another": record})
+
+
 def test_a_group_of_one_says_nothing_of_a_spread() -> None:
     played = play(config_of(), Student(), 1)
     own = [each.only([0]) if at == 0 else each for at, each in enumerate(played.outcomes[0].own)]
