@@ -33,7 +33,7 @@ from coordinator.model.capacity import WORKERS_MAX, Capacity, Obstacle, Run, Wor
 from coordinator.model.pacing import Measured, Pacing, next_pacing
 from coordinator.providers.base import Condition, Instance, Provider, ProviderFailed
 from coordinator.providers.static import is_there
-from coordinator.view import MachineRow, View
+from coordinator.view import CoordinatorView, MachineRow
 from swarm.errors import RemoteProtocolError, TransportError
 from swarm.identity import PeerId
 from swarm.leases import coordination
@@ -133,9 +133,9 @@ class Coordinator:
         self._plan: SetPlan | None = None
         self._why = ""
         self._obstacle: Obstacle | None = None
-        self.view: View | None = None
+        self.view: CoordinatorView | None = None
 
-    async def beat(self, unreachable: str = "") -> View:
+    async def beat(self, unreachable: str = "") -> CoordinatorView:
         """Measure, decide, act. `unreachable`: why there is no connection to the learner."""
         if unreachable:
             return await self._alone(f"the learner is not reachable: {unreachable}")
@@ -182,13 +182,13 @@ class Coordinator:
         self.view = self._seen(report, decision, known, capacity)
         return self.view
 
-    async def _alone(self, why: str) -> View:
+    async def _alone(self, why: str) -> CoordinatorView:
         """Without the learner, workers go on for `ALONE_S_MAX`; then they are released."""
         now_s = trio.current_time()
         if self._alone_since_s is None:
             self._alone_since_s = now_s
         self._say_why(why)
-        before = self.view or View(str(self._client.learner))
+        before = self.view or CoordinatorView(str(self._client.learner))
         self.view = replace(before, reachable=False, why=why, problem="")
         if now_s - self._alone_since_s >= ALONE_S_MAX:
             self._alone_since_s = now_s
@@ -491,10 +491,10 @@ class Coordinator:
         decision: Decision,
         known: Mapping[str, _Known],
         capacity: Capacity | None,
-    ) -> View:
+    ) -> CoordinatorView:
         pacing = self._pacing
         running = [each for name, each in known.items() if self._state.of(name).runs]
-        return View(
+        return CoordinatorView(
             learner=str(self._client.learner),
             why=decision.why,
             problem=str(decision.problem or ""),

@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from coordinator.view import MachineRow, View
+from coordinator.view import CoordinatorView, MachineRow
 from swarm.identity import Identity
 from swarm.telemetry import metrics as m
 from swarm.telemetry.broker_address import Broker
@@ -30,7 +30,7 @@ from swarm.transport.base import TransportCounters
 PHASES: Final = {True: "watching", False: "learner away"}
 
 
-def view_metrics(view: View) -> dict[str, float]:
+def view_metrics(view: CoordinatorView) -> dict[str, float]:
     measured = m.measured(view.report) | m.measured(view.predicted)
     return finite({m.COST_PER_H: view.cost_per_h}) | measured
 
@@ -48,7 +48,7 @@ def worker_row(row: MachineRow) -> WorkerRow:
     )
 
 
-def view_notes(view: View) -> tuple[str, ...]:
+def view_notes(view: CoordinatorView) -> tuple[str, ...]:
     texts = (view.problem, view.why, view.depth_why)
     return tuple(text[:TEXT_CHARS_MAX] for text in texts if text)[:NOTES_MAX]
 
@@ -72,7 +72,7 @@ class CoordinatorReports:
     _run_id: str = ""
     _sequence: int = 0
 
-    def note(self, view: View) -> None:
+    def note(self, view: CoordinatorView) -> None:
         """Publish a view. Returns at once."""
         if self.publisher is None:
             if view.report is None:
@@ -86,7 +86,7 @@ class CoordinatorReports:
         payload = encode_report(self._report(view, self.publisher.dropped), self.identity)
         self.publisher.put(Outgoing(str(topic), payload))
 
-    def _report(self, view: View, dropped: int) -> NodeReport:
+    def _report(self, view: CoordinatorView, dropped: int) -> NodeReport:
         self._sequence += 1
         own = {
             m.UPTIME_S: trio.current_time() - self._started_s,

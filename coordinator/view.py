@@ -35,7 +35,7 @@ class MachineRow:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class CoordinatorView:
     """The observations and decisions of one beat."""
 
     learner: str
@@ -51,7 +51,7 @@ class View:
     rows: tuple[MachineRow, ...] = ()
 
 
-def view_json(view: View, unix_s: float, interval_s: float) -> dict[str, Any]:
+def view_json(view: CoordinatorView, unix_s: float, interval_s: float) -> dict[str, Any]:
     state = {"unix_s": unix_s, "interval_s": interval_s, **asdict(view)}
     state["workers"] = state.pop("rows")
     if view.report is not None:

@@ -31,6 +31,7 @@ from node.run.peer import ADDRESSES_FILE, Peer, open_peer
 from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, SwarmError, first_of
 from swarm.identity import PeerId, public_key_of
 from swarm.storage import data_directory, make_shared, shared_files
+from swarm.weights.hot_swap import Applied
 from swarm.weights.publisher import Published, Publisher, Spread
 from swarm.weights.version_store import MANIFEST_SUFFIX, LocalVersion
 from swarm.weights.weights_service import Follower, VersionOutcome, WeightsRules, WeightsService
@@ -321,7 +322,7 @@ async def _notice_current(
     head = service.heads.newest(service.rules.policy)
     current = await service.run_sync(service.versions.current)
     if head is not None and current is not None and current.version == head.version:
-        await send.send(VersionOutcome.of_current(current.version))
+        await send.send(VersionOutcome(Applied(current.version, current.version, None)))
 
 
 async def _take(

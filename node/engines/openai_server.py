@@ -5,7 +5,7 @@ tried again; a request that the server refuses is a `ConfigError`.
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -30,6 +30,7 @@ CONNECT_TIMEOUT_S: Final = 10.0
 _LINE_CHARS: Final = 200
 _PASSING: Final = frozenset({408, 425, 429})  # beside those of the server's own faults
 _PRECISIONS: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_TOKENIZE: Final = "/tokenize"  # which is not of OpenAI's interface
 _TOKEN_ID: Final = "token_id:"  # how vLLM spells a token whose number was asked for
 
 # Parameters for sampling from the whole distribution and for token ids, by the server's own name
@@ -130,6 +131,49 @@ class OpenAiServer:
             answer = await self._ask("POST", "/completions", body)
         return _said(answer)
 
+    async def tokens_of(self, prompt: str, *, is_bare: bool = False) -> list[int]:
+        """Token ids of a prompt by the server's tokenizer and template, up to where a completion
+        begins. `is_bare`: of the text alone. vLLM tells them. Raises as `complete`."""
+        said = Prompt.read(prompt)
+        asked: dict[str, Any] = {"prompt": said.plain}
+        if is_bare:
+            asked = {"prompt": prompt, "add_special_tokens": False}
+        elif self._prompts == "chat":
+            asked = {"messages": said.chat(), "add_generation_prompt": True}
+        answer = await self._ask("POST", _TOKENIZE, {"model": self.model, **asked})
+        tokens = answer.get("tokens")
+        if not isinstance(tokens, list) or not all(map(_is_count, tokens)):
+            raise ServerTrouble(f"{_TOKENIZE}: its answer has no tokens")
+        return tokens
+
+    async def logprobs_of(
+        self, context: Sequence[int], token_ids: Sequence[int]
+    ) -> tuple[float, ...]:
+        """Log-probs (natural) of given tokens after a context; empty: the server tells none. vLLM
+        does. Raises as `complete`."""
+        given = [*context, *token_ids]
+        body = {
+            "model": self.model,
+            "prompt": given,
+            "max_tokens": 1,
+            "prompt_logprobs": 0,
+            "stream": False,
+        }
+        answer = await self._ask("POST", "/completions", body)
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        rows = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
+        if not isinstance(rows, list) or len(rows) != len(given):
+            return ()
+        found = []
+        for number, row in zip(token_ids, rows[len(context) :], strict=True):
+            told = row.get(str(number)) if isinstance(row, dict) else None
+            known = _row({**told, "id": number}) if isinstance(told, dict) else None
+            if known is None:
+                return ()
+            found.append(known[1])
+        return tuple(found)
+
     async def _served(self) -> dict[str, dict[str, Any]]:
         """Models by name, each with the server's description of it."""
         answer = await self._ask("GET", "/models")
@@ -174,7 +218,8 @@ class OpenAiServer:
         self, method: str, route: str, body: Mapping[str, Any] | None
     ) -> tuple[int, httpx.Headers, bytes]:
         """Status, headers and body; the body is read up to a bound."""
-        request = self._client.build_request(method, f"{self.url}{route}", json=body)
+        base = self.url.removesuffix("/v1") if route == _TOKENIZE else self.url
+        request = self._client.build_request(method, f"{base}{route}", json=body)
         request.stream = WholeBody(request.content)
         response = await self._client.send(request, stream=True)
         async with aclosing(response):

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from node.envs import replay_turns as replay
 from node.envs.answers import (
@@ -98,65 +98,41 @@ def score_group(
     problem = _problem(task)
     source = environment(task.environment)
     prompt = Prompt.of(problem.prompt, rule.system, rule.examples).text
-    if isinstance(source, Interaction):
-        return _score_transcripts(
-            source, problem, prompt, texts, reward, until_undecided=until_undecided
-        )
+    has_turns = isinstance(source, Interaction)
+    if not has_turns and not all(isinstance(text, str) for text in texts):
+        return GroupScore(prompt, (0.0,) * len(texts), 0, Reject.MALFORMED)
     rewards: list[float | None] = []
     errors = 0
     for text in texts:
-        if not isinstance(text, str):
-            return GroupScore(prompt, (0.0,) * len(texts), 0, Reject.MALFORMED)
-        answer = _answer(rule.format, text, problem.answer)
+        answer: Said | None = text
+        if isinstance(text, str) and not has_turns:
+            answer = _answer(rule.format, text, problem.answer)
         if until_undecided and None in rewards:
             rewards.append(None)
         elif answer is None:
             rewards.append(0.0)
         else:
             try:
-                raw = _raw_score(source, problem, answer)
+                raw = _raw_score(source, problem, answer, reward)
             except Undecided:
                 rewards.append(None)
                 continue
+            if isinstance(raw, Reject):  # one of another task spoils its group
+                return GroupScore(prompt, (0.0,) * len(texts), 0, raw)
             errors += raw is None
-            rewards.append(max(_by_rule(raw, reward), rule.format_reward))
+            least = 0.0 if has_turns else rule.format_reward
+            rewards.append(max(_by_rule(raw, reward), least))
     return GroupScore(prompt, tuple(rewards), errors)
 
 
-def _score_transcripts(
-    source: Interaction,
-    problem: Problem,
-    prompt: str,
-    said: Sequence[Said],
-    reward: ScoreRule,
-    *,
-    until_undecided: bool,
-) -> GroupScore:
-    """As `score_group`, of transcripts; one of another task spoils its group."""
-    rewards: list[float | None] = []
-    errors = 0
-    for each in said:
-        if until_undecided and None in rewards:
-            rewards.append(None)
-            continue
-        try:
-            raw = _raw_of_transcript(source, problem, each, reward)
-        except Undecided:
-            rewards.append(None)
-            continue
-        if isinstance(raw, Reject):
-            return GroupScore(prompt, (0.0,) * len(said), 0, raw)
-        errors += raw is None
-        rewards.append(_by_rule(raw, reward))
-    return GroupScore(prompt, tuple(rewards), errors)
-
-
-def _raw_of_transcript(
-    source: Interaction, problem: Problem, said: Said, reward: ScoreRule
+def _raw_score(
+    source: Environment, problem: Problem, said: Said, reward: ScoreRule
 ) -> float | Reject | None:
-    """The environment's own score; None if it fails; a `Reject` if the transcript is none of this
-    task. Undecided as `Environment.score`, and if replies of a text's code differ from those where
-    it was made, which may be the other machine's fault."""
+    """The environment's own score; None if it fails or leaves [0, 1]; a `Reject` if a transcript is
+    none of this task. Undecided as `Environment.score`, and if replies of a text's code differ from
+    those where it was made, which may be the other machine's fault."""
+    if not isinstance(source, Interaction):
+        return _score_of(partial(source.score, problem, cast("str", said)))
     if isinstance(said, str) or not replay.takes_turns(said[1]):
         return Reject.SKIPPED_TURN
     # a tuple, so that no forgery is told from a failure
@@ -225,17 +201,14 @@ def _passes(task: Task, kind: AnswerFormat) -> bool:
     problem = _problem(task)
     found = answer_in(kind, written(kind, problem.answer))
     try:
-        return found is not None and _raw_score(environment(task.environment), problem, found) == 1
+        score = environment(task.environment).score
+        return found is not None and _score_of(partial(score, problem, found)) == 1
     except Undecided:
         return False
 
 
-def _raw_score(source: Environment, problem: Problem, text: str) -> float | None:
-    """The environment's own score; None if its scorer failed or left [0, 1]."""
-    return _score_of(partial(source.score, problem, text))
-
-
 def _score_of(score: Callable[[], float]) -> float | None:
+    """A score; None if the scorer failed or left [0, 1]."""
     reward = _guarded(lambda: float(score()), Undecided)
     return reward if reward is not None and 0.0 <= reward <= 1.0 else None  # nan is in no range
 

@@ -20,7 +20,8 @@ from typing import Final
 
 from node.config import NodeConfig, RunConfig
 from node.engines.openai_engine import ServedModel, open_served_model
-from node.engines.openai_tokenizer import fingerprint_of
+from node.engines.openai_server import ServerTrouble
+from node.engines.openai_tokenizer import fingerprint_of, ids_of
 from node.hosting.fetched_models import (
     DONE_FILE,
     GGUF_SUFFIX,
@@ -34,8 +35,10 @@ from node.hosting.fetched_models import (
 from node.hosting.hand_over import share_left
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.loss_settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
+from node.methods.replay import Teacher
 from node.observe.progress_bars import Work, on_stderr
 from node.policies.presets import PRESETS, TinyRecipe, missing_directory, recipe_key
+from node.stages.teacher import open_teacher
 from node.system.caches import cache_directory
 from node.system.extras import need
 from node.verify.warm_up import Asked, asked_of, warm_up_problems
@@ -47,6 +50,7 @@ TINY = "tiny"
 CHECKPOINTS: Final = "checkpoints"  # in a data directory
 MAKING_CPU_S = 1800  # it takes one or two minutes; a run of strangers may have problems of any size
 WRONG_TASKS = 2  # the exit status of who makes it, where the run is why
+PROBE = "Naïve 3.14 × 2 = 6.28, isn't it?\n\tdef f(x):"  # which tokenizers cut in unlike ways
 PROMPT_TOKENS = 4096  # that vLLM has room for beside a completion
 
 
@@ -79,6 +83,7 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
     where the run names none."""
     has_own = is_learner and config.correction is None  # which is of the loss `sapo`
     default = DEFAULT_LEARNER_LOSS if has_own else DEFAULT_LOSS
+    teacher = config.method(Teacher)
     return TrainerSpec(
         model,
         learning_rate=config.learning_rate,
@@ -102,12 +107,34 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         context_tokens_max=config.context_tokens_max,
         writes_merged=config.engine == "vllm",
         gpu_share_left=share_left(config),
+        teacher_weight=teacher.weight if teacher else 0.0,
         correction="" if config.correction is None else str(config.correction),
         preference="" if config.preference is None else str(config.preference),
         loss=str(config.loss or config.run.training.loss or default),
         seed=config.seed,
         threads=config.threads,
     )
+
+
+async def check_teacher(config: NodeConfig, model: str) -> None:
+    """Refuse a teacher that cannot judge the tokens of this node's model."""
+    if (teacher := config.method(Teacher)) is None:
+        return
+    where, sampling = f"--replay teacher, url={teacher.url}", config.run.engine_sampling
+    if not sampling.is_whole or sampling.temperature != 1.0:
+        raise ConfigError(
+            f"{where}: run {config.run.name} must sample with temperature and top_p 1"
+        )
+    try:
+        async with open_teacher(teacher) as server:
+            theirs = await server.tokens_of(PROBE, is_bare=True)
+            told = await server.logprobs_of(theirs[:1], theirs[1:])
+    except (ServerTrouble, ConfigError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if not told:
+        raise ConfigError(f"{where}: it tells no log-probs of given tokens, as vLLM does")
+    if theirs != await ids_of(model, PROBE):
+        raise ConfigError(f"{where}: its tokenizer has other ids than that of {model}")
 
 
 @asynccontextmanager

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from node.config import DEFAULT_RUN, NodeConfig, RunConfig, load_config
 from node.config.errors import Source, config_error
 from node.config.load import handed_on_path, unknown_run
-from node.config.run import EnvironmentSpec
 from node.envs.data import items as store
 from node.envs.data.dataset import NAME, DataRules, prompt_of, rules_of
 from node.envs.data.items import rows_of
@@ -84,31 +83,16 @@ def _ask(
 ) -> tuple[bytes, str]:
     """The rules from the first peer that has them, and that peer."""
 
-    async def ask_one(transport: Transport, peer: PeerId) -> tuple[bytes, str]:
+    async def ask_one(transport: Transport, peer: PeerId, _: str) -> tuple[bytes, str]:
         return await ask_for_rules(transport, peer, run_id), peer
 
-    found, troubles = ask_in_turn(identity, key, addresses, ask_one)
-    if found is None:
+    found, troubles = ask_each(identity, key, addresses, ask_one, most=1)
+    if not found:
         raise ConfigError(
             f"--run {run_id}: nobody handed its rules on ({'; '.join(troubles)}); try again, or "
             "give the run's file"
         )
-    return found
-
-
-def ask_in_turn(
-    identity: Identity,
-    key: JoinKey | None,
-    addresses: Sequence[str],
-    ask_one: Callable[[Transport, PeerId], Awaitable[T]],
-) -> tuple[T | None, list[str]]:
-    """The first answer of a peer, or None, and the failures before it. The node's own key asks,
-    because lists of allowed peers name it."""
-
-    found, troubles = ask_each(
-        identity, key, addresses, lambda transport, peer, _: ask_one(transport, peer), most=1
-    )
-    return (found[0] if found else None), troubles
+    return found[0]
 
 
 def ask_each(
@@ -119,7 +103,8 @@ def ask_each(
     *,
     most: int | None = None,
 ) -> tuple[list[T], list[str]]:
-    """The answers of the peers at these addresses, at most `most`; and the failures, by address."""
+    """The answers of the peers at these addresses, at most `most`; and the failures, by address.
+    The node's own key asks, because lists of allowed peers name it."""
     found: list[T] = []
     troubles: list[str] = []
 
@@ -150,18 +135,17 @@ def ask_each(
     return found, troubles
 
 
-def _taskset(environment: Mapping[str, Any]) -> str:
-    parameters = json.loads(environment["parameters"])
-    return printable(str(parameters["taskset"]), NAME_CHARS_SHOWN)
-
-
 def _checked(rules: bytes, run_id: str, agreed: Callable[[str], bool]) -> RunConfig:
     """The rules, if they fit the id and the user agrees to what they bring. The question comes
     first, because reading rules imports the environments that they name."""
     try:
         table = json.loads(rules)
         environments = [str(each["name"]) for each in table["environments"]]
-        tasksets = [_taskset(each) for each in table["environments"] if each["name"] == TASKSETS]
+        tasksets = [
+            printable(str(json.loads(each["parameters"])["taskset"]), NAME_CHARS_SHOWN)
+            for each in table["environments"]
+            if each["name"] == TASKSETS
+        ]
         model = str((table.get("learner") or {}).get("model", TINY))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ConfigError(f"--run {run_id}: what the peer sent are no rules of a run") from None
@@ -231,19 +215,17 @@ def check_data(run: RunConfig) -> None:
                 f"is {run.limits.prompt_chars_max}; raise it, or leave such items out"
             )
         fit = int(HELD_OUT_SHARE_MAX * len(questions))
-        share = sum(spec.weight for spec in run.environments if _has(spec, rules)) / sum(
-            spec.weight for spec in run.environments
-        )
+        share = sum(
+            spec.weight
+            for spec in run.environments
+            if spec.name == NAME and rules_of(spec.parameters) == rules
+        ) / sum(spec.weight for spec in run.environments)
         if run.held_out.tasks * share > fit:
             raise ConfigError(
                 f"environment {NAME}: of {len(questions)} different questions held_out.tasks = "
                 f"{run.held_out.tasks} would leave too few to train on; "
                 + (f"take at most {int(fit / share)}" if fit else "bring more of them")
             )
-
-
-def _has(spec: EnvironmentSpec, rules: DataRules) -> bool:
-    return spec.name == NAME and rules_of(spec.parameters) == rules
 
 
 def _agree_to_share(
@@ -287,23 +269,28 @@ def _fetch(
         )
     data = bytes.fromhex(rules.sha256)
 
-    async def fetch_from(transport: Transport, peer: PeerId) -> PeerId:
-        assert manifest is not None
+    async def fetch_from(transport: Transport, peer: PeerId, _: str) -> PeerId:
         await _fetch_into_place(transport, peer, rules, manifest)
         return peer
 
-    manifest, troubles = ask_in_turn(
-        *(identity, membership.key, config.bootstrap),
-        lambda transport, peer: ask_for_manifest(transport, peer, data),
+    sources = (identity, membership.key, config.bootstrap)
+    manifests, troubles = ask_each(
+        *sources, lambda transport, peer, _: ask_for_manifest(transport, peer, data), most=1
     )
-    if manifest is not None:
-        _agree_to_fetch(manifest, agreed)
-        say(f"fetching {_told(manifest)} of this run")
-        giver, troubles = ask_in_turn(identity, membership.key, config.bootstrap, fetch_from)
+    if manifests:
+        manifest = manifests[0]
+        what = _told(manifest)
+        if not agreed(f"This run's {what} come from strangers, to be trained on. Fetch them?"):
+            raise ConfigError(
+                f"environment {NAME}: this run has {what} of strangers, which are not on this "
+                "machine; --yes agrees to fetch them"
+            )
+        say(f"fetching {what} of this run")
+        givers, troubles = ask_each(*sources, fetch_from, most=1)
         for trouble in troubles:
             say(f"not from everybody: {trouble}")
-        if giver is not None:
-            say(f"{giver} handed on the items of this run: {store.path_of(rules.sha256)}")
+        if givers:
+            say(f"{givers[0]} handed on the items of this run: {store.path_of(rules.sha256)}")
             return
     raise ConfigError(
         f"environment {NAME}: nobody handed the items {rules.sha256[:12]}… on "
@@ -313,15 +300,6 @@ def _fetch(
 
 def _told(manifest: DataManifest) -> str:
     return f"{manifest.items} items, {amount(manifest.size_bytes, 'B')},"
-
-
-def _agree_to_fetch(manifest: DataManifest, agreed: Consent) -> None:
-    what = _told(manifest)
-    if not agreed(f"This run's {what} come from strangers, to be trained on. Fetch them?"):
-        raise ConfigError(
-            f"environment {NAME}: this run has {what} of strangers, which are not on this machine; "
-            "--yes agrees to fetch them"
-        )
 
 
 async def _fetch_into_place(
@@ -347,19 +325,17 @@ async def _fetch_into_place(
 
 def _judge(arriving: store.Arriving, rules: DataRules, manifest: DataManifest) -> None:
     """Put the items in place if a user's own file could have become these bytes."""
+    name = f"the items {rules.sha256[:12]}… that came"
+    came = arriving.whole()
     try:
-        _check_came(arriving.whole(), rules, manifest)
+        content = rules.content(rows_of(came.splitlines(keepends=True), name), name)
     except ConfigError:
         arriving.give_up()
         raise
-    arriving.finish()
-
-
-def _check_came(came: bytes, rules: DataRules, manifest: DataManifest) -> None:
-    name = f"the items {rules.sha256[:12]}… that came"
-    content = rules.content(rows_of(came.splitlines(keepends=True), name), name)
     if content.data != came or content.items != manifest.items:
+        arriving.give_up()
         raise ConfigError(f"{name}: not as items are written; this run cannot be joined")
+    arriving.finish()
 
 
 # --- handing on -------------------------------------------------------------------------------

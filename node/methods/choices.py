@@ -170,6 +170,7 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
         replay.Rescue,
         replay.Distil,
         replay.Salvage,
+        replay.Teacher,
     ),
     "filter": by_name(
         filters.ZeroAdvantage,

@@ -6,13 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Le
 
 from node.methods.advantages import PASSED, is_flat
 from node.methods.checked import finite, whole
-from node.methods.method import NODE, Count, MethodSettings, Need, PositiveShare, Share
+from node.methods.method import (
+    NODE,
+    Count,
+    MethodSettings,
+    Need,
+    Positive,
+    PositiveShare,
+    Share,
+)
 from node.methods.step_judge import JudgeName, StepJudge
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, Task
@@ -215,6 +223,17 @@ def rescue(
 
 def _chars(successes: Mapping[PeerId, Success]) -> int:
     return sum(len(each.completion.text) for each in successes.values())
+
+
+class Teacher(MethodSettings, kind="teacher", needs={Need.BEHAVIOUR, Need.ONE_TURN}):
+    """A served model of the same tokenizer corrects own completions, token by token."""
+
+    url: str = "http://127.0.0.1:8000/v1"  # where vLLM serves by itself
+    weight: Positive = 1.0
+    model: str = ""  # empty: the only one that it serves
+    prompts: Literal["chat", "text"] = "chat"
+    key_env: str = ""  # the variable that holds the server's key; empty: it wants none
+    wait_s: Positive = 60.0  # for all of a round's answers; ours
 
 
 # The right part of a wrong answer.

@@ -48,7 +48,7 @@ def bounded(groups: Iterable[SampledGroup]) -> list[SampledGroup]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ReadSample:
     """One completion with its group and when it was made or came."""
 
     time_s: float
@@ -57,7 +57,7 @@ class Sample:
     times: int = 1  # that it is in its group
 
 
-def read_samples(data_dir: Path, *, own: bool, order: Order, count: int) -> list[Sample]:
+def read_samples(data_dir: Path, *, own: bool, order: Order, count: int) -> list[ReadSample]:
     """The newest completions, or those with the highest or lowest rewards, newer ones first. Equal
     ones of a group are one.
 
@@ -71,7 +71,7 @@ def read_samples(data_dir: Path, *, own: bool, order: Order, count: int) -> list
         )
     events: Iterable[tuple[float, object]] = read_events(path)
     found = [
-        Sample(time_s, group, text, times)
+        ReadSample(time_s, group, text, times)
         for time_s, group in events
         if isinstance(group, SampledGroup) and group.own is own
         for text, times in Counter(group.texts).items()
@@ -81,12 +81,12 @@ def read_samples(data_dir: Path, *, own: bool, order: Order, count: int) -> list
     return found[:count]
 
 
-def render_samples(samples: Sequence[Sample]) -> str:
+def render_samples(samples: Sequence[ReadSample]) -> str:
     """For a terminal. All texts may be strangers'; what is not printable is escaped."""
     return "\n\n".join(map(_rendered, samples)) or "none kept"
 
 
-def _rendered(sample: Sample) -> str:
+def _rendered(sample: ReadSample) -> str:
     group, text = sample.group, sample.text
     who = "own" if group.own else f"of {short_id(group.producer)}"
     answer = "none in the run's format" if text.answer is None else _shown(text.answer)

@@ -11,7 +11,7 @@ key-value heads, r query heads for each of them, S tokens before, D head size.""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, cast
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -61,57 +61,6 @@ class _Layer:
 
 
 _Project = Callable[[torch.Tensor], torch.Tensor]
-
-
-class _Weighted(Protocol):
-    """A norm or an embedding."""
-
-    weight: torch.Tensor
-
-
-class _Projection(_Weighted, Protocol):
-    bias: torch.Tensor | None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
-
-
-class _Attention(Protocol):
-    q_norm: _Weighted  # this and the next: of Qwen3 alone
-    k_norm: _Weighted
-    q_proj: _Projection
-    k_proj: _Projection
-    v_proj: _Projection
-    o_proj: _Projection
-
-
-class _Mlp(Protocol):
-    gate_proj: _Projection
-    up_proj: _Projection
-    down_proj: _Projection
-
-
-class _Block(Protocol):
-    self_attn: _Attention
-    mlp: _Mlp
-    input_layernorm: _Weighted
-    post_attention_layernorm: _Weighted
-
-
-class _Body(Protocol):
-    layers: Sequence[_Block]
-    embed_tokens: _Weighted
-    norm: _Weighted
-
-    def rotary_emb(
-        self, x: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
-class _Causal(Protocol):
-    """The parts of a model that `supports` accepts; modules have no types for their parts."""
-
-    model: _Body
-    lm_head: _Weighted
 
 
 def supports(model: PreTrainedModel) -> bool:
@@ -192,9 +141,11 @@ class LeanModel:
         """`joined`: adapters are merged into fp32 weights, and weights with the same input are one,
         which is quick and copies the model; else its own layers are called."""
         config = model.config
-        parts = cast("_Causal", model)
+        parts: Any = model  # modules have no types for their parts
         self._body = parts.model
-        self._head = parts.lm_head.weight.float() if joined else parts.lm_head.weight
+        self._head: torch.Tensor = parts.lm_head.weight
+        if joined:
+            self._head = self._head.float()
         self._eps = config.rms_norm_eps
         self._heads = config.num_attention_heads
         self.key_value_heads = config.num_key_value_heads
@@ -282,16 +233,17 @@ class LeanModel:
         )
 
 
-def _weight(part: _Projection) -> torch.Tensor:
+def _weight(part: Any) -> torch.Tensor:
     """The weight of a projection, its adapter included if it has one."""
     if not hasattr(part, "lora_A"):
-        return part.weight.float()
+        plain: torch.Tensor = part.weight.float()
+        return plain
     from node.policies.adapters import effective_weight  # brings PEFT in
 
     return effective_weight(part)
 
 
-def _join(*parts: _Projection) -> _Project:
+def _join(*parts: Any) -> _Project:
     """Projections of the same input as one, in fp32."""
     weights = [_weight(part) for part in parts]
     biases = [part.bias for part in parts if part.bias is not None]
@@ -302,7 +254,7 @@ def _join(*parts: _Projection) -> _Project:
     )
 
 
-def _apart(*parts: _Projection) -> _Project:
+def _apart(*parts: _Project) -> _Project:
     """The same, each as it is."""
     if len(parts) == 1:
         return parts[0]
@@ -310,7 +262,7 @@ def _apart(*parts: _Projection) -> _Project:
 
 
 def _layer_of(
-    layer: _Block, heads: int, key_value_heads: int, project: Callable[..., _Project]
+    layer: Any, heads: int, key_value_heads: int, project: Callable[..., _Project]
 ) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_norms = None

@@ -89,7 +89,7 @@ class CoordinatorClient:
     def attend(self, learner: Learner, intake: Intake) -> None:
         """Steer this learner from now on; the plan that was kept is in force at once."""
         self._learner, self._intake = learner, intake
-        self._own_credits = intake.credits
+        self._own_credits = intake.book.account.rules.groups_max
         self._stepped_s = None
         if self._plan is not None:
             self._put_in_force(self._plan)
@@ -126,7 +126,7 @@ class CoordinatorClient:
     def workers(self) -> list[ReportedWorker]:
         """Figures of the workers that were heard of since the learner's start, at most the last
         `REPORT_WORKERS_MAX`."""
-        accounts = self._intake.accounts() if self._intake else []
+        accounts = self._intake.book.accounts() if self._intake else []
         now_s, links = trio.current_time(), self._sharing.links if self._sharing else {}
         there = set(self._transport.peers())
         heard = sorted(
@@ -197,8 +197,8 @@ class CoordinatorClient:
         if self._learner is None or self._intake is None:
             return
         self._intake.standby = frozenset(map(str, coordination.unpack_peers(plan.standby)))
-        self._intake.set_pacing(plan.pacing)
-        self._intake.set_credits(plan.credits or self._own_credits)
+        self._intake.book.account.set_pacing(plan.pacing)
+        self._intake.book.account.set_groups_max(plan.credits or self._own_credits)
         most = max(1, self._rules.staleness_max)
         self._learner.publish_every = min(plan.publish_every or self._rules.publish_every, most)
 
@@ -220,10 +220,10 @@ class CoordinatorClient:
             published=learner.published if learner else 0,
             rules=LearnerRulesBody(
                 staleness_max=self._rules.staleness_max,
-                pacing=intake.pacing if intake else self._rules.staleness_max,
+                pacing=intake.book.account.pacing if intake else self._rules.staleness_max,
                 publish_every=learner.publish_every if learner else self._rules.publish_every,
                 groups_per_step=self._rules.groups_per_step,
-                credits=intake.credits if intake else 0,
+                credits=intake.book.account.rules.groups_max if intake else 0,
             ),
             work=LearnerWorkBody(
                 buffered=counts.buffered if counts else 0,

@@ -137,7 +137,7 @@ class Learner:
     def _is_due(self) -> bool:
         """True if the present policy must be published. Versions further apart than the pacing
         depth would stop all leases."""
-        period = min(self.publish_every, self._intake.pacing + 1)
+        period = min(self.publish_every, self._intake.book.account.pacing + 1)
         return self.version - self.published >= period
 
     # --- one step --------------------------------------------------------------------------
@@ -175,9 +175,9 @@ class Learner:
         self.stages.feed(self._intake, at)
         if (width, limit) != usual:
             most = self._config.run.limits.group_size_max
-            self._intake.set_terms(min(width, most), min(limit, usual[1]))
+            self._intake.book.terms = (min(width, most), min(limit, usual[1]))
         else:
-            self._intake.set_terms(0, 0)
+            self._intake.book.terms = (0, 0)
 
     def _view(self) -> View:
         """The view of the next step."""

@@ -21,7 +21,7 @@ from node.engines.vllm.server import ServerSettings
 from node.hosting.engine_hosts import PARAMETER_BYTES, first_answer_counts
 from node.hosting.hand_over import EngineHandOver, device_plan
 from node.hosting.membership import Membership
-from node.hosting.models import served_model, trainer_spec, vllm_context_tokens
+from node.hosting.models import check_teacher, served_model, trainer_spec, vllm_context_tokens
 from node.hosting.policy_host import PolicyHost, WorkerEngine
 from node.interfaces.engine import Engine, Tell
 from node.observe.records import Trouble
@@ -153,6 +153,7 @@ class RealWorld(RealNetwork, World):
             async with served_model(config) as served:
                 yield served
             return
+        await check_teacher(config, self._model)
         spec = trainer_spec(config, self._model, is_learner=self._is_learner)
         spec = replace(spec, threads=await self.threads(config))
         async with open_trainer(spec, config.data_dir, checkpoint, self._ranks) as trainer:

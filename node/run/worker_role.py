@@ -35,7 +35,7 @@ from swarm.identity import Identity, PeerId
 from swarm.leases.lease_client import LeaseClient
 from swarm.telemetry import metrics as m
 from swarm.telemetry import reports
-from swarm.weights.weights_service import VersionOutcome, VersionStage, WeightsService
+from swarm.weights.weights_service import VersionOutcome, VersionProgress, WeightsService
 
 EVENTS_MAX: Final = 128  # of broadcasts that wait to be logged
 ENGINES: Final = ("torch", "vllm")
@@ -165,7 +165,7 @@ class WorkerRole(Role):
 
     # --- versions on their way ----------------------------------------------------------------
 
-    def _note_stage(self, stage: VersionStage) -> None:
+    def _note_stage(self, stage: VersionProgress) -> None:
         self._log(VersionComing(self._node.peer.identity.peer_id, stage.version, stage.phase))
 
     def _note_outcome(self, outcome: VersionOutcome) -> None:

@@ -21,7 +21,7 @@ from node.run.claims import Scorer, VersionDirectory
 from node.run.peer import Network, Peer
 from node.verify.verifier import Verifier
 from swarm.weights.publisher import Published, Publisher, Spread
-from swarm.weights.weights_service import Follower, VersionOutcome, VersionStage, WeightsService
+from swarm.weights.weights_service import Follower, VersionOutcome, VersionProgress, WeightsService
 
 
 class SamplingTrainer(Trainer, Engine, Protocol):
@@ -144,7 +144,7 @@ class World(Network, Protocol):
         peer: Peer,
         host: WorkerEngine,
         tell: Callable[[VersionOutcome], None],
-        watch: Callable[[VersionStage], None],
+        watch: Callable[[VersionProgress], None],
     ) -> AsyncIterator[WeightsService | None]:
         """Fetch versions for a worker's host until the block ends; None as in `Publishing`."""
         with policy_weights(

@@ -21,7 +21,15 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from node.sandbox.kernel import AUDIT_ARCH, NUMBERS, PR_SET_PDEATHSIG, call, machine
+from node.sandbox.kernel import (
+    AUDIT_ARCH,
+    MORE,
+    NUMBERS,
+    PR_SET_PDEATHSIG,
+    REFUSED,
+    call,
+    machine,
+)
 
 _SET_MODE_FILTER: Final = 1
 _X32_BIT: Final = 0x40000000
@@ -32,49 +40,6 @@ _CLONE_THREAD: Final = 0x00010000
 _CLONE_NEW: Final = 0x7E020080  # all namespaces
 _OWN_FAULTS: Final = (signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL, signal.SIGBUS)
 
-_NETWORK: Final = ("socket", "connect", "accept", "accept4", "bind", "listen")
-_OTHER_PROCESSES: Final = (
-    "ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_open", "pidfd_getfd",
-    "pidfd_send_signal", "process_madvise", "process_mrelease", "migrate_pages", "move_pages",
-    "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "perf_event_open",
-)  # fmt: skip
-_MOUNTS: Final = (
-    "mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "open_tree", "open_tree_attr",
-    "move_mount", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr", "mknod", "mknodat",
-    "name_to_handle_at", "open_by_handle_at", "fanotify_init",
-)  # fmt: skip
-_KERNEL: Final = (
-    "bpf", "keyctl", "add_key", "request_key", "userfaultfd", "io_uring_setup", "io_uring_enter",
-    "io_uring_register", "init_module", "finit_module", "delete_module", "kexec_load",
-    "kexec_file_load", "reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "iopl",
-    "ioperm", "modify_ldt", "personality", "syslog", "settimeofday", "clock_settime", "adjtimex",
-    "clock_adjtime", "sethostname", "setdomainname", "vhangup",
-)  # fmt: skip
-_MEMORY: Final = (
-    "memfd_create", "memfd_secret", "shmget", "shmat", "shmctl", "msgget", "semget", "mq_open",
-)  # fmt: skip
-# Landlock allows these even on unreadable files.
-_METADATA: Final = (
-    "truncate", "chmod", "fchmod", "fchown", "fsetxattr", "fremovexattr", "inotify_init",
-    "inotify_init1", "inotify_add_watch", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat",
-    "utime", "utimes", "futimesat", "utimensat", "setxattr", "lsetxattr", "removexattr",
-    "lremovexattr", "setxattrat", "removexattrat", "file_setattr",
-)  # fmt: skip
-_LOCKED: Final = (
-    "fork", "vfork", "execve", "execveat", "setsid", "setpgid", "sched_setaffinity",
-    "sched_setparam", "sched_setscheduler", "sched_setattr", "setpriority", "ioprio_set",
-)  # fmt: skip
-
-# Calls of Python's standard library while it computes, imports and ends.
-_COMPUTING: Final = (
-    "read", "write", "open", "openat", "close", "stat", "fstat", "lstat", "newfstatat", "statx",
-    "lseek", "pread64", "dup", "access", "faccessat", "faccessat2", "getdents", "getdents64",
-    "getcwd", "readlink", "readlinkat", "mmap", "mprotect", "munmap", "mremap", "madvise", "brk",
-    "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "getpid", "getppid", "gettid",
-    "getuid", "geteuid", "getgid", "getegid", "uname", "sysinfo", "times", "time", "getrusage",
-    "gettimeofday", "clock_gettime", "clock_getres", "getcpu", "sched_getaffinity", "getrandom",
-    "exit", "exit_group",
-)  # fmt: skip
 _FUTEX_WAKES: Final = (1, 129)  # FUTEX_WAKE, shared and private
 # Descriptors: copy, flags; their files: kind, size, bytes to read.
 _FCNTL_COMPUTING: Final = (0, 1, 2, 3, 1030)
@@ -84,34 +49,36 @@ _IOCTL_SCORING: Final = (*_IOCTL_COMPUTING, 0x540F, 0x5413, 0x541B, 0x5421, 0x54
 
 _Step = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 _Program = list[_Step]
+_REFUSED: Final[_Step] = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
+_ALLOWED: Final[_Step] = (_RETURN, 0, 0, _ALLOW)
 
 
 def confine(*, metadata: bool) -> None:
     """Install the filter `confined`; OSError if kernel or machine have none. `metadata`: allow
     changes of modes, owners, times, attributes and flags of files."""
-    refused = [*_NETWORK, *_OTHER_PROCESSES, *_MOUNTS, *_KERNEL, *_MEMORY]
-    clone = [*_argument(0), (_ANY_BIT, 0, 1, _CLONE_NEW), _refusal(), _allowed()]
+    refused = [name for names in REFUSED.values() for name in names]
+    clone = [*_argument(0), (_ANY_BIT, 0, 1, _CLONE_NEW), _REFUSED, _ALLOWED]
     rules = _for("clone", clone)
     if not metadata:
-        refused += _METADATA
+        refused += MORE["metadata"]
         rules += _for("ioctl", _one_of(1, _IOCTL_SCORING))  # sets inode flags
-    _install([*_always(refused, _refusal()), *rules])
+    _install([*_always(refused, _REFUSED), *rules])
 
 
 def lock() -> None:
     """Install the filter `locked` on top."""
     own = os.getpid()
-    clone = [*_argument(0), (_ANY_BIT, 1, 0, _CLONE_THREAD), _refusal(), _allowed()]
-    no_death_signal = [*_argument(0), (_EQUAL, 0, 1, PR_SET_PDEATHSIG), _refusal(), _allowed()]
-    to_itself = [(_EQUAL, 1, 0, own), _refusal()]
-    fault = [step for each in _OWN_FAULTS for step in ((_EQUAL, 0, 1, each), _allowed())]
-    limits = [*_argument(0), (_EQUAL, 2, 0, 0), *to_itself, _allowed()]
+    clone = [*_argument(0), (_ANY_BIT, 1, 0, _CLONE_THREAD), _REFUSED, _ALLOWED]
+    no_death_signal = [*_argument(0), (_EQUAL, 0, 1, PR_SET_PDEATHSIG), _REFUSED, _ALLOWED]
+    to_itself = [(_EQUAL, 1, 0, own), _REFUSED]
+    fault = [step for each in _OWN_FAULTS for step in ((_EQUAL, 0, 1, each), _ALLOWED)]
+    limits = [*_argument(0), (_EQUAL, 2, 0, 0), *to_itself, _ALLOWED]
     _install(
         [
-            *_always(_LOCKED, _refusal()),
+            *_always(MORE["locked"], _REFUSED),
             *_for("clone", clone),
-            *_for("kill", [*_argument(0), *to_itself, *_argument(1), *fault, _refusal()]),
-            *_for("tgkill", [*_argument(0), *to_itself, *_argument(2), *fault, _refusal()]),
+            *_for("kill", [*_argument(0), *to_itself, *_argument(1), *fault, _REFUSED]),
+            *_for("tgkill", [*_argument(0), *to_itself, *_argument(2), *fault, _REFUSED]),
             *_for("prlimit64", limits),
             *_for("fcntl", _one_of(1, _FCNTL_SCORING)),  # no signals, leases or hints
             *_for("prctl", no_death_signal),
@@ -123,21 +90,13 @@ def restrict_to_computing() -> None:
     """Install the filter `alone` on top, for a single-threaded process."""
     _install(
         [
-            *_always(_COMPUTING, _allowed()),
+            *_always(MORE["computing"], _ALLOWED),
             *_for("futex", _one_of(1, _FUTEX_WAKES)),
             *_for("fcntl", _one_of(1, _FCNTL_COMPUTING)),
             *_for("ioctl", _one_of(1, _IOCTL_COMPUTING)),
-            _refusal(),
+            _REFUSED,
         ]
     )
-
-
-def _refusal() -> _Step:
-    return (_RETURN, 0, 0, _ERRNO | errno.EPERM)
-
-
-def _allowed() -> _Step:
-    return (_RETURN, 0, 0, _ALLOW)
 
 
 def _argument(place: int) -> _Program:
@@ -146,8 +105,8 @@ def _argument(place: int) -> _Program:
 
 
 def _one_of(place: int, values: Iterable[int]) -> _Program:
-    checks = [step for each in values for step in ((_EQUAL, 0, 1, each), _allowed())]
-    return [*_argument(place), *checks, _refusal()]
+    checks = [step for each in values for step in ((_EQUAL, 0, 1, each), _ALLOWED)]
+    return [*_argument(place), *checks, _REFUSED]
 
 
 def _always(names: Iterable[str], verdict: _Step) -> _Program:
@@ -175,7 +134,7 @@ def _install(rules: _Program) -> None:
         (_RETURN, 0, 0, _KILL),
         *no_clone3,
         *rules,
-        _allowed(),
+        _ALLOWED,
     ]
     code = b"".join(struct.pack("=HBBI", *step) for step in program)
     steps = ctypes.create_string_buffer(code, len(code))

@@ -158,9 +158,9 @@ class MeasureParts(_ByTurn[SubProblems]):
 
 
 class MeasureByPartner(Stage[CrossValue]):
-    """POISE: completions of a task are paired in their order, an odd last one with the first. What
-    is expected of one follows from the trainer's states of its partner, by a regression on earlier
-    batches; too few pairs, or a partner that the trainer skips: the group's mean."""
+    """POISE: completions of a task are paired in their order, an odd last one with the first. A
+    regression on earlier batches predicts a reward from the trainer's states of the partner. With
+    too few pairs, or a partner that the trainer skips, the group's mean is expected."""
 
     def __init__(self, set_to: CrossValue) -> None:
         super().__init__(set_to)

@@ -21,8 +21,10 @@ class AdmitInTime(Stage[Admission]):
         accepted = counts.consumed + counts.buffered
         credit = Credits(counts.consumed // batch, accepted, counts.leased)
         allowed = admission(credit, batch, self.set_to)
-        intake.set_pacing(min(self.set_to.staleness_max, rules_of(at.config).staleness_max))
-        intake.set_credits(counts.buffered + counts.leased + allowed)
+        intake.book.account.set_pacing(
+            min(self.set_to.staleness_max, rules_of(at.config).staleness_max)
+        )
+        intake.book.account.set_groups_max(counts.buffered + counts.leased + allowed)
         oldest = intake.version - self.set_to.staleness_max
         self.acted += 1 + (intake.reclaim(oldest) if oldest > 0 else 0)
 
@@ -37,4 +39,4 @@ class GiveUpOld(Stage[Reclamation]):
         begun = counts.buffered + counts.leased
         done = counts.consumed // batch
         allowed = starts_allowed(done, counts.consumed + begun, batch, self.set_to)
-        intake.set_credits(begun + allowed)
+        intake.book.account.set_groups_max(begun + allowed)

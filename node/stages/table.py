@@ -26,6 +26,7 @@ from node.stages import (
     generate,
     replaying,
     rewarding,
+    teacher,
     trees,
 )
 from node.stages.own import GuardedMethod
@@ -61,6 +62,7 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
     filters.Extremes: filtering.KeepExtremes,
     replay.Rescue: replaying.RescueFailed,
     replay.Distil: replaying.DistilSuccesses,
+    replay.Teacher: teacher.LearnFromTeacher,
     replay.Salvage: replaying.BeginAgain,
     rewards.Majority: rewarding.CountVotes,
     rewards.Distribution: rewarding.CountSureVotes,

@@ -8,7 +8,7 @@ and its producer counts as new. `last` tickets are served when no other waits. O
 producers share a batch.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Generic, TypeVar
@@ -75,7 +75,6 @@ class FairQueue(Generic[Item]):
         self._proven: OrderedDict[PeerId, _Account] = OrderedDict()
         self._unproven: OrderedDict[PeerId, _Account] = OrderedDict()
         self._shared = _Account()
-        self.refused: Counter[str] = Counter()  # by the bound that was met
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -125,7 +124,6 @@ class FairQueue(Generic[Item]):
             bounds.append(("for last", those, WAITING_LAST_MAX))
         for what, waiting, most in bounds:
             if waiting >= most:
-                self.refused[what] += 1
                 raise QueueFull(f"{waiting} groups {what} wait")
 
     def discard(self, ticket: Ticket[Item]) -> bool:

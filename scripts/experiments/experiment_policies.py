@@ -1,210 +1,236 @@
-"""Do policies fall, what does it help to weigh foreign groups, and which methods help?
+"""Which methods help, and where nodes begin: kinds and arms of `methods_plan.toml`.
 
-    python experiment_policies.py falls        # 400 rounds, as policies were trained and now
-    python experiment_policies.py foreign      # foreign groups weighed in four ways
-    python experiment_policies.py falls --seeds 5 --parallel 2
-    python experiment_policies.py advantages --seeds 3      # and losses: each method by name
-    python experiment_policies.py control --seeds 3         # tasks as they come, or chosen
-    python experiment_policies.py generate --seeds 3        # from prompts, or from drafts
+    python experiment_policies.py methods                        # resumable
+    python experiment_policies.py methods --arms default cdas    # each is compared to the first
+    python experiment_policies.py peers --seeds 3 --parallel 2
 
-Production nodes run in one process, on the in-memory network under a virtual clock. The default is
-the run `demo`, the policy `tiny`, four nodes, and 4 own and 4 foreign groups of 8 a round.
+Production nodes run in one process, on the in-memory network under a virtual clock. At each
+evaluation every policy answers the held-out tasks greedily and in some samples. Arms are compared
+in pairs of one seed, where the one of the pair that used less ends: at equal generated tokens of a
+node, and for one node alone also at equal seconds. Intervals are Student's t over seeds at 95 %.
 
-- `falls`: without and with the means against falls. A fall is an evaluation more than ten points
-  below the node's best one before.
-- `foreign`: foreign groups unweighted, by a truncated ratio (default), better ones alone, or none.
-- `advantages`, `losses`: two nodes with own groups alone; losses make four updates of a batch.
-- `corrections`: two nodes that share.
-- `rescue`: four nodes that share, on `unlike.toml`, with others' right completions for own groups
-  that are all wrong. `meeting`: also hints, on `meeting.toml`, whose tasks come again.
-- `control`: two nodes that share, on `unlike.toml`; tasks as they come, or by `vade`.
-- `generate`: two nodes with own groups alone of tasks that come again (`again.toml`).
-  `generate_smollm2`: one with SmolLM2-135M (`sums_again.toml`).
-
-At the end each policy answers the held-out tasks greedily and in 8 samples. Arms are compared in
-pairs of one seed; intervals are Student's t over seeds at 95 %. Results on record are not made
-again.
+A result is kept under a key of settings, policies, code, packages and processor, and is not made
+again. Arms that settings do not allow are named and left out.
 """
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
-import time
-from collections import defaultdict
+import tomllib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
-from measuring import interval, train_swarm, value_at
-from on_record import files_of, kept, key_of, run_missing
+from measuring import examine_swarm, told, train_swarm, value_at
+from on_record import CODE, files_of, kept, key_of, run_missing
 
-from node.methods.choices import ADVANTAGES
-from node.methods.loss_settings import CORRECTIONS, LOSSES
+from node.methods.choices import KNOWN
 
-HERE = Path(__file__).parent
-RUNS = {  # of others: `demo`
-    "control": HERE / "unlike.toml",
-    "rescue": HERE / "unlike.toml",
-    "meeting": HERE / "meeting.toml",
-    "generate": HERE / "again.toml",
-    "generate_smollm2": HERE / "sums_again.toml",
+HERE: Final = Path(__file__).parent
+MEASURED_BY: Final = (*CODE, "scripts/experiments/measuring.py")
+PLAN: Final[dict[str, Any]] = tomllib.loads((HERE / "methods_plan.toml").read_text())
+SAMPLES: Final[int] = PLAN["samples"]
+FIGURES: Final = {  # of a task: its greedy answer, and how many samples pass
+    "greedy": lambda right, passed: right,
+    "sampled": lambda right, passed: passed / SAMPLES,
+    f"pass@{SAMPLES}": lambda right, passed: passed > 0,
 }
-SAMPLES = 8
-FALL = 0.10
-COMMON = {"local_groups": 4, "external_groups": 4, "group_size": 8, "threads": 1}
-AS_IT_WAS = {
-    "step_guard": False,
-    "clips_to_median": False,
-    "foreign_weighting": "none",
-    "warm_up_updates": 0,
-    "validation_tasks": 0,
-}
-TOTALS = (
-    "generated_tokens", "drafted_tokens", "kept_tokens", "local_groups", "own_informative",
-    "rescued_groups", "hinted_groups",
-)  # fmt: skip
-ALONE = {"external_groups": 0, "share": "none"}
-ARMS: dict[str, dict[str, dict[str, Any]]] = {
-    "falls": {
-        "as it was": AS_IT_WAS,
-        "as it is": {},
-    },
-    "foreign": {
-        "unweighted": {"foreign_weighting": "none"},
-        "weighted": {},
-        "positives": {"foreign_weighting": "positives"},
-        "no foreign groups": {"external_groups": 0},
-    },
-    "advantages": {name: {"advantage": name, **ALONE} for name in ADVANTAGES},
-    "corrections": {"none": {}, **{name: {"correction": name} for name in CORRECTIONS}},
-    "losses": {name: {"loss": name, "updates_per_batch": 4, **ALONE} for name in LOSSES},
-    "control": {
-        "as they come": {},
-        "by the node's own map": {"control": "vade, others_max=0"},
-        "by the shared map": {"control": "vade"},
-    },
-    "rescue": {
-        "drawn alone": {},
-        "rescued": {"replay": "rescue"},
-        "rescued, by the shared map": {"replay": "rescue", "control": "vade"},
-    },
-    "meeting": {
-        "drawn alone": {},
-        "rescued": {"replay": "rescue"},
-        "hinted": {"generate": "hints"},
-        "rescued and hinted": {"replay": "rescue", "generate": "hints"},
-    },
-    "generate_smollm2": {
-        "from prompts": {"model": "smollm2", "local_groups": 8, **ALONE},
-        "from drafts": {
-            "model": "smollm2", "local_groups": 8, "generate": "speculative", **ALONE,
-        },
-    },
-    "generate": {
-        "from prompts": {"local_groups": 8, **ALONE},
-        "from drafts": {"local_groups": 8, "generate": "speculative", **ALONE},
-        "from drafts, strictly": {
-            "local_groups": 8, "generate": "speculative, lenience=0", **ALONE,
-        },
-    },
-}  # fmt: skip
-_NODES = {"falls": 4, "foreign": 4, "rescue": 4, "meeting": 4, "generate_smollm2": 1}
-_ROUNDS = {"falls": 400, "foreign": 60, "generate": 60, "generate_smollm2": 24}
-_EVERY = {
-    "falls": 10, "control": 5, "rescue": 5, "meeting": 5, "generate": 5, "generate_smollm2": 6,
-}  # fmt: skip
-NODES = {kind: _NODES.get(kind, 2) for kind in ARMS}
-ROUNDS = {kind: _ROUNDS.get(kind, 40) for kind in ARMS}
-EVALUATE_EVERY = {kind: _EVERY.get(kind, 20) for kind in ARMS}
 
 
-# --- one run --------------------------------------------------------------------------------
+def _whole(kind: Mapping[str, Any]) -> dict[str, Any]:
+    """A kind with what it takes from the one that `as` names, or from all methods of a family."""
+    whole = {**(_whole(PLAN["kinds"][kind["as"]]) if "as" in kind else PLAN["usual"]), **kind}
+    if family := whole.get("each_of"):
+        whole["arms"] = {**whole["arms"], **{name: {family: name} for name in KNOWN[family]}}
+    return whole
+
+
+KINDS: Final = {name: _whole(kind) for name, kind in PLAN["kinds"].items()}
+
+
+def load(kind: str, **settings: Any) -> Any:
+    """The settings of a kind's nodes, and these."""
+    from node.config import load_config
+
+    file = HERE / f"{KINDS[kind]['run']}.toml"
+    run = file if file.exists() else Path(KINDS[kind]["run"])
+    return load_config({**PLAN["settings"], **KINDS[kind]["settings"], **settings}, os.environ, run)
 
 
 def config_of(kind: str, arm: str, seed: int, rounds: int) -> Any:
     """The settings of each node of a run."""
-    from node.config import load_config
-
-    settings = {
-        **COMMON,
-        **({} if kind == "falls" else {"validation_tasks": 0}),
-        "rounds": rounds,
-        "evaluate_every_rounds": EVALUATE_EVERY[kind],
-        "seed": seed,
-        **ARMS[kind][arm],
-    }
-    return load_config(settings, os.environ, RUNS.get(kind, Path("demo")))
+    settings = {"rounds": rounds, "evaluate_every_rounds": KINDS[kind]["every"], "seed": seed}
+    settings |= KINDS[kind]["arms"][arm]
+    return load(kind, **{name: value for name, value in settings.items() if name != "nodes"})
 
 
-def run_one(kind: str, arm: str, seed: int, rounds: int) -> dict[str, Any]:
-    """Train one swarm; its evaluations, and what its policies could do at the start and the end."""
+# --- where nodes begin ----------------------------------------------------------------------
+
+
+def models_of(kind: str, arm: str, out: Path) -> list[str]:
+    """The model directory of each node of an arm, made where it is not there yet."""
+    names = KINDS[kind]["arms"][arm].get("nodes") or KINDS[kind]["nodes"]
+    return [_policy(kind, name, out) for name in names]
+
+
+def _policy(kind: str, name: str, out: Path) -> str:
+    from node.hosting.models import resolve_model
+
+    rounds = PLAN["more_rounds"]
+    settings = {"local_groups": 8, "external_groups": 0, "share": "none", "seed": 0}
+    settings |= {"rounds": rounds, "evaluate_every_rounds": rounds}
+    config = load(kind, **settings, **({"model": name} if name == "tiny" else {}))
+    plain = resolve_model(config, lambda line: print(line, file=sys.stderr))
+    if name in ("plain", "tiny"):
+        return plain
+    chosen = config.model_dump(mode="json", exclude={"cache_dir"})
+    facts = {"name": name, "of": files_of(Path(plain)), "settings": chosen}
+    facts |= {"run": config.run.run_id, "answers": PLAN["answers"]}
+    key = key_of(facts, *CODE, "scripts/experiments/experiment_policies.py")
+    directory = out.absolute() / "policies" / f"{name.replace(' ', '-')}-{key}"
+    if not directory.exists():
+        unfinished = directory.with_suffix(".partial")
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        _MAKERS[name](config, plain, unfinished)
+        unfinished.rename(directory)
+    return str(directory)
+
+
+def _trained(config: Any, plain: str, directory: Path) -> None:
+    """The policy after more rounds alone."""
     import torch
 
-    from node.hosting.models import resolve_model
     from swarm.simulation.world import deterministic_run
 
-    torch.set_num_threads(1)
-    config = config_of(kind, arm, seed, rounds)
-    model = resolve_model(config, lambda line: print(line, file=sys.stderr))
-    started = time.process_time()
-    result = deterministic_run(partial(_swarm, config, model, seed, NODES[kind]), seed=seed)
-    return {"arm": arm, "seed": seed, **result, "processor_s": time.process_time() - started}
+    torch.set_num_threads(config.threads)
+
+    async def heard(simulated: Any, trainer: Any, record: Any) -> None:
+        if type(record).__name__ == "HeldOut" and record.round == config.rounds:
+            trainer.compute("export_whole", directory)
+
+    async def train() -> None:
+        await train_swarm(config, [plain], config.seed, heard)
+
+    deterministic_run(train, seed=config.seed)
 
 
-async def _swarm(config: Any, model: str, seed: int, nodes: int) -> dict[str, Any]:
-    from node.observe.records import HeldOut, RoundDone
-    from node.run.evaluation import examine
+def _other_tokenizer(config: Any, plain: str, directory: Path) -> None:
+    """A tiny policy for which ` 0` and ` 1` are tokens, in place of two bytes of no text."""
+    from node.hosting.models import warm_up_pairs
+    from node.policies import tiny
+    from node.policies.presets import TinyRecipe
+    from node.verify.warm_up import asked_of
 
-    points: list[dict[str, Any]] = []
-    ends: list[dict[str, Any]] = []
-    totals = dict.fromkeys((*TOTALS, "steps_taken_back"), 0)
+    plain_tokenizer = tiny.byte_tokenizer
+    tiny.byte_tokenizer = lambda: merging(plain_tokenizer())
+    try:
+        pairs = warm_up_pairs(asked_of(config))
+        tiny.make_tiny(pairs, directory, lambda share, line: None, TinyRecipe(seed=1))
+    finally:
+        tiny.byte_tokenizer = plain_tokenizer
 
-    async def heard(simulated: Any, trainer: Any, record: object) -> None:
-        if isinstance(record, RoundDone):
-            for name in totals:
-                totals[name] += getattr(record, name)
-        if not isinstance(record, HeldOut):
-            return
-        about = {"node": simulated.host, "round": record.round}
-        tokens = record.generated_tokens_total
-        points.append({**about, "passed": record.passed, "generated": tokens})
-        if record.round in (0, config.rounds):
-            found = await examine(config.run, trainer, simulated.node.verifier, SAMPLES)
-            ends.append({**about, "tasks": [[each.greedy, each.passed] for each in found]})
 
-    await train_swarm(config, [model] * nodes, seed, heard)
-    taken_back = totals.pop("steps_taken_back")
-    return {"points": points, "ends": ends, "steps_taken_back": taken_back, "totals": totals}
+def merging(made: Any) -> Any:
+    """The tokenizer of bytes, with two merges in place of bytes 254 and 255."""
+    from tokenizers import models
+
+    letters = sorted(made.get_vocab(), key=made.get_vocab().__getitem__)[:256]
+    space = made.tokenize(" ")[-1]
+    for rare, digit in zip(("þ", "ÿ"), "01", strict=True):
+        letters[letters.index(rare)] = space + digit
+    vocab = {letter: index for index, letter in enumerate(letters)}
+    merges = [(space, digit) for digit in "01"]
+    made.backend_tokenizer.model = models.BPE(vocab=vocab, merges=merges)
+    return made
+
+
+def _supervised(config: Any, plain: str, directory: Path) -> None:
+    """The policy after `swarm-node sft` on worked answers, none to a held-out task."""
+    from node.hosting.models import warm_up_pairs
+    from node.verify.warm_up import asked_of
+
+    data = directory.with_suffix(".jsonl")
+    with data.open("w") as file:
+        for said, answer in islice(warm_up_pairs(asked_of(config)), PLAN["answers"]):
+            question = said.removeprefix(config.run.answer.system).lstrip()
+            print(json.dumps({"question": question, "answer": answer}), file=file)
+    command = [sys.executable, "-m", "node.cli", "sft", data, "--model", plain, "--out", directory]
+    command += ["--system", config.run.answer.system, "--epochs", "1"]
+    command += ["--threads", config.threads]
+    subprocess.run([*map(str, command)], check=True, cwd=HERE.parents[1])
+
+
+_MAKERS: Final = {
+    "trained": _trained,
+    "another tokenizer": _other_tokenizer,
+    "supervised": _supervised,
+}
 
 
 # --- all runs -------------------------------------------------------------------------------
 
 
+def run_one(kind: str, arm: str, seed: int, rounds: int, out: Path) -> dict[str, Any]:
+    """Train one swarm."""
+    import torch
+
+    from swarm.simulation.world import deterministic_run
+
+    config = config_of(kind, arm, seed, rounds)
+    torch.set_num_threads(config.threads)
+    swarm = partial(examine_swarm, config, models_of(kind, arm, out), seed, SAMPLES)
+    facts = {"kind": kind, "arm": arm, "seed": seed}
+    return facts | deterministic_run(swarm, seed=seed)
+
+
+def facts_of(
+    kind: str, arm: str, seed: int, rounds: int, policies: Sequence[str]
+) -> dict[str, Any]:
+    """The part of a result's key without code, packages and processor. `policies`: hashes of the
+    nodes' models."""
+    config = config_of(kind, arm, seed, rounds)
+    settings = config.model_dump(mode="json", exclude={"cache_dir"})
+    facts = {"settings": settings, "run": config.run.run_id, "samples": SAMPLES}
+    return facts | {"policies": list(policies)}
+
+
+def key(options: argparse.Namespace, arm: str, seed: int) -> str:
+    """The key that a result is kept under."""
+    models = models_of(options.kind, arm, options.out)
+    policies = [files_of(Path(model)) for model in models]
+    return key_of(facts_of(options.kind, arm, seed, options.rounds, policies), *MEASURED_BY)
+
+
+def allowed(options: argparse.Namespace) -> list[str]:
+    """The arms whose settings are allowed; others are named with the reason."""
+    from swarm.errors import ConfigError
+
+    found = []
+    for arm in options.arms:
+        try:
+            config_of(options.kind, arm, 1, options.rounds)
+            found.append(arm)
+        except ConfigError as error:
+            print(f"{options.kind}: {arm} is left out: {error}", flush=True)
+    return found
+
+
 def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run what is not on record, `--parallel` at a time, and return all results."""
-    from node.hosting.models import resolve_model
-
-    config = config_of(options.kind, options.arms[0], 1, options.rounds)
-    policy = files_of(Path(resolve_model(config, lambda line: print(line, file=sys.stderr))))
-    cells = [(arm, seed) for seed in range(1, options.seeds + 1) for arm in options.arms]
-    keys = {}
-    for arm, seed in cells:
-        settings = config_of(options.kind, arm, seed, options.rounds).model_dump(mode="json")
-        settings.pop("cache_dir", None)
-        run_id = config.run.run_id
-        keys[arm, seed] = key_of({"settings": settings, "run": run_id, "policy": policy})
+    seeds = range(1, options.seeds + 1)
+    keys = {(arm, seed): key(options, arm, seed) for arm in allowed(options) for seed in seeds}
 
     def start(cell: tuple[str, int]) -> "subprocess.Popen[bytes]":
         command = [sys.executable, __file__, options.kind, "--one", cell[0]]
         command += ["--seed", str(cell[1]), "--rounds", str(options.rounds)]
         return subprocess.Popen([*command, "--out", str(options.out), "--key", keys[cell]])
 
+    cells = sorted(keys, key=lambda cell: cell[1])
     missing = [cell for cell in cells if not (options.out / f"{keys[cell]}.json").exists()]
     run_missing(missing, start, options.parallel, options.kind)
     return [json.loads((options.out / f"{keys[cell]}.json").read_text()) for cell in cells]
@@ -213,92 +239,22 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
 # --- table ----------------------------------------------------------------------------------
 
 
-def falls_of(points: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
-    """Depth and number of evaluations of each fall of a swarm's nodes."""
-    found: list[tuple[float, int]] = []
-    for node in sorted({point["node"] for point in points}):
-        best, depth, lasted = 0.0, 0.0, 0
-        curve = sorted((p["round"], p["passed"]) for p in points if p["node"] == node)
-        for _, passed in curve:
-            best = max(best, passed)
-            if best - passed > FALL:
-                depth, lasted = max(depth, best - passed), lasted + 1
-            elif lasted:
-                found.append((depth, lasted))
-                depth, lasted = 0.0, 0
-        if lasted:
-            found.append((depth, lasted))
-    return found
-
-
-def figures_of(result: Mapping[str, Any], rounds: int) -> dict[str, float]:
-    """Of one swarm at its end, means over its nodes, in percent."""
-    last = {each["node"]: each["tasks"] for each in result["ends"] if each["round"] == rounds}
-    first = {each["node"]: each["tasks"] for each in result["ends"] if each["round"] == 0}
-    locked = {
-        node: [at for at, (greedy, passed) in enumerate(tasks) if not greedy and not passed]
-        for node, tasks in first.items()
-    }
-    unlocked = [
-        fmean(last[node][at][0] for at in places) for node, places in locked.items() if places
-    ]
-    tasks = [task for each in last.values() for task in each]
-    return {
-        "sampled": 100 * fmean(passed / SAMPLES for _, passed in tasks),
-        "greedy": 100 * fmean(greedy for greedy, _ in tasks),
-        f"pass@{SAMPLES}": 100 * fmean(passed > 0 for _, passed in tasks),
-        "unlocked": 100 * fmean(unlocked) if unlocked else 0.0,
-    }
-
-
-def costs_of(
-    results: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
-) -> dict[str, list[float]]:
-    """Costs of an arm's swarms by seed, and their share of the tokens of the first arm (`others`)
-    until they were as good as that at its end."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for mine, first in zip(results, others, strict=True):
-        totals = mine["totals"]
-        found["tokens"].append(totals["generated_tokens"])
-        found["kept, %"].append(100 * totals["kept_tokens"] / max(1, totals["drafted_tokens"]))
-        for name in ("own_informative", "rescued_groups", "hinted_groups"):
-            found[name].append(100 * totals[name] / totals["local_groups"])
-        found["processor, s"].append(mine["processor_s"])
-        goal, whole = _curve(first)[-1]
-        found["to the end"].append(reached(_curve(mine), goal) / whole)
-    return found
-
-
-def ahead(results: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Points by which swarms are better than the first arm's (`others`) at equal tokens, by seed:
-    at the end of the one that generated less."""
+def curve(result: Mapping[str, Any], axis: str, figure: str) -> list[tuple[float, float]]:
+    """(tokens or seconds so far, percent right) at each evaluation; means over nodes."""
     found = []
-    for mine, first in zip(results, others, strict=True):
-        curves = [[(at, passed) for passed, at in _curve(each)] for each in (mine, first)]
-        where = min(curve[-1][0] for curve in curves)
-        here, there = (value_at(curve, where) for curve in curves)
-        found.append(100 * (here - there))
+    for at in sorted({point["round"] for point in result["points"]}):
+        points = [point for point in result["points"] if point["round"] == at]
+        right = [FIGURES[figure](*task) for point in points for task in point["tasks"]]
+        found.append((fmean(point[axis] for point in points), 100 * fmean(right)))
     return found
 
 
-def _curve(result: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """(pass rate, tokens so far) of a swarm, both means over the same three evaluations in a row,
-    so that an arm with cheap rounds does not look better than it is."""
-    rounds = sorted({point["round"] for point in result["points"]})
-    each = [[p for p in result["points"] if p["round"] == at] for at in rounds]
-    passed = [fmean(p["passed"] for p in points) for points in each]
-    tokens = [float(sum(p["generated"] for p in points)) for points in each]
-    if len(each) < 3:
-        return list(zip(passed, tokens, strict=True))
-    return [(fmean(passed[at : at + 3]), fmean(tokens[at : at + 3])) for at in range(len(each) - 2)]
-
-
-def reached(curve: Sequence[tuple[float, float]], goal: float) -> float:
-    """The tokens at which a curve first reaches the goal, interpolated; infinite: never."""
-    for (low, begin), (high, end) in pairwise(curve):
-        if low < goal <= high:
-            return begin + (end - begin) * (goal - low) / (high - low)
-    return math.inf
+def ahead(mine: Mapping[str, Any], first: Mapping[str, Any], axis: str, figure: str) -> float:
+    """Points by which a result is ahead of another where the one that used less ends."""
+    curves = [curve(each, axis, figure) for each in (mine, first)]
+    where = min(each[-1][0] for each in curves)
+    here, there = (value_at(each, where) for each in curves)
+    return here - there
 
 
 def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
@@ -306,75 +262,84 @@ def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
     by_arm: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         by_arm.setdefault(result["arm"], []).append(result)
-    arms = list(by_arm)
-    seeds = len(by_arm[arms[0]])
-    figures = {arm: [figures_of(each, rounds) for each in by_arm[arm]] for arm in arms}
-    names = list(figures[arms[0]][0])
-    heads = ["arm", *names, *(f"{name} less {arms[0]}" for name in names), "falls", "deepest"]
-    heads += ["longest", "steps taken back", "tokens", "kept, %", "informative, %"]
-    heads += ["rescued, %", "hinted, %", "processor, s", "share of tokens to the first arm's end"]
-    heads += [f"sampled less {arms[0]}, at equal tokens"]
+    first, others = next(iter(by_arm.items()))
+    count = KINDS[kind].get("comparisons", len(KINDS[kind]["arms"]) - 1)
+    pairs = [(axis, figure) for axis in KINDS[kind]["axes"] for figure in FIGURES]
+    heads = ["arm", "greedy at the start", *(f"{figure} at the end" for figure in FIGURES)]
+    heads += ["greedy by node", "deepest fall", *KINDS[kind]["axes"], "acted in a run"]
+    heads += [f"{figure} less {first}, at equal {axis}" for axis, figure in pairs]
+    heads += [f"PRIMARY, for {count} comparisons"]
     lines = [
-        f"{NODES[kind]} nodes, {rounds} rounds, {seeds} seeds, means of percent with 95 % "
-        f"intervals, not widened for the number of comparisons. A "
-        f"fall: over {100 * FALL:.0f} points below the node's own best; longest: in evaluations "
-        f"in a row, one every {EVALUATE_EVERY[kind]} rounds.",
+        f"**{kind}**: {KINDS[kind]['says']}. {rounds} rounds, {len(others)} seeds, percent with "
+        f"95 % intervals of one figure alone. PRIMARY: {PLAN['primary']}, with the interval for "
+        "all comparisons together.",
         "",
         f"| {' | '.join(heads)} |",
         "|---" * len(heads) + "|",
     ]
-    for arm in arms:
-        cells = [_told([each[name] for each in figures[arm]]) for name in names]
-        for name in names:
-            pairs = zip(figures[arm], figures[arms[0]], strict=True)
-            differences = [mine[name] - first[name] for mine, first in pairs]
-            cells.append("" if arm == arms[0] else _told(differences, sign="+"))
-        fell = [fall for each in by_arm[arm] for fall in falls_of(each["points"])]
-        deepest = max((depth for depth, _ in fell), default=0.0)
-        cells += [str(len(fell)), f"{100 * deepest:.0f}"]
-        cells += [str(max((lasted for _, lasted in fell), default=0))]
-        cells += [str(sum(each["steps_taken_back"] for each in by_arm[arm]))]
-        for name, values in costs_of(by_arm[arm], by_arm[arms[0]]).items():
-            never = sum(map(math.isinf, values))
-            digits = 2 if name == "to the end" else 0
-            mean = fmean([each for each in values if math.isfinite(each)] or [math.nan])
-            cells.append(f"{mean:,.{digits}f}" + (f" ({never} never)" if never else ""))
-        points = ahead(by_arm[arm], by_arm[arms[0]])
-        cells.append("" if arm == arms[0] else _told(points, sign="+"))
+    for arm, mine in by_arm.items():
+        cells = [told([curve(each, "tokens", "greedy")[0][1] for each in mine])]
+        cells += [told([curve(each, "tokens", name)[-1][1] for each in mine]) for name in FIGURES]
+        nodes = [_by_node(each) for each in mine]
+        of_seeds = zip(*([100 * node[-1] for node in each] for each in nodes), strict=True)
+        cells.append(" / ".join(f"{fmean(each):.1f}" for each in of_seeds))
+        cells.append(f"{100 * max(_fall(node) for each in nodes for node in each):.1f}")
+        for axis in KINDS[kind]["axes"]:
+            cells.append(f"{fmean(curve(each, axis, 'greedy')[-1][0] for each in mine):,.0f}")
+        acted = {name for each in mine for name in each["acted"]}
+        times = {name: fmean(each["acted"].get(name, 0) for each in mine) for name in acted}
+        cells.append(", ".join(f"{name} {times[name]:.0f}" for name in sorted(times)))
+        both = list(zip(mine, others, strict=True))
+        found = [[ahead(*pair, *where) for pair in both] for where in pairs]
+        differences = [told(each, sign="+") for each in found] + [told(found[0], count, "+")]
+        cells += [""] * len(differences) if arm == first else differences
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _told(values: Sequence[float], sign: str = "") -> str:
-    mean, half = interval(values)
-    return f"{mean:{sign}.1f} ± {half:.1f}"
+def _by_node(result: Mapping[str, Any]) -> list[list[float]]:
+    """The share of right greedy answers at each evaluation, node by node."""
+    found: dict[int, list[float]] = {}
+    for point in sorted(result["points"], key=lambda point: (point["node"], point["round"])):
+        right = fmean(greedy for greedy, _ in point["tasks"])
+        found.setdefault(point["node"], []).append(right)
+    return list(found.values())
+
+
+def _fall(values: Sequence[float]) -> float:
+    """The most by which a value is below the best one before."""
+    return max(max(values[: at + 1]) - value for at, value in enumerate(values))
 
 
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("kind", choices=[*ARMS])
-    parser.add_argument("--rounds", type=int, help="default: 400 of falls, 60 of some, else 40")
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--rounds", type=int, help="default: as the plan says")
     parser.add_argument("--arms", nargs="+", help="these alone; default: all of the kind")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--parallel", type=int, default=2, help="runs at a time")
+    parser.add_argument("--seeds", type=int, help="default: as the plan says")
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("out/experiment_policies"))
-    parser.add_argument("--one", help="run this arm alone, with --seed and --key")
+    parser.add_argument("--one", help="run this arm alone, with --seed")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--key", default="one", help="what its result is kept under")
+    parser.add_argument("--key", help="end if its result would be kept under another")
     options = parser.parse_args()
-    options.rounds = options.rounds or ROUNDS[options.kind]
-    options.arms = options.arms or list(ARMS[options.kind])
-    if unknown := [arm for arm in options.arms if arm not in ARMS[options.kind]]:
-        parser.error(f"no arm {unknown[0]!r}: {', '.join(ARMS[options.kind])}")
-    if options.rounds % EVALUATE_EVERY[options.kind] or options.rounds < 1 or options.seeds < 1:
-        parser.error(f"--rounds must be a multiple of {EVALUATE_EVERY[options.kind]}")
+    kind = KINDS[options.kind]
+    options.seeds = kind["seeds"] if options.seeds is None else options.seeds
+    options.rounds = kind["rounds"] if options.rounds is None else options.rounds
+    options.arms = options.arms or list(kind["arms"])
+    if unknown := [arm for arm in options.arms if arm not in kind["arms"]]:
+        parser.error(f"no arm {unknown[0]!r}: {', '.join(kind['arms'])}")
+    if options.rounds % kind["every"] or options.rounds < 1 or options.seeds < 1:
+        parser.error(f"--rounds must be a multiple of {kind['every']}, --seeds at least 1")
     if options.one:
-        make = partial(run_one, options.kind, options.one, options.seed, options.rounds)
-        kept(options.out, options.key, make)
+        found = key(options, options.one, options.seed)
+        if options.key not in (None, found):
+            raise SystemExit(f"{options.one}: the code changed since this was begun")
+        arguments = options.kind, options.one, options.seed, options.rounds, options.out
+        kept(options.out, found, partial(run_one, *arguments))
         return
-    results = run_all(options)
-    text = table(options.kind, results, options.rounds)
+    text = table(options.kind, run_all(options), options.rounds)
     (options.out / f"{options.kind}.md").write_text(text + "\n")
     print(text)
 

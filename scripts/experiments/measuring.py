@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
@@ -21,9 +22,9 @@ def Timed(spec: Any) -> Any:
         training_s = 0.0
         counts = True
 
-        async def generate(self, prompts: Any, each: int, sampling: Any, seed: int) -> Any:
-            self.counts = each > 1
-            result = await super().generate(prompts, each, sampling, seed)
+        async def sample(self, requests: Any, sampling: Any, seed: int, noise: float = 0.0) -> Any:
+            self.counts = any(each.n > 1 for each in requests)
+            result = await super().sample(requests, sampling, seed, noise)
             await trio.sleep(1.0)
             return result
 
@@ -84,6 +85,36 @@ async def train_swarm(config: Any, models: Sequence[str], seed: int, heard: Hear
         nursery.cancel_scope.cancel()
 
 
+async def examine_swarm(
+    config: Any, models: Sequence[str], seed: int, samples: int
+) -> dict[str, Any]:
+    """Train a swarm. Each evaluation has greedy answers and `samples` samples of each held-out
+    task, and the tokens and seconds so far: processor time between evaluations, of generating,
+    scoring and training, which is of one node if the swarm has no other."""
+    from node.observe.records import HeldOut, RoundDone
+    from node.run.evaluation import examine
+
+    points: list[dict[str, Any]] = []
+    acted: Counter[str] = Counter()
+    spent_s, mark_s = 0.0, time.process_time()
+
+    async def heard(simulated: Any, trainer: Any, record: Any) -> None:
+        nonlocal spent_s, mark_s
+        if isinstance(record, RoundDone):
+            acted.update(record.acted)
+            spent_s += time.process_time() - mark_s
+        if isinstance(record, HeldOut):
+            found = await examine(config.run, trainer, simulated.node.verifier, samples)
+            tokens = record.generated_tokens_total
+            about = {"node": simulated.host, "round": record.round, "tokens": tokens}
+            tasks = [[each.greedy, each.passed] for each in found]
+            points.append({**about, "seconds": spent_s, "tasks": tasks})
+        mark_s = time.process_time()
+
+    await train_swarm(config, models, seed, heard)
+    return {"points": points, "acted": dict(acted)}
+
+
 def value_at(points: Sequence[tuple[float, float]], x: float) -> float:
     """Linear interpolation; the ends are held."""
     for (x0, y0), (x1, y1) in pairwise(points):
@@ -92,9 +123,10 @@ def value_at(points: Sequence[tuple[float, float]], x: float) -> float:
     return points[-1][1]
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half the width of its 95 % interval over seeds."""
+def told(values: Sequence[float], comparisons: int = 1, sign: str = "") -> str:
+    """A mean and its interval of 95 % over seeds, for so many comparisons together."""
+    mean = fmean(values)
     if len(values) < 2:
-        return fmean(values), math.nan
-    quantile = float(student.ppf(0.975, len(values) - 1))
-    return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
+        return f"{mean:{sign}.1f}"
+    quantile = float(student.ppf(1 - 0.025 / comparisons, len(values) - 1))
+    return f"{mean:{sign}.1f} ± {quantile * stdev(values) / math.sqrt(len(values)):.1f}"

@@ -31,18 +31,17 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
-from experiment_policies import reached
-from measuring import train_swarm, value_at
+from measuring import told, train_swarm, value_at
 from on_record import CODE as LIBRARY
 from on_record import code_of, files_of, kept, key_of, run_missing
 from scipy.stats import bootstrap
-from scipy.stats import t as student
 
 HERE: Final = Path(__file__).parent
 PLAN: Final[dict[str, Any]] = tomllib.loads((HERE / "sharing_plan.toml").read_text())
@@ -317,15 +316,6 @@ def pass_at(result: Mapping[str, Any]) -> float:
     return 100 * fmean(task[2] > 0 for _, last in ends_of(result) for task in last)
 
 
-def told(values: Sequence[float], comparisons: int = 1, sign: str = "") -> str:
-    """A mean and its interval of 95 % over seeds, for so many comparisons together."""
-    mean = fmean(values)
-    if len(values) < 2:
-        return f"{mean:{sign}.1f}"
-    quantile = float(student.ppf(1 - 0.025 / comparisons, len(values) - 1))
-    return f"{mean:{sign}.1f} ± {quantile * stdev(values) / math.sqrt(len(values)):.1f}"
-
-
 Results = Sequence[Mapping[str, Any]]  # of one arm, by seed
 
 
@@ -397,6 +387,14 @@ def tokens_to(results: Results, goal: float | None) -> str:
         needed.append(0.0 if swapped[0][0] >= goal else reached(swapped, goal))
     never = sum(map(math.isinf, needed))
     return f"never in {never} of {len(needed)}" if never else f"{fmean(needed):,.0f}"
+
+
+def reached(curve: Sequence[tuple[float, float]], goal: float) -> float:
+    """The tokens at which a curve first reaches the goal, interpolated; infinite: never."""
+    for (low, begin), (high, end) in pairwise(curve):
+        if low < goal <= high:
+            return begin + (end - begin) * (goal - low) / (high - low)
+    return math.inf
 
 
 def goal_of(controls: Mapping[str, Results]) -> float | None:

@@ -4,6 +4,7 @@ times and task were checked and its rewards were computed here. A round samples 
 and waits for nobody."""
 
 from collections.abc import Container, Sequence
+from functools import partial
 from math import ceil, inf
 
 import trio
@@ -113,7 +114,7 @@ class Exchange:
             RECENT_ADVERTS_MAX,
             ADVERTS_PER_PRODUCER_MAX,
             identity.peer_id,
-            self._offers.is_proven,
+            lambda producer: self._offers.of(producer).proven,
         )
 
     async def share(
@@ -187,10 +188,12 @@ class Exchange:
 
     async def candidates(self) -> list[Candidate]:
         """Foreign groups to draw: untrained, recent, and not of a banned producer."""
-        eligible: list[Candidate] = await self._run_sync(self._eligible)
         rounds = self._rules.offers.rounds_max
+        eligible: list[Candidate] = await self._run_sync(
+            lambda: self._pool.eligible(own=False, now_s=self._now_s(), rounds_max=rounds)
+        )
         producers = {c.producer for c in eligible} - self.gater.banned_peers()
-        before = {each: self._offers.newest_round(each) - rounds for each in producers}
+        before = {each: self._offers.of(each).round - rounds for each in producers}
         return [c for c in eligible if c.round > before.get(c.producer, inf)]
 
     async def look(self, group_ids: Sequence[GroupId]) -> list[ScoredGroup]:
@@ -205,10 +208,6 @@ class Exchange:
             self.ledger.account(verified.group.producer).trained += 1
         self.fetcher.wake()
         return groups
-
-    def _eligible(self) -> list[Candidate]:
-        rounds = self._rules.offers.rounds_max
-        return self._pool.eligible(own=False, now_s=self._now_s(), rounds_max=rounds)
 
     def _take(self, group_ids: Sequence[GroupId], round_: int) -> list[ScoredGroup]:
         self._pool.mark_trained(group_ids, round_)
@@ -295,11 +294,10 @@ class Exchange:
         shares: dict[str, float] = {self.gater.share_of(peer): SERVE_SHARE_OF_ONE_PEER}
         if self.gater.is_relayed(peer):
             shares = {RELAYED: SERVE_SHARE_OF_RELAYED, peer: SERVE_SHARE_OF_ONE_RELAYED}
-        return [self._serve_budget, *(self._budget_of(*share) for share in shares.items())]
-
-    def _budget_of(self, name: str, part: float) -> ByteBudget:
-        rate = part * self._rules.serve_bytes_per_s
-        return self._peer_budgets.obtain(name, lambda: ByteBudget(rate, trio.current_time()))
+        now, rate = trio.current_time(), self._rules.serve_bytes_per_s
+        kept = self._peer_budgets.obtain
+        own = (kept(of, partial(ByteBudget, part * rate, now)) for of, part in shares.items())
+        return [self._serve_budget, *own]
 
     def _records(self, group_ids: Sequence[bytes], banned: Container[PeerId]) -> list[bytes]:
         records: list[bytes] = []

@@ -255,14 +255,15 @@ class Fetcher:
         """One batch from each chosen producer that has none under way."""
         room = BATCHES_FACTOR * self._rules.fetch_parallel - len(self._in_flight)
         missing = await self._missing()
-        trials = self._trials()
+        slow = _late(self._slow())
+        trials = Trials.left(self._rules.fetch_parallel, _late(self._unproven()), slow)
         chosen = self.offers.choose(
             missing,
             self._rng,
             trio.current_time(),
             self._in_flight,
             proven_only=min(trials.unproven, trials.doubtful) <= 0,
-            slow_last=not all(_late(self._slow())),
+            slow_last=not all(slow),
         )
         seen: set[GroupId] = await self._run_sync(
             self._pool.ids_seen, [offer.group_id for offer in chosen]
@@ -277,9 +278,8 @@ class Fetcher:
                 self.offers.drop(offer.group_id, offer.producer)
                 self._wake.set()
                 continue
-            if offer.producer not in batches and not trials.take(
-                self.offers.is_proven(offer.producer), self.offers.is_slow(offer.producer)
-            ):
+            known = self.offers.of(offer.producer)
+            if offer.producer not in batches and not trials.take(known.proven, known.slow):
                 continue
             batch = batches.setdefault(offer.producer, [])
             size_bytes = sum(each.size_bytes for each in batch) + offer.size_bytes
@@ -288,15 +288,11 @@ class Fetcher:
         return [_Batch(*batch) for batch in batches.items()][: max(0, room)]
 
     def _unproven(self) -> list[_Batch]:
-        return [b for b in self._in_flight.values() if not self.offers.is_proven(b.producer)]
+        return [b for b in self._in_flight.values() if not self.offers.of(b.producer).proven]
 
     def _slow(self) -> list[_Batch]:
-        batches = self._in_flight.values()
-        is_slow, is_proven = self.offers.is_slow, self.offers.is_proven
-        return [b for b in batches if is_slow(b.producer) and is_proven(b.producer)]
-
-    def _trials(self) -> Trials:
-        return Trials.left(self._rules.fetch_parallel, _late(self._unproven()), _late(self._slow()))
+        known = [(batch, self.offers.of(batch.producer)) for batch in self._in_flight.values()]
+        return [batch for batch, producer in known if producer.slow and producer.proven]
 
     def _bound_late(self) -> None:
         late = [b for b in self._in_flight.values() if b.late and not b.given_up]
@@ -351,7 +347,7 @@ class Fetcher:
     async def _fetch(self, batch: _Batch, on_late: Callable[[], None]) -> None:
         producer = batch.producer
         async with trio.open_nursery() as nursery:
-            if not self.offers.is_resting(producer, trio.current_time()):
+            if trio.current_time() >= self.offers.of(producer).rests_until:
                 await self._ask_for_a_while(nursery, batch, producer, batch.wanted)
             if batch.wanted:
                 on_late()
@@ -417,7 +413,7 @@ class Fetcher:
             return False
         if peer in self._transport.peers():
             return True
-        addresses = self.offers.addresses(peer)[:DIAL_ADDRESSES_MAX]
+        addresses = self.offers.of(peer).addresses[:DIAL_ADDRESSES_MAX]
         try:
             await self._gater.dial_one_of(addresses, timeout_s=self._rules.dial_timeout_s)
         except DialHeldBack:
@@ -521,7 +517,7 @@ class Fetcher:
         waiting: list[_Checked] = []  # groups that go into the pool together
         since = trio.current_time()
         records = answer
-        at_once = TAKEN_IN_AT_ONCE if self.offers.is_proven(batch.producer) else 1
+        at_once = TAKEN_IN_AT_ONCE if self.offers.of(batch.producer).proven else 1
         try:
             while records and not self._gater.is_banned(batch.producer):  # the rest may be as bad
                 taken, records = records[:at_once], records[at_once:]

@@ -41,9 +41,9 @@ class Offer:
 
 
 @dataclass(slots=True)
-class _Producer:
-    round: int = 0
-    created_at_s: int = 0  # of its newest advert
+class Producer:
+    round: int = 0  # this and the next two: of its newest advert
+    created_at_s: int = 0
     addresses: tuple[str, ...] = ()
     proven: bool = False
     slow: bool = False  # its last fetch brought something, but late
@@ -60,13 +60,13 @@ class OfferTable:
 
     def __init__(self, limits: OfferLimits) -> None:
         self._limits = limits
-        self._producers: BoundedTable[PeerId, _Producer] = BoundedTable(
+        self._producers: BoundedTable[PeerId, Producer] = BoundedTable(
             limits.producers_max, rank_of=lambda _, producer: int(producer.proven)
         )
 
-    def _of(self, producer: PeerId) -> _Producer:
+    def of(self, producer: PeerId) -> Producer:
         """The producer's entry; a blank one, which is not kept, if it is not on the table."""
-        return self._producers.get(producer) or _Producer()
+        return self._producers.get(producer) or Producer()
 
     def __len__(self) -> int:
         return sum(len(producer.offers) for producer in self._producers.values())
@@ -85,7 +85,7 @@ class OfferTable:
         created last gives the producer's round, which may be lower than before.
         """
         name = PeerId(advert.producer)
-        producer = self._producers.obtain(name, _Producer, told_by or (heard_from,))
+        producer = self._producers.obtain(name, Producer, told_by or (heard_from,))
         newest = (producer.created_at_s, producer.round)
         if (advert.created_at_s, advert.round) >= newest:
             producer.created_at_s, producer.round = advert.created_at_s, advert.round
@@ -107,7 +107,7 @@ class OfferTable:
         self._trim(producer)
         return new
 
-    def _trim(self, producer: _Producer) -> None:
+    def _trim(self, producer: Producer) -> None:
         oldest = producer.round - self._limits.rounds_max
         for offer in [o for o in producer.offers.values() if o.round <= oldest]:
             del producer.offers[offer.group_id]
@@ -149,15 +149,9 @@ class OfferTable:
             found += rng.sample(offered, min(count - len(found), len(offered)))
         return found
 
-    def is_proven(self, producer: PeerId) -> bool:
-        return self._of(producer).proven
-
-    def is_slow(self, producer: PeerId) -> bool:
-        return self._of(producer).slow
-
     def delivered(self, producer: PeerId, *, late: bool = False) -> None:
         """Record that a fetch brought a good group, in good time or `late`."""
-        known = self._of(producer)
+        known = self.of(producer)
         known.slow = late
         known.proven, known.rests_until = True, -inf
         known.failures.clear()
@@ -165,18 +159,15 @@ class OfferTable:
 
     def delivered_by_others(self, producer: PeerId, rest_s: float, now: float) -> None:
         """Others had the producer's groups: it rests for `rest_s`, its offers do not."""
-        known = self._of(producer)
+        known = self.of(producer)
         known.proven = known.held_by_others = True
         known.failures.clear()
         known.rest_s, known.rests_until = rest_s, now + rest_s
 
-    def is_resting(self, producer: PeerId, now: float) -> bool:
-        return now < self._of(producer).rests_until
-
     def rest(self, producer: PeerId, first_s: float, now: float) -> None:
         """Let the producer rest for `first_s`, doubled with each further failure in a row. Each
         `first_s` is a row of its own, so that held-back dials lengthen no other rest."""
-        known = self._of(producer)
+        known = self.of(producer)
         known.proven = known.held_by_others = False
         rests = Backoff(first_s, self._limits.rest_s_max)
         known.rest_s = rests.after(known.failures[first_s])
@@ -185,23 +176,15 @@ class OfferTable:
 
     def is_back(self, producer: PeerId, now: float) -> None:
         """The producer itself told of new groups: forget a first failure, but not repeated ones."""
-        known = self._of(producer)
+        known = self.of(producer)
         if known.failures.total() == 1:
             known.rests_until = min(known.rests_until, now)
-
-    def addresses(self, producer: PeerId) -> tuple[str, ...]:
-        return self._of(producer).addresses
-
-    def newest_round(self, producer: PeerId) -> int:
-        """Round of the producer's newest advert; 0 if none is known."""
-        return self._of(producer).round
 
     def forget(self, producer: PeerId) -> None:
         self._producers.pop(producer)
 
     def drop(self, group_id: GroupId, producer: PeerId) -> None:
-        known = self._of(producer)
-        known.offers.pop(group_id, None)
+        self.of(producer).offers.pop(group_id, None)
 
     def failed(self, offer: Offer) -> None:
         """Count a fetch that brought nothing; after `attempts_max` the offer is dropped."""

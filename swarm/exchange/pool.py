@@ -21,7 +21,6 @@ from enum import StrEnum
 from functools import lru_cache
 from math import inf
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from swarm.errors import ConfigError, LocalProtocolError, RemoteProtocolError
@@ -158,12 +157,7 @@ class Pool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -186,7 +180,9 @@ class Pool:
         id_known, task_known = self._db.execute(_KNOWN, (verified.group_id, key)).fetchone()
         if id_known or task_known:
             return AddResult.KNOWN if id_known else AddResult.DUPLICATE_TASK
-        if self._is_too_old(group.producer, group.created_at_s, group.round):
+        this = (group.created_at_s, group.round)
+        newest = self._newest.get(group.producer, this)
+        if this < newest and group.round <= newest[1] - self.limits.rounds_max:
             return AddResult.TOO_OLD
         if size > self.limits.bytes_max or not self._make_share(group.producer, own=own):
             return AddResult.QUOTA
@@ -215,10 +211,6 @@ class Pool:
         if self._note_newest(group.producer, group.created_at_s, group.round):
             self._drop_old_rounds(group.producer)
         return AddResult.ADDED
-
-    def _is_too_old(self, producer: str, created_at_s: int, round_: int) -> bool:
-        newest = self._newest.get(producer, (created_at_s, round_))
-        return (created_at_s, round_) < newest and round_ <= newest[1] - self.limits.rounds_max
 
     def _note_newest(self, producer: str, created_at_s: int, round_: int) -> bool:
         """True if this moves the producer to another round."""
@@ -318,7 +310,9 @@ class Pool:
             try:
                 group = kept_group(bytes(row[0]), group_id)
             except RemoteProtocolError:
-                self._drop_damaged(group_id)
+                self.damaged_records += 1
+                with self._transaction():
+                    self._remove("group_id = ?", (group_id,))
                 continue
             verified.append(ScoredGroup(group_id, group, row[1], _rewards(row[2])))
         return verified
@@ -328,11 +322,7 @@ class Pool:
         one is marked for another round, or was never here."""
         with self._transaction(to_disk=True):
             for group_id in group_ids:
-                table = self._table_of(group_id)
-                (marked,) = self._db.execute(
-                    f"SELECT trained_round FROM {table} WHERE group_id = ?",
-                    (group_id,),
-                ).fetchone()
+                table, marked = self._found(group_id)
                 if marked is not None and marked != round_number:
                     raise LocalProtocolError(
                         f"group {group_id.hex()} was trained on in round {marked} already"
@@ -373,11 +363,13 @@ class Pool:
                 oldest_eligible_at_s=oldest_s,
             )
 
-    def _table_of(self, group_id: GroupId) -> str:
+    def _found(self, group_id: GroupId) -> tuple[str, int | None]:
+        """The table that has a group, and the round for which it is marked."""
         for table in ("groups", "tombstones"):
-            query = f"SELECT 1 FROM {table} WHERE group_id = ?"
-            if self._db.execute(query, (group_id,)).fetchone() is not None:
-                return table
+            query = f"SELECT trained_round FROM {table} WHERE group_id = ?"
+            row = self._db.execute(query, (group_id,)).fetchone()
+            if row is not None:
+                return table, row[0]
         raise LocalProtocolError(f"group {group_id.hex()} was never in the pool")
 
     def _make_share(self, producer: str, *, own: bool) -> bool:
@@ -434,11 +426,6 @@ class Pool:
             )
         return len(removed)
 
-    def _drop_damaged(self, group_id: GroupId) -> None:
-        self.damaged_records += 1
-        with self._transaction():
-            self._remove("group_id = ?", (group_id,))
-
     @contextmanager
     def _transaction(self, *, to_disk: bool = False) -> Iterator[None]:
         """All or nothing, the sums in memory too. With `to_disk` it outlives a power cut."""
@@ -485,8 +472,14 @@ def _open(path: Path | str) -> sqlite3.Connection:
     except BaseException as error:
         if db is not None:
             db.close()
+        code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise _DamagedFileError from error
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            why = f"pool {path} is in use by another process: give each node its own"
+            raise ConfigError(why) from error
         if isinstance(error, sqlite3.DatabaseError):
-            raise _open_failure(error, path) from error
+            raise ConfigError(f"pool {path} cannot be opened: {error}") from error
         raise
     return db
 
@@ -507,15 +500,6 @@ def _prepare(db: sqlite3.Connection, path: Path | str) -> None:
         db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
     elif db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
         raise _DamagedFileError
-
-
-def _open_failure(error: sqlite3.DatabaseError, path: Path | str) -> Exception:
-    code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return _DamagedFileError()
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return ConfigError(f"pool {path} is in use by another process: give each node its own")
-    return ConfigError(f"pool {path} cannot be opened: {error}")
 
 
 def _move_aside(path: Path) -> Path:

@@ -16,7 +16,7 @@ import trio
 
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
-from swarm.leases.known_workers import WorkerAccount, WorkerOrigin
+from swarm.leases.known_workers import WorkerOrigin
 from swarm.leases.lease_table import Answer, Lease, LeaseBook, SubmittedGroup, TrialState
 from swarm.leases.staleness import Denial
 from swarm.limits.quotas import RELAYED, Kind
@@ -137,7 +137,7 @@ class Intake:
     ) -> None:
         """`now_s`: the clock of `book`."""
         self._rules = rules
-        self._book = book
+        self.book = book
         self._transport = transport
         self._gater = gater
         self._checks = checks
@@ -175,7 +175,7 @@ class Intake:
         )
         task_status.started()
         while True:
-            self._book.expire(self._now_s())
+            self.book.expire(self._now_s())
             await trio.sleep(1.0)
 
     def staleness_buffered(self) -> int | None:
@@ -186,12 +186,12 @@ class Intake:
 
     @property
     def version(self) -> int:
-        return self._book.account.version
+        return self.book.account.version
 
     async def take(self) -> list[ScoredGroup]:
         """Wait for a step's worth of groups within the bound. `advance` ends the step."""
         while True:
-            batch = self._book.account.consume()
+            batch = self.book.account.consume()
             taken = [self._kept.pop(each.group_id).admitted for each in batch]
             self._forget_gone()
             if taken:
@@ -199,52 +199,30 @@ class Intake:
             self._arrived = trio.Event()
             await self._arrived.wait()
 
-    @property
-    def pacing(self) -> int:
-        """The staleness that leases aim at."""
-        return self._book.account.pacing
-
-    def set_pacing(self, depth: int) -> None:
-        self._book.account.set_pacing(depth)
-
-    @property
-    def credits(self) -> int:
-        """Groups that may be granted and buffered together."""
-        return self._book.account.rules.groups_max
-
-    def set_terms(self, width: int, limit: int) -> None:
-        """Completions of a task and tokens of one, for the next leases. 0: the run's."""
-        self._book.terms = (width, limit)
-
     def reclaim(self, oldest: int) -> int:
         """Give up work of an older version, leased or buffered; the number of its groups."""
-        before = self._book.account.reserved + self._book.account.buffered
-        self._book.reclaim(oldest, self._now_s())
-        self._book.account.drop_before(oldest)
+        account = self.book.account
+        before = account.reserved + account.buffered
+        self.book.reclaim(oldest, self._now_s())
+        account.drop_before(oldest)
         self._forget_gone()
-        return before - self._book.account.reserved - self._book.account.buffered
-
-    def set_credits(self, groups: int) -> None:
-        self._book.account.set_groups_max(groups)
-
-    def accounts(self) -> list[WorkerAccount]:
-        return self._book.accounts()
+        return before - account.reserved - account.buffered
 
     def trial_state(self) -> TrialState:
-        return self._book.trial_state(self._now_s())
+        return self.book.trial_state(self._now_s())
 
     def advance(self, version: int) -> None:
         """Set the version of the learner's policy; the same as before if a step failed."""
-        self._book.account.finish_step(version, self._now_s())
+        self.book.account.finish_step(version, self._now_s())
         self._forget_gone()
 
     def _forget_gone(self) -> None:
         """Drop groups that the account no longer holds."""
-        for group_id in self._kept.keys() - self._book.account.buffered_ids():
+        for group_id in self._kept.keys() - self.book.account.buffered_ids():
             del self._kept[group_id]
 
     def counts(self) -> IntakeCounts:
-        account = self._book.account
+        account = self.book.account
         return IntakeCounts(
             buffered=account.buffered,
             leased=account.reserved,
@@ -253,9 +231,9 @@ class Intake:
             consumed=account.consumed,
             consumed_by_staleness=dict(sorted(account.consumed_by_staleness.items())),
             discarded={str(why): count for why, count in sorted(account.discarded.items())},
-            denied={str(why): count for why, count in sorted(self._book.denied.items())},
+            denied={str(why): count for why, count in sorted(self.book.denied.items())},
             rescored=dict(sorted(self._rescored.items())),
-            rates=self._book.rates(),
+            rates=self.book.rates(),
         )
 
     async def _serve_lease(self, peer: PeerId, payload: bytes) -> bytes:
@@ -264,9 +242,9 @@ class Intake:
         await trio.lowlevel.checkpoint()
         now_s = self._now_s()
         if str(peer) in self.standby:
-            self._book.stand_by(str(peer), asked.version, now_s)
+            self.book.stand_by(str(peer), asked.version, now_s)
             return self._no_lease(STANDBY, STANDBY_RETRY_S)
-        lease = self._book.request(str(peer), asked.version, now_s, self._place_of(peer))
+        lease = self.book.request(str(peer), asked.version, now_s, self._place_of(peer))
         if isinstance(lease, Denial):
             return self._no_lease(str(lease), RETRY_S[lease])
         return codec.encode(
@@ -311,8 +289,7 @@ class Intake:
         self._gater.check_quota(Kind.SUBMISSION, peer)
         judge = self._gater.ledger.judge
         lease_id, group_id, record, group = judge(peer, codec.decode_submission, payload)
-        self._check_form(peer, group)
-        self._check_terms(peer, lease_id, group)
+        self._check_form(peer, lease_id, group)
         task = (lease_id, group.task.index)
         if task in self._checking:
             return self._reply("again", "", "a group of that task is being looked at")
@@ -332,9 +309,14 @@ class Intake:
             return self._reply("accepted", "", "")
         return self._reply("refused", str(answer.reason), answer.detail)
 
-    def _check_form(self, peer: PeerId, group: RolloutGroup) -> None:
-        """Refuse faults that no honest worker of this run makes."""
-        rules, fault = self._rules, None
+    def _check_form(self, peer: PeerId, lease_id: bytes, group: RolloutGroup) -> None:
+        """Refuse faults that no honest worker of this run makes, another width than the lease
+        was for and longer completions among them."""
+        rules = self._rules
+        lease = self.book.lease(lease_id)
+        width = lease.width if lease is not None and lease.width else rules.group_size
+        limit = lease.limit if lease is not None else 0
+        fault = None
         if group.producer != peer:
             fault = (Reject.WRONG_PRODUCER, f"{peer} handed in a group of {group.producer}")
         elif group.run_id != rules.run_id:
@@ -345,35 +327,25 @@ class Intake:
             fault = (Reject.MALFORMED, "of another tokenizer")
         elif (group.temperature, group.top_p) != (rules.temperature, rules.top_p):
             fault = (Reject.MALFORMED, "sampled by other rules")
+        elif len(group.completions) != width:
+            fault = (Reject.MALFORMED, f"{len(group.completions)} completions instead of {width}")
+        elif limit and any(len(each.token_ids) > limit for each in group.completions):
+            fault = (Reject.MALFORMED, f"a completion of more than {limit} tokens")
         if fault is not None:
             self._gater.ledger.reject(peer, fault[0])
             raise RemoteProtocolError(fault[0], fault[1][:DETAIL_CHARS_MAX])
-
-    def _check_terms(self, peer: PeerId, lease_id: bytes, group: RolloutGroup) -> None:
-        """Refuse another width or longer completions than the lease was for."""
-        lease = self._book.lease(lease_id)
-        width = lease.width if lease is not None and lease.width else self._rules.group_size
-        limit = lease.limit if lease is not None else 0
-        fault = ""
-        if len(group.completions) != width:
-            fault = f"{len(group.completions)} completions instead of {width}"
-        elif limit and any(len(each.token_ids) > limit for each in group.completions):
-            fault = f"a completion of more than {limit} tokens"
-        if fault:
-            self._gater.ledger.reject(peer, Reject.MALFORMED)
-            raise RemoteProtocolError(Reject.MALFORMED, fault)
 
     async def _judge(
         self, peer: PeerId, lease_id: bytes, group_id: GroupId, group: RolloutGroup
     ) -> tuple[Answer, ScoredGroup | None]:
         """The answer to a submission, and the group if it was admitted."""
         worker = str(peer)
-        lease = self._book.lease(lease_id)
+        lease = self.book.lease(lease_id)
         seed = -1 if lease is None else lease.seed(group.task.index)
         submission = SubmittedGroup(lease_id, worker, seed, group_id, _versions(group))
-        answer = self._book.judge(submission, self._now_s())
+        answer = self.book.judge(submission, self._now_s())
         if answer is not None or lease is None:
-            return self._book.submit(submission, self._now_s()), None
+            return self.book.submit(submission, self._now_s()), None
         try:
             prompt, rewards = await self._checks.reward(lease, group)
             await self._look_closer(peer, group, prompt)
@@ -383,7 +355,7 @@ class Intake:
             blames = error.reason is not Reject.UNDECIDED
             if blames:
                 self.faulty, self.last_fault = self.faulty + 1, f"{peer}: {fault}"
-            return self._book.submit(submission, self._now_s(), fault, blames=blames), None
+            return self.book.submit(submission, self._now_s(), fault, blames=blames), None
         except (ChildFailed, ConfigError) as error:
             # Perhaps the group causes the failure, so its submissions are counted.
             self.check_failures += 1
@@ -394,8 +366,8 @@ class Intake:
             if self._tried[group_id] < CHECKS_MAX:
                 raise
             fault = "it could not be looked at, and was handed in often enough"
-            return self._book.submit(submission, self._now_s(), fault, blames=False), None
-        answer = self._book.submit(submission, self._now_s())
+            return self.book.submit(submission, self._now_s(), fault, blames=False), None
+        answer = self.book.submit(submission, self._now_s())
         if not answer.admitted or answer.repeated:
             return answer, None
         self._gater.ledger.accept(peer)
@@ -438,11 +410,11 @@ class Intake:
             self._passed,
             self._rescored,
         )
-        return {"book": self._book.to_record(self._now_s()), **record_of(kept)}
+        return {"book": self.book.to_record(self._now_s()), **record_of(kept)}
 
     def restore(self, book: LeaseBook, record: dict[str, Any] | None) -> None:
         """Go on with another book and its record, if any; raises `LocalProtocolError`."""
-        self._book = book
+        self.book = book
         self._kept = {}
         if record is None:
             return
@@ -456,7 +428,7 @@ class Intake:
             self._kept[group_id] = _Kept(admitted, signed)
         self._passed, self._rescored = kept.rescored_of, kept.rescored
         self._forget_gone()
-        if self._kept.keys() != self._book.account.buffered_ids():
+        if self._kept.keys() != self.book.account.buffered_ids():
             raise LocalProtocolError("groups and account of an intake do not go together")
 
 

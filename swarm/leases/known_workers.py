@@ -111,18 +111,13 @@ class KnownWorker:
         A worker with missing groups died or is slow. Now and then it is assumed to have died after
         its last answer, which leaves its rate alone; if that were often, losing leases would pay.
         """
-        since = busy_from
-        if self.measured_at is not None:
-            since = max(since, self.measured_at)
+        since = busy_from if self.measured_at is None else max(busy_from, self.measured_at)
         self.measured_at, self.break_s = now, None
-        self.has_died = False
-        if not unanswered:
-            self.whole += 1
-        else:
-            self.has_died = self.whole >= FORGIVEN_EVERY and self.rate is not None
-            self.whole = 0
-            if self.has_died:
-                now = answered_at or since
+        often = self.whole < FORGIVEN_EVERY or self.rate is None
+        self.has_died = unanswered > 0 and not often
+        self.whole = 0 if unanswered else self.whole + 1
+        if self.has_died:
+            now = answered_at or since
         self.done += admitted - RATE_EWMA_SHARE * self.done
         self.failed += groups - admitted - RATE_EWMA_SHARE * self.failed
         self.busy_s += max(0.0, now - since) - RATE_EWMA_SHARE * self.busy_s
@@ -275,7 +270,5 @@ class TrialQueue:
         held = Counter(each.trial.place.name for each in self._waiting.values())
         largest, count = held.most_common(1)[0]
         if count > held[place] + 1:
-            of_largest = [
-                n for n, each in self._waiting.items() if each.trial.place.name == largest
-            ]
-            del self._waiting[of_largest[-1]]
+            places = {name: each.trial.place.name for name, each in self._waiting.items()}
+            del self._waiting[[name for name in places if places[name] == largest][-1]]

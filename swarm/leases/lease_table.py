@@ -197,7 +197,8 @@ class LeaseBook:
             raise LocalProtocolError(f"a lease secret of {len(secret)} bytes")
         self.rules = rules
         self.account = account
-        self.terms = (0, 0)  # width and limit of the next leases; 0: those of the run
+        # completions of a task and tokens of one, for the next leases; 0: those of the run
+        self.terms = (0, 0)
         self._run_id = run_id
         self._secret = secret
         self._start = start
@@ -258,7 +259,9 @@ class LeaseBook:
     def _room(
         self, worker: str, version: int, groups: int, trial: Trial | None, now: float
     ) -> Room:
-        expected_s = self._expected_s(worker, groups)
+        known = self._workers[worker]
+        # a newcomer's is assumed to be short
+        expected_s = groups / known.rate if known.rate else known.busy_s
         if trial is None:
             return self.account.room(version, groups, expected_s, now)
         most = self.allowance.total
@@ -316,11 +319,6 @@ class LeaseBook:
             return min(rules.first_groups, most)
         target_s = min(rules.target_s, self.account.step_s(now) or rules.target_s)
         return min(rules.groups_max, 1 + int(known.rate * target_s), most)
-
-    def _expected_s(self, worker: str, groups: int) -> float:
-        """The expected duration of so many groups; a newcomer's is assumed to be short."""
-        known = self._workers[worker]
-        return groups / known.rate if known.rate else known.busy_s
 
     def _life_s(self, worker: str, groups: int) -> float:
         """The life of a lease on so many groups. A worker that delivered nothing may only be slow,
@@ -380,14 +378,14 @@ class LeaseBook:
         held = self._open.get(submission.lease_id) or self._ended.get(submission.lease_id)
         if held is None:
             return None, Answer(Discard.UNKNOWN_LEASE)
-        if not self._is_holder(held.lease, submission.worker):
+        if held.lease.worker != submission.worker:
             return None, Answer(Discard.OTHER_WORKER)
-        if not self._is_assigned(held, submission.seed):
+        if submission.seed not in held.seeds:
             return held, Answer(Discard.NOT_ASSIGNED)
         earlier = self._earlier(held, submission)
         if earlier is not None:
             return held, earlier
-        if self._is_over(held, now):
+        if submission.lease_id not in self._open or now >= held.lease.deadline:
             return held, Answer(Discard.LATE)
         if submission.group_id in self._places:
             return held, Answer(Discard.DUPLICATE)
@@ -400,15 +398,6 @@ class LeaseBook:
         if min(versions) < lease.version:
             return Answer(Discard.OLDER_THAN_LEASE, f"the lease is for version {lease.version}")
         return None
-
-    def _is_holder(self, lease: Lease, worker: str) -> bool:
-        return lease.worker == worker
-
-    def _is_assigned(self, held: _Held, seed: int) -> bool:
-        return seed in held.seeds
-
-    def _is_over(self, held: _Held, now: float) -> bool:
-        return held.lease.lease_id not in self._open or now >= held.lease.deadline
 
     def _earlier(self, held: _Held, submission: SubmittedGroup) -> Answer | None:
         """The answer that the task already has."""
@@ -464,11 +453,7 @@ class LeaseBook:
     def expire(self, now: float) -> list[Lease]:
         """End the leases that are over; their unused credits are free again."""
         over = [held for held in self._open.values() if now >= held.lease.deadline]
-        for held in over:
-            self._end_trial(held, held.unanswered)
-            self._free(held, Discard.EXPIRED)
-            self._end(held, now)
-        return [held.lease for held in over]
+        return self._take_back(over, Discard.EXPIRED, now)
 
     def give_back(self, worker: str, now: float) -> list[Lease]:
         """End the leases of a worker that leaves."""
@@ -483,12 +468,9 @@ class LeaseBook:
     def _take_back(self, some: Sequence[_Held], why: Discard, now: float) -> list[Lease]:
         for held in some:
             self._end_trial(held, held.unanswered)
-            self._free(held, why)
-            self._end(held, now, returned=held.unanswered)
+            self.account.release(held.unanswered, why)
+            self._end(held, now, returned=0 if why is Discard.EXPIRED else held.unanswered)
         return [held.lease for held in some]
-
-    def _free(self, held: _Held, why: Discard) -> None:
-        self.account.release(held.unanswered, why)
 
     def _end_trial(self, held: _Held, groups: int) -> None:
         if held.trial is not None:
@@ -531,9 +513,8 @@ class LeaseBook:
 
     def rates(self) -> dict[str, float]:
         """Admitted groups/s of each worker that has been measured."""
-        return {
-            name: worker.rate for name, worker in self._workers.items() if worker.rate is not None
-        }
+        found = {name: worker.rate for name, worker in self._workers.items()}
+        return {name: rate for name, rate in found.items() if rate is not None}
 
     def accounts(self) -> list[WorkerAccount]:
         """All workers, the one unheard of for longest first."""

@@ -85,10 +85,6 @@ class _Pause:
     due_s: float = 0.0
     failures: int = 0
 
-    def fail(self, now_s: float, *, counts: bool) -> None:
-        self.due_s = now_s + (DIAL_AGAIN.after(self.failures) if counts else DIAL_AGAIN_S)
-        self.failures += counts
-
 
 class EventWindow:
     """Event counts within `window_s` by key, at most `KEYS_MAX` keys."""
@@ -165,7 +161,8 @@ class DialBackoff:
     def failed(self, hop: Hop, now_s: float, *, counts: bool = True) -> None:
         """Record a failed dial. `counts` False: our own link may be down, so the pause stays."""
         pause = self._pause_of(hop)
-        pause.fail(now_s, counts=counts)
+        pause.due_s = now_s + (DIAL_AGAIN.after(pause.failures) if counts else DIAL_AGAIN_S)
+        pause.failures += counts
         key = (hop.endpoint, hop.peer)
         if key in self._proven and pause.failures >= PROVEN_FAILURES_MAX:
             self._proven.pop(key)

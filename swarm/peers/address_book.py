@@ -70,10 +70,8 @@ class AddressBook:
         """Save off the event loop if something is new."""
         if self.path is not None and self.changed:
             self.changed = False
-            await run_sync(_write, self.path, self._saved())
-
-    def _saved(self) -> dict[PeerId, tuple[str, ...]]:
-        return {peer: entry.addresses for peer, entry in self.entries.items()}
+            saved = {peer: entry.addresses for peer, entry in self.entries.items()}
+            await run_sync(_write, self.path, saved)
 
     def learn(
         self,

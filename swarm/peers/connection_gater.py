@@ -40,10 +40,6 @@ CONNECTION_LIMITS: Final = OriginLimits(block=32, address=16, private_block=128,
 OnBan = Callable[[Ban], Awaitable[None]]
 
 
-async def _ignore_ban(ban: Ban) -> None:
-    await trio.lowlevel.checkpoint()
-
-
 class ConnectionGater:
     """One node's gate for the transport, fed with offences by the ledger."""
 
@@ -64,12 +60,10 @@ class ConnectionGater:
         self._membership = admits
         self.refused_connections: Counter[str] = Counter()  # by reason
         self.dials = DialBackoff()
-        self.on_ban: OnBan = _ignore_ban
+        self.on_ban: OnBan | None = None
         transport.set_gate(self._admits, limits)
         transport.report_to(ledger.reject)
         ledger.on_accept, ledger.on_reject = self._good, self._bad
-
-    # --- connections -----------------------------------------------------------------------
 
     def _admits(self, peer: PeerId, ip: str | None) -> bool:
         why = self._objection(peer, ip) if self._membership(peer, ip) else "no member"
@@ -109,8 +103,6 @@ class ConnectionGater:
     def path_of(self, peer: PeerId) -> OriginPath:
         return (*path_of(self.transport.ip_of(peer)), peer)
 
-    # --- dialling --------------------------------------------------------------------------
-
     def may_dial(self) -> Callable[[str], bool]:
         """A function: True for an address that `dial` would dial now."""
         connected, now_s = frozenset(self.transport.peers()), trio.current_time()
@@ -129,7 +121,10 @@ class ConnectionGater:
             found = await self.transport.connect(address, timeout_s=timeout_s)
         except (TransportError, ConfigError) as error:
             log.debug("dialled in vain: %s", error)  # the error names the address
-            self._record_failure(address)
+            connected = self.transport.peers()
+            failed = hops_of(address, connected)[0]  # through a relay, the first not connected
+            # without any connection, our own link may be down
+            self.dials.failed(failed, trio.current_time(), counts=bool(connected))
             raise
         self.record_answer(address)
         return found
@@ -153,15 +148,6 @@ class ConnectionGater:
         if not tried and addresses:
             raise DialHeldBack("no address of the peer may be dialled now")
         raise PeerUnreachable("the peer answers at none of its addresses")
-
-    def _record_failure(self, address: str) -> None:
-        """Record a failed dial; through a relay, of the first hop that was not connected."""
-        connected, now_s = self.transport.peers(), trio.current_time()
-        failed = hops_of(address, connected)[0]
-        # without any connection, our own link may be down
-        self.dials.failed(failed, now_s, counts=bool(connected))
-
-    # --- quotas ----------------------------------------------------------------------------
 
     def allows(self, kind: Kind, peer: PeerId, cost: float = 1.0) -> bool:
         """Spend the peer's quota. False: it is used up."""
@@ -188,8 +174,6 @@ class ConnectionGater:
         if run_id != own:
             self.ledger.reject(peer, Reject.OTHER_RUN)
             raise RemoteProtocolError(Reject.OTHER_RUN, run_id)
-
-    # --- reputation ------------------------------------------------------------------------
 
     def _good(self, peer: PeerId) -> None:
         self._reputation.record_good(peer, trio.current_time())
@@ -227,4 +211,6 @@ class ConnectionGater:
                     if any(self._reputation.is_banned(subject, now) for subject in bans):
                         nursery.start_soon(self.transport.disconnect, peer)
                 while self._new:
-                    await self.on_ban(self._new.popleft())
+                    ban = self._new.popleft()
+                    if self.on_ban is not None:
+                        await self.on_ban(ban)

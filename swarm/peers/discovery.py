@@ -25,6 +25,7 @@ from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
 from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, addresses_of_peer, plausible
 from swarm.peers.connection_gater import ConnectionGater
+from swarm.peers.requests import ask
 from swarm.storage import RunSync
 from swarm.texts import printable
 from swarm.transport.base import ServeLimits
@@ -330,14 +331,10 @@ class Discovery:
 
     async def _hello(self, peer: PeerId, record: bytes) -> None:
         try:
-            answer = await self._transport.request(
-                peer,
-                HELLO_PROTOCOL,
-                record,
-                timeout_s=HELLO_TIMEOUT_S,
-                response_bytes_max=HELLO_REPLY_BYTES_MAX,
-            )
-            reply = codec.decode(answer, HelloReply, HELLO_REPLY_BYTES_MAX)
+            reply = await ask(
+                self._transport, peer, HELLO_PROTOCOL, record, HelloReply,
+                HELLO_REPLY_BYTES_MAX, HELLO_TIMEOUT_S,
+            )  # fmt: skip
             for known in reply.known_peers:
                 public_key_of(known.peer_id)  # an honest node is connected to each of them
         except RemoteProtocolError as error:
@@ -435,10 +432,13 @@ class Discovery:
     async def _serve_hello(self, peer: PeerId, payload: bytes) -> bytes:
         self._gater.check_quota(Kind.HELLO, peer)
         try:
-            hello = _own_hello_of(peer, payload)
+            signer, hello = codec.decode_hello(payload)
         except RemoteProtocolError as error:
             self._ledger.reject(peer, error.reason)
             raise
+        if signer != peer:
+            self._ledger.reject(peer, Reject.WRONG_PRODUCER)
+            raise RemoteProtocolError(Reject.WRONG_PRODUCER, "hello of another peer")
         self._compare(peer, hello.packages)
         if hello.run_id != self._run_id:
             self._record_stranger(peer, hello.run_id)  # it may leave before answering ours
@@ -457,7 +457,10 @@ class Discovery:
             known_peers=self._known_peers(peer),
             other_hello=self._record_instance(peer, hello.instance, payload),
         )
-        return _encode_fitting(reply)
+        while len(encoded := codec.encode(reply)) > HELLO_REPLY_BYTES_MAX and reply.known_peers:
+            fewer = reply.known_peers[: len(reply.known_peers) // 2]
+            reply = reply.model_copy(update={"known_peers": fewer})
+        return encoded
 
     def _known_peers(self, asker: PeerId) -> tuple[KnownPeer, ...]:
         known = [
@@ -475,21 +478,5 @@ class Discovery:
         return next((r for i, r in instances.items() if i != instance), None)
 
 
-def _encode_fitting(reply: HelloReply) -> bytes:
-    encoded = codec.encode(reply)
-    while len(encoded) > HELLO_REPLY_BYTES_MAX and reply.known_peers:
-        fewer = reply.known_peers[: len(reply.known_peers) // 2]
-        reply = reply.model_copy(update={"known_peers": fewer})
-        encoded = codec.encode(reply)
-    return encoded
-
-
 def _peer_of(address: str) -> PeerId:
     return PeerId(address.rpartition("/")[2])
-
-
-def _own_hello_of(peer: PeerId, record: bytes) -> Hello:
-    signer, hello = codec.decode_hello(record)
-    if signer != peer:
-        raise RemoteProtocolError(Reject.WRONG_PRODUCER, "hello of another peer")
-    return hello

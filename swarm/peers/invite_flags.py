@@ -26,10 +26,7 @@ def add_invitation(parser: argparse.ArgumentParser, help: str) -> None:
 
 def take_invitation(options: argparse.Namespace) -> str | None:
     """The invitation that a command was given, with `options.invite` set to it; None: none was.
-
-    Raises:
-        ConfigError: its file cannot be read, or by others too; or nothing came by standard input.
-    """
+    ConfigError: its file cannot be read, or by others too; or nothing came by standard input."""
     file, options.invite_file = getattr(options, "invite_file", None), None
     text: str | None = getattr(options, "invite", None)
     if file is not None:

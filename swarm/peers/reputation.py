@@ -49,26 +49,19 @@ LITTLE: Final[Mapping[Reject, float]] = {
 NOTHING: Final = frozenset({Reject.UNAVAILABLE, Reject.OTHER_RUN, Reject.UNDECIDED})
 
 
-@dataclass(frozen=True, slots=True)
-class ReputationRules:
-    ban_at: float = 10.0
-    little_max: float = 4.0  # cap of the sum of all light offences
-    half_life_s: float = 600.0
-    credit: float = 0.05  # subtracted by each good record
-    ban_s: float = 300.0  # the first ban
-    ban_factor: float = 4.0  # growth with each further ban
-    ban_s_max: float = 86_400.0
-    clean_s: float = 604_800.0  # after a ban's end; then the next counts as the first
-    block_ban_at: float = 35.0  # four peers or more
-    peers_max: int = 4096  # accounts; the least recently used goes first
-    bans_max: int = 1024  # remembered, active or ended
-    blocks_max: int = 1024
-    peers_per_block_max: int = 64
-    much: Mapping[Reject, float] = field(default_factory=lambda: MUCH)
-    little: Mapping[Reject, float] = field(default_factory=lambda: LITTLE)
-
-
-RULES: Final = ReputationRules()
+BAN_AT: Final = 10.0
+LITTLE_MAX: Final = 4.0  # cap of the sum of all light offences
+HALF_LIFE_S: Final = 600.0
+CREDIT: Final = 0.05  # subtracted by each good record
+BAN_S: Final = 300.0  # the first ban
+BAN_FACTOR: Final = 4.0  # growth with each further ban
+BAN_S_MAX: Final = 86_400.0
+CLEAN_S: Final = 604_800.0  # after a ban's end; then the next counts as the first
+BLOCK_BAN_AT: Final = 35.0  # four peers or more
+PEERS_MAX: Final = 4096  # accounts; the least recently used goes first
+BANS_MAX: Final = 1024  # remembered, active or ended
+BLOCKS_MAX: Final = 1024
+PEERS_PER_BLOCK_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +80,8 @@ class _DecayingSum:
     value: float = 0.0
     at: float = 0.0
 
-    def now(self, now: float, half_life_s: float) -> float:
-        faded = float(self.value * 0.5 ** (max(0.0, now - self.at) / half_life_s))
+    def now(self, now: float) -> float:
+        faded = float(self.value * 0.5 ** (max(0.0, now - self.at) / HALF_LIFE_S))
         self.value, self.at = faded, now
         return faded
 
@@ -101,20 +94,16 @@ class _Account:
 
 
 class Reputation:
-    def __init__(self, rules: ReputationRules = RULES) -> None:
-        self._rules = rules
-        self._accounts: BoundedTable[PeerId, _Account] = BoundedTable(rules.peers_max)
-        self._blocks: BoundedTable[Block, BoundedTable[PeerId, None]] = BoundedTable(
-            rules.blocks_max
-        )
+    def __init__(self) -> None:
+        self._accounts: BoundedTable[PeerId, _Account] = BoundedTable(PEERS_MAX)
+        self._blocks: BoundedTable[Block, BoundedTable[PeerId, None]] = BoundedTable(BLOCKS_MAX)
         self._bans: OrderedDict[PeerId | Block, Ban] = OrderedDict()
 
     def record_good(self, peer: PeerId, now: float) -> None:
         account = self._accounts.get(peer)
         if account is None:
             return
-        score = account.much.now(now, self._rules.half_life_s)
-        account.much.value = max(0.0, score - self._rules.credit)
+        account.much.value = max(0.0, account.much.now(now) - CREDIT)
 
     def record_offence(
         self, peer: PeerId, reason: Reject, block: Block | None, now: float
@@ -124,37 +113,31 @@ class Reputation:
             return []  # in flight when the ban began
         account = self._accounts.obtain(peer, _Account, (block or peer,))
         account.offences[reason] += 1
-        much, little = self._rules.much.get(reason), self._rules.little.get(reason)
-        half_life_s = self._rules.half_life_s
-        if little is not None:
-            account.little.value = min(
-                self._rules.little_max, account.little.now(now, half_life_s) + little
-            )
+        much, little = MUCH.get(reason), LITTLE.get(reason, 0.0)
+        account.little.value = min(LITTLE_MAX, account.little.now(now) + little)
         if much is not None:
-            account.much.value = account.much.now(now, half_life_s) + much
+            account.much.value = account.much.now(now) + much
             if block is not None:
-                most = self._rules.peers_per_block_max
-                self._blocks.obtain(block, lambda: BoundedTable(most)).put(peer, None)
+                peers = self._blocks.obtain(block, lambda: BoundedTable(PEERS_PER_BLOCK_MAX))
+                peers.put(peer, None)
         bans: list[Ban] = []
-        if self.score(peer, now) >= self._rules.ban_at:
-            bans.append(self._ban(peer, False, _counts(account.offences), now))
+        if self.score(peer, now) >= BAN_AT:
+            counts = sorted(account.offences.items(), key=lambda item: (-item[1], item[0]))
+            why = ", ".join(f"{reason} {count}" for reason, count in counts)
+            bans.append(self._ban(peer, False, why, now))
             account.offences.clear()
-            account.much.value = min(self._rules.ban_at, account.much.value)
+            account.much.value = min(BAN_AT, account.much.value)
         if much is not None and block is not None and not self.is_banned(block, now):
             peers = self._blocks[block]
-            worth = sum(min(self._rules.ban_at, self._much(each, now)) for each in peers)
-            if worth >= self._rules.block_ban_at:
+            worth = sum(min(BAN_AT, self._much(each, now)) for each in peers)
+            if worth >= BLOCK_BAN_AT:
                 bans.append(self._ban(block, True, f"what {len(peers)} peers there did", now))
         return bans
 
     def score(self, peer: PeerId, now: float) -> float:
         """0.0 without offences."""
         account = self._accounts.get(peer)
-        if account is None:
-            return 0.0
-        half_life_s = self._rules.half_life_s
-        little = min(self._rules.little_max, account.little.now(now, half_life_s))
-        return account.much.now(now, half_life_s) + little
+        return 0.0 if account is None else account.much.now(now) + account.little.now(now)
 
     def is_banned(self, subject: PeerId | Block | None, now: float) -> bool:
         ban = self._bans.get(subject) if subject is not None else None
@@ -165,25 +148,20 @@ class Reputation:
 
     def _much(self, peer: PeerId, now: float) -> float:
         account = self._accounts.get(peer)
-        return 0.0 if account is None else account.much.now(now, self._rules.half_life_s)
+        return 0.0 if account is None else account.much.now(now)
 
     def _ban(self, subject: PeerId | Block, is_block: bool, why: str, now: float) -> Ban:
         before = self._bans.get(subject)
-        is_repeated = before is not None and now - before.until <= self._rules.clean_s
+        is_repeated = before is not None and now - before.until <= CLEAN_S
         number = before.number + 1 if before is not None and is_repeated else 1
-        factor = self._rules.ban_factor ** min(number - 1, 30)
-        length_s = min(self._rules.ban_s_max, self._rules.ban_s * factor)
+        factor = BAN_FACTOR ** min(number - 1, 30)
+        length_s = min(BAN_S_MAX, BAN_S * factor)
         ban = self._bans[subject] = Ban(subject, is_block, why, now + length_s, number)
         self._bans.move_to_end(subject)
-        while len(self._bans) > self._rules.bans_max:
+        while len(self._bans) > BANS_MAX:
             ended = next((key for key, each in self._bans.items() if each.until <= now), None)
             del self._bans[next(iter(self._bans)) if ended is None else ended]
         return ban
-
-
-def _counts(offences: Counter[Reject]) -> str:
-    ordered = sorted(offences.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{reason} {count}" for reason, count in ordered)
 
 
 LEDGER_PEERS_MAX = 1024

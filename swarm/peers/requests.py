@@ -18,15 +18,15 @@ async def ask(
     transport: Transport,
     peer: PeerId,
     protocol: str,
-    question: WireModel,
+    question: WireModel | bytes,
     answer: type[M],
     bytes_max: int,
     timeout_s: float,
     ledger: Ledger | None = None,
 ) -> M:
-    """The peer's answer; raises as `Transport.request` and `codec.decode`. `ledger` counts what
-    breaks the protocol against the peer."""
-    body = codec.encode(question)
+    """The peer's answer; raises as `Transport.request` and `codec.decode`. `question`: a message,
+    or its encoded record. `ledger` counts what breaks the protocol against the peer."""
+    body = question if isinstance(question, bytes) else codec.encode(question)
     try:
         data = await transport.request(
             peer, protocol, body, timeout_s=timeout_s, response_bytes_max=bytes_max

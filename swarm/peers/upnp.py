@@ -51,20 +51,13 @@ def _router(interface: str | None) -> Any:
 
 def _map(port: int, interface: str | None) -> Mapping:
     upnp = _router(interface)
-    try:
-        external_ip = upnp.externalipaddress()
-        upnp.addportmapping(port, "TCP", upnp.lanaddr, port, NAME, "", LEASE_S)
-    except Exception as error:  # noqa: BLE001  as above
-        raise NoRouter(f"the router refuses: {error}") from None
+    external_ip = upnp.externalipaddress()
+    upnp.addportmapping(port, "TCP", upnp.lanaddr, port, NAME, "", LEASE_S)
     return Mapping(str(external_ip), port)
 
 
 def _unmap(port: int, interface: str | None) -> None:
-    upnp = _router(interface)
-    try:
-        upnp.deleteportmapping(port, "TCP")
-    except Exception as error:  # noqa: BLE001  as above
-        raise NoRouter(str(error)) from None
+    _router(interface).deleteportmapping(port, "TCP")
 
 
 async def _in_thread(
@@ -82,6 +75,10 @@ async def _in_thread(
             )
     except trio.TooSlowError:
         raise NoRouter(f"no answer within {CALL_TIMEOUT_S:.0f} s") from None
+    except NoRouter:
+        raise
+    except Exception as error:  # noqa: BLE001  as above
+        raise NoRouter(f"the router refuses: {error}") from None
 
 
 async def map_port(port: int, interface: str | None = None) -> Mapping:

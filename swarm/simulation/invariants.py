@@ -29,6 +29,7 @@ from swarm.identity import PeerId, public_key_of
 from swarm.limits.address_blocks import Block
 from swarm.limits.dial_backoff import DIALS_MAX, ENDPOINTS_MAX, KEYS_MAX, PROVEN_MAX
 from swarm.limits.quotas import BUCKETS_MAX, Kind
+from swarm.peers import reputation
 from swarm.peers.address_book import BOOK_PEERS_MAX, HEARSAY_PEERS_MAX
 from swarm.peers.connection_gater import NEW_BANS_MAX
 from swarm.peers.discovery import (
@@ -38,7 +39,6 @@ from swarm.peers.discovery import (
     INSTANCES_MAX,
 )
 from swarm.peers.reputation import LEDGER_PEERS_MAX, Ban
-from swarm.peers.reputation import RULES as REPUTATION
 from swarm.rollouts import GroupId, ScoredGroup
 from swarm.wire.messages import GROUP_DOMAIN, LARGE_GROUP_BYTES_MAX, WANT_GROUPS_MAX
 
@@ -104,11 +104,10 @@ LIMITS: Final[Mapping[str, int]] = {
     "Quotas.refused": len(Kind),
     "EventWindow._times": KEYS_MAX,
     "EventWindow._times[]": DIALS_MAX,
-    "Reputation._accounts": REPUTATION.peers_max,
-    "Reputation._bans": REPUTATION.bans_max,
-    "Reputation._blocks": REPUTATION.blocks_max,
-    "Reputation._blocks[]": REPUTATION.peers_per_block_max,
-    "ReputationRules.*": len(Reject),
+    "Reputation._accounts": reputation.PEERS_MAX,
+    "Reputation._bans": reputation.BANS_MAX,
+    "Reputation._blocks": reputation.BLOCKS_MAX,
+    "Reputation._blocks[]": reputation.PEERS_PER_BLOCK_MAX,
     "RoundDone.rejected_total": len(Reject),
     "Rounds._recent": RECENT_ROUNDS_MAX,
     "RunConfig.*": SETTLED_MAX,
@@ -119,7 +118,7 @@ LIMITS: Final[Mapping[str, int]] = {
     "_Batch.offers": WANT_GROUPS_MAX,
     "_Batch.requests": 1 + HOLDERS_TRIED_MAX,
     "_Batch.wanted": WANT_GROUPS_MAX,
-    "_Producer.offers": OFFER_LIMITS.groups_per_producer_max,
+    "Producer.offers": OFFER_LIMITS.groups_per_producer_max,
 }
 
 

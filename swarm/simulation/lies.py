@@ -48,43 +48,47 @@ class Lie:
 CATALOGUE: list[Lie] = []
 
 
-def _lie(reason: Reject | None) -> Callable[[Callable[[Liar], Awaitable[None]]], None]:
+def _lie(
+    reason: Reject | None, name: str = ""
+) -> Callable[[Callable[[Liar], Awaitable[None]]], None]:
     def add(tell: Callable[[Liar], Awaitable[None]]) -> None:
-        CATALOGUE.append(Lie(getattr(tell, "__name__", ""), tell, reason))
+        CATALOGUE.append(Lie(name or getattr(tell, "__name__", ""), tell, reason))
 
     return add
 
 
 def _forge(name: str, reason: Reject | None, change: Callable[[Body], object]) -> None:
-    async def tell(liar: Liar) -> None:
-        await liar.offer(liar.forged(change))
-
-    CATALOGUE.append(Lie(name, tell, reason))
+    _lie(reason, name)(lambda liar: liar.offer(liar.forged(change)))
 
 
 def _alter(
     name: str, reason: Reject | None, change: Callable[[RolloutGroup], RolloutGroup]
 ) -> None:
-    async def tell(liar: Liar) -> None:
-        await liar.offer_group(change)
-
-    CATALOGUE.append(Lie(name, tell, reason))
+    _lie(reason, name)(lambda liar: liar.offer_group(change))
 
 
 def _bytes(name: str, reason: Reject, make: Callable[[Liar], bytes]) -> None:
     """A record that is no signed group at all."""
-
-    async def tell(liar: Liar) -> None:
-        await liar.offer(make(liar), liar.rng.randbytes(32))
-
-    CATALOGUE.append(Lie(name, tell, reason))
+    _lie(reason, name)(lambda liar: liar.offer(make(liar), liar.rng.randbytes(32)))
 
 
 def _gossip(name: str, reason: Reject, make: Callable[[Liar], bytes]) -> None:
-    async def tell(liar: Liar) -> None:
-        await liar.publish(make(liar))
+    _lie(reason, name)(lambda liar: liar.publish(make(liar)))
 
-    CATALOGUE.append(Lie(name, tell, reason))
+
+def _request(name: str, reason: Reject, protocol: str, make: Callable[[Liar], bytes]) -> None:
+    _lie(reason, name)(lambda liar: liar.ask_all(protocol, make(liar)))
+
+
+def _sealed_with(record: bytes, **changes: Any) -> bytes:
+    """A signed record with parts of its envelope replaced."""
+    changed: bytes = msgpack.packb(msgpack.unpackb(record) | changes)
+    return changed
+
+
+def _bomb(head: bytes) -> bytes:
+    """A length of 4 GiB, and little behind it."""
+    return head.ljust(16, b"\0")
 
 
 # --- whose it is ---------------------------------------------------------------------------------
@@ -93,9 +97,7 @@ def _gossip(name: str, reason: Reject, make: Callable[[Liar], bytes]) -> None:
 @_lie(Reject.BAD_SIGNATURE)
 async def signature(liar: Liar) -> None:
     group_id, record = codec.sign_group(liar.group(), liar.identity)
-    envelope = msgpack.unpackb(record)
-    envelope["signature"] = bytes(64)
-    await liar.offer(msgpack.packb(envelope), group_id)
+    await liar.offer(_sealed_with(record, signature=bytes(64)), group_id)
 
 
 @_lie(Reject.BAD_SIGNATURE)
@@ -109,9 +111,7 @@ async def signature_of_another_kind(liar: Liar) -> None:
 @_lie(Reject.BAD_SIGNATURE)
 async def signer(liar: Liar) -> None:
     group_id, record = codec.sign_group(liar.group(), liar.identity)
-    envelope = msgpack.unpackb(record)
-    envelope["signer"] = liar.victim.peer_id
-    await liar.offer(msgpack.packb(envelope), group_id)
+    await liar.offer(_sealed_with(record, signer=liar.victim.peer_id), group_id)
 
 
 @_lie(Reject.WRONG_PRODUCER)
@@ -177,14 +177,11 @@ _forge(
     _each_completion(lambda c: c.update(reward=1.0)),
 )
 _forge("claimed_zero_advantage", Reject.MALFORMED, lambda b: b.update(advantages=[0.0] * 4))
-
-
-@_lie(Reject.MALFORMED)
-async def claimed_zero_advantage_in_the_advert(liar: Liar) -> None:
-    """A claim that others' groups are not worth a fetch, in a field that does not exist."""
-    body = liar.advert([liar.entry()]).model_dump()
-    body["groups"][0]["informative"] = False
-    await liar.publish(liar.seal(msgpack.packb(body), ADVERT_DOMAIN))
+_gossip(  # that others' groups are not worth a fetch, in a field that does not exist
+    "claimed_zero_advantage_in_the_advert",
+    Reject.MALFORMED,
+    lambda liar: _raw_advert(liar, lambda body: body["groups"][0].update(informative=False)),
+)
 
 
 # --- completions ---------------------------------------------------------------------------------
@@ -276,15 +273,15 @@ _alter(
 # --- bytes ---------------------------------------------------------------------------------------
 
 
-def _bomb(name: str, head: bytes) -> None:
-    _bytes(f"length_bomb_{name}", Reject.MALFORMED, lambda _: head.ljust(16, b"\0"))
+def _length_bomb(of: str, head: bytes) -> None:
+    _bytes(f"length_bomb_{of}", Reject.MALFORMED, lambda _: _bomb(head))
 
 
-_bomb("bytes", b"\xc6\xff\xff\xff\xff")
-_bomb("text", b"\xdb\xff\xff\xff\xff")
-_bomb("array", b"\xdd\xff\xff\xff\xff")
-_bomb("map", b"\xdf\xff\xff\xff\xff")
-_bomb("extension", b"\xc9\xff\xff\xff\xff\x05")
+_length_bomb("bytes", b"\xc6\xff\xff\xff\xff")
+_length_bomb("text", b"\xdb\xff\xff\xff\xff")
+_length_bomb("array", b"\xdd\xff\xff\xff\xff")
+_length_bomb("map", b"\xdf\xff\xff\xff\xff")
+_length_bomb("extension", b"\xc9\xff\xff\xff\xff\x05")
 _bytes("nesting_bomb", Reject.MALFORMED, lambda _: b"\x91" * 100_000 + b"\x00")
 _bytes("zip_bomb", Reject.MALFORMED, lambda _: gzip.compress(bytes(10_000_000), mtime=0))
 _bytes("garbage", Reject.MALFORMED, lambda liar: liar.rng.randbytes(500))
@@ -355,7 +352,7 @@ def _raw_advert(liar: Liar, change: Callable[[Body], object]) -> bytes:
 _gossip("advert_nothing", Reject.MALFORMED, lambda _: b"")
 _gossip("advert_garbage", Reject.MALFORMED, lambda liar: liar.rng.randbytes(4_000))
 _gossip("advert_oversize", Reject.OVERSIZE, lambda liar: liar.rng.randbytes(60_000))
-_gossip("advert_length_bomb", Reject.MALFORMED, lambda _: b"\xc6\xff\xff\xff\xff".ljust(16, b"\0"))
+_gossip("advert_length_bomb", Reject.MALFORMED, lambda _: _bomb(b"\xc6\xff\xff\xff\xff"))
 _gossip("advert_nesting_bomb", Reject.MALFORMED, lambda _: b"\x91" * 9_000 + b"\x00")
 _gossip("advert_zip_bomb", Reject.MALFORMED, lambda _: gzip.compress(bytes(10**6), mtime=0))
 _gossip("advert_run", Reject.WRONG_RUN, lambda liar: _advert_of(liar, run_id="another-run"))
@@ -384,13 +381,11 @@ _gossip(
     Reject.MALFORMED,
     lambda liar: _raw_advert(liar, lambda b: b["groups"][0].update(size_bytes=-1)),
 )
-
-
-@_lie(Reject.BAD_SIGNATURE)
-async def advert_signature(liar: Liar) -> None:
-    envelope = msgpack.unpackb(_advert_of(liar))
-    envelope["signature"] = bytes(64)
-    await liar.publish(msgpack.packb(envelope))
+_gossip(
+    "advert_signature",
+    Reject.BAD_SIGNATURE,
+    lambda liar: _sealed_with(_advert_of(liar), signature=bytes(64)),
+)
 
 
 @_lie(Reject.MALFORMED)
@@ -429,14 +424,13 @@ def hello(liar: Liar, identity: Identity) -> bytes:
     return codec.sign_hello(body, identity)
 
 
-@_lie(Reject.WRONG_PRODUCER)
-async def hello_of_another(liar: Liar) -> None:
-    await liar.ask_all(HELLO_PROTOCOL, hello(liar, liar.victim))
-
-
-@_lie(Reject.MALFORMED)
-async def hello_garbage(liar: Liar) -> None:
-    await liar.ask_all(HELLO_PROTOCOL, liar.rng.randbytes(200))
+_request(
+    "hello_of_another",
+    Reject.WRONG_PRODUCER,
+    HELLO_PROTOCOL,
+    lambda liar: hello(liar, liar.victim),
+)
+_request("hello_garbage", Reject.MALFORMED, HELLO_PROTOCOL, lambda liar: liar.rng.randbytes(200))
 
 
 @_lie(Reject.OVERSIZE)
@@ -449,9 +443,7 @@ async def hello_reply_oversize(liar: Liar) -> None:
 @_lie(Reject.BAD_SIGNATURE)
 async def other_instance_forged(liar: Liar) -> None:
     """A claim that another process uses the receiver's key, with a false signature."""
-    envelope = msgpack.unpackb(hello(liar, liar.identity))
-    envelope["signature"] = bytes(64)
-    liar.other_hello = msgpack.packb(envelope)
+    liar.other_hello = _sealed_with(hello(liar, liar.identity), signature=bytes(64))
     await trio.sleep(6.0)
     liar.other_hello = None
 
@@ -477,17 +469,12 @@ async def known_peers_without_a_key(liar: Liar) -> None:
 # --- requests ------------------------------------------------------------------------------------
 
 
-@_lie(Reject.MALFORMED)
-async def want_garbage(liar: Liar) -> None:
-    await liar.ask_all(ROLLOUTS_PROTOCOL, liar.rng.randbytes(100))
-
-
-@_lie(Reject.MALFORMED)
-async def want_bomb(liar: Liar) -> None:
-    await liar.ask_all(ROLLOUTS_PROTOCOL, b"\xdd\xff\xff\xff\xff".ljust(16, b"\0"))
+_request("want_garbage", Reject.MALFORMED, ROLLOUTS_PROTOCOL, lambda liar: liar.rng.randbytes(100))
+_request("want_bomb", Reject.MALFORMED, ROLLOUTS_PROTOCOL, lambda _: _bomb(b"\xdd\xff\xff\xff\xff"))
 
 
 def _flood(name: str, protocol: str, make: Callable[[Liar], bytes]) -> None:
+    @_lie(Reject.FLOOD, name)
     async def tell(liar: Liar) -> None:
         payload = make(liar)
 
@@ -498,8 +485,6 @@ def _flood(name: str, protocol: str, make: Callable[[Liar], bytes]) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(FLOOD_PARALLEL):
                 nursery.start_soon(ask)
-
-    CATALOGUE.append(Lie(name, tell, Reject.FLOOD))
 
 
 _flood(

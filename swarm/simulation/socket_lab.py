@@ -274,11 +274,7 @@ def missing() -> str | None:
     for tool, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
         if shutil.which(tool) is None:
             return f"{tool} is not installed: apt-get install {package}"
-    if not _works("unshare", "--net", "true"):
+    probe = ("unshare", "--net", "true")
+    if subprocess.run(probe, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False).returncode:
         return "network namespaces are not allowed here (a container without CAP_SYS_ADMIN?)"
     return None
-
-
-def _works(*command: str) -> bool:
-    done = subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
-    return done.returncode == 0

@@ -8,14 +8,14 @@ uses one stream. Gossip delivers a payload at most once to each subscriber, own 
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
-from swarm.errors import Reject
+from swarm.errors import LocalProtocolError, Reject
 from swarm.identity import PeerId
 from swarm.limits.bounded_table import BoundedTable, OriginLimits
-from swarm.transport.connection_slots import SlotFigures
+from swarm.transport.connection_slots import ConnectionSlots, SlotFigures
 
 Handler = Callable[[PeerId, bytes], Awaitable[bytes]]
 """(peer, request bytes) -> response bytes.
@@ -65,6 +65,8 @@ def ignore_sent(peer: PeerId, size_bytes: int) -> None:
     """Default of `Sent`."""
 
 
+GOSSIP_BYTES_MAX = 65_536
+GOSSIP_QUEUE_MAX = 1024
 TRAFFIC_PEERS_MAX = 1024  # with byte counts
 REFUSED_CONNECTIONS = "connection"  # the key in `TransportCounters.refused`
 
@@ -173,15 +175,21 @@ class Subscription:
 
 
 class Transport(Protocol):
-    """One node's end of the network."""
+    """One node's end of the network, with what both implementations have in common."""
 
-    @property
-    def peer_id(self) -> PeerId: ...
+    peer_id: PeerId
+    counters: TransportCounters  # live; read only
+    slots: ConnectionSlots
+    _gate: Gate | None = None
+    _report: Report | None = None
+    _subscriptions: dict[str, Any]
+    _subscription_kind: type[Subscription] = Subscription
 
-    @property
-    def counters(self) -> TransportCounters:
-        """Live counters; read only."""
-        ...
+    def __init__(self, peer_id: PeerId) -> None:
+        self.peer_id = peer_id
+        self.counters = TransportCounters()
+        self.slots = ConnectionSlots()
+        self._subscriptions = {}
 
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs for dialling this node, each ending in `/p2p/<peer id>`."""
@@ -194,7 +202,7 @@ class Transport(Protocol):
     @property
     def door(self) -> SlotFigures | None:
         """Use of the connection slots. None: they are not bounded."""
-        ...
+        return None
 
     def ip_of(self, peer: PeerId) -> str | None:
         """IP address of a connected peer. None: not connected, or relayed."""
@@ -207,19 +215,23 @@ class Transport(Protocol):
         A refused connection ends at once and is counted; the dial raises `PeerUnreachable` or gives
         a connection that ends at once. Existing connections stay.
         """
-        ...
+        self._gate = gate
+        self.slots.limits = limits or OriginLimits()
+
+    def _admits(self, peer: PeerId, ip: str | None) -> bool:
+        if self._gate is None or self._gate(peer, ip):
+            return True
+        self.counters.refused[REFUSED_CONNECTIONS] += 1
+        return False
 
     def report_to(self, report: Report) -> None:
         """Report offences in the transport's own messages; requesters count bad answers."""
-        ...
+        self._report = report
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         """Dial a multiaddr that ends in `/p2p/<peer id>`; returns at once if connected.
-
-        Raises:
-            PeerUnreachable: no answer, or another peer answered.
-            ConfigError: the text is no such multiaddr.
-        """
+        PeerUnreachable: no answer, or another peer answered. ConfigError: the text is no such
+        multiaddr."""
         ...
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -252,12 +264,13 @@ class Transport(Protocol):
         ...
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        """Gossip a payload to the subscribers of a topic, best effort.
-
-        Raises:
-            LocalProtocolError: the payload is over `GOSSIP_BYTES_MAX`.
-        """
-        ...
+        """Gossip a payload to the subscribers of a topic, best effort. LocalProtocolError: the
+        payload is over `GOSSIP_BYTES_MAX`."""
+        await trio.lowlevel.checkpoint()
+        if len(payload) > GOSSIP_BYTES_MAX:
+            raise LocalProtocolError(f"gossip of {len(payload)} bytes is over {GOSSIP_BYTES_MAX}")
+        self.counters.count_out(topic, len(payload), None)
+        await self._send_gossip(topic, payload)
 
     async def subscribe(
         self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
@@ -265,8 +278,13 @@ class Transport(Protocol):
         """Receive a topic; at most once each. The channel is bounded: when it is full, new messages
         are dropped and counted. If it is closed, messages go to `validate` only. While `asks` is
         False, messages offered by peers are not fetched."""
-        ...
+        await trio.lowlevel.checkpoint()
+        if topic in self._subscriptions:
+            raise LocalProtocolError(f"{topic} is subscribed to already")
+        send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
+        await self._join_topic(topic, self._subscription_kind(validate, admit, asks, send))
+        return receive
 
+    async def _send_gossip(self, topic: str, payload: bytes) -> None: ...
 
-GOSSIP_BYTES_MAX = 65_536
-GOSSIP_QUEUE_MAX = 1024
+    async def _join_topic(self, topic: str, subscription: Any) -> None: ...

@@ -41,10 +41,6 @@ def origin_of(ip: str | None) -> Origin:
     return shared_block(ip) or ip or RELAYED
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(eq=False, slots=True)
 class ConnectionSlot:
     ip: str | None
@@ -52,7 +48,7 @@ class ConnectionSlot:
     inbound: bool = True
     peer: PeerId | None = None  # None: in the handshake
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    on_end: Callable[[], None] = field(default=_nothing, repr=False)  # called on eviction
+    on_end: Callable[[], object] = field(default=lambda: None, repr=False)  # called on eviction
     origin: Origin = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,14 +87,13 @@ class ConnectionSlots:
     def __init__(self) -> None:
         self.limits = OriginLimits()  # of admitted connections, for each direction
         self._handshakes = _Slots(HANDSHAKES_MAX, limit_of=_HANDSHAKE_LIMITS, newest_first=True)
-        self._inbound = _Slots(INBOUND_MAX, limit_of=self._limit_of, newest_first=True)
-        self._own = _Slots(CONNECTIONS_MAX, limit_of=self._limit_of, newest_first=True)
+        self._inbound, self._own = (
+            _Slots(most, limit_of=lambda path: self.limits(path), newest_first=True)
+            for most in (INBOUND_MAX, CONNECTIONS_MAX)
+        )
         self.turned_away: Counter[str] = Counter()  # by reason
         self.evicted: Counter[str] = Counter()  # evictions, by reason
         self.failed: Counter[str] = Counter()  # handshakes, by step
-
-    def _limit_of(self, path: OriginPath) -> int | None:
-        return self.limits(path)
 
     @property
     def handshakes(self) -> int:
@@ -106,8 +101,6 @@ class ConnectionSlots:
 
     def _admitted(self) -> list[ConnectionSlot]:
         return [*self._inbound, *self._own]
-
-    # --- before anything is known ---------------------------------------------------------------
 
     def begin_handshake(self, ip: str | None) -> ConnectionSlot | None:
         """Take a handshake slot; give it back with `release`. None: no slot is free."""
@@ -126,8 +119,6 @@ class ConnectionSlots:
         ended.evict()
         self.evicted["handshakes"] += 1
         return slot
-
-    # --- once a peer is proved ------------------------------------------------------------------
 
     def admit(self, peer: PeerId, ip: str | None, *, inbound: bool) -> ConnectionSlot | None:
         """Take a connection slot for a proven peer; give it back with `release`. None: no slot is
@@ -152,8 +143,6 @@ class ConnectionSlots:
     def _end(self, slot: ConnectionSlot, why: str) -> None:
         slot.evict()
         self.evicted[why] += 1
-
-    # --- the end ----------------------------------------------------------------------------------
 
     def release(self, slot: ConnectionSlot | None) -> None:
         if slot is not None:

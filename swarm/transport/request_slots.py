@@ -9,6 +9,8 @@ The bytes of arriving requests are bounded for all protocols together (`Arrivals
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import trio
@@ -116,17 +118,17 @@ class Served:
         needed_s = REQUEST_STALL_S + self.limits.request_bytes_max / REQUEST_BYTES_PER_S
         return min(self.limits.timeout_s, needed_s)
 
-    def count_in(self, peer: PeerId) -> bool:
-        """Count a request of a peer. False: it is at its limit."""
-        if self.requests_by_peer[peer] >= self.limits.concurrent_per_peer_max:
-            return False
-        self.requests_by_peer[peer] += 1
-        return True
-
-    def count_out(self, peer: PeerId) -> None:
-        self.requests_by_peer[peer] -= 1
-        if not self.requests_by_peer[peer]:
-            del self.requests_by_peer[peer]
+    @contextmanager
+    def counted(self, peer: PeerId) -> Iterator[bool]:
+        """Count a request of a peer. Yields False if the peer is at its limit."""
+        has_room = self.requests_by_peer[peer] < self.limits.concurrent_per_peer_max
+        self.requests_by_peer[peer] += has_room
+        try:
+            yield has_room
+        finally:
+            self.requests_by_peer[peer] -= has_room
+            if not self.requests_by_peer[peer]:
+                del self.requests_by_peer[peer]
 
     async def acquire(self, share: Share) -> RequestSlot | None:
         """Take a slot for a complete request, or wait for one. None: refused."""

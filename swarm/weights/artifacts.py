@@ -103,6 +103,13 @@ def encode_artifact(
     return _encode_full(new, chunk_bytes) if base is None else _encode_delta(new, base, chunk_bytes)
 
 
+class _Block(NamedTuple):
+    begin: int  # in elements
+    size: int
+    payload: Payload
+    raw_bytes: int = 0  # that it stands for, in a full artifact
+
+
 class _Cutter:
     """Gathers blocks into chunks."""
 
@@ -114,14 +121,15 @@ class _Cutter:
     def __len__(self) -> int:
         return len(self._writer.content)
 
-    def add(self, index: int, start: int, count: int, payload: Payload, raw_bytes: int) -> None:
+    def add(self, index: int, block: _Block) -> None:
         if not len(self):
             self._writer.content += MAGIC
         self._blocks += 1
-        for number in (index, start, count, payload.method, len(payload.content)):
+        content = block.payload.content
+        for number in (index, block.begin, block.size, block.payload.method, len(content)):
             self._writer.varint(number)
-        self._writer.content += payload.content
-        self.raw_bytes += raw_bytes
+        self._writer.content += content
+        self.raw_bytes += block.raw_bytes
 
     def cut(self) -> Iterator[bytes]:
         if len(self):
@@ -139,26 +147,21 @@ def _encode_full(new: WeightsDirectory, chunk_bytes: int) -> Iterator[bytes]:
         large = spec.size_bytes >= chunk_bytes
         if large:
             yield from cutter.cut()
-        for start, size_bytes in _full_pieces(spec, chunk_bytes):
-            _add_full(cutter, new, index, spec, start, size_bytes)
+        for block in _full_blocks(new, spec, chunk_bytes):
+            cutter.add(index, block)
             if large or cutter.is_full or cutter.raw_bytes >= chunk_bytes:
                 yield from cutter.cut()
     yield from cutter.cut()
 
 
-def _full_pieces(spec: TensorSpec, chunk_bytes: int) -> Iterator[tuple[int, int]]:
-    """Starts and sizes in bytes, by the entry's size alone."""
-    limit = min(chunk_bytes, BLOCK_BYTES_MAX, BLOCK_ELEMENTS_MAX * unit_bytes(spec.dtype))
-    for start in range(0, spec.size_bytes, limit):
-        yield start, min(limit, spec.size_bytes - start)
-
-
-def _add_full(
-    cutter: _Cutter, new: WeightsDirectory, index: int, spec: TensorSpec, start: int, size: int
-) -> None:
+def _full_blocks(new: WeightsDirectory, spec: TensorSpec, chunk_bytes: int) -> Iterator[_Block]:
+    """The content of one entry, cut by its size alone."""
     unit = unit_bytes(spec.dtype)
-    payload = encode_full(new.read(spec, start, size), spec.dtype)
-    cutter.add(index, start // unit, size // unit, payload, size)
+    limit = min(chunk_bytes, BLOCK_BYTES_MAX, BLOCK_ELEMENTS_MAX * unit)
+    for start in range(0, spec.size_bytes, limit):
+        size = min(limit, spec.size_bytes - start)
+        payload = encode_full(new.read(spec, start, size), spec.dtype)
+        yield _Block(start // unit, size // unit, payload, size)
 
 
 def _encode_delta(
@@ -169,8 +172,8 @@ def _encode_delta(
     for index, spec in enumerate(new.specs):
         old = before.get(spec.name)
         if old is None or not comparable(spec, old):
-            for start, size_bytes in _full_pieces(spec, chunk_bytes):
-                _add_full(cutter, new, index, spec, start, size_bytes)
+            for block in _full_blocks(new, spec, chunk_bytes):
+                cutter.add(index, block)
                 if cutter.is_full or len(cutter) >= chunk_bytes:
                     yield from cutter.cut()
         elif spec.sha256 != old.sha256:
@@ -178,14 +181,8 @@ def _encode_delta(
                 grown = len(cutter) + len(block.payload.content)
                 if cutter.is_full or grown > chunk_bytes * 5 // 4:
                     yield from cutter.cut()
-                cutter.add(index, block.begin, block.size, block.payload, 0)
+                cutter.add(index, block)
     yield from cutter.cut()
-
-
-class _Block(NamedTuple):
-    begin: int  # in elements
-    size: int
-    payload: Payload
 
 
 def _delta_blocks(

@@ -614,8 +614,8 @@ class Sharing:
         if not self._running:
             return None
         newest = max(each.on_behalf for each in self._running.values())
-        broadcast = [each for each in self._running.values() if each.on_behalf == newest][-1]
-        picker, refs = broadcast.broadcast.picker, broadcast.broadcast.refs
+        last = [each.broadcast for each in self._running.values() if each.on_behalf == newest][-1]
+        picker, refs = last.picker, last.refs
         size_bytes = sum(ref.size_bytes for ref in refs)
         return Holding(newest, len(refs), picker.have, size_bytes, picker.have == picker.all)
 
@@ -624,33 +624,27 @@ class Sharing:
         lacking: set[PeerId] = set()
         done: set[PeerId] = set()
         there = set(self._chunks.transport.peers())
-        for running in self._running.values():
-            if running.version != version:
-                continue
-            picker = running.broadcast.picker
-            for peer in running.broadcast.links.keys() & there:
+        for broadcast in self._of(version):
+            picker = broadcast.picker
+            for peer in broadcast.links.keys() & there:
                 neighbour = picker.neighbours.get(peer)
                 if neighbour is not None and not neighbour.distrusted:
                     (done if neighbour.have == picker.all else lacking).add(peer)
         return tuple(sorted(lacking - done))
 
+    def _of(self, version: int) -> list[Broadcast]:
+        return [each.broadcast for each in self._running.values() if each.version == version]
+
     def finished(self, version: int) -> int:
         """The number of peers that reported all chunks of an artifact of a version."""
-        done: set[PeerId] = set()
-        for running in self._running.values():
-            if running.version == version:
-                done |= running.broadcast.picker.finished()
-        return len(done)
+        return len({peer for each in self._of(version) for peer in each.picker.finished()})
 
     def shares(self, version: int) -> dict[PeerId, float]:
         """The largest share of an artifact's chunks that each peer reported, 0 to 1."""
         found: dict[PeerId, float] = {}
-        for running in self._running.values():
-            if running.version != version:
-                continue
-            picker = running.broadcast.picker
-            for peer, neighbour in picker.neighbours.items():
-                share = neighbour.have.bit_count() / len(running.broadcast.refs)
+        for broadcast in self._of(version):
+            for peer, neighbour in broadcast.picker.neighbours.items():
+                share = neighbour.have.bit_count() / len(broadcast.refs)
                 found[peer] = max(found.get(peer, 0.0), share)
         return found
 
@@ -683,24 +677,15 @@ class Sharing:
             found.append(PeerLink(own, self.up_bytes_per_s, self.down_bytes_per_s))
         return found
 
-    async def fetch(
-        self,
-        version: int,
-        root: bytes,
-        artifact: int,
-        refs: Sequence[ChunkRef],
-        publisher: PeerId,
-        *,
-        on_behalf: int,
-    ) -> Fetched:
+    async def fetch(self, version: int, offered: OfferedArtifact, *, on_behalf: int) -> Fetched:
         """Get all chunks of an artifact into the store, and serve them as they come.
 
         Raises `StoreFull` and `StorageFailed`; what came stays in the store.
         """
+        refs = offered.refs
         if not refs:
             return Fetched(0, 0)
-        key = ArtifactKey(root, artifact)
-        await self._pin(version, key, refs)
+        await self._pin(version, offered)
         first_bytes: int | None = None
         fetched_bytes = 0
         while True:
@@ -708,7 +693,7 @@ class Sharing:
             missing_bytes = sum(ref.size_bytes for ref in refs if ref.sha256 in missing)
             first_bytes = missing_bytes if first_bytes is None else first_bytes
             have = sum(1 << at for at, ref in enumerate(refs) if ref.sha256 not in missing)
-            running = await self._open(key, version, on_behalf, refs, publisher, have)
+            running = await self._open(offered, version, on_behalf, have)
             await self._measure_until_done(running)
             fetched_bytes += running.broadcast.counters.bytes_in
             if running.broadcast.complete.is_set():
@@ -730,48 +715,34 @@ class Sharing:
                 self.down_bytes_per_s = max(self.down_bytes_per_s, rate)
                 running.broadcast.down_measured = self.down_bytes_per_s
 
-    async def give(
-        self,
-        version: int,
-        root: bytes,
-        artifact: int,
-        refs: Sequence[ChunkRef],
-        publisher: PeerId,
-    ) -> None:
+    async def give(self, version: int, offered: OfferedArtifact) -> None:
         """Serve an artifact of which all chunks are in the store."""
-        key = ArtifactKey(root, artifact)
-        if key in self._running or not refs:
+        if offered.key in self._running or not offered.refs:
             return
-        await self._pin(version, key, refs)
-        await self._open(key, version, version, refs, publisher, (1 << len(refs)) - 1)
+        await self._pin(version, offered)
+        await self._open(offered, version, version, (1 << len(offered.refs)) - 1)
 
     async def _open(
-        self,
-        key: ArtifactKey,
-        version: int,
-        on_behalf: int,
-        refs: Sequence[ChunkRef],
-        publisher: PeerId,
-        have: int,
+        self, offered: OfferedArtifact, version: int, on_behalf: int, have: int
     ) -> _Running:
-        before = self._running.get(key)
+        before = self._running.get(offered.key)
         if before is not None:  # given up a moment ago
             before.scope.cancel()
             await before.ended.wait()
         broadcast = Broadcast(
             self._chunks,
-            OfferedArtifact(key, refs, publisher),
-            StoredChunks(self.store, refs, self._run_sync),
+            offered,
+            StoredChunks(self.store, offered.refs, self._run_sync),
             have,
             Random(self._rng.random()),
             self._blame,
             self.down_bytes_per_s,
         )
-        running = self._running[key] = _Running(version, on_behalf, broadcast)
-        self.nursery.start_soon(self._run, key, running)
+        running = self._running[offered.key] = _Running(version, on_behalf, broadcast)
+        self.nursery.start_soon(self._run, running)
         return running
 
-    async def _run(self, key: ArtifactKey, running: _Running) -> None:
+    async def _run(self, running: _Running) -> None:
         try:
             with running.scope:
                 async with trio.open_nursery() as nursery:
@@ -786,7 +757,7 @@ class Sharing:
             assert isinstance(error, StoreFull | StorageFailed)
             running.failure = error
         finally:
-            del self._running[key]
+            del self._running[running.broadcast.key]
             running.done.set()
             running.ended.set()
 
@@ -818,9 +789,9 @@ class Sharing:
         for running in list(leaving):
             running.scope.cancel()
 
-    async def _pin(self, version: int, key: ArtifactKey, refs: Sequence[ChunkRef]) -> None:
+    async def _pin(self, version: int, offered: OfferedArtifact) -> None:
         """Pin chunks in the store. Where there is no room, older versions end."""
-        self._pins.setdefault(version, {})[key] = refs
+        self._pins.setdefault(version, {})[offered.key] = offered.refs
         while True:
             union = [ref for each in self._pins[version].values() for ref in each]
             older = sorted(each for each in self._pins if each < version)
@@ -830,7 +801,7 @@ class Sharing:
                     return
             except StoreFull:
                 if not older:
-                    del self._pins[version][key]
+                    del self._pins[version][offered.key]
                     raise
             self._end(each for each in self._running.values() if each.version == older[0])
             self._unpin(older[0])

@@ -29,7 +29,7 @@ from swarm.errors import (
     StorageFailed,
     StoreFull,
 )
-from swarm.weights.manifest import NO_ROOM, ChunkRef
+from swarm.weights.manifest import ChunkRef, disk
 
 PIN_SETS_MAX: Final = 16
 SPARE_BYTES_MIN: Final = 268_435_456  # kept unpinned, even where the pinned take less
@@ -60,11 +60,9 @@ class ChunkStore:
         self._held_bytes = 0
         self._stored = self._evicted = self._damaged = 0
         self._names = count()
-        try:
+        with disk(directory):
             directory.mkdir(parents=True, exist_ok=True)
             self._own = (directory / "lock").open("w")
-        except OSError as error:
-            raise StorageFailed(f"{directory}: {error.strerror}") from None
         try:
             fcntl.flock(self._own, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self._partial, ignore_errors=True)  # of a process that is no more
@@ -126,12 +124,9 @@ class ChunkStore:
             if held is None:
                 return None
             self._held.move_to_end(sha256)
-        try:
+        data = b""
+        with disk(self._path(sha256)), suppress(FileNotFoundError):  # just evicted, or removed
             data = self._path(sha256).read_bytes()
-        except FileNotFoundError:
-            data = b""  # evicted just now, or removed by somebody
-        except OSError as error:
-            raise StorageFailed(f"{self._path(sha256)}: {error.strerror}") from None
         right = len(data) == held.size_bytes and (
             held.verified or hashlib.sha256(data).digest() == sha256
         )
@@ -216,23 +211,19 @@ class ChunkStore:
         """Write a chunk. On a full disk, unpinned chunks make room."""
         while True:
             try:
-                temporary.write_bytes(data)
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise StorageFailed(f"{temporary}: {error.strerror}") from None
+                with disk(temporary, StoreFull):
+                    temporary.write_bytes(data)
+            except StoreFull:
                 with self._lock:
-                    evicted = self._evict()
-                if not evicted:
-                    raise StoreFull(f"{self._chunks}: {error.strerror}") from None
+                    if not self._evict():
+                        raise
             else:
                 return
 
     def _enter(self, sha256: bytes, temporary: Path, size_bytes: int) -> None:
         path = self._path(sha256)
-        try:
+        with disk(path):
             temporary.replace(path)
-        except OSError as error:
-            raise StorageFailed(f"{path}: {error.strerror}") from None
         before = self._held.pop(sha256, None)  # not verified, or put twice at the same time
         self._held_bytes += size_bytes - (before.size_bytes if before else 0)
         self._held[sha256] = _Held(size_bytes, verified=True)
@@ -240,10 +231,8 @@ class ChunkStore:
 
     def _remove(self, sha256: bytes) -> None:
         self._held_bytes -= self._held.pop(sha256).size_bytes
-        try:
+        with disk(self._path(sha256)):
             self._path(sha256).unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageFailed(f"{self._path(sha256)}: {error.strerror}") from None
 
     def pin(self, name: str, refs: Iterable[ChunkRef]) -> None:
         """Keep these chunks, present or to come, in place of what `name` pinned.

@@ -228,7 +228,10 @@ class PayloadReader:
         if (shift and most >> shift == 0) or (code >= PLAIN) != (depth == REST_MAX):
             raise malformed("symbols out of their range")
         if code >= PLAIN:
-            return self._plain(count, most, 1 << code - PLAIN)
+            size_bytes = 1 << code - PLAIN
+            numbers = self.stream(count * size_bytes).view(f"<u{size_bytes}")
+            _check_most(numbers, most)
+            return numbers.astype(dtype)
         planes = [self.take(-(-count // 8)) for _ in range(shift)]
         width = 1 << code
         symbols = _unpack(self.stream(-(-count * width // 8)), width, count)
@@ -247,11 +250,6 @@ class PayloadReader:
                 numbers |= bits.astype(dtype) << dtype.type(bit)
             _check_most(numbers, most)
         return numbers
-
-    def _plain(self, count: int, most: int, size_bytes: int) -> Array:
-        numbers = self.stream(count * size_bytes).view(f"<u{size_bytes}")
-        _check_most(numbers, most)
-        return numbers.astype(np.min_scalar_type(most))
 
 
 def _check_most(numbers: Array, most: int) -> None:

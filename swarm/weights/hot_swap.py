@@ -22,7 +22,7 @@ from swarm.errors import (
 )
 from swarm.identity import PeerId
 from swarm.storage import RunSync, write_whole
-from swarm.weights.manifest import is_newer_head
+from swarm.weights.manifest import disk
 from swarm.weights.version_store import LocalVersion, Versions
 from swarm.wire import codec
 from swarm.wire.messages import HEADS_PER_REPLY_MAX, HeadBody
@@ -113,7 +113,13 @@ async def _swap(
     """The reason why the version before serves on; None: the new one serves."""
 
     async def load(version: LocalVersion) -> str | None:
-        failure = await _attempt(engine, version.directory, load_timeout_s)
+        failure: str | None = f"no answer in {load_timeout_s:.0f} s"
+        with trio.move_on_after(load_timeout_s):
+            try:
+                await engine.load(version.directory)
+                failure = None
+            except Exception as error:  # noqa: BLE001  boundary: the caller reports it
+                failure = f"{type(error).__name__}: {error}"
         if failure is None:
             try:
                 await run_sync(versions.make_current, version.version)
@@ -132,17 +138,6 @@ async def _swap(
     if again is not None:
         raise ChildFailed(f"{failure}; nor version {before.version} again: {again}")
     return failure
-
-
-async def _attempt(engine: VersionLoader, directory: Path, timeout_s: float) -> str | None:
-    """Load a directory. The reason why the engine failed; None: it did not."""
-    with trio.move_on_after(timeout_s):
-        try:
-            await engine.load(directory)
-        except Exception as error:  # noqa: BLE001  boundary: the caller reports it
-            return f"{type(error).__name__}: {error}"
-        return None
-    return f"no answer in {timeout_s:.0f} s"
 
 
 # Heads: the newest of each policy, and those of older versions on offer.
@@ -167,74 +162,75 @@ class HeadTable:
     def __init__(self, rules: HeadRules, now_s: Callable[[], float]) -> None:
         self._rules = rules
         self._now_s = now_s
-        self._heads: dict[str, dict[int, HeadBody]] = {}  # by policy and version
-        self._records: dict[str, dict[int, bytes]] = {}  # the same, as their publishers signed them
+        self._heads: dict[str, dict[int, tuple[HeadBody, bytes]]] = {}  # and as they were signed
 
     def hear(self, record: bytes) -> tuple[HeadBody, bool]:
         """Check and keep a signed head. The flag is true if it is the newest.
 
-        Raises `RemoteProtocolError` as `codec.decode_head` and `is_newer_head`; REPUBLISHED also
-        for other weights under the number of a known older version.
+        Raises `RemoteProtocolError`: WRONG_RUN without a signer, as whoever brings it here is to
+        blame; with the publisher as signer NOT_A_PUBLISHER, FUTURE, or REPUBLISHED for other
+        weights under the number of a known version; as `codec.decode_head`.
         """
         head = codec.decode_head(record)
-        is_newer = is_newer_head(
-            head,
-            self.newest(head.policy),
-            run_id=self._rules.run_id,
-            publishers=self._rules.publishers,
-            now_s=self._now_s(),
-            skew_s=self._rules.clock_skew_s,
-        )
+        self._check(head)
+        newest = self.newest(head.policy)
         if head.policy not in self._heads and len(self._heads) >= POLICIES_MAX:
             return head, False
         heads = self._heads.setdefault(head.policy, {})
-        records = self._records.setdefault(head.policy, {})
-        known = heads.get(head.version)
-        if known is not None and known.root != head.root:
+        known, _ = heads.setdefault(head.version, (head, record))
+        if known.root != head.root:
             raise RemoteProtocolError(
                 Reject.REPUBLISHED, f"other weights as version {head.version}", head.publisher
             )
-        if known is None:
-            heads[head.version], records[head.version] = head, record
-            for version in sorted(heads)[:-HEADS_KEPT_MAX]:
-                del heads[version], records[version]
-        return head, is_newer
+        for version in sorted(heads)[:-HEADS_KEPT_MAX]:
+            del heads[version]
+        return head, newest is None or head.version > newest.version
+
+    def _check(self, head: HeadBody) -> None:
+        publisher = PeerId(head.publisher)
+        if head.run_id != self._rules.run_id:
+            raise RemoteProtocolError(Reject.WRONG_RUN, "a head of another run")
+        if publisher not in self._rules.publishers:
+            why = f"{publisher} is no publisher of this run"
+            raise RemoteProtocolError(Reject.NOT_A_PUBLISHER, why, publisher)
+        ahead_s = head.created_at_s - self._now_s()
+        if ahead_s > self._rules.clock_skew_s:
+            raise RemoteProtocolError(Reject.FUTURE, f"created {ahead_s:.0f} s ahead", publisher)
 
     def newest(self, policy: str) -> HeadBody | None:
         heads = self._heads.get(policy)
-        return heads[max(heads)] if heads else None
+        return heads[max(heads)][0] if heads else None
 
     def of(self, policy: str, version: int) -> HeadBody | None:
-        return self._heads.get(policy, {}).get(version)
+        found = self._heads.get(policy, {}).get(version)
+        return found and found[0]
 
     def older(self, policy: str) -> tuple[HeadBody, ...]:
         """The heads of a policy but the newest, newest first."""
         heads = self._heads.get(policy, {})
-        return tuple(heads[version] for version in sorted(heads)[-2::-1])
+        return tuple(heads[version][0] for version in sorted(heads)[-2::-1])
 
     def record(self, policy: str, version: int) -> bytes | None:
         """A head as its publisher signed it."""
-        return self._records.get(policy, {}).get(version)
+        found = self._heads.get(policy, {}).get(version)
+        return found and found[1]
 
     def records(self, policy: str, versions: Collection[int]) -> tuple[bytes, ...]:
         """The heads for a reply: the newest of each policy, then these versions of one policy."""
-        told = [records[max(records)] for records in self._records.values()]
-        records = self._records.get(policy, {})
-        older = sorted(records, reverse=True)[1:]
-        told += [records[version] for version in older if version in versions]
+        told = [heads[max(heads)][1] for heads in self._heads.values()]
+        heads = self._heads.get(policy, {})
+        told += [heads[each][1] for each in sorted(heads)[-2::-1] if each in versions]
         return tuple(told[:HEADS_PER_REPLY_MAX])
 
 
 def save_head(directory: Path, version: int, record: bytes, keep: Collection[int]) -> None:
     """Save a version's head and drop all others but those in `keep`; raises `StorageFailed`."""
-    try:
+    with disk(directory):
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / f"{version}{SUFFIX}", record)
         for path in directory.glob(f"*{SUFFIX}"):
             if path.stem not in {str(version), *map(str, keep)}:
                 path.unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageFailed(f"weights: {directory}: {error.strerror}") from None
 
 
 def load_heads(directory: Path) -> tuple[bytes, ...]:

@@ -15,7 +15,8 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path, PurePosixPath
@@ -363,39 +364,6 @@ DTYPES = (
 OVERHEAD_PER_CHUNK_BYTES_MAX = 4_096  # how far an artifact may exceed twice its state's size
 
 
-def is_newer_head(
-    head: HeadBody,
-    newest: HeadBody | None,
-    *,
-    run_id: str,
-    publishers: Collection[PeerId],
-    now_s: float,
-    skew_s: float,
-) -> bool:
-    """True if a head that `codec.decode_head` opened is of a newer version than `newest`, the last
-    accepted one of this policy.
-
-    Raises `RemoteProtocolError`: WRONG_RUN without a signer, as whoever brings it here is to blame;
-    with the publisher as signer NOT_A_PUBLISHER, FUTURE, or REPUBLISHED for other weights under the
-    version of `newest`.
-    """
-    if head.run_id != run_id:
-        raise RemoteProtocolError(Reject.WRONG_RUN, "a head of another run")
-    publisher = PeerId(head.publisher)
-    if publisher not in publishers:
-        why = f"{publisher} is no publisher of this run"
-        raise RemoteProtocolError(Reject.NOT_A_PUBLISHER, why, publisher)
-    if head.created_at_s > now_s + skew_s:
-        ahead_s = head.created_at_s - now_s
-        raise RemoteProtocolError(Reject.FUTURE, f"created {ahead_s:.0f} s ahead", publisher)
-    if newest is None or head.version > newest.version:
-        return True
-    if head.version == newest.version and head.root != newest.root:
-        why = f"other weights as version {head.version}"
-        raise RemoteProtocolError(Reject.REPUBLISHED, why, publisher)
-    return False
-
-
 def root_of(body: bytes) -> bytes:
     """The hash (32 bytes) by which a manifest is named and asked for."""
     return hashlib.sha256(MANIFEST_DOMAIN + body).digest()
@@ -589,17 +557,9 @@ def _tensors(body: ManifestBody) -> tuple[TensorSpec, ...]:
         shape = axes[at : at + body.ranks[index]]
         at += len(shape)
         dtype = DTYPES[body.dtypes[index]]
-        tensors.append(
-            TensorSpec(
-                name=name,
-                dtype=dtype,
-                shape=shape,
-                file=files[positions[index]],
-                offset_bytes=offsets[index],
-                size_bytes=size_of(dtype, shape),
-                sha256=body.hashes[32 * index : 32 * index + 32],
-            )
-        )
+        file, sha256 = files[positions[index]], body.hashes[32 * index : 32 * index + 32]
+        size_bytes = size_of(dtype, shape)
+        tensors.append(TensorSpec(name, dtype, shape, file, offsets[index], size_bytes, sha256))
     return tuple(tensors)
 
 
@@ -773,10 +733,8 @@ class WeightsWriter:
         for spec in specs:
             end = spec.offset_bytes + spec.size_bytes
             self._ends[spec.file] = max(end, self._ends.get(spec.file, 0))
-        try:
+        with disk(path, StoreFull):
             self._make()
-        except OSError as error:
-            raise _failed(path, error) from None
 
     def _make(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -800,20 +758,14 @@ class WeightsWriter:
         if not 0 <= start_bytes <= start_bytes + len(data) <= spec.size_bytes:
             raise ValueError(f"{spec.name!r} has no bytes {start_bytes}+{len(data)}")
         offset = spec.offset_bytes + start_bytes
-        try:
-            file = os.open(self.path / spec.file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                while data:
-                    written = os.pwrite(file, data, offset)
-                    data, offset = data[written:], offset + written
-            finally:
-                os.close(file)
-        except OSError as error:
-            raise _failed(self.path / spec.file, error) from None
+        with _opened(self.path / spec.file, os.O_WRONLY | os.O_NOFOLLOW) as file:
+            while data:
+                written = os.pwrite(file, data, offset)
+                data, offset = data[written:], offset + written
 
     def sync(self) -> None:
         """Flush all files and folders to disk."""
-        try:
+        with disk(self.path, StoreFull):
             folders = {self.path, self.path.parent}
             for name in self._ends:
                 sync(self.path / name)
@@ -821,32 +773,39 @@ class WeightsWriter:
                 folders.update((self.path / up) for up in PurePosixPath(name).parents)
             for folder in sorted(folders):
                 sync(folder)
-        except OSError as error:
-            raise _failed(self.path, error) from None
 
 
 def read_at(path: Path, offset: int, size_bytes: int) -> Bytes:
     """Exactly these bytes of a file; `StorageFailed` where there are fewer."""
     content: Bytes = np.empty(size_bytes, np.uint8)
     data, done = content.data, 0
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            while done < size_bytes:
-                got = os.preadv(file, [data[done:]], offset + done)
-                if got == 0:
-                    raise StorageFailed(f"weights: {path} is shorter than it was")
-                done += got
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise _failed(path, error) from None
+    with _opened(path, os.O_RDONLY) as file:
+        while done < size_bytes:
+            got = os.preadv(file, [data[done:]], offset + done)
+            if got == 0:
+                raise StorageFailed(f"weights: {path} is shorter than it was")
+            done += got
     return content
 
 
-def _failed(path: Path, error: OSError) -> StoreFull | StorageFailed:
-    kind = StoreFull if error.errno in NO_ROOM else StorageFailed
-    return kind(f"weights: {path}: {error.strerror or error}")
+@contextmanager
+def disk(path: Path, full: type[StoreFull | StorageFailed] = StorageFailed) -> Iterator[None]:
+    """Turn an OSError into `StorageFailed`, or into `full` where the disk has no room."""
+    try:
+        yield
+    except OSError as error:
+        kind = full if error.errno in NO_ROOM else StorageFailed
+        raise kind(f"weights: {path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    with disk(path, StoreFull):
+        file = os.open(path, flags | os.O_CLOEXEC)
+        try:
+            yield file
+        finally:
+            os.close(file)
 
 
 def sync(path: Path) -> None:

@@ -404,8 +404,7 @@ class Pacer:
         self._out_bytes -= size_bytes
 
     def done(self, size_bytes: int, took_s: float, now_s: float) -> None:
-        self._out -= 1
-        self._out_bytes -= size_bytes
+        self.give_up(size_bytes)
         gone_bytes = self.rate() * (now_s - self._left_s)  # infinitely many before the first
         left_bytes = max(0.0, self._unsent_bytes - gone_bytes) if self._unsent_bytes else 0.0
         self._unsent_bytes = min(UNSENT_BYTES, left_bytes + size_bytes)

@@ -14,9 +14,8 @@ import heapq
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from swarm.weights.manifest import (
     ChunkRef,
     Manifest,
     WeightsDirectory,
+    disk,
     open_weights,
     state_of,
     sync,
@@ -73,7 +73,7 @@ class Versions:
         if keep < 1:
             raise LocalProtocolError("at least the newest version is kept")
         self.directory, self._versions, self._keep = directory, directory / VERSIONS, keep
-        with _disk(directory):
+        with disk(directory):
             self._versions.mkdir(parents=True, exist_ok=True)
             for path in self._versions.glob(f"*{_PARTIAL}"):
                 _remove(path)
@@ -115,14 +115,14 @@ class Versions:
         """A new empty directory in which to make a version."""
         self.discard(version)
         path = self._path(version, _PARTIAL)
-        with _disk(path):
+        with disk(path):
             path.mkdir()
         return path
 
     def discard(self, version: int) -> None:
         """Remove a version that was begun, if any."""
         path = self._path(version, _PARTIAL)
-        with _disk(path):
+        with disk(path):
             _remove(path)
 
     def commit(self, body: bytes) -> LocalVersion:
@@ -136,7 +136,7 @@ class Versions:
         if not staged.is_dir():
             raise LocalProtocolError(f"version {manifest.version} was not made")
         self._forget(manifest.version)
-        with _disk(staged):
+        with disk(staged):
             for folder, _, files in os.walk(staged, topdown=False):
                 for name in files:
                     sync(Path(folder) / name)
@@ -156,7 +156,7 @@ class Versions:
         if version not in self._known:
             raise LocalProtocolError(f"version {version} is not held")
         temporary = self.directory / f"{CURRENT}{_PARTIAL}"
-        with _disk(self.directory):
+        with disk(self.directory):
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(Path(VERSIONS) / self._path(version).name)
             temporary.replace(self.directory / CURRENT)
@@ -179,7 +179,7 @@ class Versions:
         self._doubted.discard(version)
         path = self._path(version)
         leaving = path.with_name(f"{path.name}.old{_PARTIAL}")
-        with _disk(path):
+        with disk(path):
             _remove(leaving)
             if path.exists():
                 path.rename(leaving)
@@ -193,7 +193,7 @@ class Versions:
 def read_versions(directory: Path) -> tuple[LocalVersion, ...]:
     """Complete versions, oldest first, without changing anything. Raises `StorageFailed`."""
     found = []
-    with _disk(directory):
+    with disk(directory):
         paths = sorted((directory / VERSIONS).iterdir()) if (directory / VERSIONS).is_dir() else []
     for path in paths:
         if not _NAME.fullmatch(path.name) or not path.is_dir():
@@ -229,7 +229,7 @@ def _name(version: int) -> str:
 
 def _manifest_body(path: Path) -> bytes:
     sidecar = path.with_name(path.name + MANIFEST_SUFFIX)
-    with _disk(sidecar):
+    with disk(sidecar):
         return sidecar.read_bytes()
 
 
@@ -243,14 +243,6 @@ def _local(manifest: Manifest, directory: Path) -> LocalVersion:
         created_at_s=manifest.created_at_s,
         publisher=manifest.publisher,
     )
-
-
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageFailed(f"weights: {path}: {error.strerror or error}") from None
 
 
 def _remove(path: Path) -> None:

@@ -33,9 +33,9 @@ from swarm.storage import Runtime
 from swarm.transport.base import ServeLimits, Transport
 from swarm.weights import manifest as manifest_wire
 from swarm.weights import version_store as snapshots
-from swarm.weights.broadcast import Sharing
+from swarm.weights.broadcast import OfferedArtifact, Sharing
 from swarm.weights.broadcast_time import bound_s
-from swarm.weights.chunk_server import BYTES_PER_S_MIN, ChunkService
+from swarm.weights.chunk_server import BYTES_PER_S_MIN, ArtifactKey, ChunkService
 from swarm.weights.chunk_store import ChunkStore
 from swarm.weights.hot_swap import (
     Applied,
@@ -105,28 +105,15 @@ class VersionOutcome:
     reused_bytes: int = 0  # of chunks that were here already
     doubts: tuple[str, ...] = ()  # faults of versions here that it was not built on
 
-    @classmethod
-    def of_current(cls, version: int) -> "VersionOutcome":
-        """The outcome for a version that serves already."""
-        return cls(Applied(version, version, None))
-
 
 @dataclass(frozen=True, slots=True)
 class VersionProgress:
     """The progress of the version on its way."""
 
     version: int
-    phase: str  # manifest, fetch, patch, load
+    phase: str  # manifest, fetch, patch, load; dropped: a newer version came
     fetched_bytes: int = 0
     total_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class VersionStage:
-    """The next step of a try to get a version."""
-
-    version: int
-    phase: str  # one of `VersionProgress.phase`; dropped: a newer version came
 
 
 class NoEngine:
@@ -138,11 +125,11 @@ class NoEngine:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A node's use of versions. `tell` and `watch` must be quick."""
+    """A node's use of versions. `tell` and `watch` must be quick; the latter hears no bytes."""
 
     engine: VersionLoader = field(default_factory=NoEngine)
     tell: Callable[[VersionOutcome], None] = lambda outcome: None
-    watch: Callable[[VersionStage], None] = lambda stage: None
+    watch: Callable[[VersionProgress], None] = lambda stage: None
 
 
 @dataclass(slots=True)
@@ -471,7 +458,7 @@ class WeightsService:
 
     def _enter(self, current: _Try, phase: str) -> None:
         current.phase = phase
-        self._follower.watch(VersionStage(current.version, phase))
+        self._follower.watch(VersionProgress(current.version, phase))
 
     async def _make(self, head: HeadBody, current: _Try) -> Made:
         """Fetch, verify and patch a version by the cheapest route."""
@@ -526,19 +513,14 @@ class WeightsService:
         head = self.heads.of(self.rules.policy, step.version) or newest
         started_s = trio.current_time()
         self._enter(current, "fetch")
-        shared = await self.sharing.fetch(
-            step.version,
-            head.root,
-            manifest.artifacts.index(step.artifact),
-            step.artifact.chunks,
-            PeerId(head.publisher),
-            on_behalf=current.version,
-        )
+        key = ArtifactKey(head.root, manifest.artifacts.index(step.artifact))
+        offered = OfferedArtifact(key, step.artifact.chunks, PeerId(head.publisher))
+        shared = await self.sharing.fetch(step.version, offered, on_behalf=current.version)
         current.fetch_s += trio.current_time() - started_s
         current.fetched_bytes += shared.fetched_bytes
         current.reused_bytes += step.artifact.size_bytes - shared.missing_bytes
         if shared.fetched_bytes:
-            self._count_bound(current, shared.missing_bytes, PeerId(head.publisher))
+            self._count_bound(current, shared.missing_bytes, offered.publisher)
         self._enter(current, "patch")
         started_s = trio.current_time()
         try:
@@ -552,7 +534,7 @@ class WeightsService:
                 self.rules.patch_threads,
             )
         except RemoteProtocolError as error:
-            self.gater.ledger.reject(PeerId(head.publisher), error.reason)
+            self.gater.ledger.reject(offered.publisher, error.reason)
             raise
         current.bases.append(step.artifact.base_version)
         current.patch_s += trio.current_time() - started_s
@@ -580,4 +562,6 @@ class WeightsService:
         for index, artifact in enumerate(manifest.artifacts):
             whole = all(map(self._store.has, artifact.chunks)) and artifact.chunks
             if whole and not (deltas_only and artifact.base_version is None):
-                await self.sharing.give(version, root, index, artifact.chunks, manifest.publisher)
+                key = ArtifactKey(root, index)
+                offered = OfferedArtifact(key, artifact.chunks, manifest.publisher)
+                await self.sharing.give(version, offered)

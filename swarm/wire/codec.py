@@ -9,7 +9,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import msgpack
@@ -107,13 +107,12 @@ def sign_group(
     group: RolloutGroup, identity: Identity, bytes_max: int = GROUP_BYTES_MAX
 ) -> tuple[GroupId, bytes]:
     """Id and signed record of our own group. Log-probs are rounded to 32 bits."""
-    if group.producer != identity.peer_id:
-        raise LocalProtocolError(f"cannot sign a group of {group.producer} as {identity.peer_id}")
     try:
-        payload = encode(_group_body(group))
+        body = _group_body(group)
     except (ValidationError, struct.error, OverflowError) as error:
         raise LocalProtocolError(f"group does not fit the wire: {error}") from error
-    return _group_id(payload), _sign(payload, GROUP_DOMAIN, identity, bytes_max)
+    payload, record = _sign(body, GROUP_DOMAIN, identity, bytes_max, "producer")
+    return _group_id(payload), record
 
 
 def decode_group(
@@ -152,10 +151,8 @@ def decode_submission(payload: bytes) -> tuple[bytes, GroupId, bytes, RolloutGro
 
 def sign_advert(body: AdvertBody, identity: Identity) -> tuple[bytes, bytes]:
     """The 32-byte id and the signed record of our own advert."""
-    if body.producer != identity.peer_id:
-        raise LocalProtocolError(f"cannot sign an advert of {body.producer}")
-    payload = encode(body)
-    return _advert_id(payload), _sign(payload, ADVERT_DOMAIN, identity, ADVERT_BYTES_MAX)
+    payload, record = _sign(body, ADVERT_DOMAIN, identity, ADVERT_BYTES_MAX, "producer")
+    return _advert_id(payload), record
 
 
 def decode_advert(record: bytes) -> tuple[bytes, AdvertBody]:
@@ -165,7 +162,7 @@ def decode_advert(record: bytes) -> tuple[bytes, AdvertBody]:
 
 
 def sign_hello(body: Hello, identity: Identity) -> bytes:
-    return _sign(encode(body), HELLO_DOMAIN, identity, HELLO_BYTES_MAX)
+    return _sign(body, HELLO_DOMAIN, identity, HELLO_BYTES_MAX)[1]
 
 
 def decode_hello(record: bytes) -> tuple[PeerId, Hello]:
@@ -175,9 +172,7 @@ def decode_hello(record: bytes) -> tuple[PeerId, Hello]:
 
 
 def sign_head(body: HeadBody, identity: Identity) -> bytes:
-    if body.publisher != identity.peer_id:
-        raise LocalProtocolError(f"cannot sign a head of {body.publisher}")
-    return _sign(encode(body), HEAD_DOMAIN, identity, HEAD_BYTES_MAX)
+    return _sign(body, HEAD_DOMAIN, identity, HEAD_BYTES_MAX, "publisher")[1]
 
 
 def decode_head(record: bytes) -> HeadBody:
@@ -298,14 +293,20 @@ def _bounded(text: str) -> str:
     return ascii(text[:DETAIL_CHARS_MAX])[1:-1][:DETAIL_CHARS_MAX]
 
 
-def _sign(payload: bytes, domain: bytes, identity: Identity, bytes_max: int) -> bytes:
+def _sign(
+    body: WireModel, domain: bytes, identity: Identity, bytes_max: int, owner: str = ""
+) -> tuple[bytes, bytes]:
+    """Payload and signed record of our own message, whose field `owner` must name us."""
+    if owner and getattr(body, owner) != identity.peer_id:
+        raise LocalProtocolError(f"cannot sign for {getattr(body, owner)} as {identity.peer_id}")
+    payload = encode(body)
     if len(payload) > bytes_max:
         raise LocalProtocolError(f"payload of {len(payload)} bytes, at most {bytes_max}")
     signature = identity.sign(domain, payload)
     record = encode(Signed(payload=payload, signer=identity.peer_id, signature=signature))
     if len(record) > bytes_max:
         raise LocalProtocolError(f"record of {len(record)} bytes, at most {bytes_max}")
-    return record
+    return payload, record
 
 
 def _open(record: bytes, domain: bytes, bytes_max: int) -> tuple[bytes, PeerId]:
@@ -345,31 +346,24 @@ def _advert_id(payload: bytes) -> bytes:
     return hashlib.sha256(ADVERT_DOMAIN + payload).digest()
 
 
+def _body(kind: type[M], value: Any, **columns: object) -> M:
+    """The wire form of a dataclass: its fields or their `columns`, without those at defaults."""
+    values = {field.name: getattr(value, field.name) for field in fields(value)} | columns
+    known = kind.model_fields
+    return kind(**{name: each for name, each in values.items() if each != known[name].default})
+
+
 def _group_body(group: RolloutGroup) -> GroupBody:
-    return GroupBody(
+    return _body(
+        GroupBody,
+        group,
         type="group",
-        run_id=group.run_id,
-        producer=group.producer,
-        round=group.round,
-        task=TaskBody(**asdict(group.task)),
+        task=_body(TaskBody, group.task),
         completions=tuple(_completion_body(each) for each in group.completions),
-        tokenizer=group.tokenizer,
         temperature=float(group.temperature),
         top_p=float(group.top_p),
-        created_at_s=group.created_at_s,
-        expires_at_s=group.expires_at_s,
-        **_said(
-            engine=group.engine,
-            precision=group.precision,
-            attempt=group.attempt,
-            context=group.context,
-            counters=_packed(group.counters),
-        ),
+        counters=_packed(group.counters),
     )
-
-
-def _said(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value}
 
 
 def _packed(rows: Sequence[Sequence[int]]) -> bytes:
@@ -389,18 +383,16 @@ def _completion_body(completion: Completion) -> CompletionBody:
     token_ids, logprobs, turns = completion.token_ids, completion.logprobs, completion.segments
     if len(token_ids) != len(logprobs):
         raise LocalProtocolError(f"{len(token_ids)} token ids but {len(logprobs)} log-probs")
-    body = CompletionBody(
-        text=completion.text,
-        token_ids=struct.pack(f"<{len(token_ids)}I", *token_ids),
+    body = _body(
+        CompletionBody,
+        completion,
+        token_ids=_packed([token_ids]),
         logprobs=struct.pack(f"<{len(logprobs)}f", *logprobs),
         finish_reason=completion.finish_reason.value,
-        policy_version=completion.policy_version,
-        **_said(
-            segments=_packed([(_AUTHORS.index(t.author), t.chars, t.tokens) for t in turns]),
-            spans=_packed(completion.spans),
-            propensity=0.0 if completion.propensity == 1.0 else completion.propensity,
-            splices=_packed([completion.splices]),
-        ),
+        segments=_packed([(_AUTHORS.index(t.author), t.chars, t.tokens) for t in turns]),
+        spans=_packed(completion.spans),
+        propensity=completion.propensity or 1.0,
+        splices=_packed([completion.splices]),
     )
     if not _are_logprobs(body.logprobs):
         raise LocalProtocolError("log-probs that are not finite or over 0")
@@ -440,6 +432,9 @@ def _completion(body: CompletionBody, columns: bool) -> Completion:
     length = len(body.token_ids) // 4
     if not _are_logprobs(body.logprobs):
         raise RemoteProtocolError(Reject.MALFORMED, "log-probs that are not finite or over 0")
+    turns = _rows_of(body.segments, 3, "turns")
+    if any(author >= len(_AUTHORS) for author, _, _ in turns):
+        raise RemoteProtocolError(Reject.MALFORMED, "a turn of an unknown author")
     completion = Completion(
         text=body.text,
         token_ids=struct.unpack(f"<{length}I", body.token_ids) if columns else (),
@@ -447,26 +442,14 @@ def _completion(body: CompletionBody, columns: bool) -> Completion:
         finish_reason=_FINISH_REASONS[body.finish_reason],
         policy_version=body.policy_version,
         propensity=body.propensity,
-    )
-    if not (body.segments or body.spans or body.splices):
-        return completion
-    return _with_columns(completion, body, length)
-
-
-def _with_columns(completion: Completion, body: CompletionBody, tokens: int) -> Completion:
-    turns = _rows_of(body.segments, 3, "turns")
-    if any(author >= len(_AUTHORS) for author, _, _ in turns):
-        raise RemoteProtocolError(Reject.MALFORMED, "a turn of an unknown author")
-    found = replace(
-        completion,
         segments=tuple(Turn(_AUTHORS[a], chars, count) for a, chars, count in turns),
         spans=tuple((version, count) for version, count in _rows_of(body.spans, 2, "spans")),
         splices=tuple(at for (at,) in _rows_of(body.splices, 1, "splices")),
     )
-    fault = _completion_fault(found, tokens)
+    fault = _completion_fault(completion, length)
     if fault is not None:
         raise RemoteProtocolError(Reject.MALFORMED, fault)
-    return found
+    return completion
 
 
 def _are_logprobs(column: bytes) -> bool:

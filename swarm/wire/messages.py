@@ -5,7 +5,7 @@ their number is known before anything is allocated."""
 import hashlib
 import math
 import struct
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -279,8 +279,6 @@ class HelloReply(WireModel):
 
 
 class RecentAdverts(WireModel):
-    """Asks for live adverts, as a late joiner does."""
-
     type: Literal["recent_adverts"]
     run_id: RunId
 
@@ -404,8 +402,6 @@ class HeadBody(WireModel):
 
 
 class WantRun(WireModel):
-    """Asks for the rules of a run, of which only the id is known."""
-
     type: Literal["want_run"]
     run_id: RunId
 
@@ -418,8 +414,6 @@ class RunReply(WireModel):
 
 
 class WantHeads(WireModel):
-    """Asks for the heads that the responder believes, as a late joiner does."""
-
     type: Literal["want_heads"]
     run_id: RunId
 
@@ -559,14 +553,9 @@ class DataManifest(WireModel):
 
 
 class WantData(WireModel):
-    """Asks for one chunk of a run's items; answered with its bytes."""
-
     type: Literal["want_data"]
     data: HashBytes
     chunk: Annotated[int, Field(ge=0, lt=DATA_CHUNKS_MAX)]
-
-
-_HEAD: Final = struct.Struct(">QQ")
 
 
 def chunks_of(size_bytes: int) -> int:
@@ -596,7 +585,7 @@ def manifest_of(content: bytes, items: int) -> DataManifest:
 
 def data_id(manifest: DataManifest) -> bytes:
     """SHA-256 over domain, number of items, size (8 bytes big-endian each) and chunk hashes."""
-    head = _HEAD.pack(manifest.items, manifest.size_bytes)
+    head = struct.pack(">QQ", manifest.items, manifest.size_bytes)
     return hashlib.sha256(DATA_DOMAIN + head + manifest.chunk_hashes).digest()
 
 

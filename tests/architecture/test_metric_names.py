@@ -1,4 +1,4 @@
-"""A metric's name is spelled once, in `swarm.telemetry.metrics`; all else asks for it there."""
+"""A metric's name is spelled once, in `metrics.toml`; all else asks `swarm.telemetry.metrics`."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from node.interfaces.trainer import TrainReport
 from node.observe.records import StepDone
+from swarm.telemetry import metrics as m
 from swarm.telemetry.metrics import FIGURES, METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,18 @@ def spelled_figures(source: str) -> set[str]:
 def test_names_of_metrics_are_spelled_in_the_schema_alone() -> None:
     found = {path: spelled_metrics(source) for path, source in modules() if path not in OTHER_NAMES}
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def unknown_metrics(source: str) -> list[str]:
+    """Names that a module asks `swarm.telemetry.metrics` for in vain: no type checker sees them."""
+    asked = re.findall(r"\bm\.([A-Z_]+)\b", source) if "import metrics as m" in source else []
+    return [name for name in asked if not hasattr(m, name)]
+
+
+def test_only_metrics_that_there_are_are_asked_for() -> None:
+    assert {path: names for path, text in modules() if (names := unknown_metrics(text))} == {}
+    line = "from swarm.telemetry import metrics as m\nx = m.ROUND_S, m.ROUNDS_S"
+    assert unknown_metrics(line) == ["ROUNDS_S"]
 
 
 def test_figures_of_a_round_are_named_by_the_schema_and_by_what_computes_them() -> None:

@@ -18,6 +18,7 @@ given back; and it is over within the virtual time that the limits allow.
 
 import hashlib
 import re
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -168,7 +169,7 @@ def _check_address(bench: Bench, data: bytes) -> None:
     where the asker is not; none holds what our own messages could not carry."""
     reach = bench.real._reach
     assert reach is not None
-    for address in reach._sensible([data]):
+    for address in chain.from_iterable(reach._sensible([data]).values()):
         assert reach_of(str(address)) == GLOBAL
         assert address.to_bytes() == data
     text = data.decode(errors="replace")

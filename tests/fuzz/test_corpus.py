@@ -14,6 +14,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from node.envs import answers
 from swarm.errors import RemoteProtocolError
 from swarm.exchange.exchange_service import Exchange
+from swarm.identity import PeerId
 from swarm.peers.discovery import Discovery
 from swarm.transport import request_slots
 from swarm.transport.libp2p import admission, host, noise, streams, yamux
@@ -190,7 +191,12 @@ def _validator_fails(patch: Patch) -> None:
 
 
 def _slot_kept(patch: Patch) -> None:
-    patch.setattr(request_slots.Served, "count_out", lambda self, peer: None)
+    @contextmanager
+    def counted(self: request_slots.Served, peer: PeerId) -> Iterator[bool]:
+        self.requests_by_peer[peer] += 1
+        yield True
+
+    patch.setattr(request_slots.Served, "counted", counted)
 
 
 def _no_patience(patch: Patch) -> None:

@@ -15,7 +15,7 @@ import torch
 import trio
 
 from node.engines.vllm import server
-from node.engines.vllm.unfinished import VllmWork
+from node.engines.vllm.unfinished import Unfinished
 from node.engines.vllm.worker import ReloadExtension
 from node.interfaces.engine import Sampling
 from node.policies import ipc_weights
@@ -69,7 +69,7 @@ async def check(models: dict[int, Path], groups: list[tuple[Completion, ...]]) -
     await trio.to_thread.run_sync(check_spans, models, PROMPTS, groups, sampling)
 
 
-async def begun(pair: Pair) -> list[VllmWork]:
+async def begun(pair: Pair) -> list[Unfinished]:
     """Long completions that have some of their tokens."""
     short = await pair.engine.begin(PROMPTS[:1], 1, SHORT, 1)
     long = await pair.engine.begin(PROMPTS, 2, LONG, 3)

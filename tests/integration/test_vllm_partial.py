@@ -41,11 +41,11 @@ def test_what_is_interrupted_is_finished_by_the_next_version(
         begun = await engine.begin(PROMPTS[:3], 4, LONG, 1)
         begun += await engine.begin(PROMPTS[3:], 4, SHORT, 2)
         assert not any(work.done for work in begun)
-        prompt = begun[0].rows.asks()[0].token_ids
+        prompt = begun[0].asks()[0].token_ids
         await engine.advance(begun, 3)
         assert [work.done for work in begun] == [False] * 3 + [True] * 3
         assert len(await engine.collect(begun[3:])) == 3
-        assert any(len(ask.token_ids) > len(prompt) for ask in begun[0].rows.asks())
+        assert any(len(ask.token_ids) > len(prompt) for ask in begun[0].asks())
         await engine.load(models[1], 1)
         await engine.advance(begun, 6)
         made = await engine.collect(begun)

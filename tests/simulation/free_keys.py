@@ -94,7 +94,7 @@ def run_siege(name: str, *, counted_s: float, begins_at_s: float = 0.0) -> Siege
             if there.steps and not first_step:
                 first_step.append(now_s)
             assert there.up is not None
-            accounts = {each.worker: each for each in there.up.intake.accounts()}
+            accounts = {each.worker: each for each in there.up.intake.book.accounts()}
             if newcomer in accounts and accounts[newcomer].known.admitted and not admitted_at:
                 admitted_at.append(now_s - NEWCOMER_AT_S)
 

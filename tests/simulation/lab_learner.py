@@ -44,7 +44,7 @@ from swarm.simulation.world import stop_at_once
 from swarm.transport.base import Transport
 from swarm.transport.memory.network import MemoryTransport
 from swarm.weights.publisher import VERSIONS_KEPT
-from swarm.weights.weights_service import VersionOutcome, VersionStage, WeightsService
+from swarm.weights.weights_service import VersionOutcome, VersionProgress, WeightsService
 from tests.simulation.witness import Witness
 
 LEASES = LeaseRules()
@@ -275,7 +275,7 @@ class _LabMachine(SimulatedMachine):
         peer: Peer,
         host: WorkerEngine,
         tell: Callable[[VersionOutcome], None],
-        watch: Callable[[VersionStage], None],
+        watch: Callable[[VersionProgress], None],
     ) -> AbstractAsyncContextManager[WeightsService | None]:
         transfer_s = self.there.case.transfer_s
         if transfer_s is None:

@@ -20,9 +20,8 @@ from swarm.exchange.fetching import Fetcher
 from swarm.exchange.pool import Pool
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import block_of
+from swarm.peers import reputation
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.reputation import RULES as REPUTATION_RULES
-from swarm.peers.reputation import Reputation
 from swarm.simulation import invariants as bounds
 from swarm.simulation import invariants as invariants_module
 from swarm.simulation.delivery import PAIRS_MIN
@@ -125,8 +124,7 @@ def test_an_honest_host_that_is_banned_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_household_that_is_banned_for_one_of_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    harsh = replace(REPUTATION_RULES, block_ban_at=REPUTATION_RULES.ban_at)
-    monkeypatch.setattr(Reputation.__init__, "__defaults__", (harsh,))
+    monkeypatch.setattr(reputation, "BLOCK_BAN_AT", reputation.BAN_AT)
     report = run_small(liars=1)
     assert rules_broken(report) == {"ban"}
     assert "with 1 liars in it" in str(report.violations[0])

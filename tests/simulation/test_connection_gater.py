@@ -11,8 +11,7 @@ from swarm.identity import PeerId
 from swarm.limits.bounded_table import OriginLimits
 from swarm.limits.quotas import RATES, RELAYED, RELAYED_SHARE, Kind
 from swarm.peers.connection_gater import CONNECTION_LIMITS, ConnectionGater
-from swarm.peers.reputation import RULES as REPUTATION_RULES
-from swarm.peers.reputation import Ban, Ledger
+from swarm.peers.reputation import BAN_S, Ban, Ledger
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from swarm.transport.memory.network import MemoryTransport
@@ -84,7 +83,7 @@ def test_a_banned_peer_is_cut_off_and_let_in_again_when_its_time_is_up() -> None
         with pytest.raises(PeerUnreachable):  # nor does the guarded node dial it
             await guard.transport.connect(liar.addresses()[0])
         assert guard.gater.refused_connections["banned peer"] == 2
-        await trio.sleep(REPUTATION_RULES.ban_s)
+        await trio.sleep(BAN_S)
         assert not guard.gater.bans()
         assert await guard.lets_in(liar)
 

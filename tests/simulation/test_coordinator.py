@@ -335,7 +335,8 @@ def test_a_plan_outlives_the_learner_and_an_older_one_changes_nothing(tmp_path: 
         for _ in range(2):
             assert learner.up is not None
             assert learner.up.intake.standby == {stage.peer("a")}
-            assert (learner.up.intake.pacing, learner.up.intake.credits) == (2, 20)
+            account = learner.up.intake.book.account
+            assert (account.pacing, account.rules.groups_max) == (2, 20)
             assert learner.up.learner.publish_every == 1
             await learner.kill(LEARNER)
             await learner.start(LEARNER)

@@ -202,7 +202,7 @@ def test_a_lease_says_how_many_completions_and_how_long(completions, tokens, is_
     async def body() -> None:
         async with scene() as there:
             source, intake = there.source(1), there.learner.intake
-            intake.set_terms(4, 3)
+            intake.book.terms = (4, 3)
             lease = await source.lease(0)
             assert isinstance(lease, HeldLease)
             assert (lease.width, lease.limit) == (4, 3)
@@ -211,7 +211,7 @@ def test_a_lease_says_how_many_completions_and_how_long(completions, tokens, is_
                 group.completions[0], token_ids=(5,) * tokens, logprobs=(-1.0,) * tokens
             )
             made = replace(group, completions=(first,) * completions)
-            intake.set_terms(0, 0)  # leases that are out keep their terms
+            intake.book.terms = (0, 0)  # leases that are out keep their terms
             assert (await source.submit(lease, made) == "accepted") is is_taken
             known = there.learner.gater.ledger.rejected
             assert known[Reject.MALFORMED] == (0 if is_taken else known.total())

@@ -133,7 +133,7 @@ def test_a_depth_that_is_lowered_below_the_period_starves_nobody(tmp_path: Path)
         with trio.fail_after(500.0):
             while there.steps[-1].version - there.steps[-1].published_version < 2:  # noqa: ASYNC110
                 await trio.sleep(0.1)
-        there.up.intake.set_pacing(0)
+        there.up.intake.book.account.set_pacing(0)
         await until_step(there, there.steps[-1].step + 12)
 
     there = Play(tmp_path, case(publish_every_steps=3)).run(scene)

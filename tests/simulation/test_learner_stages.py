@@ -55,9 +55,9 @@ def test_leases_carry_the_limit_of_a_schedule(
     swing = LengthSchedule(tokens_min=4, tokens_max=32, period_steps=4, cycles=100)
     there = played(tmp_path / "acts", swing)
     assert there.up is not None
-    limits = {held.lease.limit for held in there.up.intake._book._ended.values()}
+    limits = {held.lease.limit for held in there.up.intake.book._ended.values()}
     assert limits == {4, 18, 32}
     monkeypatch.setattr(ScheduleLengths, "lease", Stage.lease)
     without = played(tmp_path / "planted", swing)
     assert without.up is not None
-    assert {held.lease.limit for held in without.up.intake._book._ended.values()} == {0}
+    assert {held.lease.limit for held in without.up.intake.book._ended.values()} == {0}

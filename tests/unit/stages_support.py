@@ -122,6 +122,8 @@ def play(
     rounds: int = 3,
     resume_after: int = 0,
     change: Callable[[Sapo], None] = lambda _: None,
+    *,
+    virtual: bool = True,
 ) -> Played:
     """The rounds of a node. With `resume_after` its methods are made anew after so many rounds,
     from the progress as a checkpoint has it."""
@@ -146,7 +148,7 @@ def play(
             played.rounds.append(await sapo.round())
         played.outcomes = probe.outcomes
 
-    support.run(body, virtual=True, timeout_s=3_600)
+    support.run(body, virtual=virtual, timeout_s=3_600)
     return played
 
 

@@ -9,7 +9,7 @@ import trio
 
 from coordinator.model.capacity import Capacity, Form, assess
 from coordinator.reporting import CoordinatorReports, view_metrics, worker_row
-from coordinator.view import MachineRow, View
+from coordinator.view import CoordinatorView, MachineRow
 from swarm.identity import Identity
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.metrics import METRICS
@@ -50,8 +50,10 @@ def learner_report() -> LearnerReport:
     return report
 
 
-def view_of(**changes: Any) -> View:
-    view = View("l", report=learner_report(), predicted=predicted(), cost_per_h=1.25, rows=(ROW,))
+def view_of(**changes: Any) -> CoordinatorView:
+    view = CoordinatorView(
+        "l", report=learner_report(), predicted=predicted(), cost_per_h=1.25, rows=(ROW,)
+    )
     return replace(view, **changes)
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import trio
+from pydantic import ValidationError
 
 from node.config import load_run, packaged_runs
 from node.envs.base import Problem
 from node.envs.groups import expanded, group_version
-from node.envs.gym.datasets import GROUPS, OFFERED, OFFERED_BY_GROUP, REFUSED
+from node.envs.gym.datasets import GROUPS, OFFERED, OFFERED_BY_GROUP, REFUSED, tables_of
 from node.envs.gym.datasets import REFUSED_BY_GROUP as REFUSALS
 from node.envs.gym.environment import ReasoningGym, settings_of
 from node.envs.gym.scorers import computed
@@ -53,6 +54,23 @@ def test_every_dataset_of_the_library_is_offered_or_refused_in_its_group() -> No
     assert found == {n: made.__module__.split(".")[1] for n, (made, _) in library().items()}
     assert set(OFFERED).isdisjoint(REFUSED)
     assert (len(OFFERED), len(REFUSED)) == (88, 18)
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ('guard = "nobody_s"', "nobody_s"),
+        ('scorer = "DEPTH_MAX"', "callable"),
+        ("text_chars_max = 0", "greater than 0"),
+        ('settings_max = { max_n = "many" }', "number"),
+        ("text_chars = 64", "Unexpected keyword"),
+    ],
+)
+def test_a_wrong_row_of_the_table_is_refused(row: str, what: str) -> None:
+    table = "[refused]\n[offered.algebra.one]\nmade_with = 'sympy'\n"
+    assert tables_of(table).offered["algebra"]["one"].made_with == "sympy"
+    with pytest.raises((AttributeError, ValidationError), match=what):
+        tables_of(f"{table}{row}\n")
 
 
 def test_python_s_warnings_of_the_library_s_syntax_are_not_shown(tmp_path: Path) -> None:

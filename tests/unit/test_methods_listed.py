@@ -24,7 +24,6 @@ from node.methods.registry import (
 from node.stages.table import STAGES
 from swarm.errors import ConfigError
 
-RESCUE_TEST = Path(__file__).parent / "test_rescue.py"
 MORE_TESTS = Path(__file__).parent / "test_training_corrections.py"
 
 
@@ -114,7 +113,6 @@ def test_every_method_has_its_two_tests_where_the_list_says() -> None:
     for each in METHODS:
         text = (folder / f"{each.function_test}.py").read_text()
         names = {each.name, each.function.__name__, type(each.parameters()).__name__}
-        text += RESCUE_TEST.read_text() if each.name == "rescue" else ""
         whole = each.family == "loss" and "OBJECTIVES.items()" in text
         assert whole or any(re.search(rf"\b{name}\b", text) for name in names), each.name
     untested = set()

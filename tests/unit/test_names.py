@@ -48,7 +48,7 @@ async def give_up(failures: list[str]) -> None:
         raise AssertionError("it has no address")
 
     try:
-        await dial_in_turn(NAME, dial, ())
+        await dial_in_turn(NAME, dial)
     except OSError as error:
         failures.append(str(error))
 
@@ -82,7 +82,7 @@ def test_a_hanging_resolver_takes_few_threads_and_none_of_others(
             await trio.lowlevel.checkpoint()
             dialled.append(str(address))
 
-        await dial_in_turn(NAME, dial, ())
+        await dial_in_turn(NAME, dial)
         assert dialled == ["/ip4/203.0.113.7/tcp/4001"]
 
     run(main)

@@ -43,8 +43,8 @@ def test_an_older_advert_that_arrives_late_does_not_move_the_addresses_back() ->
     table = OfferTable(OfferLimits())
     table.hear(advert("p", 5, range(1)), ME, 0.0, addresses=("/memory/5",))
     table.hear(advert("p", 4, range(1, 2)), ME, 0.0, addresses=("/memory/4",))
-    assert table.addresses(PeerId("p")) == ("/memory/5",)
-    assert table.newest_round(PeerId("p")) == 5
+    assert table.of(PeerId("p")).addresses == ("/memory/5",)
+    assert table.of(PeerId("p")).round == 5
 
 
 def test_bounds_hold_against_a_flood() -> None:
@@ -104,9 +104,9 @@ def test_a_producer_that_fails_is_left_alone_twice_as_long_each_time() -> None:
         now += rest_s
         assert table.choose(1, Random(0), now)
     table.delivered(name)
-    assert table.is_proven(name)
+    assert table.of(name).proven
     table.rest(name, 30.0, now)
-    assert not table.is_proven(name)
+    assert not table.of(name).proven
     assert table.choose(1, Random(0), now + 30.0)
     assert not table.choose(1, Random(0), now + 30.0, proven_only=True)
 
@@ -118,12 +118,12 @@ def test_dials_held_back_do_not_prolong_the_rest_after_a_silence() -> None:
     now = 0.0
     for first_s, rest_s in ((2.0, 2.0), (2.0, 4.0), (2.0, 8.0), (30.0, 30.0), (2.0, 16.0)):
         table.rest(name, first_s, now)
-        assert table.is_resting(name, now + rest_s - 0.1)
+        assert table.of(name).rests_until > now + rest_s - 0.1
         now += rest_s
-        assert not table.is_resting(name, now)
+        assert table.of(name).rests_until <= now
     table.rest(name, 30.0, now)  # each kind goes on where it was
-    assert table.is_resting(name, now + 59.9)
-    assert not table.is_resting(name, now + 60.0)
+    assert table.of(name).rests_until > now + 59.9
+    assert table.of(name).rests_until <= now + 60.0
 
 
 def test_a_producer_that_was_set_back_is_heard_again() -> None:
@@ -132,11 +132,11 @@ def test_a_producer_that_was_set_back_is_heard_again() -> None:
     table.hear(advert(name, 50, range(4), created_at_s=100), ME, 0.0)
     back = advert(name, 3, range(4, 8), created_at_s=200)
     assert table.hear(back, ME, 0.0, addresses=("/memory/3",)) == 4
-    assert table.newest_round(name) == 3
-    assert table.addresses(name) == ("/memory/3",)
+    assert table.of(name).round == 3
+    assert table.of(name).addresses == ("/memory/3",)
     assert table.hear(advert(name, 1, range(8, 9), created_at_s=90), ME, 0.0) == 0
     table.hear(advert(name, 49, range(9, 10), created_at_s=95), ME, 0.0)
-    assert table.newest_round(name) == 3
+    assert table.of(name).round == 3
 
 
 def resting(table: OfferTable, name: PeerId, failures: int) -> float:
@@ -195,8 +195,8 @@ def test_what_others_hold_is_still_chosen_while_its_producer_rests() -> None:
     name = PeerId("p")
     table.hear(advert(name, 1, range(4)), ME, 0.0)
     table.delivered_by_others(name, 30.0, 0.0)
-    assert table.is_resting(name, 29.0)
-    assert not table.is_resting(name, 30.0)
+    assert table.of(name).rests_until > 29.0
+    assert table.of(name).rests_until <= 30.0
     assert table.choose(1, Random(0), 29.0)
     table.rest(name, 30.0, 1.0)  # nobody had the next ones
     assert not table.choose(1, Random(0), 29.0)
@@ -231,4 +231,4 @@ def test_slow_producers_come_last_where_that_is_asked_for() -> None:
         chosen = table.choose(15, Random(seed), 0.0, slow_last=True)
         assert [offer.producer for offer in chosen] == ["quick"] * 10 + ["slow"] * 5
     table.delivered(PeerId("slow"))
-    assert not table.is_slow(PeerId("slow"))
+    assert not table.of(PeerId("slow")).slow

@@ -1,6 +1,5 @@
 """Standings and bans, on a clock of their own."""
 
-from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -8,7 +7,8 @@ import pytest
 from swarm.errors import Reject
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import Block, block_of, is_public
-from swarm.peers.reputation import LITTLE, MUCH, NOTHING, RULES, Reputation
+from swarm.peers import reputation as rules
+from swarm.peers.reputation import LITTLE, MUCH, NOTHING, Reputation
 from swarm.simulation.invariants import LIARS_FOR_BLOCK_BAN
 
 LIAR, OTHER = PeerId("liar"), PeerId("other")
@@ -23,7 +23,7 @@ def tell(reputation: Reputation, peer: PeerId, reason: Reject, times: int, now: 
 
 
 def test_a_block_ban_takes_as_many_peers_as_simulations_expect() -> None:
-    assert ceil(RULES.block_ban_at / RULES.ban_at) == LIARS_FOR_BLOCK_BAN
+    assert ceil(rules.BLOCK_BAN_AT / rules.BAN_AT) == LIARS_FOR_BLOCK_BAN
 
 
 def test_every_reason_has_a_weight_and_no_more_than_one() -> None:
@@ -46,13 +46,14 @@ def test_what_happens_to_honest_peers_never_bans_whatever_the_number() -> None:
         for reason in [*LITTLE, *NOTHING]:
             reputation.record_offence(LIAR, reason, BLOCK, float(second))
     assert not reputation.bans(2_000.0)
-    assert reputation.score(LIAR, 2_000.0) <= RULES.little_max < RULES.ban_at
+    assert reputation.score(LIAR, 2_000.0) <= rules.LITTLE_MAX < rules.BAN_AT
 
 
-def test_a_wrong_weight_would_ban_them() -> None:
+def test_a_wrong_weight_would_ban_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test above."""
-    wrong = replace(RULES, much={**MUCH, Reject.EXPIRED: 4.0}, little={})
-    assert tell(Reputation(wrong), LIAR, Reject.EXPIRED, 3, 0.0)
+    monkeypatch.setattr(rules, "MUCH", {**MUCH, Reject.EXPIRED: 4.0})
+    monkeypatch.setattr(rules, "LITTLE", {})
+    assert tell(Reputation(), LIAR, Reject.EXPIRED, 3, 0.0)
 
 
 def test_a_few_bad_records_outweigh_many_good_ones() -> None:
@@ -76,9 +77,9 @@ def test_nobody_saves_up_for_a_lie() -> None:
 def test_a_standing_fades() -> None:
     reputation = Reputation()
     reputation.record_offence(LIAR, Reject.MALFORMED, None, 0.0)
-    assert reputation.score(LIAR, RULES.half_life_s) == pytest.approx(2.0)
-    assert not tell(reputation, LIAR, Reject.MALFORMED, 1, RULES.half_life_s)
-    assert not tell(reputation, LIAR, Reject.MALFORMED, 1, 4 * RULES.half_life_s)
+    assert reputation.score(LIAR, rules.HALF_LIFE_S) == pytest.approx(2.0)
+    assert not tell(reputation, LIAR, Reject.MALFORMED, 1, rules.HALF_LIFE_S)
+    assert not tell(reputation, LIAR, Reject.MALFORMED, 1, 4 * rules.HALF_LIFE_S)
 
 
 def test_bans_end_and_grow_longer_up_to_a_bound() -> None:
@@ -91,8 +92,8 @@ def test_bans_end_and_grow_longer_up_to_a_bound() -> None:
         assert reputation.is_banned(LIAR, ban.until - 0.01)
         now = ban.until
         assert not reputation.is_banned(LIAR, now)
-    assert lengths == [300.0, 1200.0, 4800.0, 19200.0, 76800.0] + [RULES.ban_s_max] * 3
-    now += RULES.clean_s + 1
+    assert lengths == [300.0, 1200.0, 4800.0, 19200.0, 76800.0] + [rules.BAN_S_MAX] * 3
+    now += rules.CLEAN_S + 1
     assert tell(reputation, LIAR, Reject.MALFORMED, 3, now)
     assert reputation.bans(now)[0].number == 1
 
@@ -101,8 +102,8 @@ def test_what_was_on_its_way_at_a_ban_does_not_make_the_next_one_sooner() -> Non
     reputation = Reputation()
     tell(reputation, LIAR, Reject.MALFORMED, 500, 0.0)
     assert [ban.number for ban in reputation.bans(0.0)] == [1]
-    assert not tell(reputation, LIAR, Reject.EXPIRED, 3, RULES.ban_s)
-    assert tell(reputation, LIAR, Reject.MALFORMED, 1, RULES.ban_s)
+    assert not tell(reputation, LIAR, Reject.EXPIRED, 3, rules.BAN_S)
+    assert tell(reputation, LIAR, Reject.MALFORMED, 1, rules.BAN_S)
 
 
 def test_one_bad_peer_takes_no_neighbour_with_it() -> None:
@@ -124,7 +125,7 @@ def test_many_bad_peers_get_their_block_banned_even_with_one_lie_each() -> None:
     (ban,) = reputation.record_offence(PeerId("liar9"), Reject.MALFORMED, BLOCK, 0.0)
     assert (ban.subject, ban.is_block) == (BLOCK, True)
     assert not reputation.is_banned(Block("198.51.100.0/24"), 0.0)
-    assert not reputation.is_banned(BLOCK, RULES.ban_s)
+    assert not reputation.is_banned(BLOCK, rules.BAN_S)
 
 
 def test_peers_without_a_block_are_held_to_nobodys_account() -> None:
@@ -134,9 +135,10 @@ def test_peers_without_a_block_are_held_to_nobodys_account() -> None:
     assert not reputation.bans(0.0)
 
 
-def test_everything_is_bounded() -> None:
-    rules = replace(RULES, peers_max=8, bans_max=4, blocks_max=2, peers_per_block_max=3)
-    reputation = Reputation(rules)
+def test_everything_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, most in {"PEERS": 8, "BANS": 4, "BLOCKS": 2, "PEERS_PER_BLOCK": 3}.items():
+        monkeypatch.setattr(rules, f"{name}_MAX", most)
+    reputation = Reputation()
     for number in range(100):
         block = Block(f"192.0.{number}.0/24")
         for _ in range(3):

@@ -26,7 +26,16 @@ from swarm.identity import PeerId
 from swarm.telemetry.dashboard.grafana import grafana_dashboard
 from swarm.telemetry.dashboard.page_state import DashboardState, ReportSource
 from swarm.telemetry.fleet_view import NodeView
-from swarm.telemetry.metrics import FIGURES, METRIC, METRICS, SHOWN, figures_of, measured
+from swarm.telemetry.metrics import (
+    COMPUTED,
+    FIGURES,
+    METRIC,
+    METRICS,
+    SHOWN,
+    figures_of,
+    measured,
+    read_metrics,
+)
 from swarm.transport.base import TransportCounters
 from swarm.weights.weights_service import VersionOutcome
 from swarm.wire.messages import LearnerReport
@@ -100,10 +109,11 @@ RECORDS: dict[str, tuple[type, ...]] = {
     "Capacity": (Capacity,),
 }
 PATHS = [
-    (name, source, reading)
+    (name, source, path)
     for name, metric in METRICS.items()
     for source, reading in metric.set_by.items()
-    if isinstance(reading, str)
+    for path in ([reading] if isinstance(reading, str) else reading)
+    if path
 ]
 
 
@@ -126,6 +136,36 @@ def test_every_metric_says_who_sets_it_its_unit_and_its_group() -> None:
     code = {"traffic", "coordinator", "learner", "node", "figures"}
     for name, metric in METRICS.items():
         assert metric.set_by.keys() <= code | RECORDS.keys(), name
-        assert metric.set_by, name
-        assert metric.group, name
-        assert metric.help, name
+    assert all(METRICS[name].set_by[source] == "" for name, source in COMPUTED)
+
+
+def test_attributes_of_a_row_are_added_up() -> None:
+    """In a round, `round_s` is the time of generating, scoring and training."""
+    record = replace(round_done(3), generate_s=1.0, score_s=2.0, train_s=4.0)
+    assert measured(record)["round_s"] == 7.0
+
+
+ROW = """[a_s]
+unit = "s"
+group = "A"
+help = "seconds of a"
+set_by = { RoundDone = "a_s" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ('unit = "s"', ""),
+        ('unit = "s"', "unit = 1"),
+        ('group = "A"', 'group = ""'),
+        ('help = "seconds of a"', 'halp = "seconds of a"'),
+        ('{ RoundDone = "a_s" }', "{}"),
+        ('"a_s"', "1"),
+        ("[a_s]", "[a_s"),
+    ],
+)
+def test_a_wrong_row_is_refused(right: str, wrong: str) -> None:
+    assert read_metrics(ROW)["a_s"].kind == "gauge"
+    with pytest.raises(ValueError, match=r"validation error|Expected"):
+        read_metrics(ROW.replace(right, wrong))

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from node.commands import doctor
 from node.config import RunConfig
 from node.envs import registry, scoring
 from node.run import machine
-from node.sandbox import confinement
+from node.sandbox import confinement, kernel
 from node.sandbox.runner_main import lacks_cpu
 from node.system.child_process import NUMBER, encode
 from node.verify.assignment import assigned_task
@@ -84,6 +85,22 @@ def with_verifier(
             await body(verifier)
 
     run_async(main)
+
+
+def nameless(names: dict[str, list[str]], numbers: dict[str, dict[str, int]]) -> set[str]:
+    known = {name for of_machine in numbers.values() for name in of_machine}
+    return {name for part in names.values() for name in part} - known
+
+
+def test_a_misspelled_call_in_a_filter_would_be_noticed() -> None:
+    """A filter passes over names without a number, as a machine lacks some calls."""
+    calls = tomllib.loads(Path(kernel.__file__).with_name("system_calls.toml").read_text("utf-8"))
+    numbers = calls["numbers"]
+    assert not nameless(calls["refused"] | calls["more"], numbers)
+    assert nameless({"network": ["socket", "conect"]}, numbers) == {"conect"}
+    for of_machine in numbers.values():
+        assert all(type(number) is int for number in of_machine.values())
+        assert len(set(of_machine.values())) == len(of_machine)
 
 
 @pytest.mark.parametrize("cell", ["all", "view", "landlock"])

@@ -17,7 +17,7 @@ from node.sandbox import kernel, runner, seccomp
 from node.verify.fair_queue import PROVEN_GROUPS
 from node.verify.verifier import ProcessVerifier
 from swarm.errors import Reject, RemoteProtocolError
-from swarm.peers.reputation import RULES, Reputation
+from swarm.peers.reputation import Reputation
 from swarm.rollouts import Task
 from tests.unit.tasks_support import ALICE, BOB, first_tasks, make_group
 from tests.unit.test_python_function import (
@@ -212,7 +212,7 @@ def test_who_waits_pays_and_is_banned_by_the_third_group(seconds: float) -> None
         posed = await verifier.problems(tasks[ALICE])
         for task, problem in list(zip(tasks[ALICE], posed, strict=True))[:PROVEN_GROUPS]:
             await verifier.verify(make_group(run, problem.answer, task=task))
-        reputation = Reputation(RULES)
+        reputation = Reputation()
         reasons: list[Reject] = []
         waited_s = 0.0
 

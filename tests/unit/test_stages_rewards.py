@@ -30,14 +30,17 @@ from node.observe.records import RoundDone
 from node.stages.advantage import MeasureByCapability, MeasureByPartner
 from node.stages.stage import BatchGroup, Stage, View
 from node.stages.table import stages_of
-from node.verify.verifier import InlineVerifier
+from node.verify.assignment import assigned_task
+from node.verify.verifier import InlineVerifier, Verifier
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason, Task
 from tests.pool_samples import PRODUCERS
 from tests.unit.simulated_pair import rounds_beside
 from tests.unit.stages_support import ONE_KIND, Played, Student, config_of, play
+from tests.unit.tasks_support import ALICE, make_run
 from tests.unit.test_learner_batch import of_size, view
 from tests.unit.test_rescue import CONFIG, Kept
+from tests.unit.test_tasks_verifier import with_both
 
 # --- HACPO ---------------------------------------------------------------------------------------
 
@@ -274,6 +277,21 @@ def test_a_guess_is_right_while_replies_leave_it_open(turns: list[str], wanted: 
     """The number is ten."""
     problem = Problem(Task("guess_number", "1", "{}", 0, 0), "", "10", {"max": 15, "tries": 4})
     assert GuessNumber().of_turn(problem, turns) == wanted
+
+
+def test_a_verifiers_process_judges_turns_as_well() -> None:
+    run = make_run({"name": "guess_number"})
+    task = assigned_task(run, ALICE, 0)
+    right_one = GuessNumber().problem(task).answer
+    wrong = next(str(n) for n in range(1, 16) if str(n) != right_one)
+    reply = "higher, 3 left" if int(right_one) > int(wrong) else "lower, 3 left"
+    said = [(True, [(True, wrong)]), (True, [(True, wrong), (False, reply), (True, wrong)])]
+
+    async def body(verifier: Verifier) -> None:
+        assert await verifier.score([task], [said], "turn") == [(1.0, 0.0)]
+        assert await verifier.score([task], [said]) == [(0.0, 0.0)]
+
+    with_both(run, body)
 
 
 def test_a_call_is_right_at_its_place() -> None:

@@ -1,5 +1,6 @@
 """Heads and manifests of weights: what is believed, and why the rest is not."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,9 @@ import msgpack
 import pytest
 
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
+from swarm.identity import PeerId
 from swarm.weights import artifacts, manifest
+from swarm.weights.hot_swap import HeadRules, HeadTable
 from swarm.weights.manifest import DTYPE_BITS, Artifact, ChunkRef, Manifest, TensorSpec
 from swarm.wire import codec, messages
 from swarm.wire.messages import (
@@ -29,9 +32,17 @@ def head(**changes: Any) -> HeadBody:
     return sample_head().model_copy(update=changes)
 
 
-def judge(record: HeadBody, newest: HeadBody | None = None, **changes: Any) -> bool:
-    facts: dict[str, Any] = {"run_id": "sample-1", "publishers": {ALICE.peer_id}, "now_s": NOW_S}
-    return manifest.is_newer_head(record, newest, skew_s=SKEW_S, **(facts | changes))
+def judge(
+    record: HeadBody,
+    newest: HeadBody | None = None,
+    run_id: str = "sample-1",
+    publishers: Collection[PeerId] = (ALICE.peer_id,),
+    now_s: float = NOW_S,
+) -> bool:
+    table = HeadTable(HeadRules(run_id, frozenset(publishers), SKEW_S), lambda: now_s)
+    for each in (newest, record) if newest else (record,):
+        is_newer = table.hear(codec.sign_head(each, ALICE))[1]
+    return is_newer
 
 
 def refusal(

@@ -41,7 +41,6 @@ from node.engines.vllm.unfinished import (
     Piece,
     Unfinished,
     Update,
-    VllmWork,
     check,
     prompt_seeds,
 )
@@ -183,11 +182,10 @@ class VllmEngine(Engine):
         # Each turn has random numbers of its own
         keys = [f"{each.prompt}\x1f{len(each.turns)}" for each in contexts]
         seeds = prompt_seeds(keys, [seed] * len(keys))
-        works: list[VllmWork | None] = []
+        works: list[Unfinished | None] = []
         for context, ids, own in zip(contexts, encoded, seeds, strict=True):
             room = min(context.tokens_max, self._settings.context_tokens - len(ids))
-            rows = Unfinished(ids, 1, room, own)
-            works.append(VllmWork(rows, 1, sampling) if room > 0 else None)
+            works.append(Unfinished(tuple(ids), 1, room, own, sampling) if room > 0 else None)
         going_on = [work for work in works if work is not None]
         await self.advance(going_on, len(going_on))
         made = iter(await self.collect(going_on))
@@ -195,13 +193,13 @@ class VllmEngine(Engine):
 
     async def begin(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
-    ) -> list[VllmWork]:
+    ) -> list[Unfinished]:
         check(sampling, completions_each)
         return await self._begun(plain_requests(prompts, completions_each), sampling, seed)
 
     async def _begun(
         self, requests: Sequence[Request], sampling: Sampling, seed: int
-    ) -> list[VllmWork]:
+    ) -> list[Unfinished]:
         prompts = [each.prompt for each in requests]
         encoded = await self._encoded([Context(prompt, (), 0) for prompt in prompts])
         works = []
@@ -219,8 +217,8 @@ class VllmEngine(Engine):
                 )
             tokens_max = min(settings.max_new_tokens, room)
             beginning = self._text.beginning(each, settings, tokens_max)
-            rows = Unfinished(ids, each.n, tokens_max, drawn_by)
-            works.append(VllmWork(rows, each.n, settings, each.prompt, beginning))
+            about = (tuple(ids), each.n, tokens_max, drawn_by)
+            works.append(Unfinished(*about, settings, each.prompt, beginning))
         return works
 
     async def advance(self, works: Sequence[PendingGroup], enough: int) -> None:
@@ -237,7 +235,7 @@ class VllmEngine(Engine):
     async def collect(self, works: Sequence[PendingGroup]) -> list[tuple[Completion, ...]]:
         text_of = self._text.text_of
         return await trio.to_thread.run_sync(
-            lambda: [work.rows.completions(partial(text_of, work.prompt)) for work in _own(works)],
+            lambda: [work.completions(partial(text_of, work.prompt)) for work in _own(works)],
             limiter=self._encoding,
         )
 
@@ -263,35 +261,35 @@ class VllmEngine(Engine):
             limiter=self._encoding,
         )
 
-    async def _finish(self, work: VllmWork, harvest: Harvest) -> None:
+    async def _finish(self, work: Unfinished, harvest: Harvest) -> None:
         """Ask until the group or the harvest is done, across interruptions and restarts."""
-        longest = work.rows.longest_tokens + CACHE_BLOCK_TOKENS  # the last block is never full
-        async with self.flow.place(work.completions, longest):
+        longest = work.longest_tokens + CACHE_BLOCK_TOKENS  # the last block is never full
+        async with self.flow.place(work.completions_each, longest):
             while not work.done and not harvest.is_full:
                 await self._persist(partial(self._advance, work, harvest))
         harvest.count(work.done)
 
-    async def _advance(self, work: VllmWork, harvest: Harvest) -> None:
-        if work.rows.line != self._line:
-            work.rows.begin_again(self._line)
-        if work.beginning is not None and work.rows.untouched:
+    async def _advance(self, work: Unfinished, harvest: Harvest) -> None:
+        if work.line != self._line:
+            work.begin_again(self._line)
+        if work.beginning is not None and work.untouched:
             await self._begin_with(work, work.beginning)
-        await self._each([partial(self._ask, work, ask, harvest) for ask in work.rows.asks()])
+        await self._each([partial(self._ask, work, ask, harvest) for ask in work.asks()])
 
-    async def _begin_with(self, work: VllmWork, beginning: Piece) -> None:
+    async def _begin_with(self, work: Unfinished, beginning: Piece) -> None:
         async with self._connections, self._gate.passing():
             if not self._sound:
                 raise ChildFailed("the vLLM server has lost its weights")
             version, count = self._version, len(beginning.token_ids)
             if not beginning.logprobs:
-                row = [*work.rows.prompt_ids, *beginning.token_ids]
+                row = [*work.prompt_ids, *beginning.token_ids]
                 told = await self._logprobs(row)
                 beginning = replace(beginning, logprobs=tuple(told[-count:]))
-            work.rows.begin_with(beginning, version)
+            work.begin_with(beginning, version)
 
-    async def _ask(self, work: VllmWork, ask: Ask, harvest: Harvest) -> None:
+    async def _ask(self, work: Unfinished, ask: Ask, harvest: Harvest) -> None:
         async with self._connections, self._gate.passing():
-            if work.rows.line != self._line or harvest.is_full:
+            if work.line != self._line or harvest.is_full:
                 return  # that was before it got in
             if not self._sound:
                 raise ChildFailed("the vLLM server has lost its weights")
@@ -299,7 +297,7 @@ class VllmEngine(Engine):
             request = self._text.generate_request(ask, work.sampling)
             answer = await self._running().post("/inference/v1/generate", request)
             pieces = await trio.to_thread.run_sync(self._text.pieces, answer, label)
-            work.rows.take(ask, pieces, version)
+            work.take(ask, pieces, version)
 
     async def _persist(self, job: Callable[[], Awaitable[T]]) -> T:
         """Run a job; a ChildFailed restarts the server and tries again, `RESTARTS_MAX` times."""
@@ -554,9 +552,9 @@ class VllmEngine(Engine):
         return results
 
 
-def _own(works: Sequence[PendingGroup]) -> Sequence[VllmWork]:
+def _own(works: Sequence[PendingGroup]) -> Sequence[Unfinished]:
     """Groups that `VllmEngine.begin` made."""
-    return cast("Sequence[VllmWork]", works)
+    return cast("Sequence[Unfinished]", works)
 
 
 async def make_vllm(

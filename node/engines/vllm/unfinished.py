@@ -54,23 +54,27 @@ class _Row:
             self.finish_reason = piece.finish_reason
 
 
+@dataclass(eq=False, slots=True)
 class Unfinished:
-    """One prompt and its completions."""
+    """A `PendingGroup`: one prompt and its completions."""
 
-    def __init__(
-        self, prompt_ids: Sequence[int], completions_each: int, tokens_max: int, seed: int
-    ) -> None:
-        """`tokens_max`: of a completion, at least 1, within the context."""
-        self.prompt_ids = tuple(prompt_ids)
-        self._tokens_max = tokens_max
-        self._seed = seed
-        self._rows = [_Row() for _ in range(completions_each)]
-        self._begun = 0  # tokens of the beginning that all rows have
-        self.line = 0  # of versions, a number of the engine's
+    prompt_ids: tuple[int, ...]
+    completions_each: int
+    tokens_max: int  # of a completion, at least 1, within the context
+    seed: int
+    sampling: Sampling = field(default_factory=Sampling)
+    prompt: str = ""
+    beginning: Piece | None = None  # without log-probs: those of the weights that will serve
+    line: int = 0  # of versions, a number of the engine's
+    _begun: int = 0  # tokens of the beginning that all rows have
+    _rows: list[_Row] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begin_again(self.line)
 
     @property
     def longest_tokens(self) -> int:
-        return len(self.prompt_ids) + self._tokens_max
+        return len(self.prompt_ids) + self.tokens_max
 
     @property
     def done(self) -> bool:
@@ -92,13 +96,13 @@ class Unfinished:
         interruption one for each completion, with new random numbers."""
         if self.untouched:
             every = tuple(range(len(self._rows)))
-            return [Ask(every, self.prompt_ids, self._tokens_max, self._seed)]
+            return [Ask(every, self.prompt_ids, self.tokens_max, self.seed)]
         return [
             Ask(
                 (index,),
                 (*self.prompt_ids, *row.tokens),
-                self._tokens_max - len(row.tokens),
-                _derived(self._seed, index, len(row.tokens)),
+                self.tokens_max - len(row.tokens),
+                _derived(self.seed, index, len(row.tokens)),
             )
             for index, row in enumerate(self._rows)
             if row.finish_reason is None
@@ -111,7 +115,7 @@ class Unfinished:
 
     def begin_again(self, line: int) -> None:
         """Drop all tokens, which are of another line of versions."""
-        self._rows = [_Row() for _ in self._rows]
+        self._rows = [_Row() for _ in range(self.completions_each)]
         self.line = line
 
     def completions(self, decode: Callable[[Sequence[int]], str]) -> tuple[Completion, ...]:
@@ -134,21 +138,6 @@ def _derived(seed: int, *numbers: int) -> int:
     """A seed below 2**48 that depends on all of these."""
     text = "/".join(map(str, (seed, *numbers)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
-
-
-@dataclass(eq=False, slots=True)
-class VllmWork:
-    """A `PendingGroup`."""
-
-    rows: Unfinished
-    completions: int
-    sampling: Sampling
-    prompt: str = ""
-    beginning: Piece | None = None  # without log-probs: those of the weights that will serve
-
-    @property
-    def done(self) -> bool:
-        return self.rows.done
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import ifaddr
 import trio
+from libp2p.exceptions import BaseLibp2pError
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 from trio.lowlevel import RunVar
@@ -30,11 +31,8 @@ _limiter: RunVar[trio.CapacityLimiter] = RunVar("look_ups")
 
 
 def parse_peer_address(text: str) -> tuple[Multiaddr, PeerId]:
-    """Split `/…/p2p/<peer id>` into the address and the peer id.
-
-    Raises:
-        ConfigError: the text is no such multiaddr.
-    """
+    """Split `/…/p2p/<peer id>` into the address and the peer id. ConfigError: the text is no such
+    multiaddr."""
     where, _, peer = text.rpartition("/p2p/")
     try:
         public_key_of(peer)
@@ -44,11 +42,8 @@ def parse_peer_address(text: str) -> tuple[Multiaddr, PeerId]:
 
 
 def parse_tcp_address(text: str) -> Multiaddr:
-    """Parse a multiaddr of an IP address or DNS name and a TCP port.
-
-    Raises:
-        ConfigError: the text is something else.
-    """
+    """Parse a multiaddr of an IP address or DNS name and a TCP port. ConfigError: the text is
+    something else."""
     try:
         address = Multiaddr(text)
         names = [protocol.name for protocol in address.protocols()]
@@ -61,25 +56,14 @@ def parse_tcp_address(text: str) -> Multiaddr:
     return address
 
 
-async def dial_in_turn(
-    address: Multiaddr,
-    dial: Callable[[Multiaddr], Awaitable[object]],
-    failures: tuple[type[Exception], ...],
-) -> None:
-    """Dial an address; a DNS name's addresses in turn until one answers.
-
-    `failures` are the errors of `dial` where nobody answers; the last one propagates.
-
-    Raises:
-        OSError: the name is unknown, or the lookup timed out.
-    """
+async def dial_in_turn(address: Multiaddr, dial: Callable[[Multiaddr], Awaitable[object]]) -> None:
+    """Dial an address; a DNS name's addresses in turn until one answers. The last error of `dial`
+    propagates. OSError: the name is unknown, or the lookup timed out."""
     targets = await _resolve(address)
     for target in targets[:-1]:
-        try:
+        with suppress(BaseLibp2pError, OSError):
             await dial(target)
-        except failures:
-            continue
-        return
+            return
     await dial(targets[-1])
 
 
@@ -133,11 +117,7 @@ def port_of(address: Multiaddr) -> int:
 
 
 def on_free_ports(listen: Sequence[str], ports: Sequence[int]) -> list[str]:
-    """Give addresses with port 0 the first free of `ports`.
-
-    Raises:
-        ConfigError: an address is malformed.
-    """
+    """Give addresses with port 0 a free one of `ports`. ConfigError: a malformed address."""
     chosen = list(listen)
     for i, (address, port) in enumerate(zip(parse_listen(listen), ports, strict=False)):
         if port_of(address) == 0:
@@ -150,11 +130,7 @@ def on_free_ports(listen: Sequence[str], ports: Sequence[int]) -> list[str]:
 
 def probe_port(address: Multiaddr) -> None:
     """Check that the port is free: upstream silently shares it with another program of the same
-    user.
-
-    Raises:
-        ConfigError: the port is taken, or the address is not ours.
-    """
+    user. ConfigError: the port is taken, or the address is not ours."""
     protocols = [protocol.name for protocol in address.protocols()]
     family = socket.AF_INET6 if protocols[0] == "ip6" else socket.AF_INET
     host = address.value_for_protocol(protocols[0])
@@ -182,13 +158,9 @@ def _expand(address: Multiaddr) -> list[str]:
 
 def _interface_hosts(is_ip6: bool) -> list[str]:
     """IP addresses of this machine without link-local ones, which need a zone."""
-    found: list[str] = []
-    for adapter in ifaddr.get_adapters():
-        for ip in adapter.ips:
-            host = ip.ip[0] if isinstance(ip.ip, tuple) else ip.ip
-            if ip.is_IPv6 == is_ip6 and not host.startswith("fe80"):
-                found.append(host)
-    return found
+    ips = [ip for adapter in ifaddr.get_adapters() for ip in adapter.ips if ip.is_IPv6 == is_ip6]
+    hosts = [ip.ip[0] if isinstance(ip.ip, tuple) else ip.ip for ip in ips]
+    return [host for host in hosts if not host.startswith("fe80")]
 
 
 def own_addresses(bound: Iterable[Multiaddr]) -> list[str]:

@@ -45,15 +45,9 @@ from multiaddr import Multiaddr
 from swarm.errors import RemoteProtocolError, RequestRefused
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import canonical_ip
+from swarm.transport.base import Gate
 from swarm.transport.connection_slots import ConnectionSlot, ConnectionSlots, origin_of
-from swarm.transport.libp2p.negotiation import (
-    Readable,
-    Reader,
-    Responder,
-    Write,
-    agree,
-    proposal,
-)
+from swarm.transport.libp2p.negotiation import Reader, Responder, agree, proposal
 from swarm.transport.libp2p.noise import SOCKET_READ_BYTES, Noise
 from swarm.transport.libp2p.yamux import MuxedConnection, OnEnd
 from swarm.transport.metering import ADMISSION_S, HANDSHAKE_S, Payer, WorkMeter
@@ -105,11 +99,7 @@ class HardUpgrader(TransportUpgrader):
     async def upgrade_security(
         self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
     ) -> ISecureConn:
-        """Agree on Noise and run the handshake.
-
-        Raises:
-            SecurityUpgradeFailure: anything goes wrong.
-        """
+        """Agree on Noise and run the handshake. SecurityUpgradeFailure: anything goes wrong."""
         if type(raw_conn) is RawConnection:  # an outbound one, whose reads upstream does not bound
             raw_conn = BoundedRawConnection(raw_conn.stream, raw_conn.is_initiator)
             if raw_conn.is_gone:
@@ -124,11 +114,7 @@ class HardUpgrader(TransportUpgrader):
             raise SecurityUpgradeFailure("the handshake failed") from error
 
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
-        """Agree on Yamux.
-
-        Raises:
-            MuxerUpgradeFailure: anything goes wrong.
-        """
+        """Agree on Yamux. MuxerUpgradeFailure: anything goes wrong."""
         try:
             await _negotiate(conn, yamux.PROTOCOL_ID, conn.is_initiator, 0)
         except Exception as error:  # boundary: libp2p's parsers on foreign bytes
@@ -149,14 +135,12 @@ async def _negotiate(
         RemoteProtocolError: the peer breaks the rules.
         BaseLibp2pError: the peer is gone.
     """
-    source: Readable = conn
-    write: Write = conn.write
-    reader = Reader(source, ahead_bytes)
+    reader = Reader(conn, ahead_bytes)
     if is_initiator:
-        await write(proposal(protocol))
+        await conn.write(proposal(protocol))
         await agree(reader, protocol)
     else:
-        offer = Responder(reader, write)
+        offer = Responder(reader, conn.write)
         if await offer.choice({protocol}, TRIES_MAX) is None:
             raise RequestRefused(f"{protocol} is not spoken")
         await offer.flush()
@@ -211,15 +195,16 @@ class HardSwarm(Swarm):
         self,
         keys: KeyPair,
         self_id: ID,
-        admits: Callable[[ID, str | None], bool],
+        admits: Gate,
         network_key: bytes | None,
         on_end: OnEnd,
+        slots: ConnectionSlots,
     ) -> None:
         peerstore = PeerStore()
         peerstore.add_key_pair(self_id, keys)
         transports: list[ITransport] = [TCP()]
         self.meter = WorkMeter()
-        self.slots = ConnectionSlots()
+        self.slots = slots
         super().__init__(
             self_id,
             peerstore,
@@ -249,8 +234,6 @@ class HardSwarm(Swarm):
             await super().run()
             nursery.cancel_scope.cancel()
 
-    # --- from outside -----------------------------------------------------------------------
-
     async def _handle_inbound_connection(
         self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
     ) -> None:
@@ -272,11 +255,7 @@ class HardSwarm(Swarm):
     async def upgrade_inbound_raw_conn(
         self, raw_conn: IRawConnection, maddr: Multiaddr
     ) -> IMuxedConn:
-        """Admit an inbound connection.
-
-        Raises:
-            SwarmException: no slot is free, or it is refused.
-        """
+        """Admit an inbound connection. SwarmException: no slot is free, or it is refused."""
         slot = self.slots.begin_handshake(_ip_of(raw_conn))
         conn: SwarmConn | None = None
         if slot is not None:
@@ -289,8 +268,6 @@ class HardSwarm(Swarm):
             await _close(raw_conn)
             raise SwarmException("no slot for one more handshake")
         return conn.muxed_conn
-
-    # --- from here --------------------------------------------------------------------------
 
     async def _dial_addr_single_attempt(
         self, addr: Multiaddr, peer_id: ID, source: tuple[str, int] | None = None
@@ -311,14 +288,9 @@ class HardSwarm(Swarm):
     async def upgrade_outbound_raw_conn(
         self, raw_conn: IRawConnection, peer_id: ID, pre_scope: Any = None
     ) -> SwarmConn:
-        """Admit a connection to the dialled peer.
-
-        Raises:
-            SwarmException: another peer answered, it breaks the rules, or takes too long.
-        """
+        """Admit a connection to the dialled peer. SwarmException: another peer answered, it breaks
+        the rules, or takes too long."""
         return await self._admit(raw_conn, peer_id)
-
-    # --- both -------------------------------------------------------------------------------
 
     async def _admit(self, raw_conn: IRawConnection, expected: ID | None) -> SwarmConn:
         direction = "inbound" if expected is None else "outbound"
@@ -346,23 +318,20 @@ class HardSwarm(Swarm):
         """Give a connection a slot and run it.
 
         Upstream lists a connection after its start, so one that ends first stays listed.
-
-        Raises:
-            SwarmException: it is refused, or is over already.
-        """
+        SwarmException: it is refused, or is over already."""
         assert isinstance(muxed_conn, MuxedConnection)
-        objection = self._objection(muxed_conn)
-        slot = None
-        if objection is None:
-            slot = self.slots.admit(
-                PeerId(str(muxed_conn.peer_id)),
-                remote_ip(muxed_conn),
-                inbound=not muxed_conn.is_initiator,
-            )
+        peer, ip, slot = PeerId(str(muxed_conn.peer_id)), remote_ip(muxed_conn), None
+        objection = "all slots for connections are taken"
+        if muxed_conn.peer_id == self.self_id:
+            objection = "the peer runs under our own key"
+        elif not self._admits(peer, ip):
+            objection = "the connection is refused"
+        else:
+            slot = self.slots.admit(peer, ip, inbound=not muxed_conn.is_initiator)
         if slot is None:
             with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await muxed_conn.close()
-            raise SwarmException(objection or "all slots for connections are taken")
+            raise SwarmException(objection)
         conn = SwarmConn(muxed_conn, self, direction=direction)
         conn.set_transport_info(
             muxed_conn.get_transport_addresses(), muxed_conn.get_connection_type()
@@ -378,13 +347,6 @@ class HardSwarm(Swarm):
             raise SwarmException("the connection ended while it was admitted")
         await self.notify_connected(conn)
         return conn
-
-    def _objection(self, muxed: MuxedConnection) -> str | None:
-        if muxed.peer_id == self.self_id:
-            return "the peer runs under our own key"
-        if not self._admits(muxed.peer_id, remote_ip(muxed)):
-            return "the connection is refused"
-        return None
 
     async def _live(self, conn: SwarmConn, muxed: MuxedConnection, slot: ConnectionSlot) -> None:
         """Run a connection and clean up after it."""
@@ -442,11 +404,8 @@ class HardHost(BasicHost):
         self.remove_stream_handler(TProtocol("/ipfs/id/push/1.0.0"))
 
     async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
-        """Open a stream to a connected peer for the first of the protocols.
-
-        Raises:
-            SwarmException: the peer is not connected.
-            StreamFailure: it does not speak the protocol, or breaks the rules.
+        """Open a stream to a connected peer for the first of the protocols. SwarmException: the
+        peer is not connected. StreamFailure: it does not speak the protocol, or breaks the rules.
         """
         protocol = protocol_ids[0]
         assert isinstance(self._network, HardSwarm)

@@ -35,11 +35,7 @@ class Outbox:
         self.closed = False
 
     def put_control(self, header: bytes) -> None:
-        """Queue a frame that may overtake data.
-
-        Raises:
-            ConnectionClosedError: the connection is gone.
-        """
+        """Queue a frame that may overtake data. ConnectionClosedError: the connection is gone."""
         if self.closed or len(self._control) >= OUTBOX_CONTROL_MAX:
             raise ConnectionClosedError("connection is closed", transport="tcp")
         self._control.append(header)
@@ -47,10 +43,7 @@ class Outbox:
 
     async def put(self, header: bytes, data: Piece = b"") -> None:
         """Queue a frame that must stay in order; waits only while the outbox is full.
-
-        Raises:
-            ConnectionClosedError: the connection is gone.
-        """
+        ConnectionClosedError: the connection is gone."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self._data_bytes >= OUTBOX_BYTES_MAX and not self.closed:
             await self._lot.park()
@@ -182,10 +175,6 @@ class FrameRates:
         }
 
     def count(self, flood: Ended, now_s: float, frames: int = 1) -> None:
-        """Count frames of the kind that `flood` is about.
-
-        Raises:
-            FrameError: too many.
-        """
+        """Count frames of the kind that `flood` is about. FrameError: too many."""
         if self._buckets[flood].spend(frames, now_s) is not Verdict.GRANTED:
             raise FrameError(f"too fast: {flood}", flood)

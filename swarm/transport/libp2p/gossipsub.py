@@ -108,7 +108,6 @@ class Router(GossipSub):
         # upstream keeps the time of every message
         self.recent_message_deliveries = cast("Any", defaultdict(lambda: deque(maxlen=1)))
         self._answer_budgets: BoundedTable[ID, ByteBudget] = BoundedTable(ANSWERED_PEERS_MAX)
-        self.ids_looked_at = 0  # message ids in control messages
 
     def _check_equivocation(self, msg: rpc_pb2.Message) -> bool:
         """Upstream keeps up to 1,000 messages for this; our payloads carry signatures."""
@@ -130,7 +129,7 @@ class Router(GossipSub):
         self.mcache.put(pubsub_msg)
         key = pubsub.get_message_id(pubsub_msg)
         targets = self._get_peers_to_send([topic], msg_forwarder, origin, key)
-        frame = encode_varint_prefixed(rpc_pb2.RPC(publish=[pubsub_msg]).SerializeToString())
+        frame = _encoded(rpc_pb2.RPC(publish=[pubsub_msg]))
         for peer in targets:
             if (queue := pubsub.peer_queues.get(peer)) is not None:
                 queue.push(cast("Any", frame))
@@ -139,8 +138,6 @@ class Router(GossipSub):
         self.send_rpc(to_peer, rpc_pb2.RPC(control=control_msg), priority=True)
 
     async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
-        rpc.ClearField("senderRecord")
-        self.ids_looked_at += trim_control(rpc, self.mesh)
         await super().handle_rpc(rpc, sender_peer_id)
         for peers in self.back_off.values():  # upstream keeps all of them
             while len(peers) > BACK_OFFS_MAX:
@@ -192,11 +189,8 @@ class Router(GossipSub):
 
 
 def check_size(rpc: rpc_pb2.RPC) -> None:
-    """Check the size of an RPC without walking it.
-
-    Raises:
-        RemoteProtocolError: it holds more than an honest peer sends.
-    """
+    """Check the size of an RPC without walking it. RemoteProtocolError: it holds more than an
+    honest peer sends."""
     control = rpc.control
     wants = len(control.iwant) + len(control.ihave) + len(control.idontwant)
     entries = wants + len(control.graft) + len(control.prune) + len(rpc.subscriptions)
@@ -266,29 +260,24 @@ class SeenMessages:
 
 
 class BoundedQueue(PriorityQueue):
-    """Messages waiting for one peer, bounded in bytes, too. Holds encoded messages (`bytes`) beside
-    upstream's."""
+    """Encoded messages (`bytes`) that wait for one peer, bounded in bytes, too."""
 
     def __init__(self, messages_max: int) -> None:
         super().__init__(messages_max)
         self._bytes = 0
 
-    def push(self, rpc: rpc_pb2.RPC, priority: bool = False) -> bool:
-        size = _size(rpc)
-        if self._bytes + size > PEER_QUEUE_BYTES_MAX or not super().push(rpc, priority):
+    def push(self, rpc: Any, priority: bool = False) -> bool:
+        frame = rpc if isinstance(rpc, bytes) else _encoded(rpc)
+        has_room = self._bytes + len(frame) <= PEER_QUEUE_BYTES_MAX
+        if not has_room or not super().push(cast("Any", frame), priority):
             return False
-        self._bytes += size
+        self._bytes += len(frame)
         return True
 
-    def pop(self) -> rpc_pb2.RPC | None:
-        rpc = super().pop()
-        if rpc is not None:
-            self._bytes -= _size(rpc)
-        return rpc
-
-
-def _size(rpc: rpc_pb2.RPC | bytes) -> int:
-    return len(rpc) if isinstance(rpc, bytes) else rpc.ByteSize()
+    def pop(self) -> Any:
+        frame: Any = super().pop()
+        self._bytes -= len(frame or b"")
+        return frame
 
 
 class Gossip(Pubsub):
@@ -389,9 +378,7 @@ class Gossip(Pubsub):
         self._unfinished[stream] = len(buffer)
         if sum(self._unfinished.values()) > UNFINISHED_BYTES_MAX:
             largest = max(self._unfinished, key=self._unfinished.__getitem__)
-            log.debug(
-                "unfinished gossip of %s takes the room of others", largest.muxed_conn.peer_id
-            )
+            log.debug("unfinished gossip of %s is too much", largest.muxed_conn.peer_id)
             del self._unfinished[largest]
             await _reset(largest)
 
@@ -401,7 +388,7 @@ class Gossip(Pubsub):
         return muxed.payer if isinstance(muxed, MuxedConnection) else UNMETERED
 
     async def _process_rpc(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
-        payer, before = self._payer_of(peer_id), self._mesh.ids_looked_at
+        payer, ids_looked_at = self._payer_of(peer_id), 0
         payer.owe(RPC_S)
         if len(rpc.publish) > MESSAGES_PER_RPC_MAX:
             log.debug("%s sent %d messages at once", peer_id, len(rpc.publish))
@@ -413,8 +400,9 @@ class Gossip(Pubsub):
             if len(subscription.topicid) <= TOPIC_CHARS_MAX:
                 self.handle_subscription(peer_id, subscription)
         if rpc.HasField("control"):
+            ids_looked_at = trim_control(rpc, self._mesh.mesh)
             await self.router.handle_rpc(rpc, peer_id)
-        if payer.owe((self._mesh.ids_looked_at - before) * ENTRY_S):
+        if payer.owe(ids_looked_at * ENTRY_S):
             await payer.pay()
         elif not rpc.publish:
             await trio.lowlevel.checkpoint()
@@ -483,11 +471,11 @@ class Gossip(Pubsub):
         """Send waiting messages, several in one write. Upstream writes each alone."""
         assert isinstance(stream, NetStream)
         try:
-            while (rpc := await queue.pop()) is not None:
-                batch, size = [_encoded(rpc)], 0
-                while size < WRITE_BYTES and (more := queue._queue.pop()) is not None:
-                    batch.append(_encoded(more))
-                    size += len(batch[-1])
+            while (frame := cast("Any", await queue.pop())) is not None:
+                batch, size = [frame], 0
+                while size < WRITE_BYTES and (more := cast("Any", queue._queue.pop())) is not None:
+                    batch.append(more)
+                    size += len(more)
                 await stream.muxed_stream.write(b"".join(batch))
         except (BaseLibp2pError, OSError):
             log.debug("gossip stream to %s ended", peer_id)
@@ -497,25 +485,20 @@ class Gossip(Pubsub):
 
 async def _reset(stream: INetStream) -> None:
     """Reset a stream that another has replaced."""
-    muxed = stream.muxed_stream  # type: ignore[attr-defined]
-    assert isinstance(muxed, Stream)
     with suppress(BaseLibp2pError):  # the connection may be gone
-        await reset(muxed)
+        await reset(stream.muxed_stream)  # type: ignore[attr-defined]
 
 
 async def _close_and_reset(stream: INetStream) -> None:
     """Close our end of a stream, and reset it soon after."""
-    muxed = stream.muxed_stream  # type: ignore[attr-defined]
-    assert isinstance(muxed, Stream)
+    muxed: Stream = stream.muxed_stream  # type: ignore[attr-defined]
     with suppress(BaseLibp2pError):  # the peer may be faster
         await muxed.close()
     await finish(muxed)
 
 
-def _encoded(rpc: rpc_pb2.RPC | bytes) -> bytes:
+def _encoded(rpc: rpc_pb2.RPC) -> bytes:
     """The message with its length prefix and without address record."""
-    if isinstance(rpc, bytes):
-        return rpc
     rpc.ClearField("senderRecord")
     return encode_varint_prefixed(rpc.SerializeToString())
 
@@ -527,10 +510,7 @@ def _alive(user: INetStream | INetConn) -> bool:
 
 def _whole_message(buffer: bytearray) -> tuple[int, int] | None:
     """Start and end of the first length-prefixed message. None: it is incomplete.
-
-    Raises:
-        RemoteProtocolError: the prefix is malformed or too large.
-    """
+    RemoteProtocolError: the prefix is malformed or too large."""
     length = 0
     for i, byte in enumerate(buffer[:LENGTH_PREFIX_BYTES_MAX]):
         length |= (byte & 0x7F) << (7 * i)
@@ -544,10 +524,7 @@ def _whole_message(buffer: bytearray) -> tuple[int, int] | None:
 
 
 def _parsed(data: bytes) -> rpc_pb2.RPC:
-    """
-    Raises:
-        RemoteProtocolError: it is malformed.
-    """
+    """RemoteProtocolError: it is malformed."""
     rpc = rpc_pb2.RPC()
     try:
         rpc.ParseFromString(data)

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from random import Random
 from typing import NoReturn
@@ -34,25 +34,13 @@ from swarm.errors import (
     RequestTimeout,
 )
 from swarm.identity import Identity, PeerId
-from swarm.limits.bounded_table import OriginLimits
 from swarm.limits.quotas import Kind, Quotas, Verdict, shared_block
 from swarm.transport.base import (
-    GOSSIP_BYTES_MAX,
-    GOSSIP_QUEUE_MAX,
-    REFUSED_CONNECTIONS,
-    Admit,
-    Asks,
-    Gate,
-    GossipMessage,
     Handler,
-    Report,
     Sent,
     ServeLimits,
     Subscription,
-    TransportCounters,
-    Validator,
-    admit_all,
-    ask_always,
+    Transport,
     ignore_sent,
 )
 from swarm.transport.connection_slots import SlotFigures
@@ -91,6 +79,7 @@ from swarm.transport.request_slots import Arrivals, RequestSlot, Served, Share
 LIBP2P_VERSION = "0.8.1"
 STREAMS_PER_CONNECTION_MAX = 256  # inbound; further ones are reset
 NEGOTIATION_TIMEOUT_S = 10.0
+CHOICES_MAX = 16  # protocols a peer may ask for on one stream
 CLOSE_TIMEOUT_S = 5.0
 IDS_KEPT_MAX = 1_024
 ANSWER_BYTES_LARGE = 16_384  # the cost of a stream is refunded for larger answers
@@ -117,8 +106,8 @@ class _Request:
 
 
 # Long: the whole of `Transport`, over one host.
-class Libp2pTransport:
-    """`swarm.transport.base.Transport` over a libp2p host. Made by `open_libp2p`."""
+class Libp2pTransport(Transport):
+    """A libp2p host, made by `open_libp2p`."""
 
     def __init__(
         self,
@@ -131,17 +120,15 @@ class Libp2pTransport:
         keys = create_new_key_pair(identity.seed)
         self._id = ID.from_pubkey(keys.public_key)
         assert str(self._id) == identity.peer_id, "libp2p derives another peer id from this key"
-        self.peer_id = identity.peer_id
+        super().__init__(identity.peer_id)
         self._announce = tuple(announce)
-        self.counters = TransportCounters()
         self._arrivals = Arrivals()
         self._served: dict[str, Served] = {}
-        self._subscriptions: dict[str, Subscription] = {}
         self._dials: dict[PeerId, trio.Lock] = {}
         self._plain_quotas = Quotas()  # of what libp2p serves by itself
-        self._gate: Gate | None = None
-        self._report: Report | None = None
-        self._network = HardSwarm(keys, self._id, self._admits, network_key, self._on_end)
+        self._network = HardSwarm(
+            keys, self._id, self._admits, network_key, self._on_end, self.slots
+        )
         self._reach = None if reach is None else Reachability(self, self._network, reach, rng)
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
@@ -175,7 +162,7 @@ class Libp2pTransport:
 
     @property
     def door(self) -> SlotFigures | None:
-        return self._network.slots.figures()
+        return self.slots.figures()
 
     def peers(self) -> tuple[PeerId, ...]:
         found = {str(peer) for peer in self._network.connections if self._network.live(peer)}
@@ -184,13 +171,6 @@ class Libp2pTransport:
     def ip_of(self, peer: PeerId) -> str | None:
         conn = self._network.live(id_of(peer))
         return None if conn is None else remote_ip(conn.muxed_conn)
-
-    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
-        self._gate = gate
-        self._network.slots.limits = limits or OriginLimits()
-
-    def report_to(self, report: Report) -> None:
-        self._report = report
 
     def blame(self, peer: ID, reason: Reject) -> None:
         """Report the peer at the other end of a connection."""
@@ -202,12 +182,6 @@ class Libp2pTransport:
         self.counters.ended[reason] += 1
         if reason in FLOODS:
             self.blame(peer, Reject.FLOOD)
-
-    def _admits(self, peer: ID, ip: str | None) -> bool:
-        if self._gate is None or self._gate(PeerId(str(peer)), ip):
-            return True
-        self.counters.refused[REFUSED_CONNECTIONS] += 1
-        return False
 
     def check_reach(self) -> None:
         if self._reach is not None:
@@ -233,19 +207,13 @@ class Libp2pTransport:
         return peer
 
     def _dialler(self, address: str) -> tuple[Callable[[], Awaitable[object]], PeerId]:
-        """Return the function that dials an address, and the peer expected there.
-
-        Raises:
-            ConfigError: it is no address.
-        """
+        """Return the function that dials an address, and the peer expected there. ConfigError: it
+        is no address."""
         relay, rest = split_circuit(address)
         if relay is None:
             target, peer = parse_peer_address(rest)
-            key = id_of(peer)
-            failures = (BaseLibp2pError, OSError)
-            return lambda: dial_in_turn(
-                target, lambda where: self._network.dial_addr(where, key), failures
-            ), peer
+            dial = partial(self._network.dial_addr, peer_id=id_of(peer))
+            return lambda: dial_in_turn(target, dial), peer
         parse_peer_address(relay)
         _, peer = parse_peer_address(f"{relay.partition('/p2p/')[0]}/p2p/{rest}")
         return lambda: self._dial_through(relay, id_of(peer)), peer
@@ -299,7 +267,7 @@ class Libp2pTransport:
         try:
             if stream.swarm_conn and len(stream.swarm_conn.streams) <= STREAMS_PER_CONNECTION_MAX:
                 with trio.fail_after(NEGOTIATION_TIMEOUT_S):
-                    protocol = await inbound.negotiate(handlers)  # type: ignore[arg-type]
+                    protocol = await inbound.offer.choice(handlers, CHOICES_MAX)  # type: ignore[arg-type]
             if protocol is not None and protocol not in self._served:
                 if self._serves_plain(peer, protocol, remote_ip(stream.muxed_conn)):
                     stream.set_protocol(TProtocol(protocol))
@@ -338,66 +306,61 @@ class Libp2pTransport:
         return False
 
     async def _serve_request(self, request: _Request) -> None:
-        inbound, served, peer = request.inbound, request.served, request.peer
+        inbound = request.inbound
         try:
-            refusal: str | None = "busy"
-            if served.count_in(peer):
-                try:
-                    refusal = await self._read_and_answer(request)
-                finally:
-                    served.count_out(peer)
+            try:
+                with request.served.counted(request.peer) as is_counted:
+                    if not is_counted:
+                        self._refuse(request, "busy")
+                    await self._read_and_answer(request)
+            except (RemoteProtocolError, RequestRefused) as error:
+                await inbound.refuse(str(error))
             else:
-                self.counters.refused[request.protocol] += 1
-            if refusal is None:
                 await finish(inbound.stream)
-            else:
-                await inbound.refuse(refusal)
         except BaseLibp2pError as error:
-            log.debug("request of %s on %s ended: %r", peer, request.protocol, error)
+            log.debug("request of %s on %s ended: %r", request.peer, request.protocol, error)
             await reset(inbound.stream)
 
-    async def _read_and_answer(self, request: _Request) -> str | None:
-        """Serve one request. Returns the reason of a refusal."""
-        inbound, served, protocol = request.inbound, request.served, request.protocol
+    def _refuse(self, request: _Request, why: str) -> NoReturn:
+        self.counters.refused[request.protocol] += 1
+        raise RequestRefused(why)
+
+    async def _read_and_answer(self, request: _Request) -> None:
+        inbound, served = request.inbound, request.served
         deadline = trio.current_time() + served.read_timeout_s
-        arrival = refusal = None
+        arrival = None
         with trio.move_on_at(deadline):
             length = await inbound.announced()
-            refusal = "request is over the limit"
-            if length <= served.limits.request_bytes_max:
-                arrival, refusal = self._arrivals.reserve(request.share, length), "busy"
+            if length > served.limits.request_bytes_max:
+                self._refuse(request, "request is over the limit")
+            arrival = self._arrivals.reserve(request.share, length)
+            if arrival is None:
+                self._refuse(request, "busy")
         if arrival is None:
-            self.counters.refused[protocol] += 1
-            return refusal or "took too long"
+            self._refuse(request, "took too long")
         try:
             arrival.scope.deadline = deadline
             with arrival.scope:
-                payload = await inbound.read_request(length)
+                payload = await inbound.reader.exactly(length)
                 arrival.is_complete = True
             if arrival.scope.cancelled_caught:
-                self.counters.refused[protocol] += 1
-                return "took too long"
-            self.counters.count_in(protocol, len(payload), request.peer)
+                self._refuse(request, "took too long")
+            self.counters.count_in(request.protocol, len(payload), request.peer)
             slot = await served.acquire(request.share) if inbound.alive else None
             if slot is None:
-                self.counters.refused[protocol] += 1
-                return "busy"
+                self._refuse(request, "busy")
             try:
-                return await self._answer(request, payload, slot)
+                await self._answer(request, payload, slot)
             finally:
                 served.release(slot)
         finally:
             self._arrivals.release(arrival)
 
-    async def _answer(self, request: _Request, payload: bytes, slot: RequestSlot) -> str | None:
-        """Answer one request. Returns the reason of a refusal."""
+    async def _answer(self, request: _Request, payload: bytes, slot: RequestSlot) -> None:
         inbound, served, peer = request.inbound, request.served, request.peer
         slot.scope.deadline = trio.current_time() + served.limits.timeout_s
         with slot.scope:
-            try:
-                response = await served.handler(peer, payload)
-            except (RemoteProtocolError, RequestRefused) as error:
-                return str(error)
+            response = await served.handler(peer, payload)
             if len(response) > served.limits.response_bytes_max:
                 raise LocalProtocolError(f"{request.protocol}: response of {len(response)} bytes")
             slot.answering_since_s = trio.current_time()
@@ -411,11 +374,10 @@ class Libp2pTransport:
             if len(response) >= ANSWER_BYTES_LARGE:
                 inbound.refund()
         if slot.scope.cancelled_caught:
-            self.counters.refused[request.protocol] += 1
             if slot.answering_since_s is None:
-                return "took too long"
+                self._refuse(request, "took too long")
+            self.counters.refused[request.protocol] += 1
             await reset(inbound.stream)  # in the middle of the answer
-        return None
 
     # --- asking ---
 
@@ -476,21 +438,12 @@ class Libp2pTransport:
 
     # --- gossip ---
 
-    async def publish(self, topic: str, payload: bytes) -> None:
-        if len(payload) > GOSSIP_BYTES_MAX:
-            raise LocalProtocolError(f"gossip of {len(payload)} bytes is over {GOSSIP_BYTES_MAX}")
-        self.counters.count_out(topic, len(payload), None)
+    async def _send_gossip(self, topic: str, payload: bytes) -> None:
         await self._gossip.publish(topic, payload)
 
-    async def subscribe(
-        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
-    ) -> trio.MemoryReceiveChannel[GossipMessage]:
-        if topic in self._subscriptions:
-            raise LocalProtocolError(f"{topic} is subscribed to already")
-        send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
-        self._subscriptions[topic] = Subscription(validate, admit, asks, send)
+    async def _join_topic(self, topic: str, subscription: Subscription) -> None:
+        self._subscriptions[topic] = subscription
         await self._gossip.subscribe(topic)
-        return receive
 
     def _admits_gossip(self, forwarder: ID, topic: str) -> bool:
         if self._subscriptions[topic].admit(PeerId(str(forwarder))):
@@ -500,42 +453,34 @@ class Libp2pTransport:
 
     def _deliver(self, forwarder: ID, topic: str, payload: bytes) -> bool:
         peer = PeerId(str(forwarder))
-        return self._subscriptions[topic].deliver(topic, peer, payload, self.counters)
+        subscription: Subscription = self._subscriptions[topic]
+        return subscription.deliver(topic, peer, payload, self.counters)
 
     # --- life ---
 
     @asynccontextmanager
     async def _running(self, listen: Sequence[Multiaddr]) -> AsyncIterator[None]:
         async with background_trio_service(self._network):
-            failed = None
-            for address in listen:
-                if not await self._network.listen(address):
-                    failed = address
-                    break
-            else:
-                async with self._gossiping():
-                    yield
-        if failed is not None:  # outside the services, which wrap it in exception groups
-            raise ConfigError(f"cannot listen on {failed}: choose another address or port")
-
-    @asynccontextmanager
-    async def _gossiping(self) -> AsyncIterator[None]:
-        async with (
-            background_trio_service(self._gossip),
-            background_trio_service(self._router),
-            trio.open_nursery() as self._nursery,
-        ):
-            await self._gossip.wait_until_ready()
-            if self._reach is not None:
-                self._reach.start()
-                self._nursery.start_soon(self._reach.run)
-            try:
-                yield
-            finally:
-                with trio.CancelScope(shield=True):
-                    conns = [c for group in self._network.connections.values() for c in group]
-                    await self._close_all(conns)
-                self._nursery.cancel_scope.cancel()
+            failed = [each for each in listen if not await self._network.listen(each)]
+            if not failed:
+                async with (
+                    background_trio_service(self._gossip),
+                    background_trio_service(self._router),
+                    trio.open_nursery() as self._nursery,
+                ):
+                    await self._gossip.wait_until_ready()
+                    if self._reach is not None:
+                        self._reach.start()
+                        self._nursery.start_soon(self._reach.run)
+                    try:
+                        yield
+                    finally:
+                        with trio.CancelScope(shield=True):
+                            conns = [c for cs in self._network.connections.values() for c in cs]
+                            await self._close_all(conns)
+                        self._nursery.cancel_scope.cancel()
+        if failed:  # outside the services, which wrap it in exception groups
+            raise ConfigError(f"cannot listen on {failed[0]}: choose another address or port")
 
 
 def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoReturn:
@@ -549,11 +494,8 @@ def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoRetu
 
 
 def require_version(found: str | None = None) -> None:
-    """Refuse any libp2p but the one whose internals this package replaces.
-
-    Raises:
-        ConfigError: another version is installed.
-    """
+    """Refuse any libp2p but the one whose internals this package replaces. ConfigError: another
+    version is installed."""
     found = found or metadata.version("libp2p")
     if found != LIBP2P_VERSION:
         raise ConfigError(
@@ -594,11 +536,8 @@ async def open_libp2p(
 
     `listen` are multiaddrs such as `/ip4/0.0.0.0/tcp/0`; `announce` are further addresses of this
     node, for example at a router. With a `network_key` of 32 bytes only holders of the same key can
-    connect. With `reach` the node checks whether it can be reached, and uses relays.
-
-    Raises:
-        ConfigError: another libp2p is installed, an address is malformed, or a port is taken.
-    """
+    connect. With `reach` the node checks whether it can be reached, and uses relays. ConfigError:
+    another libp2p is installed, an address is malformed, or a port is taken."""
     require_version()
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
     addresses = parse_listen(listen)

@@ -34,9 +34,7 @@ class Reader:
         self.rest = b""  # read ahead and not used
 
     async def exactly(self, count: int) -> bytes:
-        """Raises:
-        ConnectionClosedError: the source ends first.
-        """
+        """ConnectionClosedError: the source ends first."""
         parts: list[bytes] = []
         while count > len(self.rest):
             parts.append(self.rest)
@@ -49,11 +47,8 @@ class Reader:
         return b"".join(parts)
 
     async def length(self, what: str) -> int:
-        """Read the length of a message, a varint of at most two bytes.
-
-        Raises:
-            RemoteProtocolError: it is longer.
-        """
+        """Read the length of a message, a varint of at most two bytes. RemoteProtocolError: it is
+        longer."""
         length = 0
         for shift in LENGTH_SHIFTS:
             (byte,) = await self.exactly(1)
@@ -63,12 +58,8 @@ class Reader:
         raise RemoteProtocolError(Reject.OVERSIZE, what)
 
     async def line(self) -> str:
-        """Read one multistream-select message.
-
-        Raises:
-            RemoteProtocolError: it is malformed or too long.
-            ConnectionClosedError: the source ends first.
-        """
+        """Read one multistream-select message. RemoteProtocolError: it is malformed or too long.
+        ConnectionClosedError: the source ends first."""
         length = await self.length("multistream-select message")
         if not 0 < length <= LINE_BYTES_MAX:
             raise RemoteProtocolError(Reject.MALFORMED, "bad multistream-select message")
@@ -86,11 +77,8 @@ class Responder:
 
     async def choice(self, served: Container[str], tries: int) -> str | None:
         """Return the protocol that the peer chose. None: no protocol that it asked for is served.
-
-        Raises:
-            RemoteProtocolError: the peer does not speak multistream-select.
-            ConnectionClosedError: it is gone.
-        """
+        RemoteProtocolError: the peer does not speak multistream-select. ConnectionClosedError: it
+        is gone."""
         if await self._reader.line() != MULTISTREAM:
             raise RemoteProtocolError(Reject.MALFORMED, "no multistream-select")
         self.reply = encode_delim(MULTISTREAM.encode())

@@ -83,11 +83,7 @@ class Noise(ISecureTransport):
         self, conn: IRawConnection, expected: ID | None, read_ahead: bytes = b""
     ) -> ISecureConn:
         """Run the handshake, as initiator where a peer is `expected`. `read_ahead` are bytes
-        already read.
-
-        Raises:
-            NoiseFailure: for all that a peer can do wrong.
-        """
+        already read. NoiseFailure: for all that a peer can do wrong."""
         handshake = _Handshake(
             conn, self._static, self._network_key, initiator=expected is not None
         )
@@ -180,10 +176,6 @@ class _Handshake:
         return received.id_pubkey
 
 
-def _ignore() -> None:
-    pass
-
-
 def _step(step: Callable[[bytes], bytearray], data: bytes) -> bytes:
     """Run one step of the handshake. A writing step uses the peer's key, too."""
     try:
@@ -213,7 +205,11 @@ class NoiseSession(SecureSession):
             conn=raw,  # type: ignore[arg-type]  # asked for its addresses and closed, no more
         )
         self._raw = raw
-        self._tcp = _tcp_of(raw)
+        inner = raw.stream if isinstance(raw, RawConnection) else None
+        # of TCP, without upstream's layers, which take three locks for each use; None: relayed
+        self._tcp: trio.abc.Stream | None = (
+            inner.stream if isinstance(inner, TrioTCPStream) else None
+        )
         self._sealer, self._opener = handshake.ciphers()
         self._sent = 0
         self._received = 0
@@ -225,17 +221,18 @@ class NoiseSession(SecureSession):
             self._tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
     async def read(self, n: int | None = None) -> bytes:
-        """Up to `n` bytes, for negotiation before the muxer takes over.
-
-        Raises:
-            ConnectionClosedError: the connection is over, or the peer sent too many records.
-        """
+        """Up to `n` bytes, for negotiation before the muxer takes over. ConnectionClosedError: the
+        connection is over, or the peer sent too many records."""
         while self._opened_bytes < (1 if n is None else n):
             if self._received >= NEGOTIATION_RECORDS_MAX:
                 raise ConnectionClosedError("too many Noise records", transport="tcp")
             await self._fetch_record()
             self._open_records(1)
-        return self._consume(self._opened_bytes if n is None else n)
+        count = self._opened_bytes if n is None else n
+        data = b"".join(self._opened)
+        self._opened_bytes -= count
+        self._opened = deque([memoryview(data)[count:]] if self._opened_bytes else [])
+        return data[:count]
 
     async def receive(self) -> tuple[list[memoryview], int]:
         """Return the next data and the number of small records in it. Waits for at least one
@@ -305,24 +302,11 @@ class NoiseSession(SecureSession):
         self._sealed = memoryview(bytes(rest)) if records_max else rest
         return small
 
-    def _consume(self, count: int) -> bytes:
-        self._opened_bytes -= count
-        parts: list[memoryview] = []
-        while count:
-            record = self._opened[0]
-            parts.append(record[:count])
-            if len(record) > count:
-                self._opened[0] = record[count:]
-                break
-            count -= len(record)
-            self._opened.popleft()
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
-
     async def write(self, data: bytes) -> None:
         await self.write_pieces([data])
 
     async def write_pieces(
-        self, pieces: Sequence[bytes | memoryview], moved: Callable[[], None] = _ignore
+        self, pieces: Sequence[bytes | memoryview], moved: Callable[[], object] = lambda: None
     ) -> None:
         """Send pieces as one message without joining the large ones. Calls `moved` after each
         partial write. Must not be cancelled half-way: sealed records have their nonce."""
@@ -341,7 +325,7 @@ class NoiseSession(SecureSession):
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(str(error), transport="tcp") from error
 
-    async def _send(self, sealed: bytearray, moved: Callable[[], None]) -> None:
+    async def _send(self, sealed: bytearray, moved: Callable[[], object]) -> None:
         at = 0
         if isinstance(self._tcp, trio.SocketStream):
             with memoryview(sealed) as view:
@@ -354,13 +338,6 @@ class NoiseSession(SecureSession):
             for at in range(0, len(sealed), RELAYED_STEP_BYTES):
                 await self._raw.write(bytes(sealed[at : at + RELAYED_STEP_BYTES]))
                 moved()
-
-
-def _tcp_of(raw: IRawConnection) -> trio.abc.Stream | None:
-    """The TCP stream under a connection; None if relayed. Upstream's layers take three locks for
-    each use."""
-    inner = raw.stream if isinstance(raw, RawConnection) else None
-    return inner.stream if isinstance(inner, TrioTCPStream) else None
 
 
 def _records(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:

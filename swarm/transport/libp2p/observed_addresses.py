@@ -85,8 +85,6 @@ class Observations:
         self._came_in.clear()
         self._proven = ()
 
-    # --- whom to ask -----------------------------------------------------------------------
-
     def choose_peer(
         self, able: Iterable[tuple[PeerId, str]], now_s: float, rng: Random
     ) -> tuple[PeerId, str] | None:
@@ -115,8 +113,6 @@ class Observations:
         opinion = self._opinions.get(voice)
         return opinion is not None and now_s - opinion.at_s < ASK_AGAIN_S
 
-    # --- what they say -----------------------------------------------------------------------
-
     def record(self, peer: PeerId, opinion: Opinion) -> None:
         if is_public(opinion.witness_ip) != is_public(opinion.observed_ip):
             return
@@ -139,8 +135,6 @@ class Observations:
             return []
         furthest = max(_distance(o.witness_ip) for o in self._opinions.values())
         return [o for o in self._opinions.values() if _distance(o.witness_ip) == furthest]
-
-    # --- what is believed --------------------------------------------------------------------
 
     def decide(self, now_s: float) -> ReachVerdict:
         for voice, opinion in list(self._opinions.items()):

@@ -12,20 +12,14 @@ from swarm.errors import Reject, RemoteProtocolError
 Within = Mapping[int, "Within"]
 """Numbers of the fields that hold messages, nested."""
 
-VARINT: Final = 0
-FIXED64: Final = 1
-BYTES: Final = 2
-FIXED32: Final = 5
-FIXED_BYTES: Final = {FIXED64: 8, FIXED32: 4}
+VARINT, BYTES = 0, 2  # kinds of fields
+FIXED_BYTES: Final = {1: 8, 5: 4}  # sizes of the other kinds
 VARINT_BYTES_MAX = 10
 
 
 def count_fields(data: memoryview, within: Within, fields_max: int) -> int:
-    """Count fields, nested ones included. Stops after `fields_max`.
-
-    Raises:
-        RemoteProtocolError: too many (`FLOOD`), or no valid message.
-    """
+    """Count fields, nested ones included. Stops after `fields_max`. RemoteProtocolError: too many
+    (`FLOOD`), or no valid message."""
     at, end, count = 0, len(data), 0
     while at < end:
         count += 1

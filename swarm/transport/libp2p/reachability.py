@@ -16,11 +16,11 @@ dial each other at the same moment. That works if
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
-from itertools import cycle
+from itertools import chain, cycle
 from random import Random
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -47,7 +47,7 @@ from swarm.identity import PeerId
 from swarm.limits.address_blocks import GLOBAL, LOCAL, THIS_MACHINE, canonical_ip, reach_of_ip
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.dial_backoff import DialAttempts
-from swarm.transport.base import Handler, ServeLimits
+from swarm.transport.base import ServeLimits, Transport
 from swarm.transport.libp2p.admission import (
     BoundedRawConnection,
     HardSwarm,
@@ -113,6 +113,8 @@ RELAY_GRACE_S = 3.0  # between the direct connection and closing the relayed one
 PUNCH_AGAIN_S = 300.0
 ANSWER_AGAIN_S = 0.9 * PUNCH_AGAIN_S  # less than above, so that honest peers are never refused
 
+_Targets = Mapping[str, Sequence[Multiaddr]]  # by IP address
+
 log = logging.getLogger(__name__)
 
 
@@ -137,17 +139,9 @@ class ReachSummary:
     punch_failures: int = 0
 
 
-class Host(Protocol):
-    """The part of the transport that is used here."""
+class Host(Transport, Protocol):
+    """What this module uses of a libp2p host beside the common interface."""
 
-    @property
-    def peer_id(self) -> PeerId: ...
-    def peers(self) -> tuple[PeerId, ...]: ...
-    def serve(self, protocol: str, handler: Handler, limits: ServeLimits) -> None: ...
-    async def request(
-        self, peer: PeerId, protocol: str, payload: bytes, *,
-        timeout_s: float, response_bytes_max: int,
-    ) -> bytes: ...  # fmt: skip
     def own_addresses(self) -> Sequence[str]: ...
     def blame(self, peer: ID, reason: Reject) -> None: ...
     def handle(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None: ...
@@ -222,7 +216,10 @@ class Reachability:
                 await self._ask_next()
                 await self._keep_reservations()
                 self._forget()
-                self._punch_relayed()
+                for target in list(self._network.connections):  # that dialled us through a relay
+                    conn = self._relayed(target)
+                    if conn is not None and not conn.muxed_conn.is_initiator:
+                        self._begin_punch(target)
                 self.summary.relayed_for = self._relay.reservations
 
     def _forget(self) -> None:
@@ -337,15 +334,10 @@ class Reachability:
     async def _answers_at(self, ip: str, port: int, target: ID) -> bool:
         """True if the peer answers at this address with its key."""
         address = Multiaddr(_multiaddr(ip, port))
-        with trio.move_on_after(DIAL_BACK_TIMEOUT_S):
-            try:
-                raw = await TCP().dial(address)
-            except (BaseLibp2pError, OSError):
-                return False
+        with trio.move_on_after(DIAL_BACK_TIMEOUT_S), suppress(BaseLibp2pError, OSError):
+            raw = await TCP().dial(address)
             try:
                 await self._network.upgrader.upgrade_security(raw, True, target)
-            except (BaseLibp2pError, OSError):
-                return False
             finally:
                 with trio.CancelScope(shield=True):
                     await raw.close()
@@ -434,17 +426,15 @@ class Reachability:
 
     # --- hole punching ---------------------------------------------------------------------
 
-    def _punch_addresses(self) -> list[Multiaddr]:
+    def _punch_addresses(self) -> list[bytes]:
         """Addresses for the peer to try: our router's with our own port, and our own."""
-        own = [Multiaddr(text) for text in self._host.own_addresses()]
         ip = self._verdict.likely_ip  # unproven, but a try is cheap
-        seen = [] if ip is None else [
-            Multiaddr(_multiaddr(ip, port)) for port in self._ports()
-        ]  # fmt: skip
-        return list(dict.fromkeys([*seen, *own]))[:PUNCH_ADDRESSES_MAX]
+        seen = [] if ip is None else [_multiaddr(ip, port) for port in self._ports()]
+        texts = dict.fromkeys([*seen, *self._host.own_addresses()])
+        return [Multiaddr(text).to_bytes() for text in [*texts][:PUNCH_ADDRESSES_MAX]]
 
-    def _sensible(self, received: Iterable[bytes]) -> list[Multiaddr]:
-        """Addresses worth dialling. Private ones only if the peer shares our network."""
+    def _sensible(self, received: Iterable[bytes]) -> dict[str, list[Multiaddr]]:
+        """Addresses worth dialling, by IP. Private ones only if the peer shares our network."""
         parsed = [_ip_and_port(raw) for raw in list(received)[:PUNCH_ADDRESSES_MAX]]
         told = [each for each in parsed if each is not None]
         own_ip = self.summary.observed_ip
@@ -454,21 +444,14 @@ class Reachability:
         nearest = max(nearest, THIS_MACHINE)
         able = [(ip, port) for ip, port in told if reach_of_ip(ip) >= nearest]
         ips = list(dict.fromkeys(ip for ip, _ in able))[:PUNCH_IPS_MAX]
-        return [Multiaddr(_multiaddr(ip, port)) for ip, port in able if ip in ips]
+        return {
+            aim: [Multiaddr(_multiaddr(ip, port)) for ip, port in able if ip == aim] for aim in ips
+        }
 
-    def _targets(self, received: Iterable[bytes]) -> list[Multiaddr]:
+    def _targets(self, received: Iterable[bytes]) -> _Targets:
         """The sensible addresses within the limits of this round."""
-        addresses, now_s = self._sensible(received), trio.current_time()
-        ips = {str(address).split("/")[2] for address in addresses}
-        aims = {ip for ip in sorted(ips) if self._attempts.allow(ip, now_s)}
-        return [address for address in addresses if str(address).split("/")[2] in aims]
-
-    def _punch_relayed(self) -> None:
-        """Retry with peers that dialled us and are still relayed."""
-        for target in list(self._network.connections):
-            conn = self._relayed(target)
-            if conn is not None and not conn.muxed_conn.is_initiator:
-                self._begin_punch(target)
+        sensible, now_s = self._sensible(received), trio.current_time()
+        return {ip: sensible[ip] for ip in sorted(sensible) if self._attempts.allow(ip, now_s)}
 
     def _begin_punch(self, target: ID) -> None:
         now_s = trio.current_time()
@@ -516,10 +499,9 @@ class Reachability:
         conn = self._relayed(target)
         if conn is None:
             return
-        own = [address.to_bytes() for address in self._punch_addresses()]
+        hello = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=self._punch_addresses())
         with trio.fail_after(ASK_TIMEOUT_S):
             sent_s = trio.current_time()
-            hello = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)
             call, answer = await Call.ask(conn, PUNCH_PROTOCOL, hello)
             try:
                 round_trip_s = trio.current_time() - sent_s
@@ -575,50 +557,46 @@ class Reachability:
         reader = Reader(raw, READ_BYTES)
         with trio.fail_after(ASK_TIMEOUT_S):
             theirs = self._targets((await read_message(reader, pb.HolePunch)).ObsAddrs)
-            own = [address.to_bytes() for address in self._punch_addresses()]
-            await raw.write(encoded(pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)))
+            hello = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=self._punch_addresses())
+            await raw.write(encoded(hello))
             sync = await read_message(reader, pb.HolePunch)
         if sync.type == pb.HolePunch.SYNC and self.direct(target) is None:
             await self._dial_at_once(target, theirs, as_server=False)
 
-    async def _dial_plainly(self, target: ID, addresses: Sequence[Multiaddr]) -> None:
+    async def _dial_plainly(self, target: ID, addresses: _Targets) -> None:
         """Try plain dials first: punching may be unnecessary."""
 
         async def dial(address: Multiaddr) -> None:
-            try:
+            with suppress(BaseLibp2pError, OSError):
                 await self._network.dial_addr(address, target)
-            except (BaseLibp2pError, OSError):
-                return
-            nursery.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()
 
         with trio.move_on_after(DIRECT_FIRST_S):
             async with trio.open_nursery() as nursery:
-                for address in addresses:
+                for address in chain.from_iterable(addresses.values()):
                     nursery.start_soon(dial, address)
 
-    async def _dial_at_once(
-        self, target: ID, addresses: Sequence[Multiaddr], *, as_server: bool
-    ) -> None:
+    async def _dial_at_once(self, target: ID, addresses: _Targets, *, as_server: bool) -> None:
         """Dial all addresses repeatedly from our listening port for one round."""
-        by_ip: dict[str, list[Multiaddr]] = {}
-        for address in addresses:
-            by_ip.setdefault(str(address).split("/")[2], []).append(address)
         with trio.move_on_after(PUNCH_ROUND_S):
             async with trio.open_nursery() as nursery:
-                for of_ip in by_ip.values():
-                    nursery.start_soon(self._dial_from_our_port, target, of_ip, as_server)
+                for ip in addresses:
+                    nursery.start_soon(
+                        self._dial_from_our_port, target, ip, addresses[ip], as_server
+                    )
                 while self.direct(target) is None:  # noqa: ASYNC110  nobody tells
                     await trio.sleep(0.05)
                 nursery.cancel_scope.cancel()
 
     async def _dial_from_our_port(
-        self, target: ID, addresses: Sequence[Multiaddr], as_server: bool
+        self, target: ID, ip: str, addresses: Sequence[Multiaddr], as_server: bool
     ) -> None:
         """Dial addresses of one IP, taking turns with other punches there."""
-        source = self._source_for(addresses[0])
-        if source is None:
+        is_ip6 = ":" in ip
+        own = (each for each in self._host.own_addresses() if each.startswith("/ip6/") == is_ip6)
+        if (listening := next(own, None)) is None:
             return
-        ip = str(addresses[0]).split("/")[2]
+        source = ("::" if is_ip6 else "0.0.0.0", int(listening.split("/")[4]))
         dial = self._network.dial_addr_as_responder if as_server else self._network.dial_addr
         for address in cycle(addresses):
             await trio.sleep_until(
@@ -630,14 +608,6 @@ class Reachability:
                 except (BaseLibp2pError, OSError) as error:
                     log.debug("punching at %s: %r", address, error)
             await trio.sleep(PUNCH_DIAL_EVERY_S)
-
-    def _source_for(self, address: Multiaddr) -> tuple[str, int] | None:
-        """Wildcard address of the family with our listening port."""
-        is_ip6 = str(address).startswith("/ip6/")
-        for text in self._host.own_addresses():
-            if text.startswith("/ip6/") == is_ip6:
-                return ("::" if is_ip6 else "0.0.0.0", int(text.split("/")[4]))
-        return None
 
     async def _leave_relay(self, target: ID) -> None:
         await trio.sleep(RELAY_GRACE_S)  # let data in flight arrive

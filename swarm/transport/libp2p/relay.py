@@ -58,11 +58,7 @@ M = TypeVar("M", bound=Message)
 
 
 async def read_message(reader: Reader, kind: type[M]) -> M:
-    """Read one length-prefixed protobuf message.
-
-    Raises:
-        RemoteProtocolError: it is malformed or too long.
-    """
+    """Read one length-prefixed protobuf message. RemoteProtocolError: malformed or too long."""
     length = await reader.length("circuit message")
     if length > MESSAGE_BYTES_MAX:
         raise RemoteProtocolError(Reject.OVERSIZE, f"circuit message of {length} bytes")
@@ -107,11 +103,8 @@ class Call:
 
     @classmethod
     async def ask(cls, conn: SwarmConn, protocol: str, request: M) -> tuple["Call", M]:
-        """As `open`, and read the answer, a message of the same type.
-
-        Raises:
-            RequestRefused, RemoteProtocolError, BaseLibp2pError: as `open`.
-        """
+        """As `open`, and read the answer, a message of the same type. RequestRefused,
+        RemoteProtocolError, BaseLibp2pError: as `open`."""
         call = await cls.open(conn, protocol, request)
         try:
             return call, await read_message(call.reader, type(request))
@@ -163,24 +156,17 @@ class CircuitStream(ReadWriteCloser):
 
 
 async def reserve(conn: SwarmConn) -> int:
-    """Ask the peer to relay for us. Returns the duration in seconds.
-
-    Raises:
-        PeerUnreachable: it refuses or does not answer.
-        RemoteProtocolError: the answer is malformed.
-    """
+    """Ask the peer to relay for us. Returns the duration in seconds. PeerUnreachable: it refuses or
+    does not answer. RemoteProtocolError: the answer is malformed."""
     call = await _ask_relay(conn, pb.HopMessage(type=pb.HopMessage.RESERVE), MESSAGE_TIMEOUT_S)
     await call.drop()
     return RESERVATION_S
 
 
 async def dial_through(conn: SwarmConn, target: ID) -> CircuitStream:
-    """Open a stream to `target` through the relay at the other end of `conn`.
-
-    Raises:
-        PeerUnreachable: the target has no reservation there, or the relay refuses.
-        RemoteProtocolError: the answer is malformed.
-    """
+    """Open a stream to `target` through the relay at the other end of `conn`. PeerUnreachable: the
+    target has no reservation there, or the relay refuses. RemoteProtocolError: the answer is
+    malformed."""
     request = pb.HopMessage(type=pb.HopMessage.CONNECT, peer=pb.PeerId(id=target.to_bytes()))
     call = await _ask_relay(conn, request, 2 * MESSAGE_TIMEOUT_S)
     return CircuitStream(call.stream, call.reader.rest)
@@ -199,11 +185,7 @@ async def _ask_relay(conn: SwarmConn, request: pb.HopMessage, timeout_s: float) 
 
 
 async def accept_circuit(stream: Any) -> CircuitStream:
-    """Accept a circuit from a relay.
-
-    Raises:
-        RemoteProtocolError: the relay breaks the protocol.
-    """
+    """Accept a circuit from a relay. RemoteProtocolError: the relay breaks the protocol."""
     reader = Reader(stream, READ_BYTES)
     with trio.fail_after(MESSAGE_TIMEOUT_S):
         message = await read_message(reader, pb.StopMessage)
@@ -340,10 +322,12 @@ class Relay:
     async def _connect(self, raw: Any, reader: Reader, asker: ID, target: ID) -> None:
         self._forget()
         conn = self._connection_of(target) if target in self._reserved else None
-        ip = self._ip_of(asker)
+        ip, who, now_s = self._ip_of(asker), PeerId(str(asker)), trio.current_time()
         if ip is None or asker == target:
             refusal = pb.PERMISSION_DENIED
-        elif not self._within_quota(asker, ip):
+        elif (  # each circuit costs the target a stream
+            self._quotas.spend(Kind.CONNECT, who, shared_block(ip), now_s) is not Verdict.GRANTED
+        ):
             refusal = pb.RESOURCE_LIMIT_EXCEEDED
         elif conn is None:
             refusal = pb.NO_RESERVATION
@@ -357,12 +341,6 @@ class Relay:
             refusal = pb.RESOURCE_LIMIT_EXCEEDED
         await self._answer_and_close(raw, refusal)
 
-    def _within_quota(self, asker: ID, ip: str) -> bool:
-        """Charge the asker's quota: each circuit costs the target a stream."""
-        block, now_s = shared_block(ip), trio.current_time()
-        verdict = self._quotas.spend(Kind.CONNECT, PeerId(str(asker)), block, now_s)
-        return verdict is Verdict.GRANTED
-
     @contextmanager
     def _counted(self, circuit: trio.CancelScope, asker: ID, ip: str, target: ID) -> Iterator[bool]:
         """Count a circuit while it exists. Yields False if there is no room. Eviction cancels
@@ -370,14 +348,13 @@ class Relay:
         to = (*path_of(self._ip_of(target)), str(target), shared_block(ip) or str(asker))
         try:
             is_in = self._add_circuit(self._by_asker, circuit, (*path_of(ip), str(asker)))
-            is_in = is_in and self._add_circuit(self._by_target, circuit, to)
-            self.figures.circuits = len(self._by_asker)
-            yield is_in
+            yield is_in and self._add_circuit(self._by_target, circuit, to)
         finally:
             self._drop_circuit(circuit)
 
     def _add_circuit(self, table: _Circuits, circuit: trio.CancelScope, path: OriginPath) -> bool:
         gone = table.put(circuit, None, path)
+        self.figures.circuits = len(self._by_asker)
         if gone is None:
             return True
         self._drop_circuit(gone.key)

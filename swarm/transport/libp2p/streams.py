@@ -10,7 +10,6 @@ A refusal may come before the request has been read.
 
 import logging
 import struct
-from collections.abc import Container
 from dataclasses import dataclass, field
 
 import trio
@@ -30,12 +29,8 @@ READ_BYTES = 262_144
 RESET_TIMEOUT_S = 5.0
 DRAIN_BYTES_MAX = 4_194_304  # read of a refused request so that the refusal arrives
 DRAIN_TIMEOUT_S = 5.0
-CHOICES_MAX = 16  # protocols a peer may ask for on one stream
 
 log = logging.getLogger(__name__)
-
-
-# --- the serving end -------------------------------------------------------------------------
 
 
 class InboundStream:
@@ -44,32 +39,21 @@ class InboundStream:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self._reader = Reader(stream, READ_BYTES)
-        self._offer = Responder(self._reader, stream.write)
-
-    async def negotiate(self, served: Container[str]) -> str | None:
-        """Return the protocol that the peer chose. None: no protocol that it asked for is served.
-
-        Raises:
-            RemoteProtocolError: the peer does not speak multistream-select.
-        """
-        return await self._offer.choice(served, CHOICES_MAX)
+        self.reader = Reader(stream, READ_BYTES)
+        self.offer = Responder(self.reader, stream.write)
 
     async def hand_over(self) -> None:
         """Undo the read-ahead, so that another handler can use the stream."""
-        await self._offer.flush()
-        put_back(self.stream, self._reader.rest)
+        await self.offer.flush()
+        put_back(self.stream, self.reader.rest)
 
     async def announced(self) -> int:
         """Read the length of the request in bytes."""
-        (length,) = LENGTH.unpack(await self._reader.exactly(LENGTH.size))
+        (length,) = LENGTH.unpack(await self.reader.exactly(LENGTH.size))
         return int(length)
 
-    async def read_request(self, length: int) -> bytes:
-        return await self._reader.exactly(length)
-
     async def answer(self, response: bytes) -> None:
-        head = self._offer.reply + STATUS.pack(ANSWERED, len(response))
+        head = self.offer.reply + STATUS.pack(ANSWERED, len(response))
         await _write(self.stream, head, response)
         await self.stream.close()
 
@@ -93,7 +77,7 @@ class InboundStream:
         text = reason.encode()[:REASON_BYTES_MAX]
         with trio.move_on_after(DRAIN_TIMEOUT_S):
             try:
-                await _write(self.stream, self._offer.reply + STATUS.pack(REFUSED, len(text)), text)
+                await _write(self.stream, self.offer.reply + STATUS.pack(REFUSED, len(text)), text)
                 await self.stream.close()
                 drained = 0
                 while drained < DRAIN_BYTES_MAX:
@@ -130,9 +114,6 @@ async def _write(stream: Stream, head: bytes, payload: bytes) -> None:
         await stream.write(payload)
 
 
-# --- the asking end --------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Sending:
     stream: Stream
@@ -154,12 +135,8 @@ class Sending:
 
 
 async def receive(stream: Stream, protocol: str, response_bytes_max: int) -> bytes:
-    """Read one answer.
-
-    Raises:
-        RequestRefused: the peer refused, or does not serve the protocol.
-        RemoteProtocolError: the answer is too large or malformed.
-    """
+    """Read one answer. RequestRefused: the peer refused, or does not serve the protocol.
+    RemoteProtocolError: the answer is too large or malformed."""
     reader = Reader(stream, READ_BYTES)
     await agree(reader, protocol)
     status, length = STATUS.unpack(await reader.exactly(STATUS.size))

@@ -62,10 +62,6 @@ Stream = YamuxStream
 OnEnd = Callable[[ID, Ended], None]
 
 
-def ignore_end(peer: ID, reason: Ended) -> None:
-    pass
-
-
 # --- streams -------------------------------------------------------------------------------
 
 
@@ -181,7 +177,7 @@ class MuxedConnection(Yamux):
         self,
         conn: ISecureConn,
         peer_id: ID,
-        on_end: OnEnd = ignore_end,
+        on_end: OnEnd = lambda peer, reason: None,
         payer: Payer | None = None,
     ) -> None:
         """`on_end` is called once if this side ends the connection. `payer` is charged for the

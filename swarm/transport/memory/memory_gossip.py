@@ -10,13 +10,17 @@ Arrivals are calls at their time, not tasks: hundreds of hosts stay affordable.
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 from swarm.identity import PeerId
 from swarm.transport.base import Subscription, TransportCounters
+
+if TYPE_CHECKING:
+    from swarm.transport.memory.network import MemoryNetwork
 
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_S = 1.0
@@ -27,6 +31,10 @@ OFFERED_IDS_MAX = 256  # per offer
 ID_BYTES = 40  # size of a message id on the wire
 LINK_GOSSIP_MAX = 256  # in flight between two hosts; more are dropped
 SEEN_MESSAGES_MAX = 8192  # ids remembered by a host
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +48,6 @@ class Flight:
     copies: int
     left_s: float = 0.0
     slow_s: float = 0.0  # of that, delay by slow start
-
-
-class Wire(Protocol):
-    """The network as gossip uses it."""
-
-    def send(
-        self, source: PeerId, target: PeerId, size_bytes: int, about: str, *, reliable: bool
-    ) -> Flight: ...
-
-    def receive(self, target: PeerId, flight: Flight) -> float: ...
-
-    def is_cut(self, source: PeerId, target: PeerId) -> bool: ...
-
-    def at(self, time_s: float, do: Callable[[], None]) -> None: ...
-
-    def when_awake(self, host: PeerId, do: Callable[[], None]) -> None:
-        """Call `do` at once, or when the paused host resumes."""
-        ...
-
-    def observe(
-        self, what: str, source: PeerId, target: PeerId, about: str, payload: bytes, /
-    ) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +68,12 @@ class MeshSubscription(Subscription):
 
 
 @dataclass(eq=False, slots=True)
-class Link:
-    """One connection. Messages in flight die with it."""
-
-
-@dataclass(eq=False, slots=True)
 class GossipEnd:
     peer_id: PeerId
     counters: TransportCounters
     subscriptions: dict[str, MeshSubscription] = field(default_factory=dict)
-    links: "dict[PeerId, tuple[GossipEnd, Link]]" = field(default_factory=dict)
+    # by peer, with an object of each connection: messages in flight die with it
+    links: "dict[PeerId, tuple[GossipEnd, object]]" = field(default_factory=dict)
     in_flight: Counter[PeerId] = field(default_factory=Counter)
     seen: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
@@ -111,16 +93,14 @@ class GossipEnd:
 
 
 class MemoryGossip:
-    def __init__(self, wire: Wire, rng: Random) -> None:
+    def __init__(self, wire: "MemoryNetwork", rng: Random) -> None:
         self._wire = wire
         self._rng = rng
         self._messages = 0
         self.duplicates = 0  # copies received again
 
-    # --- who is connected and subscribed ----------------------------------------------------
-
     def connect(self, one: GossipEnd, other: GossipEnd) -> None:
-        link = Link()
+        link = object()
         one.links[other.peer_id] = (other, link)
         other.links[one.peer_id] = (one, link)
         for topic in list(one.subscriptions):
@@ -161,8 +141,6 @@ class MemoryGossip:
             mesh[end.peer_id] = end
             end.subscriptions[topic].mesh[host.peer_id] = host
 
-    # --- messages ---------------------------------------------------------------------------
-
     def publish(self, host: GossipEnd, topic: str, payload: bytes) -> None:
         """Publish a message; a host that does not subscribe sends it to a few that do."""
         self._messages += 1
@@ -184,35 +162,51 @@ class MemoryGossip:
             source.counters.dropped[message.topic] += 1
             return
         source.in_flight[there] += 1
-        link = source.links[there][1]
+
+        def end() -> None:
+            source.in_flight[there] -= 1
+
+        def lose() -> None:
+            self._wire.observe("lost", here, there, message.topic, message.payload)
+
+        then = partial(self._receive, target, here, message)
         size = len(message.payload)
-        flight = self._wire.send(here, there, size, message.topic, reliable=False)
+        self._carry(source, target, message.topic, size, then, reliable=False, end=end, lose=lose)
+
+    def _carry(
+        self,
+        source: GossipEnd,
+        target: GossipEnd,
+        topic: str,
+        size_bytes: int,
+        then: Callable[[], None],
+        *,
+        reliable: bool = True,
+        end: Callable[[], None] = _nothing,
+        lose: Callable[[], None] = _nothing,
+    ) -> None:
+        """Send bytes; call `then` with each copy that arrives over the same connection, `lose` if
+        none does, and `end` before the last."""
+        here, there = source.peer_id, target.peer_id
+        link = source.links[there][1]
+        flight = self._wire.send(here, there, size_bytes, topic, reliable=reliable)
 
         def reach() -> None:
             copies = 0 if self._wire.is_cut(here, there) else flight.copies
             if copies == 0:
-                self._wire.observe("lost", here, there, message.topic, message.payload)
-                source.in_flight[there] -= 1
-            for number in range(copies):
-                done_s = self._wire.receive(there, flight)
-                last = number == copies - 1
-                self._wire.at(
-                    done_s,
-                    lambda last=last: self._wire.when_awake(  # type: ignore[misc]
-                        there, lambda: arrive(last)
-                    ),
-                )
+                lose()
+                end()
+            for left in reversed(range(copies)):
+                land = partial(self._wire.when_awake, there, partial(arrive, left))
+                self._wire.at(self._wire.receive(there, flight), land)
 
-        def arrive(last: bool) -> None:
-            if last:
-                source.in_flight[there] -= 1
-            if self._holds(source, there, link):
-                self._receive(target, here, message)
+        def arrive(left: int) -> None:
+            if not left:
+                end()
+            if there in source.links and source.links[there][1] is link:
+                then()
 
         self._wire.at(flight.last_s, reach)
-
-    def _holds(self, source: GossipEnd, there: PeerId, link: Link) -> bool:
-        return there in source.links and source.links[there][1] is link
 
     def _receive(self, host: GossipEnd, sender: PeerId, message: Message) -> None:
         subscription = host.subscriptions.get(message.topic)
@@ -233,12 +227,8 @@ class MemoryGossip:
                 if peer not in (sender, message.origin):
                     self._pass_on(host, target, message)
 
-    # --- offers of what was heard -----------------------------------------------------------
-
     def _next_beat(self, host: GossipEnd, topic: str) -> None:
-        def beat() -> None:
-            self._wire.when_awake(host.peer_id, lambda: self._beat(host, topic))
-
+        beat = partial(self._wire.when_awake, host.peer_id, partial(self._beat, host, topic))
         self._wire.at(trio.current_time() + HEARTBEAT_S, beat)
 
     def _beat(self, host: GossipEnd, topic: str) -> None:
@@ -264,35 +254,11 @@ class MemoryGossip:
             missing = [m for m in messages if m.number not in target.seen]
             if missing:
                 size = ID_BYTES * len(missing)
-                self._control(target, source, topic, size, lambda: asked(missing))
+                self._carry(target, source, topic, size, partial(asked, missing))
 
         def asked(missing: Sequence[Message]) -> None:
             for message in missing:
                 if message.number not in target.seen and topic in source.subscriptions:
                     self._pass_on(source, target, message)
 
-        self._control(source, target, topic, ID_BYTES * len(messages), offered)
-
-    def _control(
-        self,
-        source: GossipEnd,
-        target: GossipEnd,
-        topic: str,
-        size_bytes: int,
-        then: Callable[[], None],
-    ) -> None:
-        """Send a control message; on arrival call `then`."""
-        here, there = source.peer_id, target.peer_id
-        link = source.links[there][1]
-        flight = self._wire.send(here, there, size_bytes, topic, reliable=True)
-
-        def reach() -> None:
-            if not self._wire.is_cut(here, there):
-                done_s = self._wire.receive(there, flight)
-                self._wire.at(done_s, lambda: self._wire.when_awake(there, arrive))
-
-        def arrive() -> None:
-            if self._holds(source, there, link):
-                then()
-
-        self._wire.at(flight.last_s, reach)
+        self._carry(source, target, topic, ID_BYTES * len(messages), offered)

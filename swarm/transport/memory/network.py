@@ -11,15 +11,14 @@ wait.
 import heapq
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
 from random import Random
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import trio
 
@@ -34,27 +33,16 @@ from swarm.errors import (
     SwarmError,
 )
 from swarm.identity import PeerId, public_key_of
-from swarm.limits.bounded_table import OriginLimits
 from swarm.transport.base import (
-    GOSSIP_BYTES_MAX,
-    GOSSIP_QUEUE_MAX,
-    REFUSED_CONNECTIONS,
-    Admit,
-    Asks,
-    Gate,
-    GossipMessage,
     Handler,
-    Report,
     Sent,
     ServeLimits,
-    TransportCounters,
-    Validator,
-    admit_all,
-    ask_always,
+    Transport,
     ignore_sent,
 )
-from swarm.transport.connection_slots import ConnectionSlot, ConnectionSlots, SlotFigures
+from swarm.transport.connection_slots import ConnectionSlot
 from swarm.transport.memory.memory_gossip import Flight, GossipEnd, MemoryGossip, MeshSubscription
+from swarm.transport.request_slots import Served
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
 """The host whose code the current task runs. None: the network itself."""
@@ -103,9 +91,8 @@ class Cut:
     one_way: bool
 
     def severs(self, source: PeerId, target: PeerId) -> bool:
-        if source in self.sources and target in self.targets:
-            return True
-        return not self.one_way and source in self.targets and target in self.sources
+        back = not self.one_way and source in self.targets and target in self.sources
+        return back or (source in self.sources and target in self.targets)
 
 
 class Post:
@@ -129,56 +116,6 @@ class Post:
             self._sooner = trio.Event()
             with trio.move_on_at(self._due[0][0] if self._due else inf):
                 await self._sooner.wait()
-
-
-@dataclass(eq=False, slots=True)
-class MemoryService:
-    protocol: str
-    handler: Handler
-    limits: ServeLimits
-    sent: Sent
-    counters: TransportCounters
-    busy: Counter[PeerId] = field(default_factory=Counter)
-
-    @contextmanager
-    def slot(self, client: PeerId) -> Iterator[None]:
-        """Hold a request slot.
-
-        Raises:
-            RequestRefused: all are taken.
-        """
-        if self.busy.total() >= self.limits.concurrent_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: too many requests at a time")
-        if self.busy[client] >= self.limits.concurrent_per_peer_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: too many requests of one peer at a time")
-        self.busy[client] += 1
-        try:
-            yield
-        finally:
-            self.busy[client] -= 1
-            if not self.busy[client]:
-                del self.busy[client]
-
-    def check_request(self, payload: bytes) -> None:
-        if len(payload) > self.limits.request_bytes_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: over {self.limits.request_bytes_max} bytes")
-
-    async def handle(self, client: PeerId, payload: bytes) -> bytes:
-        self.counters.count_in(self.protocol, len(payload), client)
-        try:
-            response = await self.handler(client, payload)
-        except RemoteProtocolError as error:
-            raise RequestRefused(str(error)) from error
-        if len(response) > self.limits.response_bytes_max:
-            raise LocalProtocolError(f"{self.protocol}: answer of {len(response)} bytes")
-        self.counters.count_out(self.protocol, len(response), client)
-        return response
-
-    def count_refused(self) -> None:
-        self.counters.refused[self.protocol] += 1
 
 
 # Long: every link's delay, loss and cut act on one clock.
@@ -205,7 +142,8 @@ class MemoryNetwork:
         self._ips: dict[int, str] = {}  # by number
         self._cuts: list[Cut] = []
         self._healed = trio.Event()
-        self._paused: dict[PeerId, _Pause] = {}
+        # for each paused host: the end of its pause, and messages held back
+        self._paused: dict[PeerId, tuple[trio.Event, list[Callable[[], None]]]] = {}
         self._post = Post(Random(rng.random()))
         self.gossip = MemoryGossip(self, Random(rng.random()))
         self.traffic_out: dict[PeerId, Counter[str]] = {}
@@ -218,11 +156,8 @@ class MemoryNetwork:
         """Put a host on the network. It keeps its addresses over crash and restart.
 
         `ip` is the address that others see; hosts may share it. None: an own address in an own
-        block of 10.0.0.0/8. Only hosts with the same `network_key` connect.
-
-        Raises:
-            LocalProtocolError: it is on the network already.
-        """
+        block of 10.0.0.0/8. Only hosts with the same `network_key` connect. LocalProtocolError: it
+        is on the network already."""
         number = self._numbers.setdefault(peer_id, len(self._numbers))
         own_ip = f"10.{number >> 8 & 255}.{number & 255}.{1 + (number >> 16)}"
         self._ips.setdefault(number, own_ip if ip is None else ip)
@@ -239,11 +174,8 @@ class MemoryNetwork:
         self._host(peer_id).close()
 
     def restart(self, peer_id: PeerId) -> "MemoryTransport":
-        """Put a host that crashed or left back, with its address and key.
-
-        Raises:
-            LocalProtocolError: it was never on the network, or still is.
-        """
+        """Put a host that crashed or left back, with its address and key. LocalProtocolError: it
+        was never on the network, or still is."""
         return self.join(peer_id, network_key=self._host(peer_id).network_key)
 
     def partition(
@@ -262,14 +194,14 @@ class MemoryNetwork:
 
     def pause(self, peer_id: PeerId) -> None:
         """Hold back all messages to and from a host. The caller pauses the host's own tasks."""
-        self._paused.setdefault(peer_id, _Pause())
+        self._paused.setdefault(peer_id, (trio.Event(), []))
 
     def resume(self, peer_id: PeerId) -> None:
         """Deliver the messages held back."""
-        pause = self._paused.pop(peer_id, None)
-        if pause is not None:
-            pause.over.set()
-            for do in pause.waiting:
+        if peer_id in self._paused:
+            over, waiting = self._paused.pop(peer_id)
+            over.set()
+            for do in waiting:
                 self.at(trio.current_time(), do)
 
     def address(self, peer_id: PeerId) -> str:
@@ -291,8 +223,8 @@ class MemoryNetwork:
 
     def when_awake(self, host: PeerId, do: Callable[[], None]) -> None:
         """Call `do` at once, or when the paused host resumes."""
-        if (pause := self._paused.get(host)) is not None:
-            pause.waiting.append(do)
+        if host in self._paused:
+            self._paused[host][1].append(do)
         else:
             do()
 
@@ -312,18 +244,16 @@ class MemoryNetwork:
     def _spawn(self, async_fn: Callable[..., Awaitable[object]], *args: Any) -> None:
         """Start a task of the network, whichever host asks for it."""
         token = RUNS_ON.set(None)
-        try:
-            self._nursery.start_soon(async_fn, *args)
-        finally:
-            RUNS_ON.reset(token)
+        self._nursery.start_soon(async_fn, *args)
+        RUNS_ON.reset(token)
 
     async def _pass_cuts(self, source: PeerId, target: PeerId) -> None:
         while self.is_cut(source, target):
             await self._healed.wait()
 
     async def _awake(self, host: PeerId) -> None:
-        while (pause := self._paused.get(host)) is not None:
-            await pause.over.wait()
+        while host in self._paused:
+            await self._paused[host][0].wait()
 
     async def _land(self, source: PeerId, target: PeerId, flight: Flight) -> None:
         """Wait until a reliable message has arrived in full."""
@@ -331,28 +261,6 @@ class MemoryNetwork:
         await self._pass_cuts(source, target)
         await trio.sleep_until(self.receive(target, flight))
         await self._awake(target)
-
-    async def _send_in_turns(
-        self, exchange: "_Exchange", size: int, left: Callable[[], None]
-    ) -> Flight:
-        """Send an answer in pieces of `piece_bytes`. Returns the flight of the last.
-
-        As over TCP, one connection sends its answers in order, and several connections share the
-        uplink.
-        """
-        source, target, about = exchange.server.peer_id, exchange.client.peer_id, exchange.protocol
-        assert self.piece_bytes is not None
-        async with exchange.connection.turns[source]:
-            while size > self.piece_bytes:
-                flight = self.send(source, target, self.piece_bytes, about, reliable=True)
-                size -= self.piece_bytes
-                self.at(flight.last_s, partial(self.receive, target, flight))
-                # slow start delays the next piece
-                await trio.sleep_until(flight.left_s + flight.slow_s)
-            flight = self.send(source, target, size, about, reliable=True)
-            await trio.sleep_until(flight.left_s)
-        left()
-        return flight
 
     async def _carry(self, source: PeerId, target: PeerId, size: int, about: str) -> None:
         await self._awake(source)
@@ -376,7 +284,7 @@ class MemoryNetwork:
             if host.peer_id != peer_id:
                 raise PeerUnreachable(f"{host.peer_id} answers at /memory/{number}")
         for here, there in ((host, source), (source, host)):
-            if not here._admits(there):
+            if not here._admits(there.peer_id, self._ips[there._number]):
                 raise PeerUnreachable(f"{here.peer_id} refuses {there.peer_id}")
         if peer_id not in source._connections:
             self._connect(source, host)
@@ -441,7 +349,10 @@ class MemoryNetwork:
         service = server._services.get(exchange.protocol)
         if service is None:
             raise RequestRefused(f"{server.peer_id} does not serve {exchange.protocol}")
-        with service.slot(client):
+        is_full = service.requests_by_peer.total() >= service.limits.concurrent_max
+        with service.counted(client) as has_room:
+            if is_full or not has_room:
+                exchange.refuse("too many requests at a time")
             exchange.held = True
             try:
                 return await self._serve_in_time(exchange, service, flight)
@@ -449,9 +360,11 @@ class MemoryNetwork:
                 exchange.held = False
 
     async def _answer(
-        self, exchange: "_Exchange", service: MemoryService, size: int, told_bytes: int
+        self, exchange: "_Exchange", service: Served, size: int, told_bytes: int
     ) -> None:
-        client, server = exchange.client.peer_id, exchange.server.peer_id
+        """Send an answer; with `piece_bytes` in pieces: as over TCP, one connection sends its
+        answers in order, and several connections share the uplink."""
+        client, server, about = exchange.client.peer_id, exchange.server.peer_id, exchange.protocol
         left = False
 
         def leave() -> None:
@@ -462,49 +375,57 @@ class MemoryNetwork:
 
         try:
             await self._awake(server)
-            if self.piece_bytes is not None:
-                flight = await self._send_in_turns(exchange, size, leave)
-            else:
-                flight = self.send(server, client, size, exchange.protocol, reliable=True)
+            if self.piece_bytes is None:
+                flight = self.send(server, client, size, about, reliable=True)
                 if service.sent is not ignore_sent:
                     self.at(flight.left_s, leave)
+            else:
+                async with exchange.connection.turns[server]:
+                    while size > self.piece_bytes:
+                        flight = self.send(server, client, self.piece_bytes, about, reliable=True)
+                        size -= self.piece_bytes
+                        self.at(flight.last_s, partial(self.receive, client, flight))
+                        # slow start delays the next piece
+                        await trio.sleep_until(flight.left_s + flight.slow_s)
+                    flight = self.send(server, client, size, about, reliable=True)
+                    await trio.sleep_until(flight.left_s)
+                leave()
             await self._land(server, client, flight)
         finally:
             leave()
 
-    async def _serve_in_time(
-        self, exchange: "_Exchange", service: MemoryService, flight: Flight
-    ) -> bytes:
+    async def _serve_in_time(self, exchange: "_Exchange", service: Served, flight: Flight) -> bytes:
         client, server = exchange.client.peer_id, exchange.server.peer_id
-        service.check_request(exchange.payload)
+        if len(exchange.payload) > service.limits.request_bytes_max:
+            exchange.refuse(f"over {service.limits.request_bytes_max} bytes")
+        payload, counters, protocol = exchange.payload, exchange.server.counters, exchange.protocol
         response = b""
         with trio.move_on_after(service.limits.timeout_s) as patience:
             await self._land(client, server, flight)
-            self.observe("request", client, server, exchange.protocol, exchange.payload)
+            self.observe("request", client, server, protocol, payload)
+            counters.count_in(protocol, len(payload), client)
             token = RUNS_ON.set(server)
             try:
-                response = await service.handle(client, exchange.payload)
+                response = await service.handler(client, payload)
+            except RemoteProtocolError as error:
+                raise RequestRefused(str(error)) from error
             finally:
                 RUNS_ON.reset(token)
+            if len(response) > service.limits.response_bytes_max:
+                raise LocalProtocolError(f"{protocol}: answer of {len(response)} bytes")
+            counters.count_out(protocol, len(response), client)
             # the client reads up to its own limit
             size = min(len(response), exchange.response_bytes_max + 1)
             await self._answer(exchange, service, size, len(response))
         if patience.cancelled_caught:
-            service.count_refused()
-            raise RequestRefused(f"{exchange.protocol}: over {service.limits.timeout_s} s")
+            exchange.refuse(f"over {service.limits.timeout_s} s")
         return response
 
 
-@dataclass(eq=False, slots=True)
-class _Pause:
-    """Messages held back for a paused host."""
-
-    over: trio.Event = field(default_factory=trio.Event)
-    waiting: list[Callable[[], None]] = field(default_factory=list)
-
-
-class MemoryTransport:
+class MemoryTransport(Transport):
     """One host's end of a `MemoryNetwork`, made by `join`. Leaves when its context ends."""
+
+    _subscription_kind = MeshSubscription
 
     def __init__(
         self,
@@ -513,17 +434,14 @@ class MemoryTransport:
         number: int,
         network_key: bytes | None = None,
     ) -> None:
+        super().__init__(peer_id)
         self._network = network
-        self.peer_id = peer_id
         self._number = number
         self.network_key = network_key
-        self.counters = TransportCounters()
         self._connections: dict[PeerId, _Connection] = {}
-        self._services: dict[str, MemoryService] = {}
+        self._services: dict[str, Served] = {}
         self.gossip = GossipEnd(peer_id, self.counters)
-        self._gate: Gate | None = None
-        self.slots = ConnectionSlots()
-        self.door: SlotFigures | None = None  # simulated connections need no admission
+        self._subscriptions = self.gossip.subscriptions
         self.is_open = True
 
     async def __aenter__(self) -> Self:
@@ -552,19 +470,6 @@ class MemoryTransport:
         here = peer in self._connections
         return self._network._ips[self._network._numbers[peer]] if here else None
 
-    def set_gate(self, gate: Gate, limits: OriginLimits | None = None) -> None:
-        self._gate = gate
-        self.slots.limits = limits or OriginLimits()
-
-    def report_to(self, report: Report) -> None:
-        """Simulated links have no messages of their own to report."""
-
-    def _admits(self, other: "MemoryTransport") -> bool:
-        if self._gate is None or self._gate(other.peer_id, self._network._ips[other._number]):
-            return True
-        self.counters.refused[REFUSED_CONNECTIONS] += 1
-        return False
-
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         """Dial `/memory/<number>/p2p/<peer id>`."""
         number, peer_id = _parse_address(address)
@@ -588,7 +493,7 @@ class MemoryTransport:
     ) -> None:
         if protocol in self._services:
             raise LocalProtocolError(f"{protocol} is served already")
-        self._services[protocol] = MemoryService(protocol, handler, limits, sent, self.counters)
+        self._services[protocol] = Served(handler, limits, sent)
 
     async def request(
         self,
@@ -625,26 +530,14 @@ class MemoryTransport:
         self.counters.answered += 1
         return result
 
-    async def publish(self, topic: str, payload: bytes) -> None:
-        await trio.lowlevel.checkpoint()
-        if len(payload) > GOSSIP_BYTES_MAX:
-            raise LocalProtocolError(f"gossip of {len(payload)} bytes: at most {GOSSIP_BYTES_MAX}")
-        self.counters.count_out(topic, len(payload), None)
+    async def _send_gossip(self, topic: str, payload: bytes) -> None:
         self._network.gossip.publish(self.gossip, topic, payload)
 
-    async def subscribe(
-        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
-    ) -> trio.MemoryReceiveChannel[GossipMessage]:
-        await trio.lowlevel.checkpoint()
-        if topic in self.gossip.subscriptions:
-            raise LocalProtocolError(f"{topic} is subscribed to already")
-        send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
+    async def _join_topic(self, topic: str, subscription: MeshSubscription) -> None:
         if self.is_open:
-            subscription = MeshSubscription(validate, admit, asks, send)
             self._network.gossip.subscribe(self.gossip, topic, subscription)
         else:
-            send.close()
-        return receive
+            subscription.channel.close()
 
 
 @dataclass(eq=False, slots=True)
@@ -678,6 +571,10 @@ class _Exchange:
     def server(self) -> MemoryTransport:
         ends = self.connection
         return ends.other if self.client is ends.one else ends.one
+
+    def refuse(self, why: str) -> NoReturn:
+        self.server.counters.refused[self.protocol] += 1
+        raise RequestRefused(f"{self.protocol}: {why}")
 
     def settle(self, result: bytes | SwarmError) -> None:
         if self.result is None:
