@@ -65,15 +65,15 @@ OVER_PROVISION_MAX = 4.0
 ENGINE_NEEDS = frozenset(
     {
         *(Need.REQUESTS, Need.BEGINNINGS, Need.RUNNERS_UP, Need.DRAFTS),
-        *(Need.NOISE, Need.ENTROPY, Need.HIDDEN, Need.REFERENCE),
+        *(Need.NOISE, Need.ENTROPY, Need.HIDDEN, Need.REFERENCE, Need.FEATURES),
     }
 )
 ENGINE_GIVES: Mapping[str, frozenset[Need]] = {
     "torch": ENGINE_NEEDS,
-    "vllm": frozenset({Need.REQUESTS, Need.BEGINNINGS, Need.REFERENCE}),
+    "vllm": frozenset({Need.REQUESTS, Need.BEGINNINGS, Need.REFERENCE, Need.FEATURES}),
     "openai": frozenset(),
-    "scripted": frozenset(),
-}  # of `Capabilities`, before an engine has started
+    "scripted": frozenset({Need.FEATURES}),
+}  # of `Capabilities` before an engine has started, and of its trainer
 M = TypeVar("M", bound=MethodSettings)
 
 PositiveSeconds = Annotated[float, Field(gt=0, le=1e9)]  # multiples of it are set as timers

@@ -12,7 +12,7 @@ An environment that runs a text's code does so by `node.sandbox.runner`, and has
 `runs_code`. A node also imports a plug-in outside of the sandbox, to read its version.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -125,6 +125,17 @@ class TellsTurns(Interaction, Protocol):
 
 
 M = TypeVar("M", bound=BaseModel)
+
+
+def values_in(value: Any) -> Iterator[Any]:
+    """A value and all values in it, whatever its depth."""
+    yield value
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for each in value:
+        yield from values_in(each)
 
 
 def wrong_parameters(environment: str, what: str) -> ConfigError:

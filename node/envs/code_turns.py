@@ -4,7 +4,7 @@ Such code may act otherwise on another machine, so a transcript whose replies di
 and nobody is to blame (`scoring.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final
 
@@ -133,11 +133,7 @@ def _remainder(rng: Random, largest: int) -> tuple[str, str]:
     return f"remainder of {base}**{power} by {by}:", f"pow({base}, {power}, {by})"
 
 
-_QUESTIONS: Final[Sequence[Callable[[Random, int], tuple[str, str]]]] = (
-    _digits,
-    _multiples,
-    _remainder,
-)
+_QUESTIONS: Final = (_digits, _multiples, _remainder)
 
 
 class PythonQuestion(ToolTask):

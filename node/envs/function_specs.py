@@ -18,8 +18,6 @@ _GAPS: Final = (" ", " ", ", ", ". ", "-", " 7", " 42 ")
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One function to write."""
-
     signature: str
     about: str  # its arguments
     task: str
@@ -27,23 +25,13 @@ class Spec:
     draw: Callable[[Random], list[Any]]  # arguments of one test
 
 
-@dataclass(frozen=True, slots=True)
-class _Template:
-    kind: str
-    argument: str  # a key of `_ARGUMENTS`
-    task: str
-    body: str
-    values: Mapping[str, Any]  # see the file
-
-
 def draw_spec(rng: Random, kinds: Sequence[str] = KINDS) -> Spec:
-    """One function of these kinds."""
-    template = rng.choice([each for each in _TEMPLATES if each.kind in kinds])
-    values = {name: rng.choice(_choices(told)) for name, told in template.values.items()}
-    about, draw = _ARGUMENTS[template.argument]
-    body = template.body.format(**values).replace("\n", "\n    ")
-    source = f"def solve({template.argument}):\n    {body}"
-    return Spec(template.argument, about, template.task.format(**values), source, draw)
+    template = rng.choice([each for each in _TEMPLATES if each["kind"] in kinds])
+    values = {name: rng.choice(_choices(told)) for name, told in template["values"].items()}
+    argument, (about, draw) = template["argument"], _ARGUMENTS[template["argument"]]
+    body = template["body"].format(**values).replace("\n", "\n    ")
+    source = f"def solve({argument}):\n    {body}"
+    return Spec(argument, about, template["task"].format(**values), source, draw)
 
 
 def _number(rng: Random) -> int:
@@ -78,9 +66,6 @@ def _choices(told: Any) -> Sequence[Any]:
     return range(*told) if isinstance(told[0], int) else told
 
 
-_TEMPLATES: Final = tuple(
-    _Template(**each)
-    for each in tomllib.loads(
-        files(__package__).joinpath("function_specs.toml").read_text(encoding="utf-8")
-    )["template"]
-)
+_TEMPLATES: Final[Sequence[Mapping[str, Any]]] = tomllib.loads(
+    files(__package__).joinpath("function_specs.toml").read_text(encoding="utf-8")
+)["template"]

@@ -65,7 +65,6 @@ def decided(ran: runner.RunResult) -> runner.RunResult:
 
 
 def share_passed(found: Sequence[tuple[Any] | None], expected: Sequence[Any]) -> float:
-    """The share of right results."""
     pairs = zip(found, expected, strict=True)
     return sum(each is not None and _same(each[0], right) for each, right in pairs) / len(expected)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
+from pkgutil import resolve_name
 
 from node.envs.base import ENTRY_POINT_GROUP, Environment, Interaction
 from node.envs.code_turns import PythonQuestion, PythonRepair
@@ -39,20 +40,15 @@ def _built_in() -> dict[str, Callable[[], Environment]]:
     makers: dict[str, Callable[[], Environment]] = {
         name: partial(ReasoningGym, name) for name in OFFERED
     }
-    makers["dataset"], makers[TASKSETS] = _dataset, _taskset
+    # their imports are for those who need them
+    makers["dataset"] = lambda: _made("node.envs.data.dataset:Dataset")
+    makers[TASKSETS] = lambda: _made("node.envs.taskset:Taskset")
     return makers | {str(each.name): each for each in _OWN}
 
 
-def _dataset() -> Environment:
-    from node.envs.data.dataset import Dataset  # its imports are for those who need it
-
-    return Dataset()
-
-
-def _taskset() -> Environment:
-    from node.envs.taskset import Taskset
-
-    return Taskset()
+def _made(place: str) -> Environment:
+    made: Environment = resolve_name(place)()
+    return made
 
 
 def _plugged_in() -> dict[str, EntryPoint]:

@@ -101,15 +101,12 @@ def package_digest(taskset: str) -> str:
                         f"{PACKAGE_BYTES_MAX >> 30} GiB; is it a package of its own?"
                     )
                 name = path.relative_to(place).as_posix() if place.is_dir() else path.name
-                digest.update(json.dumps([name, _hash_of(path)]).encode())
+                with path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+                digest.update(json.dumps([name, content]).encode())
     except OSError as error:
         raise wrong(f"taskset {taskset}: {error.filename}: {error.strerror}") from None
     return digest.hexdigest()
-
-
-def _hash_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def wrong(what: str) -> ConfigError:

@@ -248,7 +248,6 @@ def _trace_of(task: Any, reply: str) -> Any:
 
 
 def _scores(hook: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, float]:
-    """The scores of one grader, by name."""
     from verifiers.v1.utils.decorators import invoke
 
     result = _awaited(hook.__name__, invoke(hook, dict(given)))

@@ -37,7 +37,6 @@ def written(name: str, argument: str) -> str:
 
 
 def answered(tools: Mapping[str, Tool], name: str, argument: str) -> str:
-    """The reply to a call."""
     if name in tools:
         result = tools[name](argument)
     else:

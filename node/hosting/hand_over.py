@@ -28,15 +28,12 @@ HAND_OVERS_MAX: Final = 3  # failures in a row; then trainer and engine are star
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """The plan by which an engine shares the trainer's device."""
-
     gpu_memory_share: float  # where the engine is on a GPU
     shared: bool  # both are on one GPU and no other, so that weights can be lent
     sleeps: bool  # the engine, while the trainer trains
 
 
 def device_plan(config: NodeConfig, trainer: PolicyInfo) -> DevicePlan:
-    """The plan of an engine beside a trainer that is loaded."""
     if is_cpu_build() or trainer.device_bytes == 0:
         return DevicePlan(config.engine_gpu_share or GPU_MEMORY_SHARE_ALONE, False, False)
     if config.engine_gpu_share is not None:

@@ -47,7 +47,6 @@ class Membership:
         return self.key.handshake_key() if self.key else None
 
     def admits(self, peer: PeerId, ip: str | None) -> bool:
-        """True if a peer may connect."""
         return self.allowed is None or peer in self.allowed
 
 

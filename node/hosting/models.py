@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -83,37 +84,22 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
     where the run names none."""
     has_own = is_learner and config.correction is None  # which is of the loss `sapo`
     default = DEFAULT_LEARNER_LOSS if has_own else DEFAULT_LOSS
+    same = NodeConfig.model_fields.keys() & {each.name for each in fields(TrainerSpec)}
     teacher = config.method(Teacher)
-    return TrainerSpec(
-        model,
-        learning_rate=config.learning_rate,
-        warm_up_updates=config.warm_up_updates,
-        clips_to_median=config.clips_to_median,
-        step_guard=config.step_guard,
-        updates_per_batch=config.updates_per_batch,
-        kl_weight=config.kl_weight,
-        kl_reset_every=config.kl_reset_every,
-        micro_batch_tokens=config.micro_batch_tokens,
-        activation_checkpointing=config.activation_checkpointing,
-        completion_tokens_max=config.run.sampling.max_new_tokens,
-        completion_chars_max=config.run.completion_chars_max,
-        temperature=config.run.sampling.temperature,
-        foreign_weighting=config.foreign_weighting,
-        foreign_logprob_min=config.foreign_logprob_min,
-        lora_rank=config.lora_rank,
-        lora_alpha=config.lora_alpha,
-        lora_targets=config.lora_targets,
-        lora_base=config.lora_base if "lora_base" in config.model_fields_set else None,
-        context_tokens_max=config.context_tokens_max,
-        writes_merged=config.engine == "vllm",
-        gpu_share_left=share_left(config),
-        teacher_weight=teacher.weight if teacher else 0.0,
-        correction="" if config.correction is None else str(config.correction),
-        preference="" if config.preference is None else str(config.preference),
-        loss=str(config.loss or config.run.training.loss or default),
-        seed=config.seed,
-        threads=config.threads,
-    )
+    others = {
+        "model": model,
+        "teacher_weight": teacher.weight if teacher else 0.0,
+        "completion_tokens_max": config.run.sampling.max_new_tokens,
+        "completion_chars_max": config.run.completion_chars_max,
+        "temperature": config.run.sampling.temperature,
+        "lora_base": config.lora_base if "lora_base" in config.model_fields_set else None,
+        "writes_merged": config.engine == "vllm",
+        "gpu_share_left": share_left(config),
+        "correction": "" if config.correction is None else str(config.correction),
+        "preference": "" if config.preference is None else str(config.preference),
+        "loss": str(config.loss or config.run.training.loss or default),
+    }
+    return TrainerSpec(**{name: getattr(config, name) for name in same} | others)
 
 
 async def check_teacher(config: NodeConfig, model: str) -> None:

@@ -43,8 +43,6 @@ class WorkerEngine(VersionLoader, Protocol):
 
 
 class PolicyHost:
-    """The engine of a worker on this machine."""
-
     def __init__(
         self,
         config: NodeConfig,

@@ -21,6 +21,7 @@ from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.storage import RunSync, Runtime
+from swarm.texts import listed
 from swarm.transport.base import Transport
 from swarm.weights import manifest as manifest_wire
 from swarm.weights.chunk_store import ChunkStore
@@ -91,7 +92,8 @@ def verify(directory: Path, manifest: Path | None, against: Path | None) -> Veri
     if against is not None:
         wanted = open_weights(against).specs
     else:
-        wanted = _read_manifest(manifest or _beside(directory))
+        path = directory.resolve()
+        wanted = _read_manifest(manifest or path.with_name(path.name + MANIFEST_SUFFIX))
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory")
     try:
@@ -105,7 +107,9 @@ def verify(directory: Path, manifest: Path | None, against: Path | None) -> Veri
         state = state_of(found).hex()[:STATE_CHARS_SHOWN]
         lines = [f"the same: {len(found)} entries, {amount(size_bytes, 'B')}, state {state}"]
         if opened.left_out:
-            lines.append(f"not looked at, no part of weights: {_some(opened.left_out)}")
+            names = [printable(name, NAME_CHARS_SHOWN_MAX) for name in opened.left_out]
+            told = listed(names, DIFFERENCES_SHOWN_MAX)
+            lines.append(f"not looked at, no part of weights: {told}")
         return VerifyResult(True, tuple(lines))
     shown = lines[:DIFFERENCES_SHOWN_MAX]
     if len(lines) > len(shown):
@@ -141,17 +145,6 @@ def _kind(spec: TensorSpec) -> str:
     if spec.dtype in (FILE_DTYPE, HEADER_DTYPE):
         return f"{spec.dtype} of {spec.size_bytes} bytes"
     return f"{spec.dtype} {list(spec.shape)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = [printable(name, NAME_CHARS_SHOWN_MAX) for name in names[:DIFFERENCES_SHOWN_MAX]]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    return ", ".join(shown) + more
-
-
-def _beside(directory: Path) -> Path:
-    path = directory.resolve()
-    return path.with_name(path.name + MANIFEST_SUFFIX)
 
 
 def _read_manifest(path: Path) -> tuple[TensorSpec, ...]:

@@ -325,17 +325,19 @@ async def _fetch_into_place(
 
 def _judge(arriving: store.Arriving, rules: DataRules, manifest: DataManifest) -> None:
     """Put the items in place if a user's own file could have become these bytes."""
-    name = f"the items {rules.sha256[:12]}… that came"
-    came = arriving.whole()
     try:
-        content = rules.content(rows_of(came.splitlines(keepends=True), name), name)
+        _check_came(arriving.whole(), rules, manifest)
     except ConfigError:
         arriving.give_up()
         raise
-    if content.data != came or content.items != manifest.items:
-        arriving.give_up()
-        raise ConfigError(f"{name}: not as items are written; this run cannot be joined")
     arriving.finish()
+
+
+def _check_came(came: bytes, rules: DataRules, manifest: DataManifest) -> None:
+    name = f"the items {rules.sha256[:12]}… that came"
+    content = rules.content(rows_of(came.splitlines(keepends=True), name), name)
+    if content.data != came or content.items != manifest.items:
+        raise ConfigError(f"{name}: not as items are written; this run cannot be joined")
 
 
 # --- handing on -------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
@@ -16,7 +16,6 @@ from node.methods.method import Family, KnownMethod, MethodSettings
 _TABLE: Final = tomllib.loads(
     files("node.methods").joinpath("registry.toml").read_text(encoding="utf-8")
 )
-_OF_LOSSES: Final[Mapping[str, Callable[..., Any]]] = {"dpo": preferred, "teacher": taught}
 _FUNCTIONS: Final = {"need": "by_need", "distil": "distil_weight"}
 """Those that have another name than their method. Each stands beside its settings."""
 
@@ -39,8 +38,10 @@ def _function(family: Family, parameters: type[MethodSettings]) -> Callable[...,
         return OBJECTIVES[kind].losses
     if family == "correction":
         return IMPORTANCE_WEIGHTS[kind]
-    if kind in _OF_LOSSES:
-        return _OF_LOSSES[kind]
+    if family == "preference":
+        return preferred
+    if kind == "teacher":
+        return taught
     name = _FUNCTIONS.get(kind, kind)
     return vars(sys.modules[parameters.__module__])[name]  # type: ignore[no-any-return]
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import torch
 from peft import LoraConfig, TaskType, inject_adapter_in_model
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -26,10 +25,9 @@ from node.interfaces.adapter_files import (
     base_record,
     card_of,
 )
-from node.policies import frozen
+from node.policies import frozen, tensor_files
 from node.policies.policy import Adapter, Policy, move
 from swarm.errors import ConfigError
-from swarm.texts import first_line
 
 NAME: Final = "default"  # of the one adapter, within PEFT
 _PREFIX: Final = "base_model.model."  # that PEFT's files put before each name
@@ -64,8 +62,9 @@ def attach(
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, NAME)
     if held != "float32":
-        if held == "4bit":
-            _quantise(model, device)
+        for _, _, layer in _adapted(model) if held == "4bit" else ():  # one at a time
+            if type(layer.base_layer) is nn.Linear:
+                layer.base_layer = frozen.quantised(layer.base_layer, device)
         frozen.hold(model)
     policy.adapter = Adapter(AdapterShape(shape.rank, shape.alpha, wanted), base, held)
     if device != policy.device:
@@ -88,13 +87,6 @@ def _in_fp32(model: PreTrainedModel) -> Iterator[None]:
             weight.data = data
 
 
-def _quantise(model: PreTrainedModel, device: torch.device) -> None:
-    """Put the layers with factors into four bits, one at a time."""
-    for _, _, layer in _adapted(model):
-        if type(layer.base_layer) is nn.Linear:
-            layer.base_layer = frozen.quantised(layer.base_layer, device)
-
-
 def targets_of(model: PreTrainedModel, shape: AdapterShape, name: str) -> tuple[str, ...]:
     """Names of the layers that get factors; ConfigError: the model has no such layers."""
     known = {name.rpartition(".")[2] for name, _ in _linear_layers(model)}
@@ -110,19 +102,19 @@ def targets_of(model: PreTrainedModel, shape: AdapterShape, name: str) -> tuple[
 
 def parameters(model: PreTrainedModel, shape: AdapterShape, name: str) -> int:
     """The number of parameters in an adapter of the model."""
-    wanted = targets_of(model, shape, name)
-    layers = [layer for path, layer in _linear_layers(model) if path.rpartition(".")[2] in wanted]
-    return sum(shape.rank * sum(layer.weight.shape) for layer in layers)
+    return sum(shape.rank * sum(layer.weight.shape) for _, layer in _wanted(model, shape, name))
 
 
 def covered(model: PreTrainedModel, shape: AdapterShape, name: str) -> int:
     """The number of weights that an adapter covers and that can be held in four bits."""
+    layers = (layer for _, layer in _wanted(model, shape, name) if type(layer) is nn.Linear)
+    return sum(layer.weight.numel() for layer in layers)
+
+
+def _wanted(model: PreTrainedModel, shape: AdapterShape, name: str) -> list[tuple[str, Any]]:
+    """The layers that get factors, by name."""
     wanted = targets_of(model, shape, name)
-    return sum(
-        layer.weight.numel()
-        for path, layer in _linear_layers(model)
-        if path.rpartition(".")[2] in wanted and type(layer) is nn.Linear
-    )
+    return [each for each in _linear_layers(model) if each[0].rpartition(".")[2] in wanted]
 
 
 def factors(policy: Policy) -> dict[str, torch.Tensor]:
@@ -154,7 +146,8 @@ def load(policy: Policy, directory: Path, held: Held | None = None) -> None:
         ConfigError: it is damaged, for another base, or of another shape than the one before.
     """
     card = card_of(directory)
-    weights, what = _read(directory / WEIGHTS_FILE), f"adapter {directory}"
+    what = f"adapter {directory}"
+    weights = tensor_files.read(directory / WEIGHTS_FILE, f"{what}: {WEIGHTS_FILE}")
     base = base_hash(policy.model) if policy.adapter is None else policy.adapter.base
     if card.base != base:
         raise ConfigError(
@@ -262,14 +255,12 @@ def _linear_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
 
 def _shapes(policy: Policy, shape: AdapterShape) -> dict[str, tuple[int, ...]]:
     """The shapes of `factors` once such an adapter is attached."""
-    wanted = targets_of(policy.model, shape, policy.name)
     found: dict[str, tuple[int, ...]] = {}
-    for path, layer in _linear_layers(policy.model):
-        if path.rpartition(".")[2] in wanted:
-            rows, columns = layer.weight.shape
-            out, into = (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)
-            found[f"{_PREFIX}{path}.lora_A.weight"] = (shape.rank, into)
-            found[f"{_PREFIX}{path}.lora_B.weight"] = (out, shape.rank)
+    for path, layer in _wanted(policy.model, shape, policy.name):
+        rows, columns = layer.weight.shape
+        out, into = (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)
+        found[f"{_PREFIX}{path}.lora_A.weight"] = (shape.rank, into)
+        found[f"{_PREFIX}{path}.lora_B.weight"] = (out, shape.rank)
     return found
 
 
@@ -301,10 +292,3 @@ def _config(shape: AdapterShape, policy: Policy) -> LoraConfig:
 
 def _told(shape: AdapterShape) -> str:
     return f"of rank {shape.rank}, alpha {shape.alpha:g}, on {', '.join(shape.targets)}"
-
-
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"adapter {path.parent}: {path.name}: {first_line(error)}") from error

@@ -117,23 +117,11 @@ def _wide(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return rooms[key][: weight.numel()].view(weight.shape).copy_(weight)
 
 
-def _linear(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    return linear(x, layer.weight, layer.bias)
-
-
-def _transposed(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    return linear(x, layer.weight.t(), layer.bias)
-
-
-def _embedding(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
-    """In fp32: sums over layers begin with it."""
-    return nn.Embedding.forward(layer, ids).float()
-
-
-_FORWARDS: Final[dict[type, Callable[..., torch.Tensor]]] = {
-    nn.Linear: _linear,
-    Conv1D: _transposed,
-    nn.Embedding: _embedding,
+_FORWARDS: Final[dict[type, Callable[[Any, torch.Tensor], torch.Tensor]]] = {
+    nn.Linear: lambda layer, x: linear(x, layer.weight, layer.bias),
+    Conv1D: lambda layer, x: linear(x, layer.weight.t(), layer.bias),
+    # in fp32: sums over layers begin with it
+    nn.Embedding: lambda layer, ids: nn.Embedding.forward(layer, ids).float(),
 }
 
 

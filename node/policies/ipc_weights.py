@@ -74,8 +74,9 @@ class Lender:
             return "in the files the adapter is merged"
         held = policy.model.state_dict()
         written = kinds_of(directory)
+        kinds = {name: (_KINDS.get(each.dtype), tuple(each.shape)) for name, each in held.items()}
         for name, kind in written.items():
-            if name not in held or _kind(held[name]) != kind:
+            if kinds.get(name) != kind:
                 return f"the trainer does not hold {name} as its files do"
         try:
             self._tell({name: held[name].detach() for name in written})
@@ -137,7 +138,3 @@ def _place(device: torch.device) -> str:
         return device.type
     number = torch.cuda.current_device() if device.index is None else device.index
     return f"GPU {torch.cuda.get_device_properties(number).uuid} as number {number}"
-
-
-def _kind(tensor: torch.Tensor) -> tuple[str | None, tuple[int, ...]]:
-    return _KINDS.get(tensor.dtype), tuple(tensor.shape)

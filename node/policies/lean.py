@@ -11,6 +11,7 @@ key-value heads, r query heads for each of them, S tokens before, D head size.""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -109,11 +110,7 @@ def scores_of_rows(model: PreTrainedModel, prompts: int, each: int, row: int, pr
 
 def common_length(rows: Sequence[list[int]]) -> int:
     """The length of the longest common beginning of all rows, in tokens."""
-    first, last = min(rows), max(rows)
-    for index, (left, right) in enumerate(zip(first, last, strict=False)):
-        if left != right:
-            return index
-    return min(len(first), len(last))
+    return len(commonprefix(rows))  # noqa: RUF071 - of lists
 
 
 def alike(prompts: Sequence[list[int]]) -> list[list[int]]:

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -116,15 +114,16 @@ class Policy(PromptEncoder):
         return template
 
     def encode_completion(self, text: str) -> list[int]:
-        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-        return list(encoded["input_ids"])
+        return self._ids(text, add_special_tokens=False, split_special_tokens=True)
 
     def encode_special(self, text: str) -> list[int]:
-        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=False)
-        return list(encoded["input_ids"])
+        return self._ids(text, add_special_tokens=False, split_special_tokens=False)
 
     def encode_plain(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, split_special_tokens=True)["input_ids"])
+        return self._ids(text, split_special_tokens=True)
+
+    def _ids(self, text: str, **how: bool) -> list[int]:
+        return list(self.tokenizer(text, **how)["input_ids"])
 
     def template_renderer(self) -> Renderer:
         template = self.tokenizer.get_chat_template()
@@ -161,7 +160,11 @@ class Policy(PromptEncoder):
             ConfigError: missing or unreadable files, other names or other shapes.
         """
         target = dict(self.model.state_dict())
-        source = _read_weights(directory)
+        if not (files := sorted(directory.glob("*.safetensors"))):
+            raise ConfigError(f"{directory}: no safetensors file in it")
+        source: dict[str, torch.Tensor] = {}
+        for file in files:
+            source |= tensors.read(file, str(directory))
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())
         missing = sorted(target.keys() - source.keys() - tied)
         if missing:
@@ -214,7 +217,10 @@ def load_policy(
         model=network,
         tokenizer=tokenizer,
         fingerprint=tokenizer_fingerprint(tokenizer),
-        context_tokens=min(_context_of(network), context_tokens_max or CONTEXT_TOKENS_MAX),
+        context_tokens=min(
+            context_in(network.config.get_text_config().to_dict()) or _CONTEXT_DEFAULT,
+            context_tokens_max or CONTEXT_TOKENS_MAX,
+        ),
         eos_ids=eos_ids,
         eos_id=eos_id if eos_id is not None else min(eos_ids),
         device=place,
@@ -338,20 +344,3 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froz
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids.update(configured if isinstance(configured, list) else [configured])
     return frozenset(i for i in ids if i is not None)
-
-
-def _context_of(model: PreTrainedModel) -> int:
-    return context_in(model.config.get_text_config().to_dict()) or _CONTEXT_DEFAULT
-
-
-def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"{directory}: no safetensors file in it")
-    weights: dict[str, torch.Tensor] = {}
-    try:
-        for file in files:
-            weights.update(load_file(file))
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{directory}: {first_line(error)}") from error
-    return weights

@@ -2,15 +2,18 @@
 missing tensors with random numbers, and leaves out surplus ones."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swarm.errors import ConfigError
+from swarm.texts import first_line, listed
 
 # Masks that old releases kept beside the weights of attention, where no parameter has that name.
 _MASKS: Final = re.compile(r"(^|\.)(attn|attention|self_attention)\.(masked_)?bias$")
@@ -32,7 +35,8 @@ def load(model: str | Path, dtype: torch.dtype, **more: Any) -> PreTrainedModel:
             **more,
         )
     except RuntimeError as error:  # tensors that cannot be put together
-        raise ConfigError(f"model {model}: {_first_line(error)}") from error
+        line = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ConfigError(f"model {model}: {line}") from error
     network: PreTrainedModel = loaded[0]
     if wrong := _wrong(loaded[1]) or _not_finite(network):
         raise ConfigError(f"model {model}: {wrong}")
@@ -47,10 +51,11 @@ def _wrong(told: Mapping[str, Any]) -> str | None:
             f"tensor {name} is {tuple(in_file)} in its files and {tuple(described)} by its "
             "config.json"
         )
-    if missing := told["missing_keys"]:
-        return f"its files lack tensors that its config.json describes: {_some(missing)}"
-    if surplus := [name for name in told["unexpected_keys"] if not _MASKS.search(name)]:
-        return f"its files hold tensors that its config.json does not describe: {_some(surplus)}"
+    if missing := listed(sorted(told["missing_keys"]), _NAMES_SHOWN):
+        return f"its files lack tensors that its config.json describes: {missing}"
+    unexpected = sorted(name for name in told["unexpected_keys"] if not _MASKS.search(name))
+    if surplus := listed(unexpected, _NAMES_SHOWN):
+        return f"its files hold tensors that its config.json does not describe: {surplus}"
     return None
 
 
@@ -69,6 +74,14 @@ def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
     return None
 
 
+def read(file: Path, what: str) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file; ConfigError, of `what`, if it is damaged."""
+    try:
+        return load_file(file)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"{what}: {first_line(error)}") from error
+
+
 def _refuse_two_sets(directory: Path) -> None:
     """Refuse an index of other files beside a whole model: it would win, and one of them is old."""
     index, whole = directory / SAFE_WEIGHTS_INDEX_NAME, directory / SAFE_WEIGHTS_NAME
@@ -77,13 +90,3 @@ def _refuse_two_sets(directory: Path) -> None:
             f"model {directory}: it holds {SAFE_WEIGHTS_NAME} and an index of other files: remove "
             "those that are old"
         )
-
-
-def _some(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    over = len(ordered) - _NAMES_SHOWN
-    return ", ".join(ordered[:_NAMES_SHOWN]) + (f" and {over} more" if over > 0 else "")
-
-
-def _first_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -64,7 +64,6 @@ def changed_tensors(old: Path, new: Path) -> Changes:
 
 
 def all_tensors(directory: Path) -> Changes:
-    """All tensors of a directory, as changes."""
     names = tuple(sorted(tensors_of(directory)))
     return Changes(names, len(names))
 

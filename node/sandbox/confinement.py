@@ -171,18 +171,15 @@ def limit(memory_bytes: int | None = None) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
-def lock(memory_bytes: int | None = None) -> None:
-    """Leave a confined process, which may have threads, only computing and waiting."""
+def lock(memory_bytes: int | None = None, *, alone: bool = False) -> None:
+    """Leave a confined process, which may have threads, only computing and waiting. `alone`: only
+    computing, in one thread."""
     limit(memory_bytes)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
-    seccomp.lock()
-
-
-def restrict_to_computing(memory_bytes: int) -> None:
-    """Leave a confined single-threaded process only computing."""
-    limit(memory_bytes)
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
-    seccomp.restrict_to_computing()
+    if alone:
+        seccomp.restrict_to_computing()
+    else:
+        seccomp.lock()
 
 
 def found() -> Layers:

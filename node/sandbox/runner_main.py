@@ -161,7 +161,7 @@ def _begin(job: int, result: int, *, has_filter: bool) -> Mapping[str, Any]:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)  # refused by the filter from here on
     if has_filter:
-        confinement.restrict_to_computing(memory_bytes)
+        confinement.lock(memory_bytes, alone=True)
     else:
         confinement.limit(memory_bytes)
     sys.stdin, sys.stdout, sys.stderr = (
@@ -238,7 +238,8 @@ def _work(job: Mapping[str, Any]) -> None:
     except (MemoryError, RecursionError):
         _write_result("undecided", [], 0)
         return
-    _forget()
+    for name in [each for each in sys.modules if each.partition(".")[0] == "node"]:
+        del sys.modules[name]  # the code can import none of ours
     work = _Work()
     results: list[list[Any] | None] = [None] * len(calls)
     names: dict[str, Any] = {"__name__": "answer"}
@@ -259,12 +260,6 @@ def _work(job: Mapping[str, Any]) -> None:
     lines = work.lines()
     is_near = work.lacked_memory or lines >= LINES_MIN or work.deepest >= DEPTH_MIN
     _write_result("undecided" if is_near else "done", results, lines)
-
-
-def _forget() -> None:
-    """Remove our modules from what the code can import."""
-    for name in [each for each in sys.modules if each.partition(".")[0] == "node"]:
-        del sys.modules[name]
 
 
 def _write_result(ended: str, results: Sequence[Any], lines: int) -> None:

@@ -21,15 +21,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from node.sandbox.kernel import (
-    AUDIT_ARCH,
-    MORE,
-    NUMBERS,
-    PR_SET_PDEATHSIG,
-    REFUSED,
-    call,
-    machine,
-)
+from node.sandbox.kernel import AUDIT_ARCH, MORE, NUMBERS, PR_SET_PDEATHSIG, REFUSED, call, machine
 
 _SET_MODE_FILTER: Final = 1
 _X32_BIT: Final = 0x40000000

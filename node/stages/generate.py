@@ -205,10 +205,11 @@ class Redraft(Stage[Speculative]):
     def __init__(self, set_to: Speculative) -> None:
         super().__init__(set_to)
         self._drafts = DraftBank()
-        self._calls = 0
+        self._round = self._calls = 0
 
     def plan(self, wanted: Sequence[Wanted], at: View) -> Sequence[Wanted]:
-        self._calls = 0
+        if self._round != at.number:
+            self._round, self._calls = at.number, 0
         return wanted
 
     async def generate(self, wanted: Sequence[Wanted], at: View, sample: Sample) -> list[Outcome]:

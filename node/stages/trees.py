@@ -211,8 +211,8 @@ class GrowTrees(Stage[Branching]):
         asked = zip(wanted, missing, strict=True)
         plain = iter(await sample([_asked(each, n=count) for each, count in asked if count]))
         return [
-            _joined(its, next(plain) if count else Outcome(()), each)
-            for each, its, count in zip(wanted, leaves, missing, strict=True)
+            _joined(its, next(plain) if count else Outcome(()))
+            for its, count in zip(leaves, missing, strict=True)
         ]
 
     def _planted(self, wanted: Wanted, leaves: int) -> list[_Tree]:
@@ -248,10 +248,11 @@ async def _grow(leaves: Sequence[_Leaf], limits: Sequence[int], sample: Sample) 
         leaf.outcome = outcome
 
 
-def _joined(leaves: Sequence[_Leaf], plain: Outcome, wanted: Wanted) -> Outcome:
+def _joined(leaves: Sequence[_Leaf], plain: Outcome) -> Outcome:
     """The completions of trees, and plain ones. Branches make them private."""
     grown = [replace(each.made, splices=(each.begun,) if each.begun else ()) for each in leaves]
-    told = [each.outcome.recorded[0] for each in leaves] if wanted.request.record else []
+    told = [each.outcome.recorded[0] for each in leaves]
+    nothing = (Recorded(),) * len(plain.completions)
     is_private = any(each.begun for each in leaves)
-    completions, recorded = (*grown, *plain.completions), (*told, *plain.recorded)
+    completions, recorded = (*grown, *plain.completions), (*told, *(plain.recorded or nothing))
     return Outcome(completions, recorded, private=is_private)

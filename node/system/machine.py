@@ -104,7 +104,6 @@ def counted(directory: Path | None = None) -> Iterator[Callable[[], int]]:
 
 
 def _locked(directory: Path, mark: str) -> tuple[Path, int]:
-    """A new locked file and its descriptor."""
     while True:
         path = directory / f"{mark}{secrets.token_hex(8)}"
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -152,7 +151,6 @@ def _control_group(name: str) -> str:
 
 
 def _file_cache_bytes() -> int:
-    """File cache in the control group's use."""
     lines = (line.split() for line in _control_group("memory.stat").splitlines())
     return sum(
         int(line[1])

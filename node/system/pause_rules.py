@@ -56,8 +56,6 @@ REST_S_MAX: Final = 3600.0
 
 
 class PauseRules:
-    """Pause rules of the machine's owner."""
-
     def __init__(
         self,
         data_dir: Path,

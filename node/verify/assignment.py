@@ -65,7 +65,6 @@ def environment_bucket(run: RunConfig, task: Task) -> int:
 
 
 def is_bucket(run: RunConfig, bucket: int) -> bool:
-    """True if the run has the bucket."""
     if bucket < ENVIRONMENT_BUCKETS:
         return bool(run.common.share) and 0 <= bucket < run.common.tasks
     return bucket < ENVIRONMENT_BUCKETS + len(run.environments)
@@ -103,17 +102,13 @@ def leased_task(run: RunConfig, stream: str, place: int, attempt: int) -> Task:
 
 def held_out_tasks(run: RunConfig) -> tuple[Task, ...]:
     """The run's evaluation tasks, the same for all nodes."""
-    return tuple(assigned_task(run, HELD_OUT_PRODUCER, i) for i in range(run.held_out.tasks))
+    return first_tasks(run, HELD_OUT_PRODUCER, run.held_out.tasks)
 
 
-def validation_tasks(run: RunConfig, count: int) -> tuple[Task, ...]:
-    """The first validation tasks of the run."""
-    return tuple(assigned_task(run, VALIDATION_PRODUCER, i) for i in range(count))
-
-
-def ordinary_tasks(run: RunConfig, count: int) -> tuple[Task, ...]:
-    """Tasks as any node may have them; they show how often the run poses a question."""
-    return tuple(assigned_task(run, ORDINARY_PRODUCER, i) for i in range(count))
+def first_tasks(run: RunConfig, producer: str, count: int) -> tuple[Task, ...]:
+    """The first tasks of a stream. That of `ORDINARY_PRODUCER` has tasks as any node may have them,
+    which show how often the run poses a question."""
+    return tuple(assigned_task(run, producer, i) for i in range(count))
 
 
 def sample_tasks(run: RunConfig) -> tuple[Task, ...]:
@@ -135,7 +130,6 @@ def _sample(spec: EnvironmentSpec, index: int) -> Task:
 
 
 def _environment_at(run: RunConfig, producer: str, index: int) -> EnvironmentSpec:
-    """Draw an environment by weight."""
     if len(run.environments) == 1:
         return run.environments[0]
     draw = _hash_bits(53, _ENVIRONMENT_DOMAIN, run.run_id, producer, str(index)) / 2**53

@@ -170,7 +170,6 @@ class FairQueue(Generic[Item]):
         return 0 if account is None else account.doubtful
 
     def charge(self, producer: PeerId, seconds: float, now: float, end: End) -> None:
-        """Charge a producer for a group."""
         account = self._proven.pop(producer, None)
         if account is None:
             account = self._unproven.pop(producer, None) or _Account(at=now)

@@ -15,11 +15,12 @@ from node.config import RunConfig
 from node.envs.scoring import PosedProblem
 from node.interfaces.prompts import Prompt
 from node.verify.assignment import (
+    ORDINARY_PRODUCER,
+    VALIDATION_PRODUCER,
+    first_tasks,
     held_out_tasks,
     leased_task,
     next_task,
-    ordinary_tasks,
-    validation_tasks,
 )
 from node.verify.verifier import Verifier
 from swarm.errors import ConfigError, Reject, RemoteProtocolError
@@ -62,7 +63,6 @@ class HeldOutGuard:
         return self._validation_wanted > 0 and self._validation == ()
 
     async def questions(self) -> frozenset[str]:
-        """The held-out questions."""
         if self._questions is not None:
             return self._questions
         async with self._lock:
@@ -87,8 +87,8 @@ class HeldOutGuard:
         """The first fit tasks of their stream. Another stream shows how often the run poses one of
         their questions: one stream of few items does not repeat itself soon."""
         wanted = self._validation_wanted
-        candidates = validation_tasks(self._run, CANDIDATES * wanted)
-        tasks = (*candidates, *ordinary_tasks(self._run, wanted))
+        candidates = first_tasks(self._run, VALIDATION_PRODUCER, CANDIDATES * wanted)
+        tasks = (*candidates, *first_tasks(self._run, ORDINARY_PRODUCER, wanted))
         problems: list[PosedProblem] = []
         for begin in range(0, len(tasks), POSED_AT_ONCE):
             problems += await self.verifier.problems(tasks[begin : begin + POSED_AT_ONCE])

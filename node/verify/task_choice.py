@@ -111,7 +111,6 @@ class TaskChoice:
         )
 
     def expire(self) -> None:
-        """Forget the reports of expired groups."""
         self.others.expire(self._now_s())
 
     def told(self, groups: int) -> list[Counters]:

@@ -217,8 +217,6 @@ class InlineVerifier:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The limits of one call."""
-
     cpu_s: float
     wall_s: float  # on a machine that is busy with other work
     apart_s: float | None = None  # wall-clock limit on a machine with a free core; None: `wall_s`

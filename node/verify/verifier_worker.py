@@ -61,7 +61,6 @@ Request = Mapping[str, Any]
 
 
 def main() -> None:
-    """Serve requests until the input ends."""
     requests, answers = sys.stdin.buffer, _claim_stdout()
     os.nice(NICENESS)
     for each in (signal.SIGPROF, signal.SIGALRM):
@@ -97,8 +96,6 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Confinement:
-    """The confinement of this process and its forks."""
-
     layers: Layers
     memory_bytes_max: int  # beyond this process's address space
     sizes: int | None  # open file with the size of the address space; None: unknown
@@ -279,8 +276,6 @@ def _write_all(pipe: int, frame: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Forks:
-    """Forks of a supervisor, within its limits."""
-
     requests: BinaryIO
     answers: BinaryIO
     cell: _Confinement

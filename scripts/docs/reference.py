@@ -223,6 +223,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "draws": partial(methods_page, "draw", "external_rule"),
     "replays": partial(methods_page, "replay"),
     "filters": partial(methods_page, "filter"),
+    "preferences": partial(methods_page, "preference"),
     "rewards": partial(methods_page, "reward"),
     "template": template_page,
 }

@@ -101,9 +101,7 @@ class TokenBucket:
 class Quotas:
     def __init__(self, rates: Mapping[Kind, Rate] = RATES) -> None:
         self._rates = rates
-        self._buckets: BoundedTable[tuple[Kind, PeerId | Block], TokenBucket] = BoundedTable(
-            BUCKETS_MAX
-        )
+        self._buckets: BoundedTable[tuple[str, str], TokenBucket] = BoundedTable(BUCKETS_MAX)
         self.refused: Counter[Kind] = Counter()
 
     def spend(

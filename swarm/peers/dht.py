@@ -108,7 +108,8 @@ class Store:
     def __init__(self) -> None:
         self.runs: dict[bytes, BoundedTable[PeerId, tuple[float, Where]]] = {}
         self._all: BoundedTable[tuple[bytes, PeerId], None] = BoundedTable(
-            ENTRIES_MAX, limit_of=_entries_of
+            ENTRIES_MAX,
+            limit_of=lambda path: KEYS_PER_PROVIDER_MAX if path[-1].startswith(OF_PEER) else None,
         )
 
     def put(
@@ -150,10 +151,6 @@ class Store:
         known = dict(self.members(key, now_s))
         run = self.runs.get(key)
         return [] if run is None else [(peer, known[peer]) for peer in run.spread(count, rng)]
-
-
-def _entries_of(path: OriginPath) -> int | None:
-    return KEYS_PER_PROVIDER_MAX if path[-1].startswith(OF_PEER) else None
 
 
 @dataclass(slots=True)

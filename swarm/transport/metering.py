@@ -84,7 +84,8 @@ class WorkMeter:
 
     def __init__(self) -> None:
         self._node = _Account()
-        self._waiting: list[tuple[float, int, _Turn]] = []
+        # by rank: when the turn is due, a number, the cost in seconds, the turn
+        self._waiting: list[tuple[float, int, float, trio.Event]] = []
         self._numbers = count()
         self._wake = trio.Event()
 
@@ -94,17 +95,17 @@ class WorkMeter:
         if share is None:
             await trio.lowlevel.checkpoint()
             return
-        turn = _Turn(cost_s)
         penalty_s = share * PENALTY_S_PER_CORE
         if not peer:
             penalty_s += NEWCOMER_PENALTY_S
         elif share <= MODEST_SHARE:
             penalty_s -= MODEST_BONUS_S
-        entry = (trio.current_time() + penalty_s, next(self._numbers), turn)
+        turn = trio.Event()
+        entry = (trio.current_time() + penalty_s, next(self._numbers), cost_s, turn)
         heapq.heappush(self._waiting, entry)
         self._wake.set()
         try:
-            await turn.come.wait()
+            await turn.wait()
         except trio.Cancelled:
             if entry in self._waiting:
                 self._waiting.remove(entry)
@@ -136,18 +137,12 @@ class WorkMeter:
             while not self._waiting:
                 self._wake = trio.Event()
                 await self._wake.wait()
-            _, _, turn = heapq.heappop(self._waiting)
-            turn.come.set()
-            free_at = trio.current_time() + turn.cost_s / LANE_SHARE
+            _, _, cost_s, turn = heapq.heappop(self._waiting)
+            turn.set()
+            free_at = trio.current_time() + cost_s / LANE_SHARE
             await trio.sleep_until(free_at)
             late_s = trio.current_time() - free_at  # others have work to do: they go first
             await trio.sleep(min(LATE_FACTOR * late_s, LATE_S_MAX))
-
-
-@dataclass(eq=False, slots=True)
-class _Turn:
-    cost_s: float
-    come: trio.Event = field(default_factory=trio.Event)
 
 
 class Payer:

@@ -1,6 +1,9 @@
 """The experiment on methods: an arm that is cheaper in a round is no better for that alone."""
 
 import argparse
+import sys
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +85,19 @@ def test_what_decides_a_result_changes_its_key(
     usual |= {"learning_rate": None, "samples": 8}
     assert key(**usual) == key(**usual)
     assert key(**usual | changed) != key(**usual)
+
+
+@pytest.mark.parametrize(("given", "made"), [("old", 0), ("new", 1)])
+def test_no_result_of_other_code_is_kept(
+    given: str, made: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(policies, "key", lambda *_: "new")
+    monkeypatch.setattr(policies, "run_one", lambda *_: {"arm": "default"})
+    command = ["methods", "--one", "default", "--key", given, "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["experiment_policies.py", *command])
+    with nullcontext() if made else pytest.raises(SystemExit, match="the code changed"):
+        policies.main()
+    assert len(list(tmp_path.iterdir())) == made
 
 
 def test_an_arm_that_settings_refuse_is_named_and_left_out(

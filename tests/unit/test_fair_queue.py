@@ -112,15 +112,18 @@ def test_what_failed_proves_nobody() -> None:
     assert not queue.is_proven(ANN)
 
 
-def fill(queue: FairQueue[str], producers: Iterable[PeerId]) -> int:
-    """How many find room."""
+def fill(queue: FairQueue[str], producers: Iterable[PeerId], bound: str = "") -> int:
+    """How many find room, before this bound is met if there is one."""
     found = 0
+    refusals: list[str] = []
     for producer in producers:
         try:
             queue.add(producer, "")
-        except QueueFull:
+        except QueueFull as error:
+            refusals.append(str(error))
             continue
         found += 1
+    assert not bound or any(f" groups {bound} wait" in each for each in refusals)
     return found
 
 
@@ -128,17 +131,18 @@ def test_everything_that_waits_is_bounded() -> None:
     queue = FairQueue[str]()
     for number in range(WAITING_LAST_MAX):
         queue.add(PeerId(f"key{number}"), "", last=True)
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFull, match="groups for last wait"):
         queue.add(BEN, "", last=True)
     assert len(served(queue)) == WAITING_LAST_MAX
-    assert fill(queue, [ANN] * 100) == WAITING_PER_PRODUCER_MAX
+    assert fill(queue, [ANN] * 100, "of one producer") == WAITING_PER_PRODUCER_MAX
     keys = [PeerId(f"key{number}") for number in range(1_000)]
-    assert fill(queue, keys) == WAITING_UNPROVEN_MAX - WAITING_PER_PRODUCER_MAX
+    assert (
+        fill(queue, keys, "of unproven producers")
+        == WAITING_UNPROVEN_MAX - WAITING_PER_PRODUCER_MAX
+    )
     prove(queue, *keys[500:])
-    assert fill(queue, keys[500:]) == WAITING_MAX - WAITING_UNPROVEN_MAX
+    assert fill(queue, keys[500:], "of all") == WAITING_MAX - WAITING_UNPROVEN_MAX
     assert len(queue) == WAITING_MAX
-    bounds = {"of one producer", "of unproven producers", "of all", "for last"}
-    assert set(queue.refused) == bounds
     ticket, *others = queue.pop(0.0)
     for other in others:
         queue.put_back(other)

@@ -183,7 +183,7 @@ if "verifier_worker" in " ".join(sys.orig_argv):
 """
 UNFILTERED = (
     "from node.sandbox import confinement, runner_main\n"
-    "confinement.restrict_to_computing = confinement.limit\nrunner_main.main()"
+    "confinement.lock = lambda most, alone: confinement.limit(most)\nrunner_main.main()"
 )
 
 

@@ -238,6 +238,37 @@ def test_a_method_goes_on_from_a_checkpoint_as_if_there_had_been_none(
     assert batches(2) != through
 
 
+@pytest.mark.parametrize("other", [{"filter": "extremes, steps=2"}, {"reward": "distribution"}])
+def test_trees_and_plain_rollouts_both_have_what_another_method_records(
+    model: Path, other: dict[str, str]
+) -> None:
+    config = config_of(COMMON, generate="branching", **other)
+    played = play(config, cast("Any", Watched(model)), 3)
+    own = [each for outcome in played.outcomes for each in outcome.own]
+    assert any(each.private for each in own)
+    for each in own:
+        made, told = each.scored.group.completions, each.recorded
+        assert [len(one.entropies) for one in told] == [len(one.token_ids) for one in made]
+
+
+def test_drafts_of_further_tasks_have_a_seed_of_their_own(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    redraft = Watched.redraft
+
+    async def watched(self: Watched, *given: Any) -> list[Completion]:
+        seeds.append(given[-1])
+        return await redraft(self, *given)
+
+    monkeypatch.setattr(Watched, "redraft", watched)
+    chains = {"generate": "speculative", "filter": "dynamic_sampling"}
+    config = config_of(COMMON, group_size=2, **chains)
+    played = play(config, cast("Any", Watched(model)), 3)
+    assert played.acted("dynamic_sampling") > 0
+    assert len(set(seeds)) == len(seeds) > 3
+
+
 def test_a_second_token_with_another_log_prob_would_show(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -571,4 +571,8 @@ def test_entropies_that_an_engine_does_not_record_are_refused_by_name(tmp_path: 
     run.write_text('name = "r"\n[[environments]]\nname = "scripted_sum"\n')
     with pytest.raises(ConfigError, match="has no entropy for distribution"):
         load_config({"reward": "distribution", "engine": "vllm"}, {}, run)
+    served = {"engine": "openai", "engine_url": "http://127.0.0.1:1/v1"}
+    with pytest.raises(ConfigError, match="has no features for cross_value"):
+        load_config({"advantage": "cross_value", **served}, {}, run)
+    assert load_config({"advantage": "cross_value", "engine": "vllm"}, {}, run).advantage
     assert load_config({"reward": "majority", "engine": "vllm"}, {}, run).reward

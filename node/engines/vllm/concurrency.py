@@ -24,8 +24,6 @@ CACHE_NEARLY_EMPTY: Final = 0.25  # share of the cache below which the limit may
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """The load that an engine reports."""
-
     running: int  # completions
     waiting: int  # completions that it has taken and not begun
     cache_share: float  # of its key-value cache that is in use

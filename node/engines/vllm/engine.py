@@ -252,7 +252,6 @@ class VllmEngine(Engine):
             pass
 
     async def _encoded(self, contexts: Sequence[Context]) -> list[list[int]]:
-        """The ids of prompts and their turns."""
         if (request := self._text.affixes_request()) is not None:
             answer = await self._persist(lambda: self._running().post("/tokenize", request))
             self._text.take_affixes(json.loads(answer)["tokens"])

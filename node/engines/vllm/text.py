@@ -48,7 +48,9 @@ class ModelText(PromptEncoder):
         described = (directory / generation).exists()
         named = (_read(directory, generation) if described else config).get("eos_token_id")
         ids = set(named if isinstance(named, list) else [named])
-        eos_id = self._token_id(tokens.get("eos_token"))
+        self._constants = _special_texts(tokens)
+        eos = self._constants.get("eos_token")
+        eos_id = None if eos is None else self._tokenizer.token_to_id(eos)
         ids.add(eos_id)
         self.eos_ids: tuple[int, ...] = tuple(sorted(i for i in ids if i is not None))
         if not self.eos_ids:
@@ -61,7 +63,6 @@ class ModelText(PromptEncoder):
         in_file = directory / "chat_template.jinja"
         template = _text(directory, in_file.name) if in_file.exists() else None
         self._template = _default(template or tokens.get("chat_template"))
-        self._constants = _special_texts(tokens)
         self._renderer: TemplateRenderer | None = None
         self._around: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
@@ -102,10 +103,6 @@ class ModelText(PromptEncoder):
                 problem = "the model is a mixture of experts, which are not quantised so here"
         if problem:
             raise ConfigError(f"--engine-quantization {kind}: {problem}; use none")
-
-    def _token_id(self, token: Any) -> int | None:
-        text = token.get("content") if isinstance(token, dict) else token
-        return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
 
     def affixes_request(self) -> dict[str, Any] | None:
         """The request to `/tokenize` for `take_affixes`; None: not needed. Not every

@@ -109,7 +109,6 @@ class Unfinished:
         ]
 
     def take(self, ask: Ask, pieces: Sequence[Piece], policy_version: int) -> None:
-        """Add the pieces of a request, one for each of its rows."""
         for index, piece in zip(ask.rows, pieces, strict=True):
             self._rows[index].take(piece, policy_version)
 
@@ -142,8 +141,6 @@ def _derived(seed: int, *numbers: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The figures of one load."""
-
     policy_version: int
     tensors: int  # that were loaded
     tensors_total: int

@@ -67,18 +67,15 @@ class DataRules(BaseModel):
     def of(cls, parameters: Mapping[str, Any]) -> "DataRules":
         hints = {"scorer": f"write one of {', '.join(NAMES)}"}
         rules = checked(cls, parameters, NAME, more=("path",), hints=hints)
-        rules._check_settings()
+        for name in rules._settings:
+            if name not in rules.judge.takes:
+                raise _wrong(f"{name}: the scorer {rules.scorer} has no such setting; remove it")
+        for use in rules.judge.needs:
+            if getattr(rules, use) is None:
+                raise _wrong(f"the scorer {rules.scorer} takes a column {use}; name it")
+        if rules.rule is not None and "rule" not in rules.judge.needs:
+            raise _wrong(f"rule: the scorer {rules.scorer} reads no such column; remove it")
         return rules
-
-    def _check_settings(self) -> None:
-        for name in self._settings:
-            if name not in self.judge.takes:
-                raise _wrong(f"{name}: the scorer {self.scorer} has no such setting; remove it")
-        for use in self.judge.needs:
-            if getattr(self, use) is None:
-                raise _wrong(f"the scorer {self.scorer} takes a column {use}; name it")
-        if self.rule is not None and "rule" not in self.judge.needs:
-            raise _wrong(f"rule: the scorer {self.scorer} reads no such column; remove it")
 
     @property
     def _settings(self) -> dict[str, float | bool]:
@@ -92,7 +89,6 @@ class DataRules(BaseModel):
 
     @property
     def columns(self) -> Columns:
-        """The columns of the items by their use."""
         return Columns(self.question, self.answer, self.choices, self.rule)
 
     def content(self, rows: Rows, name: str) -> Content:

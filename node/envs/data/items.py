@@ -61,8 +61,6 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Items as bytes."""
-
     data: bytes
     items: int
 
@@ -256,7 +254,6 @@ class Arriving:
                 yield chunk
 
     def write(self, chunk: int, content: bytes) -> None:
-        """Keep a checked chunk."""
         with self._part.open("r+b") as file:
             file.seek(chunk * DATA_CHUNK_BYTES_MAX)
             file.write(content)
@@ -266,7 +263,6 @@ class Arriving:
             return file.read(self._manifest.size_bytes)
 
     def finish(self) -> None:
-        """Move the checked items to their place."""
         os.truncate(self._part, self._manifest.size_bytes)
         self._part.replace(self._path)
 

@@ -226,13 +226,8 @@ def _equal(answer: str, text: str) -> bool:
 
     found = _parsed(text)
     return bool(found) and bool(
-        math_verify.verify(list(_answer(answer)), found, timeout_seconds=None)
+        math_verify.verify(_answer(answer).copy(), found, timeout_seconds=None)
     )
-
-
-@functools.lru_cache(maxsize=ANSWERS_READ_MAX)
-def _answer(answer: str) -> tuple[Any, ...]:
-    return tuple(_parsed(answer))
 
 
 def _parsed(text: str) -> list[Any]:
@@ -246,3 +241,6 @@ def _parsed(text: str) -> list[Any]:
         parsing_timeout=None,
     )
     return found
+
+
+_answer = functools.lru_cache(maxsize=ANSWERS_READ_MAX)(_parsed)

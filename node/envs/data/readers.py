@@ -19,7 +19,11 @@ def read_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Any]]:
     Parquet and Arrow files the named columns are read; None: all."""
     try:
         for file in _files(path):
-            yield from _rows(file, columns)
+            if file.suffix in (".parquet", ".arrow"):
+                yield from _arrow_rows(file, columns)
+                continue
+            with file.open("rb") as lines:
+                yield from rows_of(iter(lambda: lines.readline(LINE_BYTES_MAX + 1), b""), file.name)
     except OSError as error:
         raise ConfigError(f"{error.filename or path}: {error.strerror or error}") from None
 
@@ -59,14 +63,6 @@ def _saved_files(path: Path) -> list[Path]:
             f"{path}: its rows are chosen by a list; call flatten_indices() before save_to_disk"
         )
     return [path / name for name in names]
-
-
-def _rows(file: Path, columns: Columns | None) -> Iterator[tuple[str, Any]]:
-    if file.suffix in (".parquet", ".arrow"):
-        yield from _arrow_rows(file, columns)
-        return
-    with file.open("rb") as lines:
-        yield from rows_of(iter(lambda: lines.readline(LINE_BYTES_MAX + 1), b""), file.name)
 
 
 def _arrow_rows(file: Path, columns: Columns | None) -> Iterator[tuple[str, Any]]:

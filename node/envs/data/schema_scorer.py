@@ -8,9 +8,10 @@ The product of both sizes has a bound.
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
+from node.envs.base import values_in
 from node.envs.data.items import Item, canonical_json
 from node.envs.data.scorers import ItemScorer, Settings, installed
 
@@ -63,7 +64,7 @@ class JsonSchemaScorer(ItemScorer):
             value = _json(text)
         except ValueError:
             return 0.0
-        if size * sum(1 for _ in _values(value)) > WORK_MAX:
+        if size * sum(1 for _ in values_in(value)) > WORK_MAX:
             return 0.0
         return float(validator.is_valid(value))
 
@@ -90,23 +91,11 @@ def _no_constant(name: str) -> Any:
 
 
 def _depth(text: str) -> int:
-    """The depth of nesting of JSON."""
     depth = deepest = 0
     for char in _QUOTED.sub("", text):
         depth += (char in "[{") - (char in "]}")
         deepest = max(deepest, depth)
     return deepest
-
-
-def _values(value: Any) -> Iterator[Any]:
-    """A value and all values in it."""
-    yield value
-    if isinstance(value, dict):
-        for each in value.values():
-            yield from _values(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _values(each)
 
 
 @functools.lru_cache(maxsize=_READ_MAX)
@@ -125,7 +114,7 @@ def _validator(text: str) -> tuple[Any, int]:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         raise ValueError(f"a schema that is none: {error.message[:80]}") from None
-    return Draft202012Validator(schema), sum(1 for _ in _values(schema))
+    return Draft202012Validator(schema), sum(1 for _ in values_in(schema))
 
 
 def _check(schema: Any) -> None:

@@ -35,8 +35,6 @@ def installed(scorer: ScorerName, package: str, extra: str, why: str = "") -> st
 
 
 class ItemScorer:
-    """Judges texts by an item."""
-
     engine = ""  # package and version that decides the rewards; empty: this tree
     needs: frozenset[str] = frozenset()  # columns besides question and answer
     takes: frozenset[str] = frozenset()  # names of settings

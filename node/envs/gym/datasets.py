@@ -50,15 +50,12 @@ class Rules:
         return "the library's" if self.guard is None else "the library's, guarded"
 
     def answer(self, entry: Entry) -> str:
-        """A right answer of an entry."""
         answer = entry["answer"]
         found = entry["metadata"][self.right] if answer is None else answer
         return json.dumps(found) if isinstance(found, dict) else str(found).strip()
 
 
 class DatasetTables(BaseModel, extra="forbid"):
-    """Both tables, by group and name."""
-
     offered: Mapping[str, Mapping[str, Rules]]
     refused: Mapping[str, Mapping[str, str]]
 

@@ -7,11 +7,11 @@ instructions. Answer and scorer stay the same.
 import datetime
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
-from node.envs.base import Problem
+from node.envs.base import Problem, values_in
 from node.envs.gym.datasets import OFFERED, Rules
 from node.envs.gym.upstream import build, config_of, quiet_and_exact
 from swarm.errors import ConfigError
@@ -93,7 +93,7 @@ def check_sizes(settings: Mapping[str, Any], defaults: Mapping[str, Any], rules:
         if is_number(defaults[name]) and not is_number(value):
             raise ValueError(f"{name} is {_shown(value)}, must be a number")
         most = largest(name, defaults, rules)
-        for number in _numbers(value):
+        for number in filter(is_number, values_in(value)):
             if not abs(number) <= most:
                 raise ValueError(f"{name} is {_shown(value)}, may be {most:,} at most")
 
@@ -105,23 +105,13 @@ def largest(name: str, defaults: Mapping[str, Any], rules: Rules) -> float:
     told = [rules.settings_max[each] for each in kin if each in rules.settings_max]
     if told:
         return max(told)
-    usual = max([1, *(abs(each) for key in kin for each in _numbers(defaults.get(key)))])
+    found = (each for key in kin for each in values_in(defaults.get(key)) if is_number(each))
+    usual: float = max([1, *map(abs, found)])
     return max(GROWTH * usual, VALUE_MAX if stem.endswith(_VALUES) else 0)
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    if is_number(value):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _numbers(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _numbers(each)
 
 
 def _shown(value: Any) -> str:
@@ -173,7 +163,6 @@ class ReasoningGym:
         )
 
     def _dataset(self, task: Task, settings: Mapping[str, Any], seed: int) -> tuple[Any, int]:
-        """The dataset of a problem, and the problem's index."""
         if self._rules.size:
             return _build(self.name, {**settings, "size": self._rules.size}, seed + task.index), 0
         if not self._rules.is_shared:

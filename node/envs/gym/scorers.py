@@ -121,12 +121,10 @@ def plain_formula(dataset: Any, entry: Entry, text: str) -> str | None:
 
 
 def plain_number(_dataset: Any, _entry: Entry, text: str) -> str | None:
-    """A number in its one spelling."""
     return text if answer_in("last_number", text) == text else None
 
 
 def plain_numbers(_dataset: Any, _entry: Entry, text: str) -> str | None:
-    """Plain numbers with commas between them."""
     parts = [part.removeprefix(" ") for part in text.split(",")]
     return text if all(answer_in("last_number", part) == part for part in parts) else None
 
@@ -209,7 +207,6 @@ def makes_target(entry: Entry, text: str) -> float:
 
 
 def one_of_all(entry: Entry, text: str) -> float:
-    """True if it is one of the right answers that the entry lists."""
     return float(_rows(text) in [_rows(each) for each in entry["metadata"]["valid_answers"]])
 
 

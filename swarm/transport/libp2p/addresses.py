@@ -13,7 +13,6 @@ from trio.lowlevel import RunVar
 
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import PeerId, public_key_of
-from swarm.limits.dial_backoff import CIRCUIT
 
 LISTEN_MAX = 16
 FAMILIES = {
@@ -184,9 +183,3 @@ def usable(
         first = [text for text in first if not _is_loopback(text)]
     told = [f"{text}/p2p/{peer}" for text in outside]
     return tuple(dict.fromkeys([*told, *first, *relayed, *near]))
-
-
-def split_circuit(text: str) -> tuple[str | None, str]:
-    """The relay's address, if any, and the rest: an address or a bare peer id."""
-    relay, found, peer = text.partition(CIRCUIT)
-    return (relay, peer) if found else (None, text)

@@ -128,13 +128,8 @@ class HardUpgrader(TransportUpgrader):
 async def _negotiate(
     conn: IRawConnection | ISecureConn, protocol: str, is_initiator: bool, ahead_bytes: int
 ) -> bytes:
-    """Agree on a protocol. Returns the bytes read beyond that.
-
-    Raises:
-        RequestRefused: the peer does not speak it.
-        RemoteProtocolError: the peer breaks the rules.
-        BaseLibp2pError: the peer is gone.
-    """
+    """Agree on a protocol. Returns the bytes read beyond that. RequestRefused: the peer does not
+    speak it. RemoteProtocolError: it breaks the rules. BaseLibp2pError: it is gone."""
     reader = Reader(conn, ahead_bytes)
     if is_initiator:
         await conn.write(proposal(protocol))

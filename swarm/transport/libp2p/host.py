@@ -34,6 +34,7 @@ from swarm.errors import (
     RequestTimeout,
 )
 from swarm.identity import Identity, PeerId
+from swarm.limits.dial_backoff import CIRCUIT
 from swarm.limits.quotas import Kind, Quotas, Verdict, shared_block
 from swarm.transport.base import (
     Handler,
@@ -52,7 +53,6 @@ from swarm.transport.libp2p.addresses import (
     parse_tcp_address,
     port_of,
     probe_port,
-    split_circuit,
     usable,
 )
 from swarm.transport.libp2p.admission import (
@@ -209,9 +209,9 @@ class Libp2pTransport(Transport):
     def _dialler(self, address: str) -> tuple[Callable[[], Awaitable[object]], PeerId]:
         """Return the function that dials an address, and the peer expected there. ConfigError: it
         is no address."""
-        relay, rest = split_circuit(address)
-        if relay is None:
-            target, peer = parse_peer_address(rest)
+        relay, is_relayed, rest = address.partition(CIRCUIT)
+        if not is_relayed:
+            target, peer = parse_peer_address(address)
             dial = partial(self._network.dial_addr, peer_id=id_of(peer))
             return lambda: dial_in_turn(target, dial), peer
         parse_peer_address(relay)
@@ -393,9 +393,11 @@ class Libp2pTransport(Transport):
         conn = self._network.live(id_of(peer))
         if conn is None:
             raise PeerUnreachable(f"not connected to {peer}")
+        assert isinstance(conn.muxed_conn, MuxedConnection)
         try:
             with trio.fail_after(timeout_s):
-                response = await self._exchange(conn, peer, protocol, payload, response_bytes_max)
+                sending = Sending(await conn.muxed_conn.open_stream(), protocol, payload)
+                response = await self._exchange(sending, peer, response_bytes_max)
         except trio.TooSlowError:
             raise RequestTimeout(f"{peer} did not answer {protocol} within {timeout_s} s") from None
         except RequestRefused:
@@ -407,20 +409,10 @@ class Libp2pTransport(Transport):
         self.counters.answered += 1
         return response
 
-    async def _exchange(
-        self,
-        conn: SwarmConn,
-        peer: PeerId,
-        protocol: str,
-        payload: bytes,
-        response_bytes_max: int,
-    ) -> bytes:
-        assert isinstance(conn.muxed_conn, MuxedConnection)
-        stream = await conn.muxed_conn.open_stream()
-        sending = Sending(stream, protocol, payload)
-        answered = False
+    async def _exchange(self, sending: Sending, peer: PeerId, response_bytes_max: int) -> bytes:
+        stream, protocol, answered = sending.stream, sending.protocol, False
         try:
-            if len(payload) <= INLINE_BYTES_MAX:
+            if len(sending.payload) <= INLINE_BYTES_MAX:
                 await sending.run()
             else:  # while reading, to see an early refusal
                 self._nursery.start_soon(sending.run)
@@ -429,7 +421,7 @@ class Libp2pTransport(Transport):
         finally:
             sending.scope.cancel()
             if answered and sending.done:
-                self.counters.count_out(protocol, len(payload), peer)
+                self.counters.count_out(protocol, len(sending.payload), peer)
                 if not stream.recv_closed:
                     self._nursery.start_soon(finish, stream)
             else:  # in the background: must not delay the caller

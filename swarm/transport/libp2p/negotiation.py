@@ -114,13 +114,8 @@ def proposal(protocol: str) -> bytes:
 
 
 async def agree(reader: Reader, protocol: str) -> None:
-    """Read the answer to a proposal.
-
-    Raises:
-        RequestRefused: the peer does not serve the protocol.
-        RemoteProtocolError: the answer is malformed.
-        ConnectionClosedError: the peer is gone.
-    """
+    """Read the answer to a proposal. RequestRefused: the peer does not serve the protocol.
+    RemoteProtocolError: the answer is malformed. ConnectionClosedError: the peer is gone."""
     if await reader.line() != MULTISTREAM:
         raise RemoteProtocolError(Reject.MALFORMED, "no multistream-select")
     chosen = await reader.line()

@@ -140,7 +140,7 @@ class ReachSummary:
 
 
 class Host(Transport, Protocol):
-    """What this module uses of a libp2p host beside the common interface."""
+    """The parts of a libp2p host that are used here, beside the common interface."""
 
     def own_addresses(self) -> Sequence[str]: ...
     def blame(self, peer: ID, reason: Reject) -> None: ...

@@ -84,13 +84,8 @@ class Call:
 
     @classmethod
     async def open(cls, conn: SwarmConn, protocol: str, first: Message) -> "Call":
-        """Ask for the protocol and send the first message in one write.
-
-        Raises:
-            RequestRefused: the peer does not serve it.
-            RemoteProtocolError: the answer is malformed.
-            BaseLibp2pError: the connection is gone.
-        """
+        """Ask for the protocol and send the first message in one write. RequestRefused: it is not
+        served. RemoteProtocolError: a malformed answer. BaseLibp2pError: no connection any more."""
         assert isinstance(conn.muxed_conn, MuxedConnection)
         call = cls(await conn.muxed_conn.open_stream())
         try:

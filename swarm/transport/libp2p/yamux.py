@@ -236,11 +236,8 @@ class MuxedConnection(Yamux):
             await self._cleanup_on_error()
 
     async def _write_batch(self, batch: list[Piece]) -> None:
-        """Write for as long as the socket makes progress.
-
-        Raises:
-            trio.TooSlowError: no progress within `WRITE_STALL_MAX_S`.
-        """
+        """Write for as long as the socket makes progress; trio.TooSlowError: none within
+        `WRITE_STALL_MAX_S`."""
         with trio.fail_after(WRITE_STALL_MAX_S) as scope:
 
             def moved() -> None:

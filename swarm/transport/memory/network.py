@@ -144,11 +144,12 @@ class MemoryNetwork:
         self._healed = trio.Event()
         # for each paused host: the end of its pause, and messages held back
         self._paused: dict[PeerId, tuple[trio.Event, list[Callable[[], None]]]] = {}
-        self._post = Post(Random(rng.random()))
+        post = Post(Random(rng.random()))
+        self.at = post.at  # (time, function): call it then
         self.gossip = MemoryGossip(self, Random(rng.random()))
         self.traffic_out: dict[PeerId, Counter[str]] = {}
         self.traffic_in: dict[PeerId, Counter[str]] = {}
-        self._spawn(self._post.run)
+        self._spawn(post.run)
 
     def join(
         self, peer_id: PeerId, ip: str | None = None, network_key: bytes | None = None
@@ -217,9 +218,6 @@ class MemoryNetwork:
 
     def is_cut(self, source: PeerId, target: PeerId) -> bool:
         return any(cut.severs(source, target) for cut in self._cuts)
-
-    def at(self, time_s: float, do: Callable[[], object]) -> None:
-        self._post.at(time_s, do)
 
     def when_awake(self, host: PeerId, do: Callable[[], None]) -> None:
         """Call `do` at once, or when the paused host resumes."""
