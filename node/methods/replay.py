@@ -3,9 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
-from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Le
@@ -36,7 +35,6 @@ class PoolOfSuccesses(
 
     injected: Annotated[int, Ge(1), Le(64)] = 1  # successes for such a group; ours
     task_max: Annotated[int, Ge(1), Le(1_024)] = 8  # newest successes kept of a task; ours
-    tasks_max: Count = 10_000  # tasks, those with a success last; ours
     tokens_max: Count = 131_072  # of all successes, which the checkpoint holds; ours
 
 
@@ -53,45 +51,26 @@ class ReplayedSuccesses(
     tokens_max: Count = 131_072  # of all successes, which the checkpoint holds; ours
 
 
-@dataclass(frozen=True, slots=True)
-class SuccessPool:
-    """Names of each task's successes, the oldest first."""
-
-    stored: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-
-    def of(self, task: str) -> tuple[str, ...]:
-        return self.stored.get(task, ())
-
-
-def with_success(pool: SuccessPool, task: str, name: str, set_to: PoolOfSuccesses) -> SuccessPool:
-    """The pool with one more success, the newest of its task."""
-    known = dict(pool.stored)
-    names = [each for each in known.pop(task, ()) if each != name]
-    known[task] = (*names, name)[-set_to.task_max :]
-    for other in list(known)[: max(0, len(known) - set_to.tasks_max)]:
-        del known[other]
-    return SuccessPool(MappingProxyType(known))
-
-
 def pool_of_successes(
-    pool: SuccessPool, task: str, rewards: Sequence[float], rng: Random, set_to: PoolOfSuccesses
+    names: Sequence[str], rewards: Sequence[float], rng: Random, set_to: PoolOfSuccesses
 ) -> tuple[str, ...]:
-    """Stored successes that join a task's group (DART, arXiv 2509.23866): a draw without
-    replacement if none of its own completions passed, else none."""
+    """Those of a task's stored successes, by name, that join its group (DART, arXiv 2509.23866): a
+    draw without replacement if none of its own completions passed, else none."""
     if any(each >= PASSED for each in finite(rewards, "rewards")):
         return ()
-    return _drawn(pool.of(task), set_to.injected, rng)
+    return _drawn(names, set_to.injected, rng)
 
 
 def replayed_successes(
-    pool: SuccessPool, task: str, rewards: Sequence[float], rng: Random, set_to: ReplayedSuccesses
+    names: Sequence[str], rewards: Sequence[float], rng: Random, set_to: ReplayedSuccesses
 ) -> tuple[str, ...]:
-    """Earlier own successes that join a task's group (RLEP, arXiv 2507.07451, which adds them to
-    every group): a draw without replacement if few enough of the group passed, else none."""
+    """Those of a task's earlier own successes, by name, that join its group (RLEP, arXiv
+    2507.07451, which adds them to every group): a draw without replacement if few enough of the
+    group passed, else none."""
     right = sum(each >= PASSED for each in finite(rewards, "rewards"))
     if not rewards or right > set_to.success_max * len(rewards):
         return ()
-    return _drawn(pool.of(task), set_to.replayed, rng)
+    return _drawn(names, set_to.replayed, rng)
 
 
 def _drawn(names: Sequence[str], count: int, rng: Random) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from node.methods.advantages import PASSED
 from node.methods.groups import Advantages, lengths
 from node.stages.control import bucket, measured
 from node.stages.stage import BatchGroup, More, RoundOutcome, Stage, View, Wanted
-from node.verify.held_out import Assignment
 
 BUCKETS_MAX: Final = 32_768  # of which DUET keeps figures; beyond it the oldest go
 KEPT_SHARE: Final = 0.9  # of the counts of before, at a learner's next step; ours
@@ -20,9 +19,7 @@ KEPT_SHARE: Final = 0.9  # of the counts of before, at a learner's next step; ou
 
 def further(group: BatchGroup, count: int) -> Wanted:
     """So many more completions of a group's task."""
-    made, prompt = group.scored.group, group.scored.prompt
-    assigned = Assignment(made.task, prompt, made.attempt)
-    return Wanted(assigned, Request(prompt, count), private=group.private)
+    return Wanted(group.assigned, Request(group.scored.prompt, count), private=group.private)
 
 
 def _passed(group: BatchGroup) -> int:

@@ -12,7 +12,7 @@ from node.methods.groups import Advantages, lengths
 from node.methods.rollout_budgets import VarianceCurriculum
 from node.stages.stage import BatchGroup, More, Sample, Stage, View, Wanted
 from node.verify.held_out import Assignment
-from swarm.rollouts import ScoredGroup, Task
+from swarm.rollouts import Task
 
 BANK_CHARS_MAX: Final = 2**19  # of the prompts and tasks in VCRL's bank
 
@@ -110,17 +110,14 @@ class DropUnvaried(Stage[formulas.Variance]):
         scores = {task: s for task, s in self._bank.items() if task not in left_out}
         choice = formulas.variance(groups, score_min, scores, self.set_to, wanted)
         if is_node:
-            self._keep(choice, groups)
+            self._keep(choice, own)
         dropped = {id(own[place]) for place in set(range(len(own))) - set(choice.kept)}
         self.acted += len(dropped)
         return [each for each in batch if id(each) not in dropped]
 
-    def _keep(self, choice: formulas.VarianceChoice, groups: Sequence[ScoredGroup]) -> None:
+    def _keep(self, choice: formulas.VarianceChoice, own: Sequence[BatchGroup]) -> None:
         """Keep what is needed to ask again, up to a bound, the best first."""
-        known = self._known | {
-            each.prompt: Assignment(each.group.task, each.prompt, each.group.attempt)
-            for each in groups
-        }
+        known = self._known | {each.scored.prompt: each.assigned for each in own}
         self._known, self._asked = {}, set()
         chars = 0
         for prompt in (*choice.recalled, *choice.bank):

@@ -28,7 +28,6 @@ from node.methods.groups import Advantages
 from node.methods.hints import BareSuccess, Hints, Nudges, nudges
 from node.stages.stage import BatchGroup, More, RoundOutcome, Sample, Stage, View, Wanted
 from node.verify.assignment import is_common
-from node.verify.held_out import Assignment
 
 REFERENCE_TOKENS_MAX: Final = 2**18  # whose log-probs are kept; of more, the oldest prompts go
 
@@ -132,9 +131,7 @@ class PurifyPrompts(Stage[Purify]):
             shortened = self._shortened.pop(each.scored.prompt, None)
             is_whole = shortened is not None and each.is_bare and each.scored.decided
             if shortened and is_whole and is_purified(right, self.set_to):
-                group = each.scored.group
-                assigned = Assignment(group.task, each.scored.prompt, group.attempt)
-                found.append(Wanted(assigned, Request(shortened, len(right))))
+                found.append(Wanted(each.assigned, Request(shortened, len(right))))
         return More(found)
 
     def select(self, batch: Sequence[BatchGroup], at: View) -> Sequence[BatchGroup]:

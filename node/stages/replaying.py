@@ -17,7 +17,6 @@ from node.methods.replay import (
     ReplayedSuccesses,
     Rescue,
     Salvage,
-    SuccessPool,
     distil_weight,
     pool_of_successes,
     replayed_successes,
@@ -25,10 +24,10 @@ from node.methods.replay import (
     salvage,
 )
 from node.methods.step_judge import JUDGES
+from node.stages.control import bucket
 from node.stages.stage import BatchGroup, More, RoundOutcome, Stage, View, Wanted
-from node.verify.assignment import bucket_of, is_common
-from node.verify.held_out import Assignment
-from swarm.rollouts import Completion, FinishReason, Task
+from node.verify.assignment import is_common
+from swarm.rollouts import Completion, FinishReason
 
 LOGPROB_DIGITS = 5  # of log-probs in a checkpoint
 
@@ -102,7 +101,7 @@ class DistilSuccesses(Stage[Distil]):
 class _Pooled(Stage[Any]):
     """A node's own right completions of tasks that come again, with their log-probs. Bounded."""
 
-    draw_from: Callable[[SuccessPool, str, Sequence[float], Random, Any], tuple[str, ...]]
+    draw_from: Callable[[Sequence[str], Sequence[float], Random, Any], tuple[str, ...]]
     task_max: int = 8  # newest successes of a task
 
     def __init__(self, set_to: PoolOfSuccesses | ReplayedSuccesses) -> None:
@@ -119,17 +118,13 @@ class _Pooled(Stage[Any]):
         return is_own and is_common(at.config.run, each.scored.group.task)
 
     def _joined(self, each: BatchGroup, rng: Random, at: View) -> BatchGroup:
-        name = self._name(each.scored.group.task, at)
-        kept = self._kept.get(name, [])
-        pool = SuccessPool({name: tuple(map(str, range(len(kept))))})
-        places = type(self).draw_from(pool, name, each.scored.rewards, rng, self.set_to)
+        kept = self._kept.get(bucket(each.scored.group.task, at), [])
+        names = list(map(str, range(len(kept))))
+        places = type(self).draw_from(names, each.scored.rewards, rng, self.set_to)
         if not places:
             return each
         self.acted += len(places)
         return each.joined(_of(each, [kept[int(place)] for place in places]))
-
-    def _name(self, task: Task, at: View) -> str:
-        return str(bucket_of(at.config.run, task))
 
     def learn(self, outcome: RoundOutcome, at: View) -> None:
         for each in outcome.own:
@@ -138,7 +133,7 @@ class _Pooled(Stage[Any]):
             made = zip(each.scored.group.completions, each.scored.rewards, strict=True)
             right = [c for c, reward in made if reward >= PASSED and len(c.logprobs) > 0]
             if right:
-                self._keep(self._name(each.scored.group.task, at), right)
+                self._keep(bucket(each.scored.group.task, at), right)
 
     def _keep(self, name: str, right: Sequence[Completion]) -> None:
         before = self._kept.pop(name, [])
@@ -217,12 +212,11 @@ class BeginAgain(Stage[Salvage]):
 
     def _begun(self, each: BatchGroup) -> list[Wanted]:
         scored, found = each.scored, []
-        assigned = Assignment(scored.group.task, scored.prompt, scored.group.attempt)
         for completion, reward in zip(scored.group.completions, scored.rewards, strict=True):
             kept = None
             if reward < PASSED and NO_TEXT not in completion.text:
                 kept = salvage(completion.text, JUDGES[self.set_to.judge], self.set_to)
             if kept is not None:
                 prompt = Prompt.read(scored.prompt).begun(kept.prefix).text
-                found.append(Wanted(assigned, Request(prompt)))
+                found.append(Wanted(each.assigned, Request(prompt)))
         return found

@@ -71,6 +71,11 @@ class BatchGroup:
         """True if each completion was generated from the task's own prompt."""
         return not self.prompts
 
+    @property
+    def assigned(self) -> Assignment:
+        group = self.scored.group
+        return Assignment(group.task, self.scored.prompt, group.attempt)
+
     def prompt_of(self, place: int) -> str:
         return self.prompts[place] if self.prompts else self.scored.prompt
 

@@ -26,7 +26,6 @@ from node.methods.replay import (
     ReplayedSuccesses,
     Salvage,
     SalvagedAnswer,
-    SuccessPool,
 )
 from swarm.rollouts import ScoredGroup
 from tests.scored_groups import scored
@@ -264,48 +263,26 @@ def test_tokens_are_kept_by_advantage_and_entropy() -> None:
 # --- successes ------------------------------------------------------------------------------------
 
 
-def pool_of(**stored: str) -> SuccessPool:
-    pool = SuccessPool()
-    for task, names in stored.items():
-        for name in names:
-            pool = replay.with_success(pool, task, name, PoolOfSuccesses())
-    return pool
-
-
 def test_a_group_without_a_success_gets_a_stored_one() -> None:
-    pool, set_to = pool_of(t="abc"), PoolOfSuccesses(injected=2)
-    drawn = [
-        replay.pool_of_successes(pool, "t", (0, 0.5), Random(seed), set_to) for seed in range(60)
-    ]
+    pool, set_to = "abc", PoolOfSuccesses(injected=2)
+    drawn = [replay.pool_of_successes(pool, (0, 0.5), Random(seed), set_to) for seed in range(60)]
     assert {frozenset(each) for each in drawn} == {frozenset(p) for p in ("ab", "bc", "ac")}
     many = PoolOfSuccesses(injected=9)
-    assert sorted(replay.pool_of_successes(pool, "t", (), Random(0), many)) == ["a", "b", "c"]
-    assert replay.pool_of_successes(pool, "t", (0, 1), Random(0), set_to) == ()
-    assert replay.pool_of_successes(pool, "other", (0, 0), Random(0), set_to) == ()
+    assert sorted(replay.pool_of_successes(pool, (), Random(0), many)) == ["a", "b", "c"]
+    assert replay.pool_of_successes(pool, (0, 1), Random(0), set_to) == ()
+    assert replay.pool_of_successes("", (0, 0), Random(0), set_to) == ()
     with pytest.raises(ValueError, match="rewards: not all are finite"):
-        replay.pool_of_successes(pool, "t", (math.nan,), Random(0), set_to)
+        replay.pool_of_successes(pool, (math.nan,), Random(0), set_to)
 
 
 def test_rare_successes_come_again() -> None:
-    pool, set_to = pool_of(t="ab"), ReplayedSuccesses()
+    pool, set_to = "ab", ReplayedSuccesses()
 
     def count(*rewards: float) -> int:
-        return len(replay.replayed_successes(pool, "t", rewards, Random(0), set_to))
+        return len(replay.replayed_successes(pool, rewards, Random(0), set_to))
 
     assert count(1, 0, 0, 0) == count(0, 0, 0, 0) == 2
     assert count(1, 1, 0, 0) == count(1, 0, 0) == count(1, 1) == count() == 0
-
-
-def test_the_pool_holds_the_newest() -> None:
-    set_to = PoolOfSuccesses(task_max=2, tasks_max=2)
-    pool = SuccessPool()
-    before = [pool]
-    for task, name in ("xa", "xb", "xa", "yc", "xd", "ze"):
-        pool = replay.with_success(pool, task, name, set_to)
-        before.append(pool)
-    assert dict(pool.stored) == {"x": ("a", "d"), "z": ("e",)}
-    assert before[0].stored == {}
-    assert before[3].of("x") == ("b", "a")
 
 
 # --- salvage --------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ import pytest
 
 from node.config import RunConfig
 from node.interfaces.trainer import TrainingGroup
-from node.methods.replay import Distil, distil_weight
+from node.methods.replay import Distil, PoolOfSuccesses, distil_weight
 from node.observe.records import RoundDone
-from node.stages.replaying import DistilSuccesses
+from node.stages.replaying import DistilSuccesses, InjectSuccesses
 from node.stages.stage import Stage
 from node.stages.table import stages_of
+from swarm.rollouts import Completion, FinishReason
 from tests.unit.simulated_pair import rounds_beside
 from tests.unit.stages_support import Played, Student, config_of, play
 from tests.unit.test_rescue import CONFIG, Kept, lives
@@ -123,6 +124,14 @@ def test_what_is_kept_has_a_bound() -> None:
     )
     record = stages[0].to_record()
     assert 0 < sum(len(ids) for _, kept in record for _, ids, *_ in kept) <= 3
+
+
+def test_the_newest_successes_of_a_task_are_kept_each_once() -> None:
+    stage = InjectSuccesses(PoolOfSuccesses(task_max=2))
+    for token in (1, 2, 1, 3):
+        stage._keep("x", [Completion(str(token), (token,), (-1.0,), FinishReason.STOP, 0)])
+    [(name, kept)] = stage.to_record()
+    assert (name, [text for text, *_ in kept]) == ("x", ["1", "3"])
 
 
 # --- distil --------------------------------------------------------------------------------------
