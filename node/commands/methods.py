@@ -11,7 +11,6 @@ from node.commands.arguments import EXIT_FAILED, EXIT_OK, add_command, say
 from node.methods.method import Family, KnownMethod
 from swarm.errors import ConfigError
 
-NO_LOOP = "no loop yet"
 Say = Callable[[str], None]
 
 
@@ -54,20 +53,15 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def list_methods(say: Say) -> None:
-    """Say all methods by family, and those that no loop of a node uses yet."""
+    """Say all methods by family."""
     from node.methods.own import added
     from node.methods.registry import families
 
     for family, methods in families().items():
-        used = [each for each in methods if each.used_by]
-        flag = family.replace("_", "-")
-        say(f"{family}, by --{flag} NAME:" if used else f"{family}:")
-        width = max((len(each.name) for each in used), default=0)
-        for each in used:
+        say(f"{family}, by --{family.replace('_', '-')} NAME:")
+        width = max(len(each.name) for each in methods)
+        for each in methods:
             say(f"  {each.name:<{width}}  {each.about}")
-        alone = [each.name for each in methods if not each.used_by]
-        if alone:
-            say(f"  functions that no loop uses yet: {', '.join(alone)}")
     for name, point in added().items():
         say(f"plug-in {name}: {point.value}, of {point.dist.name if point.dist else 'no package'}")
     say("swarm-node methods NAME says what one is, needs and is set to")
@@ -86,7 +80,7 @@ def list_usable(
     said = f"run {config.run.name}, engine {config.engine}"
     for family, methods in families().items():
         usable, refused = [], []
-        for each in (method for method in methods if method.used_by):
+        for each in methods:
             try:
                 own = load_config({**given, family: each.name}, environ, run_file)
                 trainer_spec(own, own.model)
@@ -128,8 +122,8 @@ def _in_the_tree(each: KnownMethod) -> str:
     engines = ", ".join(name for name, gives in ENGINE_GIVES.items() if needs <= gives)
     function = f"{each.function.__module__}.{each.function.__name__}"
     tests = f"test_{TEST_OF_FUNCTION[each.family]}.py, {Path(loop_test(each)).name}.py"
-    used_by = ", ".join(each.used_by) or NO_LOOP
-    return f"{each.name} ({each.family}; {function}; {engines}; {used_by}; {tests})"
+    roles = ", ".join(each.roles)
+    return f"{each.name} ({each.family}; {function}; {engines}; {roles}; {tests})"
 
 
 def show_method(name: str, say: Say) -> None:
@@ -151,9 +145,9 @@ def show_method(name: str, say: Say) -> None:
         for parameter, value in each.defaults.items():
             say(f"  {parameter} = {value}")
         say(f"  needs: {', '.join(sorted(each.needs)) or 'rewards alone'}")
-        say(f"  used by: {', '.join(each.used_by) or 'no loop yet; it has its worked example'}")
+        say(f"  used by: {', '.join(each.roles)}")
         say(f"  measured: {each.measured or 'not yet'}")
-        if each.used_by:
-            of_kind, *others = [each.name, *each.defaults]
-            example = f", {others[0]}={each.defaults[others[0]]}" if others else ""
-            say(f"  swarm-node join --{each.family.replace('_', '-')} '{of_kind}{example}'")
+        of_kind, *others = [each.name, *each.defaults]
+        example = f", {others[0]}={each.defaults[others[0]]}" if others else ""
+        command = "join" if "node" in each.roles else "learn"
+        say(f"  swarm-node {command} --{each.family.replace('_', '-')} '{of_kind}{example}'")
