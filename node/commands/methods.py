@@ -147,4 +147,5 @@ def show_method(name: str, say: Say) -> None:
         say(f"  used by: {', '.join(each.roles)}")
         say(f"  measured: {each.measured or 'not yet'}")
         first = next((f", {name}={value}" for name, value in each.defaults.items()), "")
-        say(f"  swarm-node join --{each.family.replace('_', '-')} '{each.name}{first}'")
+        command = "join" if "node" in each.roles else "learn"
+        say(f"  swarm-node {command} --{each.family.replace('_', '-')} '{each.name}{first}'")

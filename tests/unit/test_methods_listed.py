@@ -68,6 +68,7 @@ def test_the_list_and_one_of_it() -> None:
     assert "  needs: behaviour" in one
     assert len([line for line in said("grpo") if not line.startswith(" ")]) == 2  # of each family
     assert any("--external-rule 'adaptive_external, " in line for line in said("adaptive_external"))
+    assert said("admission")[-1].startswith("  swarm-node learn --control 'admission, ")
     with pytest.raises(ConfigError, match=r"method gpro: no such method; did you mean gspo\?"):
         show_method("gpro", print)
 
