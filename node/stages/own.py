@@ -87,8 +87,8 @@ class GuardedMethod(Stage[MethodSettings]):
         """What is no plain sample of the requests becomes private: others could not tell."""
         calls: list[tuple[Sequence[Wanted], list[Outcome]]] = []
 
-        async def watched(asked: Sequence[Wanted], noise: float = 0.0) -> list[Outcome]:
-            calls.append((asked, await sample(asked, noise)))
+        async def watched(wanted: Sequence[Wanted], noise: float = 0.0) -> list[Outcome]:
+            calls.append((wanted, await sample(wanted, noise)))
             return list(calls[-1][1])
 
         with told(self.set_to):
