@@ -84,7 +84,7 @@ class GuardedMethod(Stage[MethodSettings]):
             return width, limit
 
     async def generate(self, wanted: Sequence[Wanted], at: View, sample: Sample) -> list[Outcome]:
-        """What is no plain sample of the requests becomes private: others could not tell."""
+        """Others than plain samples of the requests become private: peers could not tell."""
         calls: list[tuple[Sequence[Wanted], list[Outcome]]] = []
 
         async def watched(wanted: Sequence[Wanted], noise: float = 0.0) -> list[Outcome]:
