@@ -4,10 +4,13 @@ The trainer is that of a run. At one update a batch, its clipped surrogate of an
 advantage 1 has the gradient of -log p, averaged over the batch's answer tokens.
 """
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -83,15 +86,31 @@ def fine_tune(config: NodeConfig, plan: Plan, answers: Sequence[Worked], say: Sa
         if out.exists() and not is_ours and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"--out {out} is there, and not of sft; name a new directory")
         model = resolve_model(config, say)
-        _begin(plan, _facts(config, plan, model, answers))
-        if plan.is_over:
-            say(f"{out}: finished before; name another --out to train again")
-        else:
-            _train(config, plan, model, answers, say)
+        plan.work.mkdir(parents=True, exist_ok=True)
+        with _alone(plan):
+            _begin(plan, _facts(config, plan, model, answers))
+            if plan.is_over:
+                say(f"{out}: finished before; name another --out to train again")
+            else:
+                _train(config, plan, model, answers, say)
     except (MemoryError, RuntimeError) as error:
         raise ChildFailed(f"sft: {type(error).__name__}: {first_line(error)}") from error
     except OSError as error:
         raise ConfigError(f"{error.filename or out}: {error.strerror}") from None
+
+
+@contextmanager
+def _alone(plan: Plan) -> Iterator[None]:
+    """Lock the directory; ConfigError: another process trains into it."""
+    lock = os.open(plan.work, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"--out {plan.out}: another sft is at work on it") from None
+        yield
+    finally:
+        os.close(lock)
 
 
 def _facts(config: NodeConfig, plan: Plan, model: str, answers: Sequence[Worked]) -> dict[str, Any]:
@@ -112,7 +131,6 @@ def _begin(plan: Plan, facts: Mapping[str, Any]) -> None:
                 f"--out {plan.out} was begun with {name} = {before.get(name)}, not {facts[name]}; "
                 "give that, or another --out"
             )
-    plan.work.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(facts))
 
 

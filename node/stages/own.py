@@ -7,6 +7,7 @@ breaks a bound ends the node with one line that names it. Built-in methods are n
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from random import Random
 from typing import Any, Final
@@ -33,7 +34,9 @@ from swarm.exchange.pool import Candidate
 from swarm.rollouts import GroupId, Task
 
 ADVANTAGE_MAX: Final = 100.0  # |A|
+REWARD_MAX: Final = 100.0  # |r|
 WEIGHT_MAX: Final = 100.0  # of a completion's loss
+AHEAD_MAX: Final = 64  # tasks looked at for each one taken
 HEAT_MIN: Final = 0.01  # of a request's temperature
 HEAT_MAX: Final = 10.0
 
@@ -48,6 +51,7 @@ class GuardedMethod(Stage[MethodSettings]):
             made = set_to.own if isinstance(set_to.own, type) else _OwnFormula
             self._own: Stage[Any] = stage or made(set_to)
             self.ahead = int(self._own.ahead)
+            _check_range(self.ahead, 1, AHEAD_MAX, "as ahead")
 
     @property
     def acted(self) -> int:
@@ -61,13 +65,14 @@ class GuardedMethod(Stage[MethodSettings]):
         with told(self.set_to):
             found = self._own.choose(list(due), count, rng, at)
             if found is not None:
-                _check(len(found) <= count, f"takes {len(found)} tasks of {count}")
+                is_fit = min(1, len(due)) <= len(found) <= count
+                _check(is_fit, f"takes {len(found)} tasks of {count}")
                 _check_part(found, due, "takes tasks that are not due, or one twice")
             return found
 
     def plan(self, wanted: Sequence[Wanted], at: View) -> Sequence[Wanted]:
         with told(self.set_to):
-            found = self._own.plan(list(wanted), at)
+            found = list(self._own.plan(list(wanted), at))
             _check_wanted(found, {each.assigned.task for each in wanted}, at)
             return found
 
@@ -79,14 +84,25 @@ class GuardedMethod(Stage[MethodSettings]):
             return width, limit
 
     async def generate(self, wanted: Sequence[Wanted], at: View, sample: Sample) -> list[Outcome]:
+        """Others than plain samples of the requests become private: peers could not tell."""
+        calls: list[tuple[Sequence[Wanted], list[Outcome]]] = []
+
+        async def watched(wanted: Sequence[Wanted], noise: float = 0.0) -> list[Outcome]:
+            calls.append((wanted, await sample(wanted, noise)))
+            return list(calls[-1][1])
+
         with told(self.set_to):
-            found = await self._own.generate(list(wanted), at, sample)
+            found = await self._own.generate(list(wanted), at, watched)
             made = [len(each.completions) for each in found]
             asked = [each.request.n for each in wanted]
             _check(made == asked, f"gives {made} completions for {asked}")
             for completion in (made for each in found for made in each.completions):
                 _check_range(len(completion.token_ids), 0, at.sampling.max_new_tokens, "tokens")
-            return found
+            told_of = [[made.completions for made in outcomes] for _, outcomes in calls]
+            is_plain = told_of == [[made.completions for made in found]]
+            if is_plain and _how(calls[0][0]) == _how(wanted):
+                return found
+            return [replace(each, private=True) for each in found]
 
     def more(self, made: Sequence[BatchGroup], at: View) -> More:
         with told(self.set_to):
@@ -114,13 +130,13 @@ class GuardedMethod(Stage[MethodSettings]):
 
     def reward(self, batch: Sequence[BatchGroup], at: View) -> Sequence[BatchGroup]:
         with told(self.set_to):
-            found = self._own.reward(list(batch), at)
+            found = list(self._own.reward(list(batch), at))
             _check_same(found, batch)
             return found
 
     def replay(self, batch: Sequence[BatchGroup], at: View) -> Sequence[BatchGroup]:
         with told(self.set_to):
-            found = self._own.replay(list(batch), at)
+            found = list(self._own.replay(list(batch), at))
             _check_groups(found)
             most = at.group_size * max(1, at.config.local_groups) * ROLLOUTS_TIMES_MAX
             _check_range(len(_ids(found)), 0, len(_ids(batch)) + most, "completions")
@@ -128,7 +144,7 @@ class GuardedMethod(Stage[MethodSettings]):
 
     def select(self, batch: Sequence[BatchGroup], at: View) -> Sequence[BatchGroup]:
         with told(self.set_to):
-            found = self._own.select(list(batch), at)
+            found = list(self._own.select(list(batch), at))
             _check_groups(found)
             _check_part(_ids(found), _ids(batch), "keeps completions that are not in the batch")
             return found
@@ -164,12 +180,19 @@ class GuardedMethod(Stage[MethodSettings]):
             return record
 
     def restore(self, record: Any) -> None:
-        self._own.restore(record)
+        with told(self.set_to):
+            self._own.restore(record)
 
 
 def _check(is_good: bool, fault: str) -> None:
     if not is_good:
         raise ValueError(fault)
+
+
+def _how(wanted: Sequence[Wanted]) -> list[Any]:
+    """All that decides what the completions are samples of."""
+    asked = [each.request for each in wanted]
+    return [(each.prompt, each.n, each.temperature, each.beginning) for each in asked]
 
 
 def _check_range(value: float, least: float, most: float, what: str) -> None:
@@ -198,7 +221,10 @@ def _check_groups(found: Sequence[BatchGroup]) -> None:
         rewards = each.scored.rewards
         count = len(each.scored.group.completions)
         _check(len(rewards) == count, f"gives {len(rewards)} rewards for {count}")
-        _check(all(map(isfinite, rewards)), "gives rewards that are not finite")
+        _check(all(abs(r) <= REWARD_MAX for r in rewards), f"gives rewards beyond {REWARD_MAX:g}")
+        _check_range(each.guided, 0, count, "completions as guidance")
+        numbers = (*each.token_advantages, *each.teacher_logprobs)
+        _check(all(all(map(isfinite, row)) for row in numbers), "gives columns that are not finite")
         lengths = {len(getattr(each, name)) for name in COLUMNS} - {0, count}
         _check(not lengths, f"gives columns of {sorted(lengths)} entries for {count}")
         for weight in each.weights:

@@ -121,7 +121,8 @@ class BatchGroup:
             has_any = getattr(self, name) or getattr(other, name)
             both = (*self.column(name, default), *other.column(name, default))
             columns[name] = both if has_any else ()
-        private = self.private or other.private
+        is_alike = mine.group.temperature == its.group.temperature
+        private = self.private or other.private or not is_alike
         return replace(self, scored=scored, private=private, guided=other.guided, **columns)
 
 

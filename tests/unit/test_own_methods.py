@@ -17,7 +17,7 @@ import trio
 from node.cli import main
 from node.commands.methods_check import check_method, trial_groups, trial_view
 from node.config import load_config
-from node.interfaces.engine import Request
+from node.interfaces.engine import Outcome, Request
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.choices import advantages, chosen_loss
 from node.stages.own import GuardedMethod
@@ -290,6 +290,7 @@ def hooks(stage: GuardedMethod, at: View) -> None:
     trio.run(stage.advantage, batch, at)
     stage.weigh(batch, worth, at)
     stage.to_record()
+    stage.restore(None)
 
 
 BAD = [
@@ -302,7 +303,7 @@ BAD = [
     ("def more(self, made, at): return More(tasks=10**6)", "tasks"),
     ("def foreign_wanted(self, wanted, at): return 10**6", "groups of others"),
     ("def reward(self, b, at): return b[:-1]", "other completions"),
-    ("def reward(self, b, at): return [replace(e, scored=replace(e.scored, rewards=(nan,) * 8)) for e in b]", "rewards that are not finite"),
+    ("def reward(self, b, at): return [replace(e, scored=replace(e.scored, rewards=(nan,) * 8)) for e in b]", "rewards beyond 100"),
     ("def reward(self, b, at): return [replace(e, scored=replace(e.scored, rewards=(1.0,))) for e in b]", "1 rewards for 8"),
     ("def replay(self, b, at): return b * 1000", "completions"),
     ("def select(self, b, at): return b + b", "not in the batch"),
@@ -311,6 +312,10 @@ BAD = [
     ("async def advantage(self, b, at): return [(101.0,) * 8 for e in b]", "101 as advantage"),
     ("async def advantage(self, b, at): return [(0.0,)]", "advantages for groups"),
     ("def weigh(self, b, w, at): return [replace(e, weights=(-1.0,) * 8) for e in b], w", "-1 as weight"),
+    ("def reward(self, b, at): return [replace(e, scored=replace(e.scored, rewards=(101.0,) * 8)) for e in b]", "rewards beyond 100"),
+    ("def weigh(self, b, w, at): return [replace(e, token_advantages=((nan,),) * 8) for e in b], w", "columns that are not finite"),
+    ("def replay(self, b, at): return [replace(e, guided=9) for e in b]", "9 completions as guidance"),
+    ("def restore(self, record): {}.popitem()", "KeyError"),
     ("def to_record(self): return object()", "TypeError"),
     ("def to_record(self): return 'x' * 5_000_000", "characters of its record"),
     ("def select(self, b, at): at.config.run.limits.group_size_max = 99", "error for RunLimits"),
@@ -326,6 +331,51 @@ def test_a_method_stays_within_the_rules(files: Path, body: str, told: str) -> N
     with pytest.raises(ConfigError, match=r"method \./bad\.py:Bad@.*" + told) as caught:
         hooks(bad_stage(files, body), trial_view())
     assert "\n" not in str(caught.value)
+
+
+def test_tasks_are_taken_within_bounds(files: Path) -> None:
+    with pytest.raises(ConfigError, match="not within 1 and 64"):
+        bad_stage(files, "ahead = 10**9")
+    idle = bad_stage(files, "def choose(self, due, count, rng, at): return []", "idle.py")
+    with pytest.raises(ConfigError, match="takes 0 tasks of 1"):
+        idle.choose([("task", 0)], 1, Random(1), trial_view())  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("hook", ["select", "reward", "replay"])
+def test_what_is_given_bit_by_bit_is_not_lost(files: Path, hook: str) -> None:
+    batch = [BatchGroup(each) for each in trial_groups(Random(1))]
+    stage = bad_stage(files, f"def {hook}(self, b, at): return (each for each in b)")
+    assert getattr(stage, hook)(batch, trial_view()) == batch
+
+
+PLAIN = {
+    "return await sample(wanted)": True,
+    "return [replace(each) for each in await sample(wanted)]": True,
+    "await sample(wanted); return await sample(wanted)": False,  # the better of two
+    "return [replace(e, completions=e.completions[::-1]) for e in await sample(wanted)]": False,
+    "return await sample([replace(w, request=replace(w.request, temperature=2.0)) for w in wanted])": False,
+    "return [replace(e, completions=(replace(e.completions[0], text='7'),) * 8) for e in await sample(wanted)]": False,
+}
+
+
+@pytest.mark.parametrize("body", PLAIN)
+def test_what_is_no_plain_sample_is_not_shared(files: Path, body: str) -> None:
+    scored = trial_groups(Random(1))
+
+    async def sample(wanted: object, noise: float = 0.0) -> list[Outcome]:
+        await trio.lowlevel.checkpoint()
+        return [Outcome(each.group.completions) for each in scored]
+
+    stage = bad_stage(files, f"async def generate(self, wanted, at, sample): {body}")
+    made = trio.run(stage.generate, wanted_of(scored), trial_view(), sample)
+    assert {each.private for each in made} == {not PLAIN[body]}
+
+
+def test_a_group_of_two_temperatures_is_not_shared() -> None:
+    one, *_ = map(BatchGroup, trial_groups(Random(1)))
+    hot = replace(one.scored, group=replace(one.scored.group, temperature=2.0))
+    assert not one.joined(one).private
+    assert one.joined(replace(one, scored=hot)).private
 
 
 def test_a_method_gets_copies_of_the_rounds_lists(files: Path) -> None:

@@ -155,6 +155,18 @@ def test_a_directory_of_others_is_left_alone(tmp_path: Path, model: Path) -> Non
             tuned(out, model)
 
 
+def test_a_directory_at_which_another_works_is_refused(tmp_path: Path, model: Path) -> None:
+    out = tmp_path / "out"
+    [*_, last] = tuned(out, model)
+    assert "goes on from it" in last
+    with (
+        sft._alone(plan(out)),
+        pytest.raises(ConfigError, match="another sft is at work on it"),
+    ):
+        tuned(out, model)
+    assert tuned(out, model) == [f"{out}: finished before; name another --out to train again"]
+
+
 def test_long_answers_are_counted_and_left_out(tmp_path: Path, model: Path) -> None:
     lines = tuned(tmp_path / "out", model, answers=[*ANSWERS, Worked("1", "2" * 500)], epochs=1)
     assert lines[0].startswith("1 of 21 answers, with their questions, are longer than the context "
