@@ -34,7 +34,7 @@ from rich.text import Text
 from node.observe.event_log import FILE_NAME, History, history, read_events
 from node.observe.records import StatusSnapshot
 from node.observe.samples import FILE_NAME as SAMPLES_NAME
-from node.observe.samples import Sample, read_samples
+from node.observe.samples import ReadSample, read_samples
 from node.observe.saved_report import ReportSummary, write_report
 from node.observe.status import fetch_status
 from node.observe.text_format import amount, duration, percent, short_id
@@ -468,12 +468,12 @@ def samples_table(children: Sequence[Child]) -> Table:
     return table
 
 
-def first_and_last(data_dir: Path) -> list[Sample]:
+def first_and_last(data_dir: Path) -> list[ReadSample]:
     """A completion each of some groups of the first and the last round on record."""
     found = read_samples(data_dir, own=True, order="newest", count=sys.maxsize)[::-1]
     rounds = sorted({sample.group.round for sample in found})
     ends = dict.fromkeys((rounds[0], rounds[-1])) if rounds else {}
-    chosen: list[Sample] = []
+    chosen: list[ReadSample] = []
     for number in ends:
         by_prompt = {
             sample.group.prompt: sample for sample in found if sample.group.round == number

@@ -1,4 +1,4 @@
-"""Which methods help, and where nodes begin: kinds and arms of `methods_plan.toml`.
+"""Comparisons of methods and of starting policies: kinds and arms of `methods_plan.toml`.
 
     python experiment_policies.py methods                        # resumable
     python experiment_policies.py methods --arms default cdas    # each is compared to the first

@@ -279,6 +279,8 @@ class Intake:
                 learner_version=self.version,
                 stream="",
                 groups=0,
+                width=0,
+                limit=0,
                 life_ms=0,
                 retry_ms=int(1e3 * retry_s * (0.75 + 0.5 * self._rng.random())),
                 reason=reason,

@@ -511,8 +511,8 @@ class LeaseReply(WireModel):
     learner_version: SeqNo
     stream: LeaseStream
     groups: Annotated[int, Field(ge=0, le=LEASE_GROUPS_MAX)]
-    width: Annotated[int, Field(ge=0, le=COMPLETIONS_MAX)] = 0  # completions each; 0: the run's
-    limit: Annotated[int, Field(ge=0, le=TOKENS_MAX)] = 0  # tokens of a completion; 0: the run's
+    width: Annotated[int, Field(ge=0, le=COMPLETIONS_MAX)]  # completions each; 0: the run's
+    limit: Annotated[int, Field(ge=0, le=TOKENS_MAX)]  # tokens of a completion; 0: the run's
     life_ms: Milliseconds  # of the lease, from now
     retry_ms: Milliseconds
     reason: Annotated[str, Field(max_length=NAME_CHARS_MAX)]

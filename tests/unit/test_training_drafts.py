@@ -291,7 +291,7 @@ def test_what_cannot_draft_says_so(tmp_path):
         run.write_text(head + text)
         return load_config({"generate": "speculative", **settings}, {}, run).generate
 
-    assert load(common) == Speculative(lenience=0.5)
+    assert load(common) == (Speculative(lenience=0.5),)
     assert load(common, generate="speculative, lenience=0.1") == Speculative(lenience=0.1)
     with pytest.raises(ConfigError, match=r"has no tasks that come again: give it common\.share"):
         load("")
