@@ -13,7 +13,7 @@ from typing import Any, Final
 from node.envs.answers import answer_in
 from node.interfaces.engine import Outcome, Request
 from node.interfaces.prompts import NO_TEXT, Prompt
-from node.methods.drafts import DraftBank
+from node.methods.drafts import Draft, DraftBank
 from node.methods.generation import (
     Purify,
     Speculative,
@@ -28,6 +28,7 @@ from node.methods.groups import Advantages
 from node.methods.hints import BareSuccess, Hints, Nudges, nudges
 from node.stages.stage import BatchGroup, More, RoundOutcome, Sample, Stage, View, Wanted
 from node.verify.assignment import is_common
+from swarm.rollouts import Task
 
 REFERENCE_TOKENS_MAX: Final = 2**18  # whose log-probs are kept; of more, the oldest prompts go
 
@@ -206,27 +207,34 @@ class Redraft(Stage[Speculative]):
         super().__init__(set_to)
         self._drafts = DraftBank()
         self._round = self._calls = 0
+        self._offered: set[Task] = set()  # in this round: further completions get no drafts again
 
     def plan(self, wanted: Sequence[Wanted], at: View) -> Sequence[Wanted]:
         if self._round != at.number:
             self._round, self._calls = at.number, 0
+            self._offered = set()
         return wanted
 
     async def generate(self, wanted: Sequence[Wanted], at: View, sample: Sample) -> list[Outcome]:
-        drafts = [
-            draft
-            for its in wanted
-            for draft in self._drafts.drafts(its.assigned.task, its.request.prompt, its.request.n)
-        ]
+        drafts = [draft for its in wanted for draft in self._of(its)]
         self.acted += sum(len(draft.token_ids) for draft in drafts)
         seed = at.seed("generate", self._calls)
         self._calls += 1
         made = iter(await at.engine.redraft(drafts, self.set_to, at.sampling, seed))
         return [Outcome(tuple(next(made) for _ in range(each.request.n))) for each in wanted]
 
+    def _of(self, its: Wanted) -> list[Draft]:
+        """The drafts of a task's own prompt, once in a round; others have none."""
+        task, request = its.assigned.task, its.request
+        is_bare = request.prompt == its.assigned.prompt
+        if task in self._offered or not is_bare:
+            return [Draft(request.prompt)] * request.n
+        self._offered.add(task)
+        return self._drafts.drafts(task, request.prompt, request.n)
+
     def learn(self, outcome: RoundOutcome, at: View) -> None:
         for each in outcome.own:
             group = each.scored.group
             has_logprobs = all(all(map(isfinite, c.logprobs)) for c in group.completions)
-            if has_logprobs and is_common(at.config.run, group.task):
+            if has_logprobs and each.is_bare and is_common(at.config.run, group.task):
                 self._drafts.keep(group.task, group.completions)

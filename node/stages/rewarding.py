@@ -21,20 +21,21 @@ S = TypeVar("S", bound=MethodSettings)
 
 
 class _Votes(Stage[S]):
-    """Rewards by votes on each task. Own and foreign groups of a task vote together, and a producer
-    has one vote however much it says. A learner's workers are producers too."""
+    """Rewards by votes on each task. Own and foreign groups of a task vote together. An address
+    block has one vote, however many producers it has. A learner's workers are producers too."""
 
     def reward(self, batch: Sequence[BatchGroup], at: View) -> Sequence[BatchGroup]:
         found = list(batch)
         for places in by_task([each.scored for each in batch]):
             groups = [batch[place] for place in places]
-            rest = iter(self._counted(groups, [a for each in groups for a in _answers(each, at)]))
+            answers = [answer for each in groups for answer in _answers(each, at)]
+            rest = iter(self._counted(groups, answers, at))
             for place in places:
                 found[place] = self._with(batch[place], [next(rest) for _ in _of(batch[place])])
         return found
 
     def _counted(
-        self, groups: Sequence[BatchGroup], answers: Sequence[str | None]
+        self, groups: Sequence[BatchGroup], answers: Sequence[str | None], at: View
     ) -> Sequence[float]:
         raise NotImplementedError
 
@@ -58,17 +59,21 @@ def _answers(each: BatchGroup, at: View) -> list[str | None]:
     return [None if answer is None else answer.strip() for answer in found]
 
 
-def _voters(groups: Sequence[BatchGroup]) -> list[str]:
-    return [str(each.scored.group.producer) for each in groups for _ in _of(each)]
+def _voters(groups: Sequence[BatchGroup], at: View) -> list[str]:
+    """The voice of each completion's producer: all of one address block have one vote together."""
+    voices = [
+        "" if each.scored.own else at.choice.voice_of(each.scored.group.producer) for each in groups
+    ]
+    return [voice for voice, each in zip(voices, groups, strict=True) for _ in _of(each)]
 
 
 class CountVotes(_Votes[Majority]):
     """TTRL: the answer of most votes is right, whatever the verifier says."""
 
     def _counted(
-        self, groups: Sequence[BatchGroup], answers: Sequence[str | None]
+        self, groups: Sequence[BatchGroup], answers: Sequence[str | None], at: View
     ) -> Sequence[float]:
-        return majority(answers, _voters(groups), self.set_to)
+        return majority(answers, _voters(groups, at), self.set_to)
 
 
 class CountSureVotes(_Votes[Distribution]):
@@ -84,14 +89,14 @@ class CountSureVotes(_Votes[Distribution]):
         return await sample([with_entropies(each) for each in wanted])
 
     def _counted(
-        self, groups: Sequence[BatchGroup], answers: Sequence[str | None]
+        self, groups: Sequence[BatchGroup], answers: Sequence[str | None], at: View
     ) -> Sequence[float]:
         own = [doubt for each in groups if not each.drawn for doubt in _doubts(each)]
         least = fmean(own) if own else 1.0
         doubts = [
             max(doubt, least) if each.drawn else doubt for each in groups for doubt in _doubts(each)
         ]
-        return distribution(answers, doubts, _voters(groups), self.set_to)
+        return distribution(answers, doubts, _voters(groups, at), self.set_to)
 
 
 def _doubts(each: BatchGroup) -> list[float]:

@@ -41,7 +41,7 @@ class TaskChoice:
         counters are sent only if the run has common tasks. `voice_of`: the name under which a
         producer's reports count."""
         self._run, self._control = run, control
-        self._voice_of, self._now_s = voice_of, now_s
+        self.voice_of, self._now_s = voice_of, now_s
         self._own = SuccessBeliefs()
         self.others = SharedMap()
 
@@ -98,7 +98,7 @@ class TaskChoice:
             return
         known = tuple(each for each in group.counters if is_bucket(self._run, each[0]))
         # The first voice stays: a producer's address changes as it comes and goes.
-        voice = self.others.voice_of(group.producer) or self._voice_of(group.producer)
+        voice = self.others.voice_of(group.producer) or self.voice_of(group.producer)
         self.others.receive(
             reports_of(
                 known,

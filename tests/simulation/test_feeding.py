@@ -222,7 +222,7 @@ def test_a_lease_says_how_many_completions_and_how_long(completions, tokens, is_
 def test_a_wide_group_of_a_lease_that_a_restart_forgot_is_no_fault() -> None:
     async def body() -> None:
         async with scene() as there:
-            there.learner.intake.set_terms(4, 0)
+            there.learner.intake.book.terms = (4, 0)
             source = there.source(1)
             lease = await there.lease(1)
             made = group_of(there.world, 1, lease, 0, 0)

@@ -31,8 +31,10 @@ from node.stages.advantage import MeasureByCapability, MeasureByPartner
 from node.stages.stage import BatchGroup, Stage, View
 from node.stages.table import stages_of
 from node.verify.assignment import assigned_task
+from node.verify.task_choice import TaskChoice
 from node.verify.verifier import InlineVerifier, Verifier
 from swarm.errors import ConfigError
+from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, Task
 from tests.pool_samples import PRODUCERS
 from tests.unit.simulated_pair import rounds_beside
@@ -539,30 +541,37 @@ def groups_of(text: str, *answers: str) -> list[BatchGroup]:
         made = replace(own.group.completions[0], text=each, logprobs=(-1e-3,), token_ids=(1,))
         count = 8 if place else 2
         group = replace(own.group, completions=(made,) * count, producer=PRODUCERS[place].peer_id)
-        scored = replace(own, group=group, rewards=(0.0,) * count)
+        scored = replace(own, group=group, rewards=(0.0,) * count, own=place == 0)
         recorded = () if place else (Recorded((1.0,)),) * count
         found.append(BatchGroup(scored, drawn=place > 0, recorded=recorded))
     return found
 
 
+def with_voices(voice_of: Callable[[PeerId], str] = str) -> View:
+    return replace(view("t"), choice=TaskChoice(WORKED, None, voice_of))
+
+
 def test_each_producer_has_one_vote_however_much_it_says() -> None:
-    at = view("t")
+    at = with_voices()
     [votes] = stages_of(config_of(WORKED, reward="majority")).methods
     batch = groups_of("8", "9", "8")
     found = votes.reward(batch, at)
     assert [set(each.scored.rewards) for each in found] == [{1.0}, {0.0}, {1.0}]
     outvoted = votes.reward(groups_of("8", "9", "9"), at)
     assert [set(each.scored.rewards) for each in outvoted] == [{0.0}, {1.0}, {1.0}]
+    # both others have addresses in one block, and share a vote
+    shared = votes.reward(groups_of("8", "9", "9"), with_voices(lambda _: "block"))
+    assert [set(each.scored.rewards) for each in shared] == [{1.0}, {0.0}, {0.0}]
 
 
 def test_no_peer_is_surer_than_this_node() -> None:
     """Peers that claim log-probs near zero, beside own tokens of one nat."""
     [votes] = stages_of(config_of(WORKED, reward="distribution, bonus=0")).methods
-    own, other = votes.reward(groups_of("8", "9"), view("t"))
+    own, other = votes.reward(groups_of("8", "9"), with_voices())
     assert own.scored.rewards == pytest.approx((0.5,) * 2)
     assert other.scored.rewards == pytest.approx((0.5,) * 8)
     unsure = [replace(each, recorded=()) for each in groups_of("8", "9")]
-    own, other = votes.reward(unsure, view("t"))  # own log-probs are as sure as the claims
+    own, other = votes.reward(unsure, with_voices())  # own log-probs are as sure as the claims
     assert own.scored.rewards == pytest.approx((0.5,) * 2)
 
 

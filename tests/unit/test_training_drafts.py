@@ -292,10 +292,10 @@ def test_what_cannot_draft_says_so(tmp_path):
         return load_config({"generate": "speculative", **settings}, {}, run).generate
 
     assert load(common) == (Speculative(lenience=0.5),)
-    assert load(common, generate="speculative, lenience=0.1") == Speculative(lenience=0.1)
+    assert load(common, generate="speculative, lenience=0.1") == (Speculative(lenience=0.1),)
     with pytest.raises(ConfigError, match=r"has no tasks that come again: give it common\.share"):
         load("")
     with pytest.raises(ConfigError, match="top_p must be 1"):
         load(common + "[sampling]\ntop_p = 0.9\n")
-    with pytest.raises(ConfigError, match="generates nothing from drafts"):
+    with pytest.raises(ConfigError, match="has no drafts"):
         load(common, engine="vllm")
