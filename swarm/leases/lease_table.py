@@ -378,18 +378,29 @@ class LeaseBook:
         held = self._open.get(submission.lease_id) or self._ended.get(submission.lease_id)
         if held is None:
             return None, Answer(Discard.UNKNOWN_LEASE)
-        if held.lease.worker != submission.worker:
+        if not self._is_holder(held.lease, submission.worker):
             return None, Answer(Discard.OTHER_WORKER)
-        if submission.seed not in held.seeds:
+        if not self._is_assigned(held, submission.seed):
             return held, Answer(Discard.NOT_ASSIGNED)
         earlier = self._earlier(held, submission)
         if earlier is not None:
             return held, earlier
-        if submission.lease_id not in self._open or now >= held.lease.deadline:
+        if self._is_over(held, now):
             return held, Answer(Discard.LATE)
         if submission.group_id in self._places:
             return held, Answer(Discard.DUPLICATE)
         return held, self._judge_versions(held.lease, submission.versions)
+
+    # Each check is a method of its own, so that tests can take one out.
+
+    def _is_holder(self, lease: Lease, worker: str) -> bool:
+        return lease.worker == worker
+
+    def _is_assigned(self, held: _Held, seed: int) -> bool:
+        return seed in held.seeds
+
+    def _is_over(self, held: _Held, now: float) -> bool:
+        return held.lease.lease_id not in self._open or now >= held.lease.deadline
 
     def _judge_versions(self, lease: Lease, versions: Sequence[int]) -> Answer | None:
         version = self.account.version
@@ -468,9 +479,12 @@ class LeaseBook:
     def _take_back(self, some: Sequence[_Held], why: Discard, now: float) -> list[Lease]:
         for held in some:
             self._end_trial(held, held.unanswered)
-            self.account.release(held.unanswered, why)
+            self._free(held, why)
             self._end(held, now, returned=0 if why is Discard.EXPIRED else held.unanswered)
         return [held.lease for held in some]
+
+    def _free(self, held: _Held, why: Discard) -> None:
+        self.account.release(held.unanswered, why)
 
     def _end_trial(self, held: _Held, groups: int) -> None:
         if held.trial is not None:

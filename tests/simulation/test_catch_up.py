@@ -136,7 +136,7 @@ async def slept_for_fifty_rounds(life_s: int, drop: bool) -> None:
         for _ in range(50):
             await trio.sleep(ROUND_S)
             now = trio.current_time()
-            was_left_alone = was_left_alone or any(t.is_resting(asleep, now) for t in tables)
+            was_left_alone = was_left_alone or any(now < t.of(asleep).rests_until for t in tables)
         assert len(rounds(others[0])) > before + 45
         assert life_s == 240 or was_left_alone
         taken_before = taken(others, sleeper)

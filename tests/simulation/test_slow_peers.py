@@ -9,7 +9,7 @@ import trio
 
 from swarm.exchange import fetching
 from swarm.exchange.fetching import BATCHES_FACTOR, LATE_FACTOR, LATE_OF_ONE_FACTOR
-from swarm.exchange.offers import OfferTable
+from swarm.exchange.offers import Producer
 from swarm.identity import PeerId
 from swarm.simulation.world import deterministic_run
 from swarm.wire import codec
@@ -27,6 +27,8 @@ PARALLEL = 4
 SLOW = 40
 NEARLY_S = 7.5  # of the 8 s that even an empty answer has
 GROUPS_EACH = 20
+
+NEVER = property(lambda self: False, lambda self, value: None)
 
 
 @dataclass
@@ -106,7 +108,7 @@ def test_without_the_bounds_they_would_wait(monkeypatch: pytest.MonkeyPatch) -> 
         return None
 
     monkeypatch.setattr(fetching, "to_give_up", nobody_gives_way)
-    monkeypatch.setattr(OfferTable, "is_slow", lambda self, producer: False)
+    monkeypatch.setattr(Producer, "slow", NEVER)
     waits, most = waits_among_slow_peers()
     assert sum(waits) > 9
     assert most == BATCHES_FACTOR * PARALLEL
@@ -138,7 +140,7 @@ def late_batches_of_one_block() -> int:
 def test_a_block_of_slow_peers_has_its_part_of_what_may_be_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(OfferTable, "is_slow", lambda self, producer: False)
+    monkeypatch.setattr(Producer, "slow", NEVER)
     assert late_batches_of_one_block() == LATE_OF_ONE_FACTOR * PARALLEL
     monkeypatch.setattr(fetching, "to_give_up", lambda waiting_for, parallel: None)
     assert late_batches_of_one_block() > 2 * LATE_OF_ONE_FACTOR * PARALLEL

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.sandbox import kernel, runner, seccomp
+from node.sandbox import kernel, runner
 from node.verify.fair_queue import PROVEN_GROUPS
 from node.verify.verifier import ProcessVerifier
 from swarm.errors import Reject, RemoteProtocolError
@@ -117,7 +117,7 @@ def solve(numbers):
 @pytest.mark.skipif(not LAYERS.calls, reason="no filter of system calls here")
 def test_every_call_that_is_not_named_is_refused() -> None:
     """All others that a kernel has, those of the next release among them."""
-    named = {kernel.NUMBERS.get(each) for each in (*seccomp._COMPUTING, "futex", "clone3")}
+    named = {kernel.NUMBERS.get(each) for each in (*kernel.MORE["computing"], "futex", "clone3")}
     if kernel.machine == "x86_64":
         named |= {335, 336}  # of the kernel's own probes, which refuses them before any filter
     numbers = [each for each in range(CALLS_LAST) if each not in named]
