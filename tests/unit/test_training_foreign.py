@@ -18,7 +18,7 @@ from node.train.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from swarm.rollouts import FinishReason
 from tests.unit.tasks_support import make_run
-from tests.unit.training_support import group, open_policy, qwen_directory
+from tests.unit.training_support import group, open_policy, qwen_directory, step_of
 
 SPEC = TrainerSpec("test", grad_norm_max=1e9, step_guard=False, clips_to_median=False)
 MANY = 100_000  # tokens: one micro-batch
@@ -33,17 +33,7 @@ def policy(tmp_path_factory) -> Policy:
 
 
 def update(policy: Policy, groups, spec=SPEC):
-    """Loss and gradient of one batch: a step of plain gradient descent, undone afterwards."""
-    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    trainer = GroupTrainer(policy, spec, MANY)
-    trainer.optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
-    report = trainer.train(groups)
-    after = dict(policy.model.named_parameters())
-    gradient = torch.cat([(before[name] - after[name].detach()).flatten() for name in before])
-    with torch.no_grad():
-        for name, value in before.items():
-            after[name].copy_(value)
-    return report, gradient
+    return step_of(policy, groups, spec, MANY)
 
 
 def close(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from tests.unit.training_support import (
     mamba_directory,
     open_policy,
     qwen_directory,
+    step_of,
 )
 
 SPEC = TrainerSpec("test", grad_norm_max=1e9, step_guard=False, foreign_weighting="none")
@@ -55,17 +56,7 @@ def alike(policy: Policy) -> list[TrainingGroup]:
 
 
 def update(policy: Policy, groups, spec=SPEC, micro_batch_tokens=MANY):
-    """Loss and gradient of one batch: a step of plain gradient descent, undone afterwards."""
-    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    trainer = GroupTrainer(policy, spec, micro_batch_tokens)
-    trainer.optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
-    report = trainer.train(groups)
-    after = dict(policy.model.named_parameters())
-    gradient = torch.cat([(before[name] - after[name].detach()).flatten() for name in before])
-    with torch.no_grad():
-        for name, value in before.items():
-            after[name].copy_(value)
-    return report, gradient
+    return step_of(policy, groups, spec, micro_batch_tokens)
 
 
 def close(left: torch.Tensor, right: torch.Tensor) -> bool:
