@@ -144,7 +144,8 @@ class Engine(Protocol):
 
     The function or context manager that makes an engine starts it. Weights may be loaded during
     sampling: either the rest uses the new weights, or the load waits. Spans name the version of
-    each token. A subclass overrides the methods that its `capabilities` name.
+    each token. A subclass overrides `generate` or `sample`, of which each calls the other, and the
+    methods that its `capabilities` name.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -170,7 +171,8 @@ class Engine(Protocol):
             ChildFailed: the engine died or answered with an error; it may be retried.
             ConfigError: a prompt does not fit the context.
         """
-        raise NotImplementedError
+        requests = plain_requests(prompts, completions_each)
+        return [each.completions for each in await self.sample(requests, sampling, seed)]
 
     async def sample(
         self, requests: Sequence[Request], sampling: Sampling, seed: int, noise: float = 0.0

@@ -22,7 +22,6 @@ from node.interfaces.engine import (
     Outcome,
     Request,
     Sampling,
-    plain_requests,
 )
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, check_scorable, error_of
 from node.interfaces.trainer_spec import Precision, TrainerSpec
@@ -78,16 +77,10 @@ class TrainerClient(Engine):
         info: PolicyInfo = await self._call("info")
         return info
 
-    async def generate(
-        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
-        """Generations wait for each other."""
-        requests = plain_requests(prompts, completions_each)
-        return [each.completions for each in await self.sample(requests, sampling, seed)]
-
     async def sample(
         self, requests: Sequence[Request], sampling: Sampling, seed: int, noise: float = 0.0
     ) -> list[Outcome]:
+        """Calls wait for each other."""
         self.check_requests(requests, sampling, noise)
         return await self._sampled("requests", requests, sampling, seed, noise)
 

@@ -158,12 +158,6 @@ class VllmEngine(Engine):
         """The server's process group; None while none runs."""
         return self._server.pid if self._server is not None else None
 
-    async def generate(
-        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
-        requests = plain_requests(prompts, completions_each)
-        return [each.completions for each in await self.sample(requests, sampling, seed)]
-
     async def sample(
         self, requests: Sequence[Request], sampling: Sampling, seed: int, noise: float = 0.0
     ) -> list[Outcome]:
