@@ -194,9 +194,6 @@ KNOWN: Final[Mapping[Family, Mapping[str, type[MethodSettings]]]] = {
 }
 """All methods, by the setting that names them."""
 
-CHAINS: Final[tuple[Family, ...]] = ("control", "generate", "reward", "replay", "filter")
-"""Families of which a node may use several methods, one after the other."""
-
 chosen_correction = partial(chosen, CORRECTIONS, family="correction")
 chosen_preference = partial(chosen, KNOWN["preference"], family="preference")
 AS_TEXT: Final = PlainSerializer(as_text)

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Final
 
 from node.interfaces.engine import Outcome
+from node.methods.choices import advantages
 from node.methods.groups import Advantages
 from node.methods.method import MethodSettings
 from node.methods.own import told
@@ -21,7 +22,6 @@ from node.stages.stage import (
     RECORD_CHARS_MAX,
     ROLLOUTS_TIMES_MAX,
     BatchGroup,
-    Formula,
     More,
     RoundOutcome,
     Sample,
@@ -243,11 +243,12 @@ def check_worth(found: Advantages, batch: Sequence[BatchGroup]) -> None:
         _check_range(value, -ADVANTAGE_MAX, ADVANTAGE_MAX, "as advantage")
 
 
-class _OwnFormula(Formula):
+class _OwnFormula(Stage[MethodSettings]):
+    """An advantage that is a function of scored groups alone."""
+
     async def advantage(self, batch: Sequence[BatchGroup], at: View) -> Advantages | None:
-        found = await super().advantage(batch, at)
         self.acted += len(batch)
-        return found
+        return advantages([each.scored for each in batch], self.set_to)
 
 
 def _ids(batch: Sequence[BatchGroup]) -> list[int]:

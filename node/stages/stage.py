@@ -292,13 +292,6 @@ class Stage(Generic[S]):
         """Take back a record. KeyError, TypeError, ValueError: it is none."""
 
 
-class Formula(Stage[MethodSettings]):
-    """An advantage that is a function of scored groups alone."""
-
-    async def advantage(self, batch: Sequence[BatchGroup], at: View) -> Advantages | None:
-        return advantages([each.scored for each in batch], self.set_to)
-
-
 @dataclass(slots=True)
 class Stages:
     """The methods of a node, each stage run by all of them in turn."""
