@@ -110,7 +110,7 @@ def _method(set_to: MethodSettings, family: Family) -> Method:
     if type(set_to) in STAGES or isinstance(own, type):
         return lambda batch: trio.run(_stages, set_to, batch)
     if family != "advantage":
-        raise ConfigError(f"method {set_to.kind}: no loop uses it yet")
+        raise ConfigError(f"method {set_to.kind}: no check on batches for a {family}")
 
     def formula(batch: list[Any]) -> list[Any]:
         found = advantages(batch, set_to)

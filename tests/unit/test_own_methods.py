@@ -482,5 +482,7 @@ def test_losses_corrections_stages_and_built_in_methods_are_checked(files: Path)
         checked("grpo")
     with pytest.raises(ConfigError, match="no such method"):
         checked("gpro")
+    with pytest.raises(ConfigError, match="dpo: no check on batches for a preference"):
+        checked("dpo")
     with pytest.raises(ConfigError, match="scale"):
         checked("./mine.py:advantage, scale=x")
