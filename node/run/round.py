@@ -14,10 +14,10 @@ workers (ECHO-2, arXiv 2602.02192). Read this first.
     learn      every method sees what the round came to
 
 `Stages` runs the methods that the node's settings name (`node.stages`). Without any, each stage
-leaves things as they are. Nothing here waits for the network: with fewer than J usable groups the
-batch is smaller. With J = 0 this is plain GRPO, and all randomness follows from the node's seed,
-its peer id and the round. Results are equal bit for bit with the torch engine, equal `--threads`,
-and memory for the whole micro-batch.
+leaves things as they are. No stage waits for peers: with fewer than J usable groups the batch is
+smaller. A served teacher is waited for, for at most `wait_s`. With J = 0 this is plain GRPO, and
+all randomness follows from the node's seed, its peer id and the round. Results are equal bit for
+bit with the torch engine, equal `--threads`, and memory for the whole micro-batch.
 """
 
 from collections import defaultdict

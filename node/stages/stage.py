@@ -209,7 +209,7 @@ class Sample(Protocol):
 class Stage(Generic[S]):
     """A method at work on a node. It holds its settings, what it learned, and how often it acted.
 
-    No stage may wait for the network, and randomness comes from `View.rng` alone.
+    No stage may wait for peers, and randomness comes from `View.rng` alone.
     """
 
     ahead: int = 1  # tasks that `choose` looks at for each one taken

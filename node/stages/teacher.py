@@ -66,7 +66,8 @@ class LearnFromTeacher(Stage[Teacher]):
         self, batch: Sequence[BatchGroup], worth: Advantages, at: View
     ) -> tuple[Sequence[BatchGroup], Advantages]:
         found = []
-        for each, columns in zip(batch, self._told, strict=True):
+        added: list[list[Column]] = [[] for _ in batch[len(self._told) :]]  # last, since then
+        for each, columns in zip(batch, [*self._told, *added], strict=True):
             guidance = [()] * (len(each.scored.rewards) - len(columns))  # that joined since then
             padded = (*columns, *guidance)
             found.append(replace(each, teacher_logprobs=padded) if any(padded) else each)

@@ -1,7 +1,7 @@
 """A round in which a served model says how likely own completions are to it. The server is a real
 one, of vLLM's routes, over the tiny policy."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,11 @@ import torch
 
 from node.config import NodeConfig
 from node.hosting.models import check_teacher, trainer_spec
+from node.methods.groups import Advantages
 from node.methods.losses import taught
-from node.stages.stage import Stage
+from node.methods.method import MethodSettings
+from node.run.sapo import Sapo
+from node.stages.stage import BatchGroup, Stage, View
 from node.stages.teacher import LearnFromTeacher
 from swarm.errors import ConfigError
 from tests.openai_server import Handler, OpenAiTestServer, no_such_server, openai_server
@@ -69,11 +72,11 @@ def config_with(url: str, more: str = "") -> NodeConfig:
     return config_of(replay=f"teacher, url={url}, weight=0.5{more}")
 
 
-def lesson(url: str, more: str = "") -> Played:
+def lesson(url: str, more: str = "", change: Callable[[Sapo], None] = lambda _: None) -> Played:
     """One round. Its tokens are bytes, which the teacher has ids of."""
     student = Student(0.5)
     student._generate_s = student._train_s = 0.0
-    return play(config_with(url, more), student, 1, virtual=False)
+    return play(config_with(url, more), student, 1, change=change, virtual=False)
 
 
 def told(played: Played, teacher: Teacher) -> bool:
@@ -93,6 +96,23 @@ def test_each_own_token_has_the_teachers_log_prob(
     played = lesson(served.url)
     assert played.acted("teacher") == 16
     assert told(played, teacher)
+
+
+class Doubled(Stage[MethodSettings]):
+    """Adds a group once the advantages are known, as `nudges` does."""
+
+    def weigh(
+        self, batch: Sequence[BatchGroup], worth: Advantages, at: View
+    ) -> tuple[Sequence[BatchGroup], Advantages]:
+        return [*batch, batch[0]], [*worth, worth[0]]
+
+
+def test_groups_that_another_method_adds_have_no_columns(served: OpenAiTestServer) -> None:
+    def change(sapo: Sapo) -> None:
+        sapo.stages.methods = [Doubled(MethodSettings()), *sapo.stages.methods]
+
+    batch = lesson(served.url, change=change).policy.batches[0]
+    assert [bool(each.teacher_logprobs) for each in batch] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize("hooks", [["weigh"], ["weigh", "advantage"]])
