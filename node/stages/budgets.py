@@ -84,11 +84,13 @@ class AllocateInPhases(Stage[formulas.XrpoAllocation]):
 
     def __init__(self, set_to: formulas.XrpoAllocation) -> None:
         super().__init__(set_to)
-        self._round = self._phase = self._budget = 0
+        self._phase = self._budget = 0  # of this round
+
+    def begin(self) -> None:
+        super().begin()
+        self._phase = self._budget = 0
 
     def plan(self, wanted: Sequence[Wanted], at: View) -> Sequence[Wanted]:
-        if self._round != at.number:
-            self._round, self._phase, self._budget = at.number, 0, 0
         found = []
         for each in wanted:
             n = min(each.request.n, max(2, round(self.set_to.first_share * each.request.n)))

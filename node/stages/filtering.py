@@ -32,11 +32,13 @@ class SampleUntilInformative(Stage[formulas.DynamicSampling]):
 
     def __init__(self, set_to: formulas.DynamicSampling) -> None:
         super().__init__(set_to)
-        self._round = self._rounds = 0  # of generation, in this round
+        self._rounds = 0  # of generation, in this round
+
+    def begin(self) -> None:
+        super().begin()
+        self._rounds = 0
 
     def more(self, made: Sequence[BatchGroup], at: View) -> More:
-        if self._round != at.number:
-            self._round, self._rounds = at.number, 0
         self._rounds += 1
         kept = sum(not is_flat(each.scored.rewards) for each in made)
         tasks = formulas.dynamic_sampling(
@@ -87,6 +89,10 @@ class DropUnvaried(Stage[formulas.Variance]):
         self._known: dict[str, Assignment] = {}  # of the bank and of these, by prompt
         self._asked: set[str] = set()  # prompts of this round
 
+    def begin(self) -> None:
+        super().begin()
+        self._asked = set()
+
     def plan(self, wanted: Sequence[Wanted], at: View) -> Sequence[Wanted]:
         asked = {each.assigned.prompt for each in wanted}
         again = [self._known[prompt] for prompt in self._recalled if prompt not in asked]
@@ -118,7 +124,7 @@ class DropUnvaried(Stage[formulas.Variance]):
     def _keep(self, choice: formulas.VarianceChoice, own: Sequence[BatchGroup]) -> None:
         """Keep what is needed to ask again, up to a bound, the best first."""
         known = self._known | {each.scored.prompt: each.assigned for each in own}
-        self._known, self._asked = {}, set()
+        self._known = {}
         chars = 0
         for prompt in (*choice.recalled, *choice.bank):
             chars += len(json.dumps(_fields(known[prompt])))

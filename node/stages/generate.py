@@ -96,9 +96,9 @@ class PurifyPrompts(Stage[Purify]):
         self._reference: OrderedDict[str, Sequence[float]] = OrderedDict()  # by a prompt's hash
         self._shortened: dict[str, str] = {}  # of this round, by the whole prompt
 
-    def plan(self, wanted: Sequence[Wanted], at: View) -> Sequence[Wanted]:
-        self._shortened.clear()
-        return wanted
+    def begin(self) -> None:
+        super().begin()
+        self._shortened = {}
 
     async def generate(self, wanted: Sequence[Wanted], at: View, sample: Sample) -> list[Outcome]:
         prompts = [
@@ -206,14 +206,12 @@ class Redraft(Stage[Speculative]):
     def __init__(self, set_to: Speculative) -> None:
         super().__init__(set_to)
         self._drafts = DraftBank()
-        self._round = self._calls = 0
+        self._calls = 0  # in this round
         self._offered: set[Task] = set()  # in this round: further completions get no drafts again
 
-    def plan(self, wanted: Sequence[Wanted], at: View) -> Sequence[Wanted]:
-        if self._round != at.number:
-            self._round, self._calls = at.number, 0
-            self._offered = set()
-        return wanted
+    def begin(self) -> None:
+        super().begin()
+        self._calls, self._offered = 0, set()
 
     async def generate(self, wanted: Sequence[Wanted], at: View, sample: Sample) -> list[Outcome]:
         drafts = [draft for its in wanted for draft in self._of(its)]

@@ -61,6 +61,10 @@ class GuardedMethod(Stage[MethodSettings]):
     def acted(self, times: int) -> None:
         self._own.acted = times
 
+    def begin(self) -> None:
+        with told(self.set_to):
+            self._own.begin()
+
     def choose(self, due: Sequence[Due], count: int, rng: Random, at: View) -> Sequence[Due] | None:
         with told(self.set_to):
             found = self._own.choose(list(due), count, rng, at)

@@ -198,12 +198,16 @@ class BeginAgain(Stage[Salvage]):
 
     def __init__(self, set_to: Salvage) -> None:
         super().__init__(set_to)
-        self._round = 0
+        self._is_asked = False  # in this round
+
+    def begin(self) -> None:
+        super().begin()
+        self._is_asked = False
 
     def more(self, made: Sequence[BatchGroup], at: View) -> More:
-        if self._round == at.number:
+        if self._is_asked:
             return More()
-        self._round = at.number
+        self._is_asked = True
         fit = [each for each in made if each.scored.decided and each.is_bare]
         again = [found for each in fit for found in self._begun(each)]
         again = at.rng("salvage").sample(again, min(self.set_to.tries, len(again)))

@@ -218,6 +218,10 @@ class Stage(Generic[S]):
         self.set_to = set_to
         self.acted = 0  # times in this round that it changed what would have been
 
+    def begin(self) -> None:
+        """Begin a round: forget what belonged to the one before, also if that was abandoned."""
+        self.acted = 0
+
     # --- the stages, in a round's order -----------------------------------------------------
 
     def choose(self, due: Sequence[Due], count: int, rng: Random, at: View) -> Sequence[Due] | None:
@@ -299,9 +303,8 @@ class Stages:
     methods: Sequence[Stage[Any]] = ()
 
     def begin(self) -> None:
-        """Begin a round: nobody has acted."""
         for each in self.methods:
-            each.acted = 0
+            each.begin()
 
     @property
     def acted(self) -> dict[str, int]:

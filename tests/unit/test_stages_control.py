@@ -19,6 +19,7 @@ from tests.unit.stages_support import (
     Played,
     Student,
     config_of,
+    family_of,
     is_small,
     play,
 )
@@ -194,6 +195,23 @@ def test_a_group_of_one_says_nothing_of_a_spread() -> None:
     more = stage.more(own, at).wanted
     assert sum(each.request.n for each in more) == 3
     assert own[0].scored.group.task not in [each.assigned.task for each in more]
+
+
+@pytest.mark.parametrize("text", ["xrpo_allocation", "dynamic_sampling, rounds_max=2"])
+def test_an_abandoned_round_leaves_nothing_to_the_one_that_repeats_it(text: str) -> None:
+    own = play(config_of(), Student(0.1), 1).outcomes[0].own
+    at = replace(view("t"), role="node", config=config_of(**{family_of(text.split(",")[0]): text}))
+    stages = stages_of(at.config)
+
+    def asked() -> Any:
+        wanted = [Wanted(each.assigned, Request("p", 4)) for each in own]
+        planned = stages.plan(wanted, at)
+        return list(planned), [stages.more(own, at) for _ in range(3)]
+
+    first = asked()
+    stages.begin()
+    assert asked() == first
+    assert asked() != first
 
 
 # --- together -----------------------------------------------------------------------------------
