@@ -221,8 +221,10 @@ class Learner:
         wanted = self.stages.foreign_wanted(self._rules.pool_groups_per_step, at)
         if self._node.exchange is None or wanted == 0:
             return []
-        chosen = await self.stages.draw(await self._node.exchange.candidates(), wanted, at)
-        return distinct(await self._node.exchange.take(chosen, at.number))
+        with trio.CancelScope(shield=True):  # the leased groups are out of the intake
+            chosen = await self.stages.draw(await self._node.exchange.candidates(), wanted, at)
+            taken = await self._node.exchange.take(chosen, at.number)
+        return distinct(taken)
 
     async def show(self, own: Sequence[BatchGroup], foreign: Sequence[ScoredGroup]) -> None:
         if self._on_samples is not None:

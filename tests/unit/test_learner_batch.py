@@ -14,23 +14,29 @@ from node.run.parts import LivePolicy, NodeParts
 from node.run.progress import Progress
 from node.run.round import training_groups
 from node.stages.stage import BatchGroup, Stages, View
-from swarm.rollouts import ScoredGroup
+from swarm.exchange.pool import Candidate
+from swarm.rollouts import GroupId, ScoredGroup
 from tests.pool_samples import PRODUCERS, make_group
 from tests.unit.tasks_support import make_run
 
 RULES = LearnerRules(peer=str(PRODUCERS[0].peer_id), group_size=8)
 
 
-def view(tokenizer: str) -> View:
-    """The first step of a learner of which nothing but its batch is asked."""
+def learner(tokenizer: str, exchange: Any = None, rules: LearnerRules = RULES) -> Learner:
+    """A learner of which nothing but its batch is asked."""
     unused: Any = None
-    run = make_run().model_copy(update={"learner": RULES})
+    run = make_run().model_copy(update={"learner": rules})
     config = NodeConfig(run=run, data_dir=Path("unused"))
-    node = NodeParts(config, *[unused] * 7)
+    node = replace(NodeParts(config, *[unused] * 7), exchange=exchange)
     policy = LivePolicy(unused, unused, tokenizer)
+    return Learner(node, policy, unused, unused, unused, Progress())
+
+
+def view(tokenizer: str) -> View:
+    """Its first step."""
 
     async def begun() -> View:
-        return Learner(node, policy, unused, unused, unused, Progress())._view()
+        return learner(tokenizer)._view()
 
     return trio.run(begun)
 
@@ -65,3 +71,36 @@ def test_which_ones_stay_follows_from_the_seed_alone():
 def test_the_pools_groups_say_whose_tokens_they_are_of():
     [group] = batch([], [of_size(2, 4)])
     assert group.tokenizer == of_size(2, 4).group.tokenizer
+
+
+class Slow:
+    """An exchange that waits before each answer."""
+
+    def __init__(self, groups: list[ScoredGroup]) -> None:
+        self._groups = groups
+
+    async def candidates(self) -> list[Candidate]:
+        await trio.lowlevel.checkpoint()
+        return [
+            Candidate(each.group_id, PRODUCERS[0].peer_id, each.rewards, 0, 0)
+            for each in self._groups
+        ]
+
+    async def take(self, chosen: list[GroupId], _: int) -> list[ScoredGroup]:
+        await trio.lowlevel.checkpoint()
+        return [each for each in self._groups if each.group_id in chosen]
+
+
+def test_a_draw_ends_though_the_step_is_cancelled_for_the_leased_groups_are_taken():
+    exchange = Slow([of_size(2, 4), of_size(3, 4)])
+    rules = RULES.model_copy(update={"pool_groups_per_step": 1})
+    drawn: list[ScoredGroup] = []
+
+    async def body() -> None:
+        its = learner("t", exchange, rules)
+        with trio.CancelScope() as step:
+            step.cancel()
+            drawn.extend(await its.draw(its._view()))
+
+    trio.run(body)
+    assert len(drawn) == 1
