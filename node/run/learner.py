@@ -32,7 +32,7 @@ from node.run.evaluation import evaluate
 from node.run.groups import finite, outcome_counts, sampled, seed_of
 from node.run.parts import LivePolicy, NodeParts, OnSamples
 from node.run.progress import Progress
-from node.run.round import Round, Stopwatch
+from node.run.round import Round, Stopwatch, view_of
 from node.stages.stage import BatchGroup, RoundOutcome, View
 from node.stages.table import stages_of
 from node.system.stopping import unless
@@ -181,22 +181,12 @@ class Learner:
 
     def _view(self) -> View:
         """The view of the next step."""
-        node = self._node
-        return View(
-            self.progress.round + 1,
-            "learner",
-            self._config,
-            lambda purpose, *more: seed_of(
-                self._config.seed, "learner", purpose, self.progress.round, *more
-            ),
-            self._policy.tokenizer,
-            self._policy.engine,
-            self._policy.trainer,
-            node.choice,
-            node.solved,
-            node.exchange,
-            node.verifier,
-        )
+        steps = self.progress.round
+
+        def seed(purpose: str, *more: int) -> int:
+            return seed_of(self._config.seed, "learner", purpose, steps, *more)
+
+        return view_of(self._node, self._policy, "learner", steps + 1, seed)
 
     async def own(self, at: View, clock: Stopwatch) -> list[BatchGroup] | None:
         """Leased groups that are fresh enough; waits until there are. None: the run is over."""

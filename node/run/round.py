@@ -30,9 +30,10 @@ import trio
 
 from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
 from node.methods.groups import Advantages
+from node.methods.method import Role
 from node.methods.samplers import kept_completions
 from node.run.parts import LivePolicy, NodeParts
-from node.stages.stage import BatchGroup, RoundOutcome, Stages, View
+from node.stages.stage import BatchGroup, RoundOutcome, Seed, Stages, View
 from swarm.rollouts import ScoredGroup
 
 
@@ -54,6 +55,23 @@ class GroupSource(Protocol):
     async def show(self, own: Sequence[BatchGroup], foreign: Sequence[ScoredGroup]) -> None:
         """Show people what is about to be trained on."""
         ...
+
+
+def view_of(node: NodeParts, policy: LivePolicy, role: Role, number: int, seed: Seed) -> View:
+    """The node and the round `number` for its methods."""
+    return View(
+        number,
+        role,
+        node.config,
+        seed,
+        policy.tokenizer,
+        policy.engine,
+        policy.trainer,
+        node.choice,
+        node.solved,
+        node.exchange,
+        node.verifier,
+    )
 
 
 class Round:

@@ -26,7 +26,7 @@ from node.run.groups import finite, outcome_counts, rollout_group, sampled, seed
 from node.run.partial_rollouts import EngineWorks, PartialRollouts
 from node.run.parts import LivePolicy, NodeParts, OnSamples
 from node.run.progress import Progress
-from node.run.round import Round, Stopwatch
+from node.run.round import Round, Stopwatch, view_of
 from node.run.turns import Player, outcomes
 from node.stages.stage import (
     MORE_MAX,
@@ -139,27 +139,16 @@ class Sapo:
         self._next_index = progress.next_index
         self._sampling = config.run.engine_sampling
         self._tokens = 0  # sampled in this round
+        self._external_wanted = 0  # J of this round
         self._round = Round(node, policy, self, stages_of(config))
         self.stages = self._round.stages
         self.stages.restore(progress.methods)
 
     def _view(self, number: int) -> View:
-        node = self._node
-        return View(
-            number,
-            "node",
-            self._config,
-            lambda purpose, *more: seed_of(
-                self._config.seed, node.peer_id, purpose, (number, *more)
-            ),
-            self._policy.tokenizer,
-            self._engine,
-            self._policy.trainer,
-            node.choice,
-            node.solved,
-            node.exchange,
-            node.verifier,
-        )
+        def seed(purpose: str, *more: int) -> int:
+            return seed_of(self._config.seed, self._node.peer_id, purpose, (number, *more))
+
+        return view_of(self._node, self._policy, "node", number, seed)
 
     async def round(self) -> RoundDone:
         """Run one round. If cancelled before the update, it leaves only the groups it shared."""
@@ -303,17 +292,15 @@ class Sapo:
         return len(shared)
 
     async def draw(self, at: View) -> list[ScoredGroup]:
-        wanted = self._external_wanted(at)
+        self._external_wanted = wanted = self.stages.foreign_wanted(
+            self._config.external_groups, at
+        )
         if wanted == 0:
             return []
         candidates = await self._node.the_exchange.candidates()
         chosen = await self.stages.draw(candidates, wanted, at)
         taken = distinct(await self._node.the_exchange.take(chosen, at.number))
         return await self._node.guard.trainable(taken)
-
-    def _external_wanted(self, at: View) -> int:
-        """J of this round."""
-        return self.stages.foreign_wanted(self._config.external_groups, at)
 
     # --- evaluating and telling ------------------------------------------------------------
 
@@ -405,7 +392,7 @@ class Sapo:
             own_informative=sum(informative(each.scored.rewards) for each in own),
             answers=outcome_counts(self._config.run, bare),
             weighted_tokens=report.weighted_tokens,
-            external_wanted=self._external_wanted(self._view(self.progress.round)),
+            external_wanted=self._external_wanted,
             foreign_gradient=finite(report.foreign_gradient),
             groups_quantised=sum(each.group.is_quantised for each in trained),
             paused_s=outcome.paused_s,
