@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 
+from node.engines.recording import states_after
 from node.interfaces.trainer import DamagedCheckpoint, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
@@ -210,15 +211,9 @@ class GroupTrainer:
         with torch.no_grad(), self.policy.autocast():
             for group in groups:
                 prompt, rows = self._encoder.rows(group)
-                found: list[list[float]] = []
-                for row in rows:
-                    if row is None:
-                        found.append([])
-                        continue
-                    ids = torch.tensor([prompt + row.tokens], device=self.policy.device)
-                    states = self._body()(input_ids=ids, use_cache=False).last_hidden_state
-                    found.append(states[0, -1].float().tolist())
-                result.append(found)
+                whole = [prompt + row.tokens for row in rows if row is not None]
+                states = iter(states_after(self.policy, whole))
+                result.append([[] if row is None else list(next(states)) for row in rows])
         return result
 
     def _measured(self, groups: Sequence[TrainingGroup], of_logits: OfLogits) -> list[list[Any]]:
