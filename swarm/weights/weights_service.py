@@ -5,7 +5,7 @@ one broadcast for each step brings the missing chunks. The version is patched, v
 while the one before serves. A newer version ends an older one on its way; fetched chunks stay in
 the store.
 
-Nothing that a peer sends, and no full disk, ends the service: each try ends in an `VersionOutcome`.
+Nothing that a peer sends, and no full disk, ends the service: each try ends in a `VersionOutcome`.
 """
 
 from collections.abc import Callable
