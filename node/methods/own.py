@@ -83,7 +83,7 @@ def _made(plain: str, source: bytes, kind: str, family: Family) -> type[MethodSe
         if isinstance(found, type):
             return _of_stage(found, kind, family)
         return _of_function(found, kind, family)
-    except Exception as error:
+    except Exception as error:  # boundary: a user's code
         raise ValueError(f"{plain}: {_line(error, plain)}") from error
 
 
@@ -183,7 +183,7 @@ def told(set_to: MethodSettings) -> Iterator[None]:
         yield
     except SwarmError:
         raise
-    except Exception as error:
+    except Exception as error:  # boundary: a user's code
         line = _line(error, set_to.kind.partition("@")[0])
         raise ConfigError(f"method {set_to}: {line}") from error
 

@@ -75,9 +75,9 @@ async def _in_thread(
             )
     except trio.TooSlowError:
         raise NoRouter(f"no answer within {CALL_TIMEOUT_S:.0f} s") from None
-    except NoRouter:
-        raise
-    except Exception as error:  # noqa: BLE001  as above
+    except Exception as error:
+        if type(error) is not Exception:  # `NoRouter`, or a fault of ours
+            raise
         raise NoRouter(f"the router refuses: {error}") from None
 
 
