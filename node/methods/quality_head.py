@@ -5,21 +5,20 @@ from typing import Any, Final
 
 import numpy as np
 
+from node.methods.ridge import Numbers, Ridge
+
 DIRECTIONS: Final = 64  # random ones that states are projected to, whatever the model; ours
 RIDGE: Final = 1.0  # ours
 KEPT: Final = 0.99  # the share of what was learned that is left after another batch; ours
 
-Numbers = np.ndarray[Any, np.dtype[np.float64]]
-
 
 class QualityHead:
-    """Ridge regression of right (1) or not (0) on hidden states, from its normal equations. It
-    stands in for the perceptron of ARRoL (arXiv 2603.24840), whose state would grow with a model's
-    width. A mean of 0 and 1 needs no calibration by bins."""
+    """Ridge regression of right (1) or not (0) on hidden states. It stands in for the perceptron of
+    ARRoL (arXiv 2603.24840), whose state would grow with a model's width. A mean of 0 and 1 needs
+    no calibration by bins."""
 
     def __init__(self) -> None:
-        self._products: Numbers = np.zeros((DIRECTIONS + 1, DIRECTIONS + 1))
-        self._answers: Numbers = np.zeros(DIRECTIONS + 1)
+        self._known = Ridge(DIRECTIONS + 1)
 
     def learn(
         self, states: Sequence[Sequence[float]], right: Sequence[bool], weights: Sequence[float]
@@ -28,27 +27,23 @@ class QualityHead:
         its end."""
         if not states:
             return
-        rows = _projected(states)
-        weighed = rows * np.asarray(weights, dtype=np.float64)[:, None]
-        self._products = KEPT * self._products + weighed.T @ rows
-        self._answers = KEPT * self._answers + weighed.T @ np.asarray(right, dtype=np.float64)
+        self._known.fade(KEPT)
+        for row, told, weight in zip(_projected(states), right, weights, strict=True):
+            self._known.add(row, float(told), weight)
 
     def chances(self, states: Sequence[Sequence[float]]) -> tuple[float, ...]:
         """The chance of each of the states (n, H) to come out right; 0 before anything is known."""
         if not states:
             return ()
-        solved = np.linalg.solve(self._products + RIDGE * np.eye(DIRECTIONS + 1), self._answers)
-        return tuple(np.clip(_projected(states) @ solved, 0.0, 1.0).tolist())
+        found = _projected(states) @ np.asarray(self._known.weights(RIDGE))
+        return tuple(np.clip(found, 0.0, 1.0).tolist())
 
     def to_record(self) -> Any:
-        return [self._products.tolist(), self._answers.tolist()]
+        return self._known.to_record()
 
     def restore(self, record: Any) -> None:
         """Take back a record. ValueError: it is none."""
-        products, answers = (np.asarray(each, dtype=np.float64) for each in record)
-        if products.shape != self._products.shape or answers.shape != self._answers.shape:
-            raise ValueError("no record of a quality head")
-        self._products, self._answers = products, answers
+        self._known.restore(record)
 
 
 def _projected(states: Sequence[Sequence[float]]) -> Numbers:

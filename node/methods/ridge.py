@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from math import hypot
-from operator import mul
 from random import Random
 from typing import Any
+
+import numpy as np
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def sketched(state: Sequence[float], width: int) -> list[float]:
@@ -29,46 +32,33 @@ class Ridge:
 
     def __init__(self, width: int) -> None:
         self.rows = 0
-        self._products = [[0.0] * (at + 1) for at in range(width)]  # lower triangle
-        self._targets = [0.0] * width
+        self._products: Numbers = np.zeros((width, width))
+        self._targets: Numbers = np.zeros(width)
 
     def fade(self, kept: float) -> None:
         """Let all rows so far count by this share."""
-        self._products = [[kept * each for each in line] for line in self._products]
-        self._targets = [kept * each for each in self._targets]
+        self._products *= kept
+        self._targets *= kept
 
-    def add(self, row: Sequence[float], target: float) -> None:
+    def add(self, row: Sequence[float] | Numbers, target: float, weight: float = 1.0) -> None:
         self.rows += 1
-        for at, (line, value) in enumerate(zip(self._products, row, strict=True)):
-            for place in range(at + 1):
-                line[place] += value * row[place]
-            self._targets[at] += value * target
+        numbers = np.asarray(row, dtype=np.float64)
+        self._products += weight * np.outer(numbers, numbers)
+        self._targets += weight * target * numbers
 
     def weights(self, penalty: float) -> list[float]:
-        """(X'X + penalty I)^-1 X'y, by Cholesky's factors. `penalty` > 0."""
-        lower: list[list[float]] = []
-        for at, line in enumerate(self._products):
-            row: list[float] = []
-            for place, value in enumerate(line):
-                other = lower[place] if place < at else row
-                left = value + penalty * (place == at) - sum(map(mul, row, other))
-                row.append(left**0.5 if place == at else left / other[place])
-            lower.append(row)
-        half: list[float] = []
-        for row, target in zip(lower, self._targets, strict=True):
-            half.append((target - sum(map(mul, row, half))) / row[-1])
-        found = half
-        for at in reversed(range(len(half))):
-            rest = sum(lower[later][at] * found[later] for later in range(at + 1, len(half)))
-            found[at] = (half[at] - rest) / lower[at][at]
+        """(X'X + penalty I)^-1 X'y. `penalty` > 0."""
+        bounded = self._products + penalty * np.eye(len(self._targets))
+        found: list[float] = np.linalg.solve(bounded, self._targets).tolist()
         return found
 
     def to_record(self) -> Any:
-        return [self.rows, self._products, self._targets]
+        return [self.rows, self._products.tolist(), self._targets.tolist()]
 
     def restore(self, record: Any) -> None:
-        """Take back a record; ValueError if it is of another width."""
-        rows, products, targets = record
-        if list(map(len, products)) != list(map(len, self._products)):
-            raise ValueError("of another width")
-        self.rows, self._products, self._targets = int(rows), products, targets
+        """Take back a record; ValueError if it is none, or of another width."""
+        shapes = [np.shape(each) for each in record]
+        if shapes != [(), self._products.shape, self._targets.shape]:
+            raise ValueError("no record, or of another width")
+        self.rows = int(record[0])
+        self._products, self._targets = (np.asarray(e, dtype=np.float64) for e in record[1:])
