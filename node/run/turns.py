@@ -70,6 +70,7 @@ class Played:
     rows: list[_Row]
     has_turns: bool
     tokens_max: int  # of all turns of a completion together
+    temperature: float
     recorded: tuple[Recorded, ...] = ()  # of completions of one turn
 
     @property
@@ -109,7 +110,8 @@ class Player:
             has_turns = self._run.has_turns and interaction(task.environment) is not None
             rows = [_Row(request.prompt, [completion]) for completion in outcome.completions]
             limit = request.limit or sampling.max_new_tokens
-            found.append(Played(task, rows, has_turns, limit, outcome.recorded))
+            heat = request.temperature or sampling.temperature
+            found.append(Played(task, rows, has_turns, limit, heat, outcome.recorded))
         await self._ask_replies(found)
         return found
 
@@ -117,12 +119,13 @@ class Player:
         """One more turn of each transcript that goes on. A failure loses no turn before it."""
         await self._ask_replies(groups)
         rows = [(group, row) for group in groups for row in group.open_rows]
-        if rows:
-            contexts = [row.context(group.tokens_max) for group, row in rows]
-            said = await self._engine.go_on(contexts, sampling, seed)
-            for (_, row), turn in zip(rows, said, strict=True):
+        for heat in dict.fromkeys(group.temperature for group, _ in rows):
+            alike = [(group, row) for group, row in rows if group.temperature == heat]
+            contexts = [row.context(group.tokens_max) for group, row in alike]
+            said = await self._engine.go_on(contexts, replace(sampling, temperature=heat), seed)
+            for (_, row), turn in zip(alike, said, strict=True):
                 row.take(turn)
-            await self._ask_replies(groups)
+        await self._ask_replies(groups)
 
     async def advance(
         self, works: Sequence[Played], enough: int, sampling: Sampling, seed: int

@@ -40,8 +40,9 @@ def bucket(task: Task, at: View) -> str:
 
 
 def measured(batch: Sequence[BatchGroup]) -> list[BatchGroup]:
-    """Own groups that say how able the policy is: decided ones of the tasks' own prompts."""
-    return [each for each in batch if not each.drawn and each.scored.decided and each.is_bare]
+    """Own groups that say how able the policy is: decided plain samples of the tasks' prompts."""
+    able = [each for each in batch if not each.drawn and each.scored.decided and each.is_bare]
+    return [each for each in able if not each.private]
 
 
 class ChooseByInformation(Stage[Vade]):

@@ -10,6 +10,7 @@ import pytest
 
 from node.config import load_config
 from node.interfaces.engine import Request
+from node.stages.control import measured
 from node.stages.stage import BatchGroup, RoundOutcome, Stage, Wanted
 from node.stages.table import stages_of
 from node.verify.held_out import Assignment
@@ -267,3 +268,10 @@ def test_a_learners_leases_have_the_schedules_limit_and_the_width_of_the_pass_ra
     again = stages_of(at.config.model_copy(update={"control": config_of(control=text).control}))
     again.restore(stages.to_record())
     assert again.lease(8, 64, second) == (told, 2)
+
+
+def test_only_plain_samples_of_the_policy_say_how_able_it_is() -> None:
+    bare = BatchGroup(of_size(0, 4))
+    others = [replace(bare, private=True), replace(bare, drawn=True), replace(bare, prompts=("p",))]
+    others.append(replace(bare, scored=replace(bare.scored, decided=False)))
+    assert measured([bare, *others]) == [bare]

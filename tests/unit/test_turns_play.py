@@ -7,7 +7,7 @@ import pytest
 from node.config import RunConfig
 from node.envs.registry import interaction
 from node.envs.replay_turns import forgery, said_of
-from node.interfaces.engine import Context, Engine, EngineInfo, Sampling
+from node.interfaces.engine import Context, Engine, EngineInfo, Outcome, Request, Sampling
 from node.run.turns import Player, completions
 from node.verify.assignment import assigned_task
 from node.verify.held_out import Assignment
@@ -159,3 +159,31 @@ def test_tasks_of_one_turn_are_generated_as_ever(names: tuple[str, ...]) -> None
         assert not engine.contexts
 
     run_async(main)
+
+
+def test_later_turns_have_the_temperature_that_was_asked_for_the_first() -> None:
+    """Of two tasks one is sampled at the run's temperature and one at its own."""
+    run, heats = run_of("guess_number"), list[float]()
+
+    class Heated(Scripted):
+        async def go_on(
+            self, contexts: Sequence[Context], sampling: Sampling, seed: int
+        ) -> list[Completion]:
+            heats.append(sampling.temperature)
+            return await super().go_on(contexts, sampling, seed)
+
+        async def sample(
+            self, requests: Sequence[Request], sampling: Sampling, seed: int, noise: float = 0.0
+        ) -> list[Outcome]:
+            return [Outcome((self.said(turns[0]),)) for turns in self.turns]
+
+    async def main() -> None:
+        tasks = [assigned_task(run, ALICE, at) for at in (0, 1)]
+        requests = [Request("p", 1), Request("p", 1, temperature=0.5)]
+        engine = Heated([["<guess>50</guess>", "a"], ["<guess>51</guess>", "b"]])
+        player = Player(run, engine, InlineVerifier(run))  # type: ignore[arg-type]
+        played = await player.begin(tasks, requests, SAMPLING, 1)
+        await player.go_on(played, SAMPLING, 1)
+
+    run_async(main)
+    assert heats == [1.0, 0.5]
