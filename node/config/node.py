@@ -36,6 +36,7 @@ from node.interfaces.trainer_spec import (
     CONTEXT_TOKENS_MIN,
     THREADS_MAX,
     ForeignWeighting,
+    Forward,
     Precision,
     Recomputing,
 )
@@ -296,6 +297,9 @@ class TrainingSettings(Group):
     on a GPU and 4,096 on a CPU, fewer if memory is short."""
     activation_checkpointing: Recomputing = "auto"
     """Run layers twice to save memory. `auto`: if memory is short."""
+    forward: Forward = "auto"
+    """The forward pass of engine `torch` and trainer. `plain`: each row runs whole, without keys
+    and values that others share: slow, for models that a start refuses otherwise."""
 
 
 class SavingSettings(Group):

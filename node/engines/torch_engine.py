@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Protocol
 
 import torch
+from transformers import PreTrainedConfig
 
 from node.engines import recording
 from node.interfaces.engine import (
@@ -336,7 +337,7 @@ def batches_of(
         length = len(encoded[row.owner])
         count = len(batch) + 1
         full = count > rows_max or count * (length + tokens_max) > cached_max
-        mixed = bool(batch) and policy.stateful and len(encoded[batch[0].owner]) != length
+        mixed = bool(batch) and policy.plain and len(encoded[batch[0].owner]) != length
         if batch and (full or mixed):
             yield batch
             batch = []
@@ -348,14 +349,19 @@ def batches_of(
 def _limits(policy: Policy) -> tuple[int, int]:
     """Rows and cached tokens of one batch, by the model alone, so that a seed repeats its bits."""
     config = policy.model.config.get_text_config()
-    heads = getattr(config, "num_attention_heads", None) or 1
-    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    token_bytes = 2 * 4 * config.num_hidden_layers * key_value_heads * head_size
+    token_bytes = 2 * 4 * config.num_hidden_layers * max(map(_cached, lean.layers_of(config)))
     return (
         max(1, min(ROWS_MAX, LOGITS_MAX // config.vocab_size)),
         min(CACHED_TOKENS_MAX, CACHE_BYTES_MAX // token_bytes),
     )
+
+
+def _cached(config: PreTrainedConfig) -> int:
+    """Numbers that a layer keeps of a token as its key."""
+    heads = getattr(config, "num_attention_heads", None) or 1
+    key_value_heads: int = getattr(config, "num_key_value_heads", None) or heads
+    head_size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return key_value_heads * head_size
 
 
 class Decoder(Protocol):
@@ -453,7 +459,7 @@ class _HuggingFaceDecoder:
 
 
 class _PlainDecoder:
-    """Slow decoding of equally long prompts without a cache, for recurrent models."""
+    """Slow decoding of equally long prompts without a cache, for models with another."""
 
     def __init__(self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]) -> None:
         self._policy = policy
@@ -587,12 +593,14 @@ def open_decoder(
     policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int], room: int
 ) -> Decoder:
     longest = max(len(prompt) for prompt in prompts)
-    scores = lean.supports(policy.model) and (
-        lean.scores_of_prompts(policy.model, len(prompts), longest)
+    scores = (
+        not policy.plain
+        and lean.supports(policy.model)
+        and lean.scores_of_prompts(policy.model, len(prompts), longest)
     )
     if scores and scores <= lean.SCORES_MAX:
         return _LeanDecoder(policy, prompts, owners, room)
-    if policy.stateful:
+    if policy.plain:
         return _PlainDecoder(policy, prompts, owners)
     return _HuggingFaceDecoder(policy, prompts, owners)
 

@@ -13,6 +13,7 @@ ForeignWeighting = Literal["auto", "none", "positives"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "bfloat16"]
 Recomputing = Literal["auto", "on", "off"]
+Forward = Literal["auto", "plain"]
 THREADS_MAX = 64
 CONTEXT_TOKENS_MIN = 8
 _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -42,6 +43,7 @@ class TrainerSpec:
     step_guard: bool = True  # takes a step back that moves the policy far more than others did
     micro_batch_tokens: int | None = None  # padded, in one forward pass; None: by the device
     activation_checkpointing: Recomputing = "auto"  # layers run twice; auto: where it must be
+    forward: Forward = "auto"  # plain: rows run whole, without the keys and values of others
     memory_bytes_max: int | None = None  # None: what the machine has left at the start
     gpu_share_left: float = 0.0  # of its GPU's memory, for an engine that is not there yet
     context_tokens_max: int | None = None  # None: the model's own limit, at most some 32,768

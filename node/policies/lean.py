@@ -89,6 +89,13 @@ def looks_at_all(config: PreTrainedConfig) -> bool:
     return not getattr(config, "sliding_window", None)
 
 
+def layers_of(config: PreTrainedConfig) -> Sequence[PreTrainedConfig]:
+    """The configurations of a model's layers where they differ, else the one of all."""
+    if getattr(config, "is_heterogeneous", False):
+        return list(config.per_layer_config)
+    return [config]
+
+
 def trains(parameters: int, adapted: int) -> bool:
     """True if a model that it computes is also trained so. With an adapter each pass makes base +
     BA and both gradients, which for a larger model is what an adapter is to save."""

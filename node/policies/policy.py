@@ -29,7 +29,7 @@ from transformers.utils.hub import cached_file
 from node.interfaces.adapter_files import AdapterShape, Held
 from node.interfaces.contexts import context_in
 from node.interfaces.prompts import NO_TEXT, PromptEncoder
-from node.interfaces.trainer_spec import Device
+from node.interfaces.trainer_spec import Device, Forward
 from node.policies import frozen
 from node.policies import tensor_files as tensors
 from node.policies import tokenizer_files as tokenizers
@@ -71,6 +71,7 @@ class Policy(PromptEncoder):
     eos_id: int  # appended to foreign text that ended by itself
     device: torch.device
     adapter: Adapter | None = None
+    forward: Forward = "auto"
     renderer: Renderer | None = field(default=None, repr=False, compare=False)  # from the first on
 
     @property
@@ -101,6 +102,11 @@ class Policy(PromptEncoder):
         """True if it keeps more than keys and values of tokens: padding must not enter it."""
         kinds = getattr(self.model.config.get_text_config(), "layer_types", None) or ()
         return bool(getattr(self.model, "_is_stateful", False)) or not _ATTENTION.issuperset(kinds)
+
+    @property
+    def plain(self) -> bool:
+        """True if rows run whole, without cache, and in the engine with none of other lengths."""
+        return self.stateful or self.forward == "plain"
 
     def logits_kept(self, last: int) -> dict[str, int]:
         """Arguments of a forward pass for logits of the last positions alone; none where the model
@@ -145,7 +151,8 @@ class Policy(PromptEncoder):
                 ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         )
-        return text + NO_TEXT * sum(each >= len(self.tokenizer) for each in ids)
+        known = len(self.tokenizer)  # slow to ask
+        return text + NO_TEXT * sum(each >= known for each in ids)
 
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 on CUDA, nothing elsewhere."""

@@ -275,13 +275,17 @@ def shape_of(model: str, adapter: AdapterShape | None = None, held: Held = "floa
             spared += (_HALF - frozen.FOUR_BITS_BYTES) * adapters.covered(network, adapter, model)
     text = config.get_text_config()
     hidden = int(text.hidden_size)
+
+    def largest(name: str) -> int:
+        return max(int(getattr(layer, name, None) or 0) for layer in lean.layers_of(text))
+
     parameters = sum(p.numel() for p in network.parameters())
     return ModelShape(
         parameters=parameters,
         layers=int(text.num_hidden_layers),
         hidden=hidden,
-        intermediate=int(getattr(text, "intermediate_size", None) or 4 * hidden),
-        heads=int(getattr(text, "num_attention_heads", 1)),
+        intermediate=largest("intermediate_size") or 4 * hidden,
+        heads=largest("num_attention_heads") or 1,
         vocabulary=int(text.vocab_size),
         adapter_parameters=trained,
         spared_bytes=int(spared),

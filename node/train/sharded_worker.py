@@ -22,7 +22,7 @@ from node.interfaces.engine import Outcome
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.policies.policy import Policy, move
-from node.train import frames, memory
+from node.train import frames, memory, self_check
 from node.train.ranks import Ranks
 from node.train.sharded_team import Team, line_of
 from node.train.sharded_trainer import ShardedTrainer, release
@@ -53,6 +53,7 @@ class ShardedCore(TrainerCore):
         whole = opened(_held_whole(self.spec), "cpu")
         self._parameters = whole.parameters
         trainer = GroupTrainer(whole, self.spec, self.plan.micro_batch_tokens)
+        self_check.check(trainer)
         if saved is not None:
             trainer.resume(saved)
         with self._common("load"):

@@ -8,7 +8,7 @@ Groups without advantage are not computed and do not enter the denominator of th
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,7 +52,10 @@ from node.train.step_guard import StepGuard, take_back
 # Kept weights: their file in a checkpoint, and the field of a row for their log-probs.
 _AVERAGE: Final = "averaged"
 _REFERENCE: Final = "reference"
+_LARGE: Final = 1e3  # logits, in looking for a cap on them
 _BATCHES: Final = "batches"  # in a checkpoint, beside the step guard's record
+
+Pass = Callable[[Sequence[Unit], OfLogits], list[torch.Tensor]]
 
 
 @dataclass(slots=True)
@@ -569,14 +572,23 @@ class GroupTrainer:
         if not units:
             return []
         with self.policy.autocast():
-            if self.policy.stateful or min(len(unit.prompt) for unit in units) < 2:
+            passes = self.passes()
+            if "shared" not in passes or min(len(unit.prompt) for unit in units) < 2:
                 return self._plain(units, of_logits)
-            if self._recomputes:  # a cache would be filled once more
-                return self._plain(units, of_logits)
-            if self._lean_fits and self._is_short(units):
+            if "lean" in passes and self._is_short(units):
                 return self._lean(units, of_logits)
             has_common = any(len(unit.rows) > 1 for unit in units)
             return (self._shared if has_common else self._plain)(units, of_logits)
+
+    def passes(self) -> Mapping[str, Pass]:
+        """The forward passes that batches may take, by name. Autocast is the caller's."""
+        found: dict[str, Pass] = {"plain": self._plain}
+        if self.policy.plain or self._recomputes:  # a cache would be filled once more
+            return found
+        found["shared"] = self._shared
+        if self._lean_fits:
+            found["lean"] = self._lean
+        return found
 
     def _is_short(self, units: Sequence[Unit]) -> bool:
         """True if the lean pass's attention scores fit its limit."""
@@ -725,8 +737,13 @@ def _head_of(policy: Policy) -> Callable[[torch.Tensor], torch.Tensor] | None:
         return None
     ids = torch.full((1, 2), policy.eos_id, device=policy.device)
     with torch.no_grad(), policy.autocast():
-        logits = policy.model(input_ids=ids, use_cache=False).logits
-        ours = head(body(input_ids=ids, use_cache=False).last_hidden_state)
+        hidden = body(input_ids=ids, use_cache=False).last_hidden_state
+        factor = _LARGE / head(hidden).abs().max()  # to more than any cap lets pass
+        hook = head.register_forward_hook(lambda _, given, logits: logits * factor)
+        try:
+            ours, logits = head(hidden), policy.model(input_ids=ids, use_cache=False).logits
+        finally:
+            hook.remove()
     same = ours.shape == logits.shape and torch.allclose(ours, logits, rtol=1e-3, atol=1e-4)
     return head if same else None
 

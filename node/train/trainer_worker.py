@@ -28,7 +28,7 @@ from node.policies.weight_diff import check_whole
 from node.system.child_process import HEADER, NUMBER, body_length, decode, encode
 from node.system.extras import install_line
 from node.system.machine import THREADS_DEFAULT_MAX, give_back_at_once
-from node.train import frames, memory, rescoring
+from node.train import frames, memory, rescoring, self_check
 from node.train.trainer import GroupTrainer
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.texts import first_line
@@ -82,6 +82,7 @@ class TrainerCore:
         policy = opened(spec, spec.device)
         limits = (self.plan.micro_batch_tokens, self.plan.row_tokens_max)
         trainer = GroupTrainer(policy, spec, *limits, self.plan.recomputes)
+        self_check.check(trainer)
         if saved is not None:
             trainer.resume(saved)
         return policy, trainer
@@ -218,7 +219,9 @@ def opened(spec: TrainerSpec, device: Device) -> Policy:
         ConfigError: the model does not load, or takes no such adapter.
     """
     if spec.adapter is None:
-        return load_policy(spec.model, device, spec.context_tokens_max)
+        policy = load_policy(spec.model, device, spec.context_tokens_max)
+        policy.forward = spec.forward
+        return policy
     from node.policies import adapters  # brings PEFT in
 
     place, narrow = pick_device(device), spec.held != "float32"
@@ -226,6 +229,7 @@ def opened(spec: TrainerSpec, device: Device) -> Policy:
     if narrow and place.type == "cpu":  # whoever does so wants the memory
         give_back_at_once()
     policy = load_policy(spec.model, "cpu", spec.context_tokens_max, narrow=narrow)
+    policy.forward = spec.forward
     adapters.attach(policy, spec.adapter, spec.seed, held=spec.held, device=place)
     return policy
 

@@ -1,5 +1,6 @@
 """Log-probs without all logits at once, and layers that run twice: losses and gradients stay."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from node.policies.policy import Policy
 from node.train.memory import ModelShape, estimate_bytes, fit
 from node.train.trainer import GroupTrainer
 from swarm.errors import ConfigError
+from tests.unit.small_models import made
 from tests.unit.training_support import (
     gpt2_directory,
     group,
@@ -127,6 +129,20 @@ def test_a_model_that_caps_its_logits_goes_its_own_way(tmp_path):
 
     policy.model.forward = capped
     assert GroupTrainer(policy, SPEC, MANY)._plain_head() is None
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "cohere", "minicpm3"])
+def test_so_does_one_that_does_more_to_logits_however_small_they_are(kind):
+    """A cap or a scale, also of weights that have learned nothing."""
+    policy = replace(made(kind), model=deepcopy(made(kind).model))
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(1e-2)
+    assert GroupTrainer(policy, SPEC, MANY)._plain_head() is None
+    policy.model.config.get_text_config().final_logit_softcapping = None
+    if kind == "gemma2":
+        assert GroupTrainer(policy, SPEC, MANY)._plain_head() is not None
 
 
 def test_one_chunk_of_all_is_no_chunk():

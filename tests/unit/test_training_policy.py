@@ -22,8 +22,9 @@ from node.train.memory import (
     plan,
 )
 from node.train.trainer import GroupTrainer
-from node.train.trainer_worker import opened
+from node.train.trainer_worker import TrainerCore, opened
 from swarm.errors import ConfigError, LocalProtocolError
+from tests.unit.small_models import made
 from tests.unit.training_support import (
     gpt2_directory,
     group,
@@ -109,6 +110,16 @@ def test_a_model_that_is_not_there_says_what_to_do(model, words, monkeypatch):
     with pytest.raises(ConfigError, match=words) as caught:
         load_policy(model, "cpu")
     assert "\n" not in str(caught.value)
+
+
+def test_to_decode_asks_the_tokenizers_size_once(tmp_path, monkeypatch):
+    policy = open_policy(qwen_directory(tmp_path))
+    kind, asked = type(policy.tokenizer), []
+    size = len(policy.tokenizer)
+    monkeypatch.setattr(kind, "__len__", lambda _: asked.append(1) or size)
+    ids = policy.encode_completion("a text of more than one token")
+    assert policy.decode(ids) == "a text of more than one token"
+    assert len(asked) <= 1
 
 
 def test_a_directory_without_a_model_says_so(tmp_path):
@@ -468,6 +479,14 @@ def test_the_plan_reads_the_configuration_alone(tmp_path):
     assert plan(wanted).micro_batch_tokens == 16_384
     with pytest.raises(ConfigError, match="no such directory"):
         plan(TrainerSpec(str(tmp_path / "b"), device="cpu"))
+
+
+def test_layers_of_unlike_sizes_are_planned_and_trained(tmp_path):
+    """As those of Gemma 4: heads of its full layers are larger."""
+    checkpoint.export(tmp_path, made("gemma4_text"))
+    spec = TrainerSpec(str(tmp_path), device="cpu", threads=1, memory_bytes_max=2**32)
+    core = TrainerCore(spec)
+    assert core.train([group(core.policy, "1+1=", ["2", "3"], [1.0, -1.0])]).trained_tokens
 
 
 def test_a_copied_checkpoint_directory_is_whole(tmp_path):
