@@ -20,6 +20,7 @@ from node.train.foreign import is_left_out, logprob_floor, takes_tokens
 from swarm.rollouts import Author, Completion, FinishReason, Spans, informative
 
 LOGPROB_ERROR_MAX: Final = 1e-3  # how far above zero rounding may put a log-prob
+ROUNDING: Final = 1e-6  # of a sum of advantages, relative to the largest
 CACHED_TOKEN_SHARE: Final = 4  # a token only attended to costs about this fraction of memory
 
 
@@ -138,15 +139,16 @@ class Encoder:
         self._special = frozenset(index for index, token in added if token.special)
 
     def prepare(self, groups: Sequence[TrainingGroup]) -> Prepared:
-        """All groups that have rows. Where rows are left out the others' advantages are centred
-        again: if long answers are the right ones, the short ones are not all wrong for that."""
+        """All groups that have rows. Where rows are left out of a group whose mean is the baseline,
+        the others' advantages are centred again: if long answers are the right ones, the short ones
+        are not all wrong for that. Any other baseline stays."""
         made = Prepared([])
         numbers = {name: n for n, name in enumerate(sorted({group.source for group in groups}))}
         for group in groups:
             prompt, found = self.rows(group)
             rows = [row for row in found if row is not None]
             made.skipped += len(found) - len(rows)
-            if rows and len(rows) < len(found):
+            if rows and len(rows) < len(found) and _is_centred(group.advantages):
                 _centre(rows)
             kept = [row for row in rows if row.own or not is_left_out(self._spec, row.advantage)]
             made.left_out += len(rows) - len(kept)
@@ -384,6 +386,12 @@ def push_apart(pairs: Sequence[Unit], set_to: Dpo) -> float:
     for unit, push in zip(pairs, pushes.tolist(), strict=True):
         unit.rows[0].push, unit.rows[1].push = push, -push
     return float(loss.detach())
+
+
+def _is_centred(advantages: Sequence[float]) -> bool:
+    """True if the baseline is the mean of these very completions. A median, the lead of the best,
+    the mean of a larger group or of other prompts leaves a sum."""
+    return abs(math.fsum(advantages)) <= ROUNDING * max(map(abs, advantages))
 
 
 def _centre(rows: Sequence[Row]) -> None:
