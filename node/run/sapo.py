@@ -266,7 +266,7 @@ class Sapo:
     # --- sharing and drawing ---------------------------------------------------------------
 
     async def share(self, own: Sequence[BatchGroup], at: View) -> int:
-        """Sign and offer groups, without splices: to others all log-probs are the sharer's."""
+        """Sign and offer groups."""
         if self._config.share != "all":
             return 0
         if self._before_share is not None:
@@ -279,7 +279,6 @@ class Sapo:
         groups = [
             replace(
                 each.group,
-                completions=tuple(replace(c, splices=()) for c in each.group.completions),
                 created_at_s=created_at_s,
                 expires_at_s=created_at_s + self._config.run.limits.record_life_s,
                 counters=counters,

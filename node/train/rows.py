@@ -50,6 +50,7 @@ class Row:
     floor: float | None = None  # tokens that were less likely before the update teach nothing
     tokens_counted: int = 0  # as how long it weighs, in a mean over tokens
     said: list[int] | None = None  # places of its tokens that the policy sampled; None: all
+    begun: int = 0  # tokens of its completion before those: a draft's, of another's distribution
     factor: float = 1.0  # that its weight is multiplied by
     token_advantages: torch.Tensor | None = None  # in place of the one
     teacher: torch.Tensor | None = None  # a teacher's log-probs
@@ -57,7 +58,7 @@ class Row:
 
     @property
     def count(self) -> int:
-        """Tokens that are trained on, without those of an environment."""
+        """Tokens that are trained on, without those of an environment and of a draft."""
         return len(self.tokens) if self.said is None else len(self.said)
 
     @property
@@ -139,9 +140,9 @@ class Encoder:
         self._special = frozenset(index for index, token in added if token.special)
 
     def prepare(self, groups: Sequence[TrainingGroup]) -> Prepared:
-        """All groups that have rows. Where rows are left out of a group whose mean is the baseline,
-        the others' advantages are centred again: if long answers are the right ones, the short ones
-        are not all wrong for that. Any other baseline stays."""
+        """All groups that have rows. Where rows are left out and the mean is the baseline, the
+        others' advantages are centred again: if long answers are the right ones, the short ones are
+        not all wrong. Any other baseline stays."""
         made = Prepared([])
         numbers = {name: n for n, name in enumerate(sorted({group.source for group in groups}))}
         for group in groups:
@@ -186,12 +187,14 @@ class Encoder:
             if most is not None and len(completion.text) > most:
                 return None
             row = self._carried(group, completion, advantage)
+        if completion.splices and row.weighing is not None:
+            _begin_at(row, completion.splices[-1])
         row.tokens_counted = self._counted(row)
         if row.own:
             row.spans = completion.spans or ((completion.policy_version, row.count),)
         if self._objective.uses_behaviour:
             row.behaviour = row.behaviour_logprobs
-        if self._objective.by_mean and row.behaviour is None:
+        if self._objective.by_mean and row.behaviour is None and not completion.splices:
             claimed = self._claimed(list(completion.token_ids), completion.logprobs)
             row.behaviour = None if claimed is None else claimed.mean().expand(row.count)
         return row
@@ -199,18 +202,22 @@ class Encoder:
     def _add_columns(self, row: Row, group: TrainingGroup, place: int) -> None:
         """The group's entries for this completion, by token where the tokens are the same."""
         said = row.tokens if row.said is None else [row.tokens[at] for at in row.said]
-        is_same = said == list(group.completions[place].token_ids)
+        is_same = said == list(group.completions[place].token_ids[row.begun :])
+
+        def column(values: Sequence[float]) -> torch.Tensor:
+            return torch.tensor(values[row.begun :], device=self._policy.device)
+
         if group.weights:
             row.factor = group.weights[place]
         if group.token_advantages and (each := group.token_advantages[place]):
             row.advantage = fmean(each)
             if is_same:
-                row.token_advantages = torch.tensor(each, device=self._policy.device)
+                row.token_advantages = column(each)
         if is_same and self._spec.teacher_weight and group.teacher_logprobs:
-            column = group.teacher_logprobs[place]
-            row.teacher = torch.tensor(column, device=self._policy.device) if column else None
+            told = group.teacher_logprobs[place]
+            row.teacher = column(told) if told else None
         if is_same and group.masks and (kept := group.masks[place]):
-            row.mask = torch.tensor(kept, device=self._policy.device)
+            row.mask = column(kept)
 
     def _guidance(
         self, group: TrainingGroup, completion: Completion, advantage: float
@@ -324,6 +331,14 @@ class Encoder:
             return False
         padded = padded_tokens([Unit(prompt, [row])])
         return self._row_tokens_max is None or padded <= self._row_tokens_max
+
+
+def _begin_at(row: Row, begun: int) -> None:
+    """Make context of a foreign row's first tokens. Kept of a draft, they follow neither the policy
+    that drew them nor the one that kept them: no log-prob says by what to weigh them."""
+    assert row.behaviour_logprobs is not None
+    row.said = (list(range(len(row.tokens))) if row.said is None else row.said)[begun:]
+    row.behaviour_logprobs, row.begun = row.behaviour_logprobs[begun:], begun
 
 
 def weigh(rows: Sequence[Row], aggregation: Aggregation, tokens_max: int | None = None) -> None:
