@@ -141,8 +141,8 @@ class Encoder:
 
     def prepare(self, groups: Sequence[TrainingGroup]) -> Prepared:
         """All groups that have rows. Where rows are left out and the mean is the baseline, the
-        others' advantages are centred again: if long answers are the right ones, the short ones are
-        not all wrong. Any other baseline stays."""
+        others are centred again: if long answers are the right ones, short ones are not all wrong.
+        Any other baseline stays."""
         made = Prepared([])
         numbers = {name: n for n, name in enumerate(sorted({group.source for group in groups}))}
         for group in groups:
