@@ -254,8 +254,8 @@ def _greedy(search: _Search, kept: frozenset[int]) -> Iterable[frozenset[int]]:
 
 
 def _pools(workers: Sequence[Worker]) -> Iterable[frozenset[int]]:
-    """All workers, and all but some of the slowest downlinks, uplinks and generators, at first
-    without few of them: one slow worker makes the groups of a whole set too old."""
+    """All workers, and all but some of the slowest downlinks, uplinks and generators, few at first.
+    One slow worker makes the groups of a whole set too old."""
     everyone = frozenset(range(len(workers)))
     by_slowness: list[list[int]] = [
         sorted(everyone, key=lambda index: workers[index].down_bytes_per_s),
@@ -396,9 +396,10 @@ def _standing(
     old: Standing, failed: bool, fresh: bool, now_s: float, settings: Settings
 ) -> Standing:
     """A worker's standing after the latest observation."""
+    if old.phase is Phase.ACTIVE and now_s - old.since_s >= settings.cooldown_max_s:
+        old = replace(old, failures=0)
     if failed:
-        worked = old.phase is Phase.ACTIVE and now_s - old.since_s >= settings.cooldown_max_s
-        failures = 1 if worked else old.failures + 1
+        failures = old.failures + 1
         pause_s = Backoff(settings.cooldown_s, settings.cooldown_max_s).after(failures - 1)
         return Standing(Phase.COOLING, now_s, failures, now_s + pause_s)
     if old.phase is Phase.JOINING and fresh:
