@@ -149,8 +149,11 @@ class Encoder:
             prompt, found = self.rows(group)
             rows = [row for row in found if row is not None]
             made.skipped += len(found) - len(rows)
-            if rows and len(rows) < len(found) and _is_centred(group.advantages):
-                _centre(rows)
+            # supervised answers have no part in a baseline
+            compared = len(found) - (group.guided if group.guided_weight else 0)
+            left = [row for row in found[:compared] if row is not None]
+            if 0 < len(left) < compared and _is_centred(group.advantages[:compared]):
+                _centre(left)
             kept = [row for row in rows if row.own or not is_left_out(self._spec, row.advantage)]
             made.left_out += len(rows) - len(kept)
             for row in kept:

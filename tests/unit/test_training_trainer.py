@@ -257,6 +257,17 @@ def test_the_baseline_of_a_larger_group_stays_where_a_completion_is_skipped(qwen
     assert advantages_of(qwen, alike) == [0.0, 0.0]  # only the one that does not fit was right
 
 
+def test_supervised_answers_have_no_part_in_a_baseline(qwen):
+    """They joined after the advantages, with an advantage that says nothing."""
+    made = group(qwen, "1+1=", ["2", "3", "9" * 200, "two"], [1.0, -0.25, -0.75, 1.0])
+    guided = replace(made, guided=1, guided_weight=0.5)
+    assert advantages_of(qwen, guided) == pytest.approx([0.625, -0.625, 1.0])
+    whole = replace(group(qwen, "1+1=", ["2", "3", "9" * 200], [1.0, -1.0, 1.0]), guided=1)
+    lost = replace(whole, guided_weight=0.5)  # the supervised one does not fit
+    assert advantages_of(qwen, lost) == [1.0, -1.0]
+    assert advantages_of(qwen, replace(whole, shaping=0.1)) == [1.0, -1.0]
+
+
 def test_tokens_that_the_policy_does_not_have_are_skipped_and_counted(policy):
     whole = group(policy, "1+1=", ["2", "3", "4"], [1.0, -0.5, -0.5])
     first, second, third = whole.completions
