@@ -113,7 +113,7 @@ class ScoredGroup:
     rewards: tuple[float, ...]  # one for each completion, by this node's own verifier, in [0, 1]
     own: bool = False  # this node's policy generated it
     decided: bool = (
-        True  # False: a reward is unknown, counts as 0, and other nodes refuse the group
+        True  # False: of other completions no reward is known; other nodes refuse the group
     )
     contexts: tuple[str, ...] = ()  # of each completion: the hint or nudge it was generated under
 

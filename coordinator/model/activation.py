@@ -1,8 +1,8 @@
 """The choice of workers: the cheapest set that suffices, changed only for a lasting reason. Pure.
 
 `cheapest_set` is a heuristic: greedy by price per admissible group, from pools that leave out ever
-more of the slow links, then trimmed and improved by exchanges. Each set is assessed with its own
-broadcast.
+more of the slow links and generators, then trimmed and improved by exchanges. Each set is assessed
+with its own broadcast.
 
 `decide` moves from one set to the next. Rates and prices are noisy, so:
 
@@ -33,8 +33,8 @@ from coordinator.model.capacity import (
 )
 from swarm.limits.backoff import Backoff
 
-POOLS = (0.0, 0.25, 0.5, 0.75)  # share of the slowest downlinks that is left out
-WEIGHED_MAX = 40_000  # workers in all assessed sets of one choice: some seconds
+WEIGHED_MAX = 400_000  # workers in all assessed sets of one choice: some seconds
+ENLARGED_MAX = 8  # times that a set with enough supply, but too old groups, gets one worker more
 IMPROVED_MAX = 24  # workers; in larger fleets exchanges move one worker at a time
 IMPROVED_STARTS = 2  # best greedy sets that are improved
 
@@ -221,8 +221,8 @@ def cheapest_set(
 
 
 def _greedy(search: _Search, kept: frozenset[int]) -> Iterable[frozenset[int]]:
-    """Sets of the workers that are cheapest for each admissible group, from pools without the
-    slowest links. Each also with its last worker exchanged for the cheapest that suffices."""
+    """Sets of the workers that are cheapest for each admissible group, from `_pools`. Each also
+    with its last worker exchanged for the cheapest that suffices."""
 
     def group_price(index: int) -> tuple[float, int]:
         return search.costs[index] / max(search.rates[index], 1e-30), index
@@ -230,27 +230,51 @@ def _greedy(search: _Search, kept: frozenset[int]) -> Iterable[frozenset[int]]:
     def price(index: int) -> tuple[float, int]:
         return search.costs[index], index
 
-    by_link = sorted(
-        range(len(search.workers)), key=lambda index: search.workers[index].down_bytes_per_s
-    )
-    for share in POOLS:
-        pool = set(by_link[int(share * len(by_link)) :]) | kept
+    for pool in _pools(search.workers):
         for order in (group_price, price):
             chosen = kept
             ranked = sorted(pool - kept, key=order)
             if chosen and search.cost(chosen) < float("inf"):
                 yield chosen
                 break
+            too_old = 0  # sets that were large enough
             for index in ranked:
                 if search.exhausted:
                     return
                 chosen |= {index}
+                too_old += isinstance(search.weigh(chosen), Infeasible)
+                if too_old > ENLARGED_MAX:
+                    break
                 if search.cost(chosen) < float("inf"):
                     yield chosen
                     others = [each for each in ranked if each not in chosen] + [index]
                     before = chosen - {index}
                     yield min((before | {each} for each in others), key=search.rank)
                     break
+
+
+def _pools(workers: Sequence[Worker]) -> Iterable[frozenset[int]]:
+    """All workers, and all but some of the slowest downlinks, uplinks and generators, few at first.
+    One slow worker makes the groups of a whole set too old."""
+    everyone = frozenset(range(len(workers)))
+    by_slowness: list[list[int]] = [
+        sorted(everyone, key=lambda index: workers[index].down_bytes_per_s),
+        sorted(
+            everyone, key=lambda index: workers[index].up_bytes_per_s * (not workers[index].relayed)
+        ),
+        sorted(everyone, key=lambda index: -workers[index].generation_s),
+    ]
+    counts = [0]
+    while counts[-1] < len(workers):
+        counts.append(counts[-1] + max(1, counts[-1] // 4))
+    ways = sorted(itertools.product(counts, repeat=len(by_slowness)), key=sum)
+    pools = (
+        everyone.difference(
+            *(ranked[:count] for ranked, count in zip(by_slowness, way, strict=True))
+        )
+        for way in ways
+    )
+    return dict.fromkeys(pool for pool in pools if pool)
 
 
 def _trimmed(search: _Search, chosen: frozenset[int], kept: frozenset[int]) -> frozenset[int]:
@@ -372,9 +396,10 @@ def _standing(
     old: Standing, failed: bool, fresh: bool, now_s: float, settings: Settings
 ) -> Standing:
     """A worker's standing after the latest observation."""
+    if old.phase is Phase.ACTIVE and now_s - old.since_s >= settings.cooldown_max_s:
+        old = replace(old, failures=0)
     if failed:
-        worked = old.phase is Phase.ACTIVE and now_s - old.since_s >= settings.cooldown_max_s
-        failures = 1 if worked else old.failures + 1
+        failures = old.failures + 1
         pause_s = Backoff(settings.cooldown_s, settings.cooldown_max_s).after(failures - 1)
         return Standing(Phase.COOLING, now_s, failures, now_s + pause_s)
     if old.phase is Phase.JOINING and fresh:

@@ -3,7 +3,8 @@
 Fresher groups make better steps, so the depth is as small as the links allow. It rises by one if
 the learner starves because leases are refused as too old, and only while training is healthy: high
 effective sample size, low KL. It falls by one if training is not, or after many calm steps. The
-back-off of a depth that starved the learner doubles, so that it does not go up and down.
+back-off of a depth that starved the learner doubles, so that it does not go up and down. It is
+short again once a depth held as long as the last back-off.
 """
 
 from dataclasses import dataclass, replace
@@ -72,7 +73,7 @@ class Pacing:
     since: int = 0  # step of the last change
     starved: int = -1  # depths up to this starved the learner
     starved_until: int = 0  # step until which they are not tried
-    failures: int = 0  # in a row
+    failures: int = 0  # in a row: no depth held as long as the pause before
     why: str = "the run's bound"
 
 
@@ -101,8 +102,9 @@ def _found(pacing: Pacing, seen: Measured, rules: PacingRules) -> Pacing:
     if waits and seen.refused:
         is_measured = None not in (seen.effective_share, seen.mismatch_k3)
         if pacing.depth < seen.bound and is_measured:
-            failures = pacing.failures + 1
-            again = rules.calm_steps * 2 ** min(failures, BACKOFF_DOUBLINGS_MAX)
+            held = seen.step - pacing.since >= _pause(pacing.failures, rules)
+            failures = 1 if held else pacing.failures + 1
+            again = _pause(failures, rules)
             raised = _moved(pacing, pacing.depth + 1, seen, "the learner starved")
             return replace(
                 raised, starved=pacing.depth, starved_until=seen.step + again, failures=failures
@@ -114,6 +116,11 @@ def _found(pacing: Pacing, seen: Measured, rules: PacingRules) -> Pacing:
     if pacing.depth > floor and not starved and seen.step - pacing.since >= rules.calm_steps:
         return _moved(pacing, pacing.depth - 1, seen, "fresher groups suffice")
     return pacing
+
+
+def _pause(failures: int, rules: PacingRules) -> int:
+    """The steps for which a depth that starved the learner so often is not tried."""
+    return rules.calm_steps << min(failures, BACKOFF_DOUBLINGS_MAX)
 
 
 def _is_ill(seen: Measured, rules: PacingRules) -> bool:

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from random import Random
 from typing import Protocol
 
 import torch
@@ -309,10 +310,11 @@ def uniforms_of(
         key = (seed if each.seed is None else each.seed, each.prompt)
         digest = hashlib.sha256(f"{purpose}{key[0]}/{seen[key]}/{key[1]}".encode()).digest()
         seen[key] += 1
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        rng = Random(int.from_bytes(digest, "big"))  # torch's on a CPU takes 32 bits of a seed
         count = max(tokens_max, each.limit or 0)
         for _ in range(each.n):
-            found.append(torch.rand(count, dtype=torch.float64, generator=generator))
+            drawn = [rng.random() for _ in range(count)]
+            found.append(torch.tensor(drawn, dtype=torch.float64))
     return found
 
 

@@ -5,7 +5,7 @@ blown up a millionfold."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from math import ceil, sqrt
 from statistics import fmean, median, median_low, pstdev, stdev
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from node.methods.method import (
     PositiveShare,
     Share,
 )
-from swarm.rollouts import ScoredGroup, informative
+from swarm.rollouts import REWARD_SPREAD_MIN, ScoredGroup, informative
 
 STD_EPSILON: Final = 1e-6
 
@@ -174,6 +174,11 @@ def mc_grpo(groups: Sequence[ScoredGroup], set_to: McGrpo) -> Advantages:
     return found
 
 
+def is_least(value: float, values: Iterable[float]) -> bool:
+    """True if it is the least of the values but for rounding."""
+    return value - min(values) <= REWARD_SPREAD_MIN
+
+
 class Gapo(MethodSettings, kind="gapo"):
     """r less the median of where rewards are densest: for shares, with outliers."""
 
@@ -191,9 +196,8 @@ def gapo(groups: Sequence[ScoredGroup], set_to: Gapo) -> Advantages:
             continue
         ordered = sorted(rewards)
         size = ceil(len(ordered) * set_to.window_share)
-        begin = min(
-            range(len(ordered) - size + 1), key=lambda at: ordered[at + size - 1] - ordered[at]
-        )
+        widths = [last - first for first, last in zip(ordered, ordered[size - 1 :], strict=False)]
+        begin = next(at for at, width in enumerate(widths) if is_least(width, widths))
         base = median(ordered[begin : begin + size])
         spread = sqrt(sum((each - base) ** 2 for each in rewards) / (len(rewards) - 1))
         found.append(tuple((each - base) / (spread + STD_EPSILON) for each in rewards))

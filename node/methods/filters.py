@@ -24,6 +24,8 @@ from node.methods.method import (
 )
 from swarm.rollouts import ScoredGroup
 
+ROUNDING: Final = 1e-9  # by which a score may lie below what it is
+
 
 class Extremes(MethodSettings, kind="extremes"):
     """The largest advantages and the most negative ones, and of them the tokens of high entropy,
@@ -81,21 +83,22 @@ def most_varied(advantages: Advantages, count: int) -> tuple[CompletionPlace, ..
 def _lowest(values: Sequence[float], count: int) -> int:
     """The number of smallest values among the `count` values that vary most."""
     middle = math.fsum(values) / len(values)  # without it, squares would drown what differs
+    far = [middle - values[0], values[-1] - middle]
     if count == 1:
-        return int(middle - values[0] > values[-1] - middle)
+        return int(far[0] - far[1] > ROUNDING * sum(far))
     sums, squares = [0.0], [0.0]
     for value in values:
         sums.append(sums[-1] + (value - middle))
         squares.append(squares[-1] + (value - middle) ** 2)
-    best, best_rank = 0, (-math.inf, 0)
+    found = []
     for lowest in range(count + 1):
         cut = len(values) - (count - lowest)
         total = sums[lowest] + sums[-1] - sums[cut]
         square = squares[lowest] + squares[-1] - squares[cut]
-        rank = (square / count - (total / count) ** 2, -abs(2 * lowest - count))
-        if rank > best_rank:
-            best, best_rank = lowest, rank
-    return best
+        found.append(square / count - (total / count) ** 2)
+    least = max(found) - ROUNDING * sum(far) ** 2
+    good = [lowest for lowest, spread in enumerate(found) if spread >= least]
+    return min(good, key=lambda lowest: abs(2 * lowest - count))
 
 
 def deciding_tokens(
@@ -221,8 +224,6 @@ def overlong(lengths: Sequence[int], limit: int, set_to: Overlong) -> tuple[floa
 
 
 # Groups whose rewards vary enough, and a bank of tasks whose did.
-
-ROUNDING: Final = 1e-9  # by which a score may lie below what it is
 
 
 class Variance(MethodSettings, kind="variance"):

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 from annotated_types import Ge, Le
 
+from node.methods.advantages import is_least
 from node.methods.method import (
     Count,
     MethodSettings,
@@ -34,7 +35,8 @@ def majority(
     votes = _votes(answers, voters)
     if not votes:
         return tuple(0.0 for _ in answers)
-    best = max(votes, key=lambda answer: votes[answer])
+    lacking = {answer: -count for answer, count in votes.items()}
+    best = next(each for each, count in lacking.items() if is_least(count, lacking.values()))
     return tuple(float(answer == best) for answer in answers)
 
 

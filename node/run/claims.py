@@ -5,9 +5,9 @@ A cheaper generator, an edited text or a lower temperature shifts a mean: over t
 sampled, log-prob + entropy is zero on average, with a known spread.
 
 One group shows a large lie (`fault_of`), many groups of one worker a small one (`Record`). Each
-group multiplies a stake by a factor with a mean of at most 1 if the worker is honest; a stake never
-falls below 1. So it reaches X at most once in X honest groups, however these are chosen (Ville's
-inequality for e-detectors, arXiv 2203.03532).
+group multiplies a stake by a factor with a mean of about 1 at most if the worker is honest; a stake
+never falls below 1. So it reaches X at most once in X honest groups, however these are chosen
+(Ville's inequality for e-detectors, arXiv 2203.03532), where the mean is at most 1.
 """
 
 import math
@@ -31,7 +31,7 @@ from swarm.rollouts import Completion, RolloutGroup, version_spans
 
 DISTANCE_MAX: Final = 0.05  # mean |claimed - scored|; other dtypes and kernels make 0.001 to 0.02
 KL_MAX: Final = 0.01  # from the claimed policy to the scored one, by the estimator w - 1 - log w
-EVIDENCE_MAX: Final = 10.0  # in nats: such a group is one of 20,000 honest ones, at most
+EVIDENCE_MAX: Final = 10.0  # in nats: such a group is one of 11,000 honest ones, at most
 RARE_MAX: Final = 8.0  # a token counts as rarer than the mean by so many nats at most
 ROUNDING: Final = 0.01  # of a log-prob, where a policy has no choice
 LOG_RATIO_MAX: Final = 20.0
@@ -179,8 +179,10 @@ def kl_factor(times_noise: float) -> float:
 
 
 def deviation_factor(z: float) -> float:
-    """Stake factor of a group's deviation in standard errors. Its mean is at most 1 if deviations
-    have mean 0 and a spread up to `DEVIATION_SPREAD`, or are off by at most an eighth."""
+    """Stake factor of a group's deviation in standard errors. Its mean is at most 1 if these are
+    normal, with mean 0 and a spread up to `DEVIATION_SPREAD`, or off by at most an eighth. A sure
+    policy's few rare tokens make it up to 1.05: then the largest known rate of alarms is one in
+    750,000 groups a stake, where `ALARM_STAKE` promises 300,000."""
     return exp(DEVIATION_BET * z - DEVIATION_SPREAD * DEVIATION_BET**2 / 2)
 
 

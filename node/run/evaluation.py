@@ -22,7 +22,7 @@ from node.run.progress import Progress
 from node.run.turns import Player, completions
 from node.verify.assignment import held_out_tasks
 from node.verify.held_out import Assignment
-from node.verify.verifier import Verdicts, Verifier
+from node.verify.verifier import Verifier
 from swarm.rollouts import Completion, Task
 
 AT_ONCE_MAX = 32  # samples of each task
@@ -98,9 +98,4 @@ async def score(
 ) -> list[tuple[float, ...]]:
     """Rewards of each task's completions, by this node's own verifier; 0 for what is undecided."""
     found = await verifier.score(tasks, [[said_of(c) for c in group] for group in made])
-    return [rewards_of(verdicts) for verdicts in found]
-
-
-def rewards_of(verdicts: Verdicts) -> tuple[float, ...]:
-    """Rewards of own completions. Undecided ones count as 0."""
-    return tuple(each or 0.0 for each in verdicts)
+    return [tuple(each or 0.0 for each in verdicts) for verdicts in found]

@@ -21,7 +21,7 @@ from node.interfaces.prompts import Prompt
 from node.methods.samplers import distinct
 from node.observe.records import HeldOut, RoundDone
 from node.observe.samples import bounded
-from node.run.evaluation import evaluate, rewards_of
+from node.run.evaluation import evaluate
 from node.run.groups import finite, outcome_counts, rollout_group, sampled, seed_of
 from node.run.partial_rollouts import EngineWorks, PartialRollouts
 from node.run.parts import LivePolicy, NodeParts, OnSamples
@@ -245,28 +245,31 @@ class Sapo:
             )
             if its.request.temperature is not None:
                 group = replace(group, temperature=its.request.temperature)
-            rewards, decided = rewards_of(each), None not in each
-            count = len(rewards)
+            count, decided = (
+                len(each),
+                [at for at, verdict in enumerate(each) if verdict is not None],
+            )
             scored = ScoredGroup(
-                GroupId(b""), group, its.assigned.prompt, rewards, own=True, decided=decided,
+                GroupId(b""), group, its.assigned.prompt, tuple(verdict or 0.0 for verdict in each),
+                own=True, decided=len(decided) == count,
                 contexts=(its.context,) * count if its.context else (),
             )  # fmt: skip
             prompt = its.request.prompt
-            found.append(
-                BatchGroup(
-                    scored,
-                    prompts=(prompt,) * count if prompt != its.assigned.prompt else (),
-                    recorded=got.recorded,
-                    weights=_weights(its, got),
-                    private=its.private or got.private,
-                )
+            whole = BatchGroup(
+                scored,
+                prompts=(prompt,) * count if prompt != its.assigned.prompt else (),
+                recorded=got.recorded,
+                weights=_weights(its, got),
+                private=its.private or got.private,
             )
+            if decided:
+                found.append(whole.only(decided))
         return found
 
     # --- sharing and drawing ---------------------------------------------------------------
 
     async def share(self, own: Sequence[BatchGroup], at: View) -> int:
-        """Sign and offer groups, without splices: to others all log-probs are the sharer's."""
+        """Sign and offer groups."""
         if self._config.share != "all":
             return 0
         if self._before_share is not None:
@@ -279,7 +282,6 @@ class Sapo:
         groups = [
             replace(
                 each.group,
-                completions=tuple(replace(c, splices=()) for c in each.group.completions),
                 created_at_s=created_at_s,
                 expires_at_s=created_at_s + self._config.run.limits.record_life_s,
                 counters=counters,

@@ -93,23 +93,28 @@ class _ByTurn(Stage[S]):
                 self._worth.append(())
                 found.append(grpo_advantages(each.scored.rewards))
                 continue
-            values = self.of_turns(next(rewards))
+            told = next(rewards)
+            known = iter(self.of_turns([of_one for of_one in told if of_one is not None]))
+            values = [None if of_one is None else next(known) for of_one in told]
             made = each.scored.group.completions
-            self.acted += sum(len(set(of_one)) > 1 for of_one in values)
+            self.acted += sum(len(set(of_one or ())) > 1 for of_one in values)
             self._worth.append(tuple(map(_by_token, made, values)))
-            found.append(tuple(fmean(of_one or (0.0,)) for of_one in values))
+            found.append(tuple(None if v is None else fmean(v or (0.0,)) for v in values))
         return found
 
-    async def _rewards(self, own: Sequence[ScoredGroup], at: View) -> list[list[list[float]]]:
-        """The reward of each turn of each completion of own groups."""
+    async def _rewards(
+        self, own: Sequence[ScoredGroup], at: View
+    ) -> list[list[list[float] | None]]:
+        """The reward of each turn of each completion of own groups. None: one is undecided, and the
+        completion is left out."""
         assert at.verifier is not None
         tasks = [each.group.task for each in own]
         said = [[s for made in each.group.completions for s in _beginnings(made)] for each in own]
         found = []
         verdicts = await at.verifier.score(tasks, said, "turn")
         for each, rewards in zip(own, map(iter, verdicts), strict=True):
-            made = each.group.completions
-            found.append([[next(rewards) or 0.0 for _ in _turns(one)] for one in made])
+            of_all = [[next(rewards) for _ in _turns(one)] for one in each.group.completions]
+            found.append([None if None in one else [r or 0.0 for r in one] for one in of_all])
         return found
 
     def weigh(
@@ -125,8 +130,9 @@ def _turns(made: Completion) -> list[int]:
     return turns or [len(made.token_ids)]
 
 
-def _by_token(made: Completion, values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(v for v, count in zip(values, _turns(made), strict=True) for _ in range(count))
+def _by_token(made: Completion, values: Sequence[float] | None) -> tuple[float, ...]:
+    pairs = () if values is None else zip(values, _turns(made), strict=True)
+    return tuple(value for value, count in pairs for _ in range(count))
 
 
 def _beginnings(made: Completion) -> Iterator[Any]:

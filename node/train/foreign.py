@@ -9,7 +9,9 @@
 4. A token counts by p(here, before the update) / p(where it was sampled), at most
    `FOREIGN_WEIGHT_MAX`, if its log-prob is known; else as 1 (`weights`). A run's `correction`
    replaces this for all tokens with known log-probs, and a loss that uses them weighs by itself.
-5. A foreign group has at most as many completions in a batch as an own one
+5. What was kept of a draft is context, where tokens count by log-probs: it follows neither policy
+   (`Completion.splices`, `node.train.rows`).
+6. A foreign group has at most as many completions in a batch as an own one
    (`node.run.groups.foreign_group`), and a group with unknown log-probs may be left out
    (`node.methods.samplers.within_unknown_share`).
 """

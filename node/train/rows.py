@@ -20,6 +20,7 @@ from node.train.foreign import is_left_out, logprob_floor, takes_tokens
 from swarm.rollouts import Author, Completion, FinishReason, Spans, informative
 
 LOGPROB_ERROR_MAX: Final = 1e-3  # how far above zero rounding may put a log-prob
+ROUNDING: Final = 1e-6  # of a sum of advantages, relative to the largest
 CACHED_TOKEN_SHARE: Final = 4  # a token only attended to costs about this fraction of memory
 
 
@@ -49,6 +50,7 @@ class Row:
     floor: float | None = None  # tokens that were less likely before the update teach nothing
     tokens_counted: int = 0  # as how long it weighs, in a mean over tokens
     said: list[int] | None = None  # places of its tokens that the policy sampled; None: all
+    begun: int = 0  # tokens of its completion before those: a draft's, of another's distribution
     factor: float = 1.0  # that its weight is multiplied by
     token_advantages: torch.Tensor | None = None  # in place of the one
     teacher: torch.Tensor | None = None  # a teacher's log-probs
@@ -56,7 +58,7 @@ class Row:
 
     @property
     def count(self) -> int:
-        """Tokens that are trained on, without those of an environment."""
+        """Tokens that are trained on, without those of an environment and of a draft."""
         return len(self.tokens) if self.said is None else len(self.said)
 
     @property
@@ -138,16 +140,20 @@ class Encoder:
         self._special = frozenset(index for index, token in added if token.special)
 
     def prepare(self, groups: Sequence[TrainingGroup]) -> Prepared:
-        """All groups that have rows. Where rows are left out the others' advantages are centred
-        again: if long answers are the right ones, the short ones are not all wrong for that."""
+        """All groups that have rows. Where rows are left out and the mean is the baseline, the
+        others are centred again: if long answers are the right ones, short ones are not all wrong.
+        Any other baseline stays."""
         made = Prepared([])
         numbers = {name: n for n, name in enumerate(sorted({group.source for group in groups}))}
         for group in groups:
             prompt, found = self.rows(group)
             rows = [row for row in found if row is not None]
             made.skipped += len(found) - len(rows)
-            if rows and len(rows) < len(found):
-                _centre(rows)
+            # supervised answers have no part in a baseline
+            compared = len(found) - (group.guided if group.guided_weight else 0)
+            left = [row for row in found[:compared] if row is not None]
+            if 0 < len(left) < compared and _is_centred(group.advantages[:compared]):
+                _centre(left)
             kept = [row for row in rows if row.own or not is_left_out(self._spec, row.advantage)]
             made.left_out += len(rows) - len(kept)
             for row in kept:
@@ -184,12 +190,14 @@ class Encoder:
             if most is not None and len(completion.text) > most:
                 return None
             row = self._carried(group, completion, advantage)
+        if completion.splices and row.weighing is not None:
+            _begin_at(row, completion.splices[-1])
         row.tokens_counted = self._counted(row)
         if row.own:
             row.spans = completion.spans or ((completion.policy_version, row.count),)
         if self._objective.uses_behaviour:
             row.behaviour = row.behaviour_logprobs
-        if self._objective.by_mean and row.behaviour is None:
+        if self._objective.by_mean and row.behaviour is None and not completion.splices:
             claimed = self._claimed(list(completion.token_ids), completion.logprobs)
             row.behaviour = None if claimed is None else claimed.mean().expand(row.count)
         return row
@@ -197,18 +205,22 @@ class Encoder:
     def _add_columns(self, row: Row, group: TrainingGroup, place: int) -> None:
         """The group's entries for this completion, by token where the tokens are the same."""
         said = row.tokens if row.said is None else [row.tokens[at] for at in row.said]
-        is_same = said == list(group.completions[place].token_ids)
+        is_same = said == list(group.completions[place].token_ids[row.begun :])
+
+        def column(values: Sequence[float]) -> torch.Tensor:
+            return torch.tensor(values[row.begun :], device=self._policy.device)
+
         if group.weights:
             row.factor = group.weights[place]
         if group.token_advantages and (each := group.token_advantages[place]):
             row.advantage = fmean(each)
             if is_same:
-                row.token_advantages = torch.tensor(each, device=self._policy.device)
+                row.token_advantages = column(each)
         if is_same and self._spec.teacher_weight and group.teacher_logprobs:
-            column = group.teacher_logprobs[place]
-            row.teacher = torch.tensor(column, device=self._policy.device) if column else None
+            told = group.teacher_logprobs[place]
+            row.teacher = column(told) if told else None
         if is_same and group.masks and (kept := group.masks[place]):
-            row.mask = torch.tensor(kept, device=self._policy.device)
+            row.mask = column(kept)
 
     def _guidance(
         self, group: TrainingGroup, completion: Completion, advantage: float
@@ -324,6 +336,14 @@ class Encoder:
         return self._row_tokens_max is None or padded <= self._row_tokens_max
 
 
+def _begin_at(row: Row, begun: int) -> None:
+    """Make context of a foreign row's first tokens. Kept of a draft, they follow neither the policy
+    that drew them nor the one that kept them: no log-prob says by what to weigh them."""
+    assert row.behaviour_logprobs is not None
+    row.said = (list(range(len(row.tokens))) if row.said is None else row.said)[begun:]
+    row.behaviour_logprobs, row.begun = row.behaviour_logprobs[begun:], begun
+
+
 def weigh(rows: Sequence[Row], aggregation: Aggregation, tokens_max: int | None = None) -> None:
     """Give each row the weight of its tokens in the batch, by `token_weights`."""
     counted = [row.tokens_counted or row.count for row in rows]
@@ -384,6 +404,12 @@ def push_apart(pairs: Sequence[Unit], set_to: Dpo) -> float:
     for unit, push in zip(pairs, pushes.tolist(), strict=True):
         unit.rows[0].push, unit.rows[1].push = push, -push
     return float(loss.detach())
+
+
+def _is_centred(advantages: Sequence[float]) -> bool:
+    """True if the baseline is the mean of these very completions. A median, the lead of the best,
+    the mean of a larger group or of other prompts leaves a sum."""
+    return abs(math.fsum(advantages)) <= ROUNDING * max(map(abs, advantages))
 
 
 def _centre(rows: Sequence[Row]) -> None:

@@ -467,9 +467,6 @@ class GroupTrainer:
             if weights is not None:
                 each = each * weights
                 masked = masked | (weights == 0.0)
-            if row.mask is not None:
-                each = each.masked_fill(~row.mask, 0.0)
-                masked = masked | ~row.mask
             if row.floor is not None:
                 unlikely = old < row.floor
                 each = each.masked_fill(unlikely, 0.0)
@@ -478,6 +475,9 @@ class GroupTrainer:
                 far = losses.divergence(values, row.reference)
                 each = each + self.spec.kl_weight * far
                 sums.reference_kl += float(far.detach().sum())
+            if row.mask is not None:
+                each = each.masked_fill(~row.mask, 0.0)
+                masked = masked | ~row.mask
             loss = loss + row.weight * each.sum()
             sums.clipped += float(clipped.sum())
             sums.masked += int(masked.sum())

@@ -135,7 +135,9 @@ def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = No
     longest = max((len(completion.text) for completion in group.completions), default=0)
     if longest > run.limits.text_chars_max:
         raise RemoteProtocolError(Reject.OVERSIZE, f"a completion of {longest} characters")
-    if group.context or any(c.splices or c.propensity != 1.0 for c in group.completions):
+    leased = task is not None  # a worker has no drafts
+    odd = any(c.propensity != 1.0 or (leased and c.splices) for c in group.completions)
+    if group.context or odd:
         raise RemoteProtocolError(
             Reject.UNVERIFIABLE, "with a context, or prefixes of another: no rule of this run's"
         )

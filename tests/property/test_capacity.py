@@ -2,13 +2,23 @@
 
 import math
 from dataclasses import astuple, replace
+from itertools import product
+from random import Random
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from coordinator.model.activation import Choice, cheapest_set
+from coordinator.model.activation import (
+    ActivationState,
+    Choice,
+    Seen,
+    Settings,
+    cheapest_set,
+    decide,
+)
 from coordinator.model.capacity import Capacity, Form, Infeasible, Run, Worker, assess
-from tests.coordinator_samples import MB, fleet, run_of
+from tests.coordinator_samples import MB, fleet, run_of, worker
 from tests.property import exact_activation
 
 FORMS = st.sampled_from(list(Form))
@@ -136,6 +146,63 @@ def test_where_there_is_a_set_one_is_found(seed: int, form: Form, count: int) ->
     chosen = cheapest_set(run, some, form, 1.1)
     assert isinstance(chosen, Choice)
     assert chosen.cost_per_h <= 1.25 * best.cost_per_h
+
+
+def unlike(seed: int) -> tuple[Run, list[Worker]]:
+    """A learner and 3 to 8 workers whose links and generation times differ a hundredfold."""
+    rng = Random(seed)
+
+    def spread(least: float, most: float) -> float:
+        return math.exp(rng.uniform(math.log(least), math.log(most)))
+
+    train_s = rng.choice((30.0, 60.0, 100.0))
+    run = run_of(
+        train_s=train_s, staleness_max=rng.choice((3, 4, 5, 6, 8)),
+        weights_bytes=rng.choice((50, 100, 400)) * MB,
+        up_bytes_per_s=rng.choice((12.5, 60.0, 125.0)) * MB,
+        egress_price_per_gb=rng.choice((0.0, 0.1)), latency_s=0.05,
+    )  # fmt: skip
+    some = fleet(seed, rng.randint(3, 8), rng.uniform(1.2, 4.0), run)
+    longest = rng.choice((1.0, 8.0))
+    return run, [
+        replace(
+            each, generation_s=spread(0.05, longest) * train_s, up_bytes_per_s=spread(0.2, 60) * MB,
+            down_bytes_per_s=spread(0.5, 120) * MB, relayed=rng.random() < 0.3,
+            price_per_h=rng.choice((0.0, each.price_per_h)),
+        )
+        for each in some
+    ]  # fmt: skip
+
+
+def test_no_set_is_missed_where_one_worker_of_many_is_slow() -> None:
+    """All sets of each fleet are looked at, in both forms."""
+    solvable = optimal = 0
+    for seed, form in product(range(130), Form):
+        run, some = unlike(seed)
+        best = exact_activation.exact(run, some, form, 1.1)
+        chosen = cheapest_set(run, some, form, 1.1)
+        assert isinstance(chosen, Choice) == bool(best.names), (seed, form)
+        if isinstance(chosen, Choice):
+            solvable += 1
+            optimal += chosen.cost_per_h <= best.cost_per_h * (1.0 + 1e-6) + 1e-9
+    assert solvable >= 160
+    assert optimal >= 0.97 * solvable
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [{"generation_s": 400.0}, {"up_bytes_per_s": 0.1 * MB}, {"down_bytes_per_s": 0.3 * MB}],
+    ids=str,
+)
+def test_a_slow_worker_for_nothing_spoils_no_set(slow: dict[str, float]) -> None:
+    run = run_of(train_s=60.0, staleness_max=4, up_bytes_per_s=12.5 * MB)
+    fast = [worker(f"gpu-{n}", 0.3, 3.0, run, generation_s=20.0) for n in range(4)]
+    free = worker("volunteer", 0.3, 0.0, run, generation_s=20.0)
+    some = [*fast, replace(free, **slow)]
+    found = cheapest_set(run, some, margin=1.1)
+    assert isinstance(found, Choice)
+    decided = decide(ActivationState(), Seen(some, frozenset()), run, 0.0, Settings())
+    assert set(decided.activate) == set(found.names)
 
 
 def test_the_exact_solver_is_exact() -> None:

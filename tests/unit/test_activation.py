@@ -250,6 +250,18 @@ def test_long_work_forgives_earlier_failures() -> None:
     assert world.state.of("a").failures == 1
 
 
+def test_long_work_forgives_earlier_failures_of_a_worker_that_was_released_since() -> None:
+    world = World([worker("a", 1.5, 5.0)])
+    world.tick()
+    world.tick(failed=["a"])
+    world.ticks(80)
+    world.workers.append(worker("b", 1.5, 0.1))
+    world.ticks(40)
+    assert world.state.of("a").phase is Phase.STANDBY
+    world.tick(failed=["a"])
+    assert world.state.of("a").failures == 1
+
+
 def test_a_change_has_to_repay_its_starts() -> None:
     """Half a dollar an hour saved does not repay a start of an hour at ten dollars."""
     settings = replace(SETTINGS, saving_share=0.0)

@@ -7,6 +7,7 @@ import pytest
 
 from node.run.claims import (
     ALARM_STAKE,
+    DEVIATION_MAX,
     DEVIATION_SPREAD,
     DISTANCE_MAX,
     EVIDENCE_MAX,
@@ -141,6 +142,10 @@ def test_a_sure_policy_may_say_something_rare_now_and_then() -> None:
     assert fault_of(fit_of([*sure_tokens(rng, 12, 1e-3), *others])) is not None
 
 
+def test_two_bounds_on_evidence_make_one_of_11_000_groups() -> None:
+    assert 2 * math.exp(-EVIDENCE_MAX) == pytest.approx(1 / 11_000, rel=0.01)
+
+
 @pytest.mark.parametrize("rare", [0.5, 0.1, 0.01, 1e-4])
 @pytest.mark.parametrize("count", [1, 16, 200])
 def test_the_bound_on_evidence_holds(rare: float, count: int) -> None:
@@ -189,6 +194,25 @@ def test_bets_on_an_honest_worker_do_not_pay() -> None:
     # they would, if nothing were taken off for the spread
     free = [deviation_factor(rng.gauss(0, 1)) * math.exp(DEVIATION_SPREAD / 8) for _ in range(9999)]
     assert math.fsum(free) / len(free) > 1.1
+
+
+def test_rare_tokens_of_a_sure_policy_pay_hardly_more() -> None:
+    """The mean factor where k of the tokens are rare, with the chance of each k."""
+
+    def mean(count: int, rare: float) -> float:
+        logs = math.log1p(-rare), math.log(rare)
+        middle = (1 - rare) * logs[0] + rare * logs[1]
+        spread = math.sqrt(count * (1 - rare) * rare) * (logs[0] - logs[1])
+        total = 0.0
+        for k in range(count + 1):
+            excess = (count - k) * logs[0] + k * logs[1] - count * middle
+            z = max(-DEVIATION_MAX, min(DEVIATION_MAX, excess / spread))
+            chance = math.comb(count, k) * rare**k * (1 - rare) ** (count - k)
+            total += chance * deviation_factor(-z)
+        return total
+
+    worst = max(mean(n, share / n) for n in (1, 16, 60) for share in (1e-3, 0.03, 0.06, 0.1, 0.3))
+    assert 1.0 < worst <= 1.05
 
 
 def test_an_honest_worker_is_left_in_peace_for_a_hundred_thousand_groups() -> None:

@@ -90,6 +90,21 @@ def test_a_depth_that_starved_is_tried_ever_more_rarely() -> None:
     assert gaps == sorted(gaps)
 
 
+def test_a_row_of_failures_ends_where_a_depth_holds() -> None:
+    """Eight troubles with 20,000 healthy steps between them are eight first ones."""
+    pacing, high = Pacing(2, since=1), []
+    for _ in range(8):
+        at = pacing.since + 20_000
+        pacing = next_pacing(pacing, replace(STARVED, step=at), RULES)
+        assert pacing.depth == 3
+        for step in range(at + 1, at + 20_000):
+            pacing = next_pacing(pacing, replace(FINE, step=step), RULES)
+            if pacing.depth == 2:
+                high.append(step - at)
+                break
+    assert high == [100] * 8
+
+
 def test_noise_causes_no_flapping() -> None:
     """Idle shares that jump about their prediction by less than the rules allow."""
     rng, pacing = random.Random(1), Pacing(6)

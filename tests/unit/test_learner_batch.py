@@ -104,3 +104,22 @@ def test_a_draw_ends_though_the_step_is_cancelled_for_the_leased_groups_are_take
 
     trio.run(body)
     assert len(drawn) == 1
+
+
+def test_of_a_common_task_a_copy_and_a_producers_second_group_are_left_out():
+    first, elsewhere = of_size(2, 4), of_size(3, 4)
+    other = PRODUCERS[1].peer_id
+    [made, *_] = first.group.completions
+    again = tuple(replace(made, text=f"{made.text} again") for _ in range(4))
+    copied = replace(first, group_id=GroupId(b"copied"), group=replace(first.group, producer=other))
+    second = replace(
+        first, group_id=GroupId(b"second"), group=replace(first.group, completions=again)
+    )
+    offered = [first, copied, second, elsewhere]
+    rules = RULES.model_copy(update={"pool_groups_per_step": 4})
+
+    async def body() -> list[ScoredGroup]:
+        its = learner("t", Slow(offered), rules)
+        return await its.draw(its._view())
+
+    assert trio.run(body) == [first, elsewhere]

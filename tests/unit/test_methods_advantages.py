@@ -83,6 +83,16 @@ def test_gapo_takes_the_lowest_of_equally_dense_windows() -> None:
     assert close(found, (0.0,) * 4 + (1.3229,) * 4)
 
 
+@pytest.mark.parametrize("scale", [0.1, 0.3, 1.0, 10.0], ids=str)
+def test_rounding_decides_no_tie_of_gapo(scale: float) -> None:
+    """Shares of tests are evenly spaced: all windows are equally dense."""
+    (found,) = of("gapo", view(*(scale * each for each in range(4))))
+    wanted = of("gapo", view(0, 1, 2, 3))[0]
+    assert close(found, wanted)
+    assert wanted[1] is not None
+    assert wanted[1] > 0.0
+
+
 def test_whitening_is_over_each_sources_groups() -> None:
     groups = (view(1, 0), view(0.6, 0.4), view(1, 1), view(1, 0, 0, 0, source="peer"))
     found = of("reinforce_pp", *groups)
@@ -181,6 +191,9 @@ def test_a_vote_is_a_peers_and_not_a_completions() -> None:
     )
     assert flood == (1.0, 1.0, 0.0, 0.0, 0.0)
     assert rewards.majority([None, None], ["a", "b"], rewards.Majority()) == (0.0, 0.0)
+    for count in range(1, 12):  # shares of a vote add up to one but for rounding
+        said, by = ["5"] * count + ["7"], ["a"] * count + ["b"]
+        assert rewards.majority(said, by, rewards.Majority()) == (*(1.0,) * count, 0.0)
 
 
 def test_certain_answers_get_more_and_rare_ones_are_dropped() -> None:

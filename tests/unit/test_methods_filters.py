@@ -216,6 +216,14 @@ def test_no_other_choice_varies_more(rows: list[list[float | None]], count: int)
     assert near(spread(found), best, 1e-9)
 
 
+def test_rounding_decides_no_tie_of_equally_varied_choices() -> None:
+    for unit in (0.1, 0.3, 1.0, 7.0):
+        assert filters.most_varied([(-6 * unit, -3 * unit)], 1) == ((0, 1),)
+        steps = [tuple(unit * each for each in range(7))]
+        assert filters.most_varied(steps, 3) == ((0, 0), (0, 5), (0, 6))
+        assert filters.most_varied(steps, 5) == ((0, 0), (0, 1), (0, 4), (0, 5), (0, 6))
+
+
 def test_the_largest_and_the_most_negative_stay() -> None:
     groups: list[tuple[float | None, ...]] = [(0.1, -0.5, None), (1.6, -0.2), (-0.6, 0.0)]
     assert filters.most_varied(groups, 3) == ((0, 1), (1, 0), (2, 0))

@@ -522,22 +522,47 @@ def test_a_node_that_shares_nothing_gives_nothing_away() -> None:
     assert sharing.nodes[0].node.ledger.accepted > 0
 
 
-def test_what_is_undecided_is_trained_on_as_worth_nothing_and_shared_with_nobody(
+def test_what_is_undecided_is_left_out_and_its_group_is_shared_with_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = ScriptedSum.score
+    """Nobody knows that it is wrong: those that are right beside it gain nothing by it."""
+    score = ScriptedSum.score
 
     def doubtful(self: ScriptedSum, problem: Problem, text: str) -> float:
-        if problem.task.index % 2 and right(self, problem, text):
+        if not (found := score(self, problem, text)):
             raise Undecided
-        return right(self, problem, text)
+        return found
 
     monkeypatch.setattr(ScriptedSum, "score", doubtful)
-    node = live(change(CONFIG, rounds=6, external_groups=0), FrozenPolicy(0.5))
+    policy = FrozenPolicy(0.5)
+    config = change(CONFIG, rounds=6, external_groups=0, group_size=3)
+    node = live(config, policy)
+    trained = [group for batch in policy.batches for group in batch]
+    assert {len(group.completions) for group in trained} == {1, 2, 3}
+    assert not any(any(group.advantages) for group in trained)
+    assert len(trained) < 6 * CONFIG.local_groups  # of some nothing is known
+    assert all(each.own_reward == 1.0 for each in rounds(node) if each.local_groups)
     shared = [c.group_id for c in node.pool.eligible(own=True, now_s=0)]
-    indices = [each.group.task.index for each in node.pool.groups(shared)]
-    assert indices
-    assert len(indices) < 6 * CONFIG.local_groups
-    assert all(each.rewards == (0.0,) * CONFIG.group_size for each in node.pool.groups(shared)
-               if each.group.task.index % 2)  # fmt: skip
-    assert sum(each.groups_shared for each in rounds(node)) == len(indices)
+    whole = sum(len(group.completions) == 3 for group in trained)
+    assert 0 < len(shared) == whole == sum(each.groups_shared for each in rounds(node))
+
+
+class Drafting(FrozenPolicy):
+    """All of each completion is kept of a draft."""
+
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        groups = await super().generate(prompts, completions_each, sampling, seed)
+        return [
+            tuple(replace(each, splices=(len(each.token_ids),)) for each in group)
+            for group in groups
+        ]
+
+
+def test_others_hear_where_drafts_end() -> None:
+    policy = FrozenPolicy(0.5)
+    live(change(CONFIG, rounds=4, external_groups=2), policy, Others([PEER], kind=Drafting))
+    drawn = [c for batch in policy.batches for g in batch if g.source for c in g.completions]
+    assert drawn
+    assert all(each.splices == (len(each.token_ids),) for each in drawn)

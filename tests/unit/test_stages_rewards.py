@@ -250,6 +250,24 @@ def test_others_transcripts_have_one_advantage() -> None:
     assert stage.weigh(batch, worth, at) == (batch, worth)
 
 
+def test_a_transcript_with_an_undecided_turn_is_left_out() -> None:
+    """Nobody knows that the turn is wrong; the others are compared with each other."""
+
+    async def score(*_: object) -> list[tuple[float | None, ...]]:
+        await trio.lowlevel.checkpoint()
+        return [(1.0, 0.0, None, 0.0)]
+
+    [stage] = stages_of(config_of(GUESSES, advantage="two_levels")).methods
+    at = replace(view("t"), verifier=SimpleNamespace(score=score))  # type: ignore[arg-type]
+    scored = of_size(1, 4)
+    batch = [BatchGroup(replace(scored, own=True))]
+    worth = trio.run(stage.advantage, batch, at)
+    assert worth == [pytest.approx((4 / 3, -2 / 3, None, -2 / 3))]
+    [weighed], _ = stage.weigh(batch, worth, at)
+    count = len(scored.group.completions[0].token_ids)
+    assert [len(each) for each in weighed.token_advantages] == [count, count, 0, count]
+
+
 def test_an_environment_that_tells_nothing_of_turns_is_refused_by_name(tmp_path: Any) -> None:
     run = tmp_path / "run.toml"
     head = 'name = "r"\n[[environments]]\nname = '

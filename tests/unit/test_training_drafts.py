@@ -4,16 +4,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
 from node.config import load_config
 from node.engines import torch_engine
 from node.engines.drafts import DraftGeneration
 from node.interfaces.engine import Request, Sampling
+from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.drafts import Draft, DraftBank
 from node.methods.generation import Speculative, speculative
+from node.methods.losses import OBJECTIVES
+from node.policies.policy import Policy
 from node.train import frames
 from node.train.process import InProcessTrainer, open_trainer
+from node.train.rows import Encoder, Row
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason, Task, version_spans
 from tests import support
@@ -249,6 +254,99 @@ def test_drafts_travel_to_the_child_whole():
     assert frames.unpack(frames.pack(drafts)) == tuple(drafts)
     made = Completion("x", (1, 2), (-0.5, -0.25), FinishReason.STOP, 3, splices=(1,))
     assert frames.unpack(frames.pack(made)) == made
+
+
+# --- others' weights -----------------------------------------------------------------------------
+
+TWO = replace(SAMPLING, temperature=1.0, max_new_tokens=2)
+MANY, FARTHER = 3000, 1.5
+
+
+def misfit(policy: Policy, prompt: str, rows: Sequence[Row]) -> float:
+    """Chi-square of all tokens that are trained on against the policy, in standard deviations above
+    its mean. An ordinary token was sampled, as rows with others are taken by their text."""
+    ids = policy.encode_prompt(prompt)
+    contexts = {tuple(row.tokens[:at]) for row in rows for at in trained(row)}
+    ordinary = [at for at in range(policy.vocabulary) if at < 256 or at in policy.eos_ids]
+    next_probs = {}
+    for each in contexts:
+        with torch.no_grad():
+            probs = policy.model(torch.tensor([[*ids, *each]])).logits[0, -1].double().softmax(-1)
+        next_probs[each] = probs[ordinary] / probs[ordinary].sum()
+    expected = torch.zeros(len(ordinary), dtype=torch.float64)
+    seen = torch.zeros_like(expected)
+    for row in rows:
+        for at in trained(row):
+            expected += next_probs[tuple(row.tokens[:at])]
+            seen[ordinary.index(row.tokens[at])] += 1
+    bins = expected.argsort(descending=True).split(8)  # rare ones together
+    found = [(float(seen[each].sum()), float(expected[each].sum())) for each in bins]
+    degrees = len(found) - 1
+    chi_square = sum((count - usual) ** 2 / usual for count, usual in found)
+    return (chi_square - degrees) / (2 * degrees) ** 0.5
+
+
+def trained(row: Row) -> Sequence[int]:
+    return range(len(row.tokens)) if row.said is None else row.said
+
+
+def shared(models: Models, set_to: Speculative) -> list[Completion]:
+    requests = generate(models.old, ["1+1="], MANY, TWO, 2, OLD)[0]
+    drafts = [Draft("1+1=", made.token_ids, made.logprobs) for made in requests]
+    return redraft(models.new, drafts, set_to, sampling=TWO)
+
+
+def received(models: Models, made: Sequence[Completion]) -> list[Row]:
+    """Rows that a peer of the same tokenizer trains on by the log-probs that came along."""
+    sent = TrainingGroup(
+        "1+1=", tuple(made), (1.0,) * MANY, own_tokens=False, source="peer",
+        tokenizer=models.new.fingerprint,
+    )  # fmt: skip
+    _, rows = Encoder(models.new, TrainerSpec("test"), None, OBJECTIVES["sapo"]).rows(sent)
+    return [row for row in rows if row is not None and row.weighing is not None]
+
+
+@pytest.mark.parametrize("lenience", [0.5, 0.0], ids=str)
+def test_others_train_on_samples_of_the_policy_whose_log_probs_they_weigh_by(qwen, lenience):
+    """What was kept of a draft follows another distribution: it is context."""
+    with torch.no_grad():  # further from the old one
+        for name, each in qwen.new.model.named_parameters():
+            each.add_(FARTHER * (each - qwen.old.model.get_parameter(name)))
+    made = shared(qwen, Speculative(lenience=lenience))
+    rows = received(qwen, made)
+    assert {len(row.tokens) - row.count for row in rows} == {0, 1}  # all of both is kept of some
+    assert all(len(row.behaviour_logprobs) == row.count == row.tokens_counted for row in rows)
+    assert abs(misfit(qwen.new, "1+1=", rows)) < 4.0
+    untold = received(qwen, [replace(each, splices=()) for each in made])
+    assert misfit(qwen.new, "1+1=", untold) > 8.0
+
+
+def test_columns_of_a_draft_begin_where_it_ends(qwen):
+    group = TrainingGroup(
+        "1+1=", (replace(kept_two(qwen.new), splices=(2,)),), (1.0,), own_tokens=False,
+        source="peer", tokenizer=qwen.new.fingerprint, token_advantages=((1.0, 2.0, 3.0, 4.0),),
+        masks=((True, True, False, True),), teacher_logprobs=((-1.0, -2.0, -3.0, -4.0),),
+    )  # fmt: skip
+    spec = TrainerSpec("test", teacher_weight=1.0)
+    encoder = Encoder(qwen.new, spec, None, OBJECTIVES["hacpo"])
+    (row,) = encoder.rows(group)[1]
+    assert row is not None
+    assert (row.said, row.count, row.advantage) == ([2, 3], 2, 2.5)
+    assert row.token_advantages.tolist() == [3.0, 4.0]
+    assert row.mask.tolist() == [False, True]
+    assert row.teacher.tolist() == [-3.0, -4.0]
+    assert row.behaviour.tolist() == pytest.approx([-0.3, -0.4])
+    other = replace(group, tokenizer="another")  # by its text: of what drew it nothing is known
+    (row,) = encoder.rows(other)[1]
+    assert row is not None
+    assert (row.said, row.behaviour) == (None, None)
+    whole = replace(group, completions=(replace(kept_two(qwen.new), splices=(4,)),))
+    assert encoder.rows(whole)[1] == [None]
+
+
+def kept_two(policy: Policy) -> Completion:
+    ids = (*policy.encode_completion("abc"), policy.eos_id)
+    return Completion("abc", ids, (-0.1, -0.2, -0.3, -0.4), FinishReason.STOP, 0)
 
 
 # --- the bank ----------------------------------------------------------------------------------

@@ -175,3 +175,12 @@ def test_several_loads_leave_as_many_runs(qwen):
     groups = run_on(generation, 4, versions[-1])
     longest = max((c for group in groups for c in group), key=lambda c: len(c.token_ids))
     assert version_spans(longest) == ((OLD, 4), (OLD + 1, 2), (OLD + 4, 6))
+
+
+def test_prompts_share_no_random_numbers_for_32_bits_of_a_seed():
+    """Of these two prompts' seeds the last 32 bits agree, all that torch takes on a CPU."""
+    requests = plain_requests(("3457", "42764"), 2)
+    found = torch_engine.uniforms_of(requests, 8, 0)
+    assert not any(torch.equal(found[0], each) for each in found[1:])
+    assert all(map(torch.equal, found, torch_engine.uniforms_of(requests, 8, 0)))
+    assert not any(map(torch.equal, found, torch_engine.uniforms_of(requests, 8, 1)))

@@ -182,6 +182,21 @@ def test_the_divergence_of_own_tokens_is_in_the_gradient(directory, tokens):
     assert report.reference_kl > 1e-4
 
 
+def test_tokens_that_a_mask_leaves_out_are_not_held_to_the_reference(directory):
+    policy = open_policy(directory)
+    trainer = GroupTrainer(policy, KL, MANY)
+    trainer.train(batch(policy))
+    masked = [
+        replace(one, masks=tuple((False,) * len(c.token_ids) for c in one.completions))
+        for one in batch(policy)
+    ]
+    trainer.optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    before = flat(policy)
+    report = trainer.train(masked)
+    assert report.reference_kl > 1e-6
+    assert torch.equal(before, flat(policy))
+
+
 def test_without_a_weight_no_reference_is_kept_and_no_bit_differs(directory):
     spec = replace(SPEC, updates_per_batch=2)
     found = []

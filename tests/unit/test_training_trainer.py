@@ -5,13 +5,17 @@ import pytest
 import torch
 
 from node.interfaces.engine import Sampling
-from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer import TrainingGroup, training_group
 from node.interfaces.trainer_spec import TrainerSpec
+from node.methods.choices import ADVANTAGES, advantages
+from node.methods.losses import OBJECTIVES
 from node.policies import lean
 from node.policies.policy import Policy
 from node.train import trainer as trainer_module
+from node.train.rows import Encoder
 from node.train.trainer import GroupTrainer
 from swarm.rollouts import FinishReason
+from tests.scored_groups import of_completions
 from tests.unit.training_support import (
     generate,
     gpt2_directory,
@@ -224,6 +228,44 @@ def test_completions_too_long_for_the_context_are_skipped_and_counted(qwen):
     short = [group(qwen, "1+1=", ["2", "3"], [0.75, -0.75], own=False)]  # centred again
     assert report.skipped_completions == 1
     assert torch.equal(gradient, update(qwen, short)[1])
+
+
+@pytest.mark.parametrize("method", ["pass_k", "mc_grpo", "gapo", "opo", "novelty"])
+def test_a_baseline_that_is_no_mean_stays_where_a_completion_is_skipped(qwen, method):
+    """Wrong answers that teach nothing are not pushed down for another's length."""
+    texts = ["r" * 90, "2", "33", "4", "9" * 200]
+    made = group(qwen, "1+1=", texts, [0.0] * 5, own=False).completions
+    said = tuple(replace(each, logprobs=(-float(len(each.text)),)) for each in made)
+    told = of_completions(said, (1.0, 0.0, 0.0, 0.0, 0.0))
+    (worth,) = advantages([told], ADVANTAGES[method][0]())
+    whole = training_group("1+1=", made, worth, own_tokens=False)
+    assert advantages_of(qwen, whole) == [pytest.approx(a) for a in worth[:-1] if a is not None]
+
+
+def advantages_of(policy: Policy, *groups: TrainingGroup) -> list[float]:
+    """Of all rows, as they are trained on."""
+    prepared = Encoder(policy, SPEC, None, OBJECTIVES["sapo"]).prepare(groups)
+    return [row.advantage for unit in prepared.units for row in unit.rows]
+
+
+def test_the_baseline_of_a_larger_group_stays_where_a_completion_is_skipped(qwen):
+    """Of a drawn group some completions are kept, and a hint makes a group of its own: all of its
+    completions may be right."""
+    kept = group(qwen, "1+1=", ["2", "3", "9" * 200], [0.9, 0.7, 0.9], own=False)
+    assert advantages_of(qwen, kept) == [0.9, 0.7]
+    alike = group(qwen, "1+1=", ["2", "3", "9" * 200], [-0.5, -0.5, 1.0], own=False)
+    assert advantages_of(qwen, alike) == [0.0, 0.0]  # only the one that does not fit was right
+
+
+def test_supervised_answers_have_no_part_in_a_baseline(qwen):
+    """They joined after the advantages, with an advantage that says nothing."""
+    made = group(qwen, "1+1=", ["2", "3", "9" * 200, "two"], [1.0, -0.25, -0.75, 1.0])
+    guided = replace(made, guided=1, guided_weight=0.5)
+    assert advantages_of(qwen, guided) == pytest.approx([0.625, -0.625, 1.0])
+    whole = replace(group(qwen, "1+1=", ["2", "3", "9" * 200], [1.0, -1.0, 1.0]), guided=1)
+    lost = replace(whole, guided_weight=0.5)  # the supervised one does not fit
+    assert advantages_of(qwen, lost) == [1.0, -1.0]
+    assert advantages_of(qwen, replace(whole, shaping=0.1)) == [1.0, -1.0]
 
 
 def test_tokens_that_the_policy_does_not_have_are_skipped_and_counted(policy):

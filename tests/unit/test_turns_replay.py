@@ -227,21 +227,21 @@ def test_own_transcripts_that_others_would_refuse_are_a_loud_mistake() -> None:
     with_both(run, body)
 
 
-@pytest.mark.parametrize(
-    "more", [{"splices": (1,)}, {"propensity": 0.5}], ids=["splice", "propensity"]
-)
-def test_what_no_rule_of_a_run_means_is_not_taken_for_the_policys(more: dict[str, object]) -> None:
+def test_what_no_rule_of_a_run_means_is_not_taken_for_the_policys() -> None:
     run = run_of(GUESS)
     plain = completion_of([(True, "1")], FinishReason.LENGTH)
+    drafted = group_of(run, replace(plain, splices=(1,)))
 
     async def body(verifier: Verifier) -> None:
         assert await verifier.verify(group_of(run, plain))
-        for group in (
-            group_of(run, replace(plain, **more)),  # type: ignore[arg-type]
-            replace(group_of(run, plain), context="hint"),
+        assert await verifier.verify(drafted)  # what was kept of a draft is not trained on
+        for group, task in (
+            (group_of(run, replace(plain, propensity=0.5)), None),
+            (replace(group_of(run, plain), context="hint"), None),
+            (drafted, drafted.task),  # workers have no drafts
         ):
             with pytest.raises(RemoteProtocolError) as refused:
-                await verifier.verify(group)
+                await verifier.verify(group, task)
             assert refused.value.reason is Reject.UNVERIFIABLE
 
     run_async(body, InlineVerifier(run))
