@@ -64,7 +64,7 @@ def pose(
     """The problem of a task, after the run's instructions; ConfigError if it has none, or one that
     is too long."""
     problem = _problem(task)
-    prompt = Prompt.of(problem.prompt, rule.system, rule.examples).text
+    prompt = Prompt.read(problem.prompt).below(rule.system, rule.examples).text
     if len(prompt) > prompt_chars_max:
         raise ConfigError(
             f"environment {task.environment}: a prompt has {len(prompt)} characters, "
@@ -97,7 +97,7 @@ def score_group(
     """
     problem = _problem(task)
     source = environment(task.environment)
-    prompt = Prompt.of(problem.prompt, rule.system, rule.examples).text
+    prompt = Prompt.read(problem.prompt).below(rule.system, rule.examples).text
     has_turns = isinstance(source, Interaction)
     if not has_turns and not all(isinstance(text, str) for text in texts):
         return GroupScore(prompt, (0.0,) * len(texts), 0, Reject.MALFORMED)

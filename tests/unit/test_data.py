@@ -11,9 +11,11 @@ import trio
 from node.commands.data import check_file
 from node.config import RunConfig
 from node.config.load import load_run
+from node.config.run import HeldOutRules
 from node.envs.data import items as store
 from node.envs.data.dataset import rules_of, shuffled
-from node.envs.data.items import Columns, Items, content_of, rows_of
+from node.envs.data.items import Items, Judging, content_of, rows_of
+from node.envs.data.shapes import Columns
 from node.envs.registry import environment
 from node.envs.scoring import pose, score_group
 from node.hosting.run_data import check_data
@@ -34,6 +36,7 @@ name = "dataset"
 parameters = {path = "items.jsonl", scorer = "numeric"}
 """
 ANYBODY = Identity.generate().peer_id
+JUDGING = Judging(lambda item: None)
 word_problems = script("word_problems").word_problems
 
 
@@ -115,16 +118,26 @@ def test_rules_of_strangers_name_no_path(tmp_path: Path) -> None:
         (json.dumps({"question": "1" * 70_000, "answer": "2"}), "line 3: 70029 bytes, at most"),
         ("x" * 5_000_000, "line 3: over 4194304 bytes"),
     ],
+    ids=range(10),
 )
-def test_a_bad_line_is_told_by_its_number(tmp_path: Path, line: str, told: str) -> None:
+def test_a_bad_line_is_left_out_and_told_by_its_number(
+    tmp_path: Path, line: str, told: str
+) -> None:
     found(tmp_path)
     good = '{"question": "1+1=", "answer": 2}'
     (tmp_path / "items.jsonl").write_text(f"{good}\n\n{line}\n{good}\n")
+    sha256 = sha256_in(load_run(tmp_path / "run.toml", {})[0])
+    assert len(store.load(sha256)) == 2
+    place, _, why = told.partition(": ")
+    table = store.told_of(sha256)
+    assert "items.jsonl: left out: 1 of 3 rows" in table
+    assert any(why in each and each.endswith(place) for each in table)
+    assert all(len(each) < 200 for each in table)
+    (tmp_path / "items.jsonl").write_text(f"\n\n{line}\n")
     with pytest.raises(ConfigError) as refused:
         load_run(tmp_path / "run.toml", {})
-    assert f"items.jsonl {told}" in str(refused.value)
-    assert len(str(refused.value)) < 200
-    assert not list(store.path_of("x").parent.glob("*.part"))
+    assert len(str(refused.value)) < 250
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +173,10 @@ def test_limits_on_items_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [json.dumps({"question": str(n), "answer": "1"}).encode() for n in range(9)]
     for limit, value in (("DATA_ITEMS_MAX", 8), ("DATA_BYTES_MAX", 250)):
         with monkeypatch.context() as patch:
-            content_of(rows_of(rows, "f"), Columns(), "f", lambda item: None)
+            content_of(rows_of(rows, "f"), Columns(), "f", JUDGING)
             patch.setattr(f"node.envs.data.items.{limit}", value)
             with pytest.raises(ConfigError, match=r"f line 9: over .* leave some out"):
-                content_of(rows_of(rows, "f"), Columns(), "f", lambda item: None)
+                content_of(rows_of(rows, "f"), Columns(), "f", JUDGING)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 100, 1000])
@@ -246,10 +259,15 @@ def test_too_few_items_for_the_held_out_ones_are_refused(
     assert ("take at most 19" if count > 1 else "bring more") in str(refused.value)
 
 
-def test_a_question_over_the_runs_limit_is_refused_before_it_starts(tmp_path: Path) -> None:
+def test_questions_over_the_runs_limit_are_counted_before_it_starts(tmp_path: Path) -> None:
     run = found(tmp_path)
-    small = run.model_copy(update={"limits": run.limits.model_copy(update={"prompt_chars_max": 9})})
-    with pytest.raises(ConfigError, match=r"limits.prompt_chars_max is 9; raise it"):
+    limits = run.limits.model_copy(update={"prompt_chars_max": 46})
+    small = run.model_copy(update={"limits": limits})
+    long = sum(len(row["question"]) > 46 for row in word_problems(60))
+    (told,) = check_data(small.model_copy(update={"held_out": HeldOutRules(tasks=1)}))
+    assert 0 < long < 60
+    assert f"left out: {long} of 60 items" in told
+    with pytest.raises(ConfigError, match=r"held_out\.tasks = 20 would leave too few"):
         check_data(small)
 
 
@@ -276,7 +294,7 @@ def test_a_run_may_not_name_other_columns_of_the_same_items(tmp_path: Path) -> N
 def test_rows_are_read_where_they_are() -> None:
     rows = [{"question": f"{n}\n\u2028é", "answer": "1"} for n in range(50)]
     lines = [json.dumps(row).encode() for row in rows]
-    items = Items(content_of(rows_of(lines, "f"), Columns(), "f", lambda item: None).data)
+    items = Items(content_of(rows_of(lines, "f"), Columns(), "f", JUDGING).data)
     assert [items.row(place) for place in range(len(items))] == rows
 
 
@@ -331,7 +349,12 @@ def test_check_says_what_a_file_would_be(tmp_path: Path) -> None:
     path = write(tmp_path, rows)
     lines = list(check_file(path, {"scorer": "numeric"}))
     said = "\n".join(lines)
-    for words in ("22 items", "than once: 1", "prompts: 4 to", "scorer numeric: 22 of 22"):
+    for words in (
+        "22 items",
+        "than once, blanks apart: 1",
+        "prompts: 4 to",
+        "scorer numeric: 22 of 22",
+    ):
         assert words in said
     assert not list((tmp_path / "cache").rglob("*"))  # it keeps nothing
     run = tmp_path / "run.toml"
