@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from node.commands.arguments import add_command, say
 from node.interfaces.prompts import Prompt
-from node.observe.samples import shortened
 from swarm.texts import printable
 
 ITEMS_SHOWN: Final = 3
@@ -51,6 +50,7 @@ def check_file(
     from node.envs.data import items as store
     from node.envs.data.dataset import DataRules, prompt_of, read_file, told_of
     from node.envs.data.items import Items
+    from node.observe.samples import shortened
     from node.observe.text_format import amount
 
     reading = read_file(path, DataRules.of(parameters))

@@ -251,6 +251,10 @@ def made(source: Environment, task: Task) -> Problem:
         why = f"takes over {PROBLEM_CPU_S:g} s of CPU time"
     except MemoryError:
         why = "takes more memory than there is for it"
+    except (ConfigError, *_OURS):
+        raise
+    except Exception as error:  # noqa: BLE001 - others' code
+        why = f"cannot be posed ({printable(f'{type(error).__name__}: {error}', 100)})"
     raise ConfigError(
         f"environment {task.environment} with {printable(task.parameters, _PARAMETERS_SHOWN_CHARS)}"
         f": a problem {why}; make the problems smaller"

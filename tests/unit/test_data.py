@@ -1,6 +1,7 @@
 """Items of one's own: one hash everywhere, their order, what is refused, and held-out ones."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,31 @@ def test_questions_over_the_runs_limit_are_counted_before_it_starts(tmp_path: Pa
     assert f"left out: {long} of 60 items" in told
     with pytest.raises(ConfigError, match=r"held_out\.tasks = 20 would leave too few"):
         check_data(small)
+
+
+def test_a_task_that_cannot_be_posed_is_left_out_counted_and_named(tmp_path: Path) -> None:
+    run = found(tmp_path, count=200, held_out=10)
+    limits = run.limits.model_copy(update={"prompt_chars_max": 49})
+    small = run.model_copy(update={"limits": limits})
+    guard = HeldOutGuard(small, InlineVerifier(small), validation=10)
+
+    async def main() -> list[str]:
+        assert 0 < len(await guard.held_out()) < 10
+        assert len(await guard.validation()) == 10
+        assigned, index = await guard.assignments(ANYBODY, 0, 60)
+        assert index > 60
+        leased = await guard.leased("a", range(20))
+        assert 0 < len(leased) < 20
+        return [Prompt.read(each.prompt).question for each in (*assigned, *leased)]
+
+    assert max(map(len, trio.run(main))) <= 49
+    told = guard.left_out
+    assert told is not None
+    assert re.match(r"\d\d tasks are left out so far; the first: .*prompt_chars_max is 49", told)
+    none = limits.model_copy(update={"prompt_chars_max": 9})
+    nobody = run.model_copy(update={"limits": none})
+    with pytest.raises(ConfigError, match="prompt_chars_max is 9"):
+        trio.run(HeldOutGuard(nobody, InlineVerifier(nobody)).assignments, ANYBODY, 0, 4)
 
 
 def test_items_that_changed_on_disk_are_not_used(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
                            {"role": "assistant", "content": "7"}]}, ASKED, "7"),
     ("Alpaca", {"instruction": "Add.", "input": "3 and 4", "output": "7"}, "Add.\n\n3 and 4", "7"),
     ("Alpaca, no input", {"instruction": ASKED, "input": "", "output": "7"}, ASKED, "7"),
+    ("blanks", {"question": ASKED, "answer": " 7\n"}, ASKED, "7"),
     ("GSM8K", {"question": ASKED, "answer": "It is 3 + 4 = 7.\n#### 7"}, ASKED, "7"),
     ("MATH", {"problem": ASKED, "solution": "So $\\boxed{\\frac{1}{2}}$."}, ASKED, "\\frac{1}{2}"),
     ("MATH-500", {"problem": ASKED, "solution": "It is 7.", "answer": "7"}, ASKED, "7"),
@@ -86,7 +87,8 @@ def test_columns_are_found_by_shape(
     path = write(tmp_path, [row])
     assert only_item(path) == {"question": question, "answer": answer}
     lines = list(check_file(path, {}))
-    assert any("columns found by" in line for line in lines)  # shown,
+    told = any("columns found by" in line for line in lines)  # shown,
+    assert told or row.keys() == {"question", "answer"}
     table = lines[lines.index("[environments.parameters]") + 1 :]
     named = dict(line.split(" = ", 1) for line in table)
     chosen = {name: json.loads(named[name]) for name in ("question", "answer")}
@@ -290,6 +292,12 @@ def test_choices_are_shown_and_a_number_is_a_place(tmp_path: Path) -> None:
     arc = {"question": "Sum?", "choices": {"text": ["5", "7"], "label": ["1", "2"]}}
     item = only_item(write(tmp_path, [{**arc, "answerKey": "2"}]))
     assert (item["choices"], item["answer"]) == (["5", "7"], "B")
+    both = [{"label": "A", "text": "5"}, {"label": "B", "text": "7"}]
+    asked = {"question": {"stem": "Sum?", "choices": both}, "answerKey": "B"}  # CommonsenseQA
+    item = only_item(write(tmp_path, [asked]))
+    assert item == {"question": "Sum?", "choices": ["5", "7"], "answer": "B"}
+    aqua = {"question": "Sum?", "options": ["A)5", "B)7"], "rationale": "3 + 4", "correct": "B"}
+    assert only_item(write(tmp_path, [aqua])) == item
     path = tmp_path / "choices.csv"
     path.write_text('question,choices,answer\nSum?,"[""x"", ""y""]",y\n')
     assert only_item(path)["choices"] == ["x", "y"]

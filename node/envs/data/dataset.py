@@ -199,7 +199,7 @@ def told_of(file: Path, reading: Reading) -> list[str]:
     none if there is nothing to tell."""
     columns, content = reading.columns, reading.content
     told = []
-    if columns.shape:
+    if columns.shape and any(use != path for use, path in columns.by_use().items()):
         used = ", ".join(f"{use} from {path}" for use, path in columns.by_use().items())
         told.append(f"{file.name}: columns found by {columns.shape}: {used}")
     return [*told, *store.left_out_lines(file.name, content.left_out, content.items)]

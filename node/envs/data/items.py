@@ -151,6 +151,7 @@ def _kept(row: Mapping[str, Any], columns: Columns, marked: bool) -> tuple[dict[
     answer, how = shapes.answer_of(row, columns), AS_IT_STANDS
     while marked and (found := shapes.gold_in(answer)) is not None:
         answer, how = found
+    answer = answer.strip() if marked else answer
     if marked and columns.shape and how == AS_IT_STANDS and shapes.is_worked(answer):
         raise ValueError("a worked solution without a marked answer; name another column as answer")
     if columns.choices is not None:

@@ -7,6 +7,7 @@ messages become questions and answers; other values are refused by their kind.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -22,16 +23,18 @@ WORKED_CHARS_MAX: Final = 200  # beyond it a solution without a marked answer is
 NAMES_SHOWN_CHARS: Final = 160
 _ROLES: Final = {"human": "user", "gpt": "assistant"}  # of ShareGPT, which has from and value
 _KINDS: Final = {"NoneType": "null", "dict": "a record", "list": "a list", "tuple": "a list"}
+_LETTERED: Final = re.compile(r"\(?([A-Z])[).:]\s*(\S.*)", re.DOTALL)
 _QUESTIONS: Final = ("question", "problem", "prompt", "query", "instruction")
 _ANSWERS: Final = (
     "answer", "final_answer", "expected_answer", "ground_truth", "answerKey", "solution",
-    "completion", "output", "response", "target", "gold", "label",
+    "completion", "output", "response", "target", "gold", "correct", "label",
 )  # fmt: skip
-_CHOICES: Final = ("choices", "options", "endings")
+_CHOICES: Final = ("choices", "options", "endings", "question.choices")
 _SHAPES: Final = (  # before the names above, which some of them have too
     ("verl", "prompt", "reward_model.ground_truth"),
     ("prime-rl", "prompt", "verification_info.ground_truth"),
     ("SVAMP", "body+question", "answer"),
+    ("CommonsenseQA", "question.stem", "answerKey"),
     ("Alpaca", "instruction+input", "output"),
     ("ShareGPT", "conversations", "conversations"),
     ("a chat", "messages", "messages"),
@@ -236,13 +239,15 @@ def check_there(row: Mapping[str, Any], use: str, path: str) -> None:
 
 
 def choices_of(value: Any, path: str) -> tuple[list[str], list[str]]:
-    """Choices, and the labels that they have of their own, as in ARC."""
+    """Choices, and the labels that they have of their own, as in ARC and CommonsenseQA."""
     if isinstance(value, str) and value[:1] == "[":
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             value = None
     labels: list[str] = []
+    if isinstance(value, list) and all(isinstance(each, Mapping) for each in value):
+        value = {name: [each.get(name) for each in value] for name in ("label", "text")}
     if isinstance(value, Mapping) and isinstance(value.get("text"), list):
         labels = [text_of(each, f"{path}.label") for each in value.get("label") or ()]
         value = value["text"]
@@ -251,6 +256,9 @@ def choices_of(value: Any, path: str) -> tuple[list[str], list[str]]:
     texts = [text_of(each, path) for each in value]
     if not all(each.strip() for each in texts):
         raise ValueError("an empty choice")
+    named = [_LETTERED.fullmatch(text) for text in texts]
+    if all(found and found[1] == LETTERS[at] for at, found in enumerate(named)):
+        texts = [found[2] for found in named if found]  # the prompt gives letters of its own
     return texts, labels if len(labels) == len(texts) else []
 
 
