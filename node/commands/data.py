@@ -22,14 +22,14 @@ def add_data(commands: Any) -> None:
         given = {name: getattr(options, name) for name in (*COLUMNS, "scorer", *SETTINGS)}
         given = {name: value for name, value in given.items() if value is not None}
         sight = Sight(options.model, options.run, say) if options.model else None
-        for line in check_file(Path(options.file), given, sight):
+        for line in check_file(options.file, given, sight):
             say(line)
 
     data = commands.add_parser("data", help="questions and answers of your own")
     actions = data.add_subparsers(required=True, metavar="ACTION")
     told = "what a file would be as a run's items; keeps nothing"
     check = add_command(actions, "check", run, told)
-    check.add_argument("file", metavar="FILE", help="a file or folder of rows")
+    check.add_argument("file", metavar="FILE", help="a file or folder of rows, or a hub's id")
     for column in COLUMNS:
         check.add_argument(
             f"--{column}", metavar="COLUMN", help="its name in the file; default: by its shape"
@@ -44,15 +44,17 @@ def add_data(commands: Any) -> None:
 
 
 def check_file(
-    path: Path, parameters: dict[str, Any], sight: "Sight | None" = None
+    name: str, parameters: dict[str, Any], sight: "Sight | None" = None
 ) -> Iterator[str]:
-    """Describe a file as a run's items, with its table for a run file. `sight`: of a policy."""
+    """Describe a file, or a data set on the hub, as a run's items, with its table for a run file.
+    `sight`: of a policy."""
     from node.envs.data import items as store
-    from node.envs.data.dataset import DataRules, prompt_of, read_file, told_of
+    from node.envs.data.dataset import DataRules, located, prompt_of, read_file, told_of
     from node.envs.data.items import Items
     from node.observe.samples import shortened
     from node.observe.text_format import amount
 
+    path = located(name, Path.cwd())
     reading = read_file(path, DataRules.of(parameters))
     rules, content = reading.rules, reading.content
     items = [Items(content.data).row(place) for place in range(content.items)]
@@ -76,7 +78,7 @@ def check_file(
         yield f"item {number}: {shortened(prompt)!r} is answered by {shortened(answer)!r}"
     yield ""
     named = reading.columns.by_use() if reading.columns.shape else {}
-    yield from _table(path, {**parameters, **named, "scorer": rules.scorer})
+    yield from _table(name, {**parameters, **named, "scorer": rules.scorer})
 
 
 def _repeated(
@@ -135,11 +137,13 @@ class Sight:
             )
 
 
-def _table(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
+def _table(name: str, parameters: dict[str, Any]) -> Iterator[str]:
     from node.envs.data.items import canonical_json
 
     yield "[[environments]]"
     yield 'name = "dataset"'
     yield "[environments.parameters]"
-    for name, value in {"path": str(path.absolute()), **parameters}.items():
-        yield f"{name} = {canonical_json(value)}"
+    file = Path(name).absolute()
+    path = str(file) if file.exists() else name  # a data set on the hub
+    for key, value in {"path": path, **parameters}.items():
+        yield f"{key} = {canonical_json(value)}"

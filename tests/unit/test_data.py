@@ -398,7 +398,7 @@ def test_check_says_what_a_file_would_be(tmp_path: Path) -> None:
         {"question": "1+1=", "answer": 2},
     ]
     path = write(tmp_path, rows)
-    lines = list(check_file(path, {"scorer": "numeric"}))
+    lines = list(check_file(str(path), {"scorer": "numeric"}))
     said = "\n".join(lines)
     for words in (
         "22 items",
@@ -414,4 +414,4 @@ def test_check_says_what_a_file_would_be(tmp_path: Path) -> None:
     assert sha256_in(load_run(run, {})[0]) in lines[0]  # the table that it prints is of these items
     write(tmp_path, [{"question": "1+1=", "answer": "two"}])
     with pytest.raises(ConfigError, match=r"items\.jsonl line 1: an answer without a number"):
-        list(check_file(path, {"scorer": "numeric"}))
+        list(check_file(str(path), {"scorer": "numeric"}))

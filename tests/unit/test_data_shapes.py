@@ -86,7 +86,7 @@ def test_columns_are_found_by_shape(
 ) -> None:
     path = write(tmp_path, [row])
     assert only_item(path) == {"question": question, "answer": answer}
-    lines = list(check_file(path, {}))
+    lines = list(check_file(str(path), {}))
     told = any("columns found by" in line for line in lines)  # shown,
     assert told or row.keys() == {"question", "answer"}
     table = lines[lines.index("[environments.parameters]") + 1 :]
@@ -320,7 +320,7 @@ def test_check_tells_contradictions_and_duplicates_over_blanks(tmp_path: Path) -
         {"question": "b  c?", "answer": "#### 3"},
         {"question": "b\nc?", "answer": 3},
     ]
-    said = "\n".join(check_file(write(tmp_path, rows), {}))
+    said = "\n".join(check_file(str(write(tmp_path, rows)), {}))
     assert "questions that come more than once, blanks apart: 2" in said
     assert "contradictions, questions with more than one answer: 1" in said
     assert "  'a?': '1' (rows.jsonl line 1), '2' (rows.jsonl line 2)" in said

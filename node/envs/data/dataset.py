@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from node.envs.base import Problem, Undecided, checked, wrong_parameters
+from node.envs.data import hub
 from node.envs.data import items as store
 from node.envs.data.items import Content, Item, Items, Judging, Rows, content_of
 from node.envs.data.math_scorer import MathScorer
@@ -131,12 +132,18 @@ def rules_of(parameters: str) -> DataRules:
     return DataRules.of(json.loads(parameters))
 
 
+def located(path: str, folder: Path) -> Path:
+    """The file or folder of a path, or of a data set's id on the hub. A path begins in `folder`."""
+    file = (folder / Path(path).expanduser()).absolute()
+    return hub.fetched(path) if not file.exists() and hub.is_id(path) else file
+
+
 def _kept_of(path: Any, folder: Path | None, rules: DataRules) -> "_Kept":
     if folder is None:
         raise _wrong("path: for a run file of one's own alone; rules that travel have sha256")
     if not isinstance(path, str) or not path:
         raise _wrong("path: must be a text")
-    file = (folder / Path(path).expanduser()).absolute()
+    file = located(path, folder)
     kept = _read_once(file, _stamp(file), rules)
     if rules.sha256 not in ("", kept.sha256):
         raise _wrong(
