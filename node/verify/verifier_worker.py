@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -44,7 +44,6 @@ from node.verify.worker_answers import GroupVerdict
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Task
 
-SAMPLES_TRIED: Final = 3  # of an environment at start, before it is refused
 NICENESS: Final = 5  # the node's event loop comes first
 OUT_OF_CPU: Final = -signal.SIGPROF  # exit statuses of a fork, as `os.waitstatus_to_exitcode` has
 OUT_OF_TIME: Final = -signal.SIGALRM
@@ -451,26 +450,18 @@ def _answer(request: Request) -> dict[str, Any]:
 
 
 def _pose(request: Request) -> list[list[str]]:
-    tries = 1
-    if "formats" in request:  # the request that prepares: its tasks are samples
-        tries = SAMPLES_TRIED
-        for rule, tasks in request["formats"]:
-            check_format([Task(*task) for task in tasks], AnswerRule.from_values(rule))
-    return [
-        _posed(Task(*task), AnswerRule.from_values(rule), request, tries)
+    for rule, tasks in request.get("formats", ()):  # of the request that prepares
+        check_format([Task(*task) for task in tasks], AnswerRule.from_values(rule))
+    posed = (
+        pose(
+            Task(*task),
+            request["prompt_chars_max"],
+            AnswerRule.from_values(rule),
+            request["text_chars_max"],
+        )
         for task, rule in zip(request["tasks"], request["answers"], strict=True)
-    ]
-
-
-def _posed(task: Task, rule: AnswerRule, request: Request, tries: int) -> list[str]:
-    """A task's problem, or that of the next one in its place: one unfit task ends no node."""
-    try:
-        found = pose(task, request["prompt_chars_max"], rule, request["text_chars_max"])
-    except ConfigError:
-        if tries == 1:
-            raise
-        return _posed(replace(task, index=task.index + 1), rule, request, tries - 1)
-    return [found.prompt, found.answer]
+    )
+    return [[problem.prompt, problem.answer] for problem in posed]
 
 
 def _score(request: Request) -> list[list[Any]]:

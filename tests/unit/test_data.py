@@ -3,7 +3,6 @@
 import json
 import re
 from collections import Counter
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from node.commands.data import check_file
 from node.config import RunConfig
 from node.config.load import load_run
 from node.config.run import HeldOutRules
-from node.envs.answers import AnswerRule
 from node.envs.data import items as store
 from node.envs.data.dataset import rules_of, shuffled
 from node.envs.data.items import Items, Judging, content_of, rows_of
@@ -26,10 +24,8 @@ from node.interfaces.prompts import Prompt
 from node.verify.assignment import assigned_task, held_out_tasks
 from node.verify.held_out import HeldOutGuard
 from node.verify.verifier import InlineVerifier
-from node.verify.verifier_worker import _pose
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.rollouts import Task
 from tests.support import script
 
 RUN = """
@@ -299,27 +295,6 @@ def test_a_task_that_cannot_be_posed_is_left_out_counted_and_named(tmp_path: Pat
     nobody = run.model_copy(update={"limits": none})
     with pytest.raises(ConfigError, match="prompt_chars_max is 9"):
         trio.run(HeldOutGuard(nobody, InlineVerifier(nobody)).assignments, ANYBODY, 0, 4)
-
-
-def test_one_unfit_sample_refuses_no_run(tmp_path: Path) -> None:
-    run = found(tmp_path, count=20, held_out=1)
-    spec = run.environments[0]
-    tasks = [Task(spec.name, spec.version, spec.parameters, 0, index) for index in range(3)]
-    lengths = [len(pose(task, 8192).prompt) for task in tasks]
-    request = {
-        "tasks": [[*astuple(tasks[lengths.index(max(lengths[:2]))])]],
-        "answers": [AnswerRule().to_values()],
-        "text_chars_max": 100,
-    }
-
-    def posed(prompt_chars_max: int, **more: object) -> list[list[str]]:
-        return _pose({**request, "prompt_chars_max": prompt_chars_max, **more})
-
-    with pytest.raises(ConfigError, match="prompt_chars_max"):
-        posed(max(lengths[:2]) - 1)  # of a task in the run
-    assert posed(max(lengths[:2]) - 1, formats=[])  # at the start, where others stand in for it
-    with pytest.raises(ConfigError, match="prompt_chars_max is 9"):
-        posed(9, formats=[])
 
 
 def test_items_that_changed_on_disk_are_not_used(tmp_path: Path) -> None:
