@@ -437,7 +437,7 @@ def _sft(options: argparse.Namespace) -> None:
     system = told.system if options.system is None else options.system
     examples = tuple((each.question, each.completion) for each in told.examples)
     rules = PromptRules(options.question, options.answer, system, examples)
-    fine_tune(config, plan, read_worked(options.data, rules), say)
+    fine_tune(config, plan, read_worked(options.data, rules, say), say)
 
 
 def _report(options: argparse.Namespace) -> None:

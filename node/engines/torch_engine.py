@@ -123,12 +123,10 @@ class Generation:
         self._encoded = [
             [*ids, *each.beginning] for ids, each in zip(self._prompt_ids, requests, strict=True)
         ]
-        for ids, each in zip(self._encoded, requests, strict=True):
-            if len(ids) > policy.context_tokens - (not each.beginning):
-                raise ConfigError(
-                    f"a prompt of {len(ids)} tokens does not fit the context of "
-                    f"{policy.context_tokens} tokens: choose smaller task settings"
-                )
+        self._fits = [
+            len(ids) <= policy.context_tokens - (not each.beginning)
+            for ids, each in zip(self._encoded, requests, strict=True)
+        ]
         self._version: int | None = None  # of the last segment
         self._begin()
 
@@ -143,14 +141,15 @@ class Generation:
             if not policy.eos_ids.isdisjoint(each.beginning):
                 limit = 0
             for uniforms in islice(drawn, each.n):
-                row = SampledRow(owner, uniforms, limit, own.temperature, each.record)
-                self._rows.append(row)
+                if self._fits[owner]:
+                    row = SampledRow(owner, uniforms, limit, own.temperature, each.record)
+                    self._rows.append(row)
             begun = SampledRow(owner, torch.empty(0), 0, own.temperature, each.record)
             begun.tokens += each.beginning
             self._beginnings.append(begun)
         plain = [row for row in self._rows if not self._requests[row.owner].beginning]
         self._batches = in_batches(policy, self._encoded, plain, self._sampling)
-        begun_rows = [row for row in self._beginnings if row.tokens]
+        begun_rows = [row for row in self._beginnings if row.tokens and self._fits[row.owner]]
         longest = max((len(row.tokens) for row in begun_rows), default=0)
         passes = batches_of(policy, self._prompt_ids, begun_rows, longest)
         self._unweighed = deque([row.owner for row in rows] for rows in passes)
@@ -208,10 +207,11 @@ class Generation:
         return [each.completions for each in self.outcomes()]
 
     def outcomes(self) -> list[Outcome]:
-        """One for each request, after all are done."""
+        """One for each request, after all are done; empty if its prompt does not fit."""
         found, rows = [], iter(self._rows)
-        for each, begun in zip(self._requests, self._beginnings, strict=True):
-            made = list(islice(rows, each.n))
+        asked = zip(self._requests, self._beginnings, self._fits, strict=True)
+        for each, begun, fits in asked:
+            made = list(islice(rows, each.n if fits else 0))
             completions = tuple(self._completion(each.prompt, begun, row) for row in made)
             recorded = tuple(row.recorded(begun) for row in made) if each.record else ()
             found.append(Outcome(completions, recorded))

@@ -64,7 +64,7 @@ def pose(
     """The problem of a task, after the run's instructions; ConfigError if it has none, or one that
     is too long."""
     problem = _problem(task)
-    prompt = Prompt.of(problem.prompt, rule.system, rule.examples).text
+    prompt = Prompt.read(problem.prompt).below(rule.system, rule.examples).text
     if len(prompt) > prompt_chars_max:
         raise ConfigError(
             f"environment {task.environment}: a prompt has {len(prompt)} characters, "
@@ -97,7 +97,7 @@ def score_group(
     """
     problem = _problem(task)
     source = environment(task.environment)
-    prompt = Prompt.of(problem.prompt, rule.system, rule.examples).text
+    prompt = Prompt.read(problem.prompt).below(rule.system, rule.examples).text
     has_turns = isinstance(source, Interaction)
     if not has_turns and not all(isinstance(text, str) for text in texts):
         return GroupScore(prompt, (0.0,) * len(texts), 0, Reject.MALFORMED)
@@ -251,6 +251,10 @@ def made(source: Environment, task: Task) -> Problem:
         why = f"takes over {PROBLEM_CPU_S:g} s of CPU time"
     except MemoryError:
         why = "takes more memory than there is for it"
+    except (ConfigError, *_OURS):
+        raise
+    except Exception as error:  # noqa: BLE001 - others' code
+        why = f"cannot be posed ({printable(f'{type(error).__name__}: {error}', 100)})"
     raise ConfigError(
         f"environment {task.environment} with {printable(task.parameters, _PARAMETERS_SHOWN_CHARS)}"
         f": a problem {why}; make the problems smaller"

@@ -22,6 +22,7 @@ from node.envs.taskset_rules import NAME as TASKSETS
 from node.hosting.fetched_models import Consent, ask
 from node.hosting.membership import Membership, known_key, load_identity
 from node.hosting.models import TINY
+from node.interfaces.prompts import Prompt
 from node.observe.text_format import amount
 from node.policies.presets import PRESETS
 from node.system.child_environment import ENVIRON_PREFIX
@@ -194,38 +195,56 @@ def have_data(
     for sha256, rules in data_of(config.run).items():
         if not store.is_here(sha256):
             _fetch(config, identity, membership, rules, agreed, say)
-    check_data(config.run)
+        for line in store.told_of(sha256):
+            say(line)
+    for line in check_data(config.run):
+        say(line)
     for sha256 in data_of(config.run):
         manifest, _ = store.read(sha256)
         _agree_to_share(membership, sha256, manifest, agreed, say)
 
 
-def check_data(run: RunConfig) -> None:
-    """Check that the items on this machine are enough, and short enough, for the run."""
+def check_data(run: RunConfig) -> list[str]:
+    """Check that the items on this machine are enough for the run. Returns a line on those that are
+    left out because they are too long for it."""
+    told = []
     for rules in data_of(run).values():
-        items, columns = rules.items(), rules.columns
-        questions, longest = set(), 0
+        items, most = rules.items(), run.limits.prompt_chars_max
+        spec = next(
+            each
+            for each in run.environments
+            if each.name == NAME and rules_of(each.parameters) == rules
+        )
+        answer = run.answer_rule(NAME, spec.parameters)
+        questions, long = set(), 0
         for place in range(len(items)):
-            prompt = prompt_of(columns.item(items.row(place)))
-            questions.add(hash(prompt))
-            longest = max(longest, len(prompt))
-        if longest > run.limits.prompt_chars_max:
-            raise ConfigError(
-                f"environment {NAME}: a question has {longest} characters, limits.prompt_chars_max "
-                f"is {run.limits.prompt_chars_max}; raise it, or leave such items out"
+            prompt = prompt_of(items.row(place))
+            if len(Prompt.read(prompt).below(answer.system, answer.examples).text) > most:
+                long += 1
+            else:
+                questions.add(hash(prompt))
+        if long:
+            told.append(
+                f"environment {NAME}: left out: {long} of {len(items)} items, whose prompts have "
+                f"over limits.prompt_chars_max = {most} characters"
             )
-        fit = int(HELD_OUT_SHARE_MAX * len(questions))
-        share = sum(
-            spec.weight
-            for spec in run.environments
-            if spec.name == NAME and rules_of(spec.parameters) == rules
-        ) / sum(spec.weight for spec in run.environments)
-        if run.held_out.tasks * share > fit:
-            raise ConfigError(
-                f"environment {NAME}: of {len(questions)} different questions held_out.tasks = "
-                f"{run.held_out.tasks} would leave too few to train on; "
-                + (f"take at most {int(fit / share)}" if fit else "bring more of them")
-            )
+        _check_held_out(run, rules, len(questions))
+    return told
+
+
+def _check_held_out(run: RunConfig, rules: DataRules, questions: int) -> None:
+    fit = int(HELD_OUT_SHARE_MAX * questions)
+    share = sum(
+        spec.weight
+        for spec in run.environments
+        if spec.name == NAME and rules_of(spec.parameters) == rules
+    ) / sum(spec.weight for spec in run.environments)
+    if run.held_out.tasks * share > fit:
+        raise ConfigError(
+            f"environment {NAME}: of {questions} different questions held_out.tasks = "
+            f"{run.held_out.tasks} would leave too few to train on; "
+            + (f"take at most {int(fit / share)}" if fit else "bring more of them")
+        )
 
 
 def _agree_to_share(
@@ -336,6 +355,8 @@ def _judge(arriving: store.Arriving, rules: DataRules, manifest: DataManifest) -
 def _check_came(came: bytes, rules: DataRules, manifest: DataManifest) -> None:
     name = f"the items {rules.sha256[:12]}… that came"
     content = rules.content(rows_of(came.splitlines(keepends=True), name), name)
+    for where, why in content.left_out:
+        raise ConfigError(f"{where}: {why}; this run cannot be joined")
     if content.data != came or content.items != manifest.items:
         raise ConfigError(f"{name}: not as items are written; this run cannot be joined")
 

@@ -164,12 +164,11 @@ class Engine(Protocol):
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """`completions_each` completions for each prompt, in their order. The same version,
-        arguments and seed give the same completions.
+        """`completions_each` completions for each prompt, in their order; none for a prompt that
+        does not fit the context. The same version, arguments and seed give the same completions.
 
         Raises:
             ChildFailed: the engine died or answered with an error; it may be retried.
-            ConfigError: a prompt does not fit the context.
         """
         requests = plain_requests(prompts, completions_each)
         return [each.completions for each in await self.sample(requests, sampling, seed)]
@@ -185,7 +184,7 @@ class Engine(Protocol):
 
         Raises:
             ChildFailed: as `generate`.
-            ConfigError: as `generate`, or as `check_requests`.
+            ConfigError: as `check_requests`.
         """
         self.check_requests(requests, sampling, noise)
         alike: dict[tuple[int, Sampling, int], list[int]] = {}

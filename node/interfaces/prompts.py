@@ -57,6 +57,13 @@ class Prompt:
         last = [PromptMessage("assistant", self.beginning)] if self.beginning else []
         return MARK + json.dumps([*self.messages, *last], ensure_ascii=False, separators=(",", ":"))
 
+    def below(self, system: str, examples: Sequence[tuple[str, str]]) -> "Prompt":
+        """The prompt after a run's instructions, which a system message of its own replaces."""
+        if self.messages[0].role == "system":
+            return self
+        told = Prompt.of("", system, examples).messages[:-1]
+        return replace(self, messages=(*told, *self.messages))
+
     def begun(self, beginning: str) -> "Prompt":
         return replace(self, beginning=beginning)
 

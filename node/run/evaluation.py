@@ -20,9 +20,9 @@ from node.run.groups import seed_of
 from node.run.parts import NodeParts
 from node.run.progress import Progress
 from node.run.turns import Player, completions
-from node.verify.assignment import held_out_tasks
-from node.verify.held_out import Assignment
+from node.verify.held_out import TOO_LONG, Assignment, HeldOutGuard
 from node.verify.verifier import Verifier
+from swarm.errors import ConfigError
 from swarm.rollouts import Completion, Task
 
 AT_ONCE_MAX = 32  # samples of each task
@@ -37,33 +37,34 @@ async def evaluate(
     """Sample and score the held-out set by the run's rules, and a node's validation tasks."""
     run, verifier = node.config.run, node.verifier
     started_s = trio.current_time()
-    held_out = await _held_out(run, verifier)
+    held_out = await node.guard.held_out()
     assigned = [*held_out, *validation]
     player = Player(run, engine, verifier)
     made = await completions(player, assigned, 1, run.held_out_sampling, seed_of(run.run_id))
+    for each, group in zip(assigned, made, strict=True):
+        if not group:
+            node.guard.leave_out(each, TOO_LONG)
     rewards = await score(verifier, [each.task for each in assigned], made)
     if run.reward == "exact":  # a reward for the format alone is no pass
         rewards = [tuple(float(each == 1.0) for each in group) for group in rewards]
-    test, validated = rewards[: len(held_out)], rewards[len(held_out) :]
+    test = rewards[: len(held_out)]
+    validated = [group for group in rewards[len(held_out) :] if group]
     by_environment: dict[str, list[float]] = {}
     for each, group_rewards in zip(held_out, test, strict=True):
-        by_environment.setdefault(each.task.environment, []).extend(group_rewards)
+        if group_rewards:
+            by_environment.setdefault(each.task.environment, []).extend(group_rewards)
+    if held_out and not by_environment:
+        raise ConfigError(f"none of {len(held_out)} held-out tasks can be done: {TOO_LONG}")
     return HeldOut(
         round=progress.round,
         generated_tokens_total=progress.generated_tokens,
         passed=fmean(reward for group_rewards in test for reward in group_rewards),
         passed_by_environment={name: fmean(r) for name, r in sorted(by_environment.items())},
-        tasks=len(held_out),
+        tasks=sum(map(bool, test)),
         seconds=trio.current_time() - started_s,
         validation=fmean(reward for group in validated for reward in group) if validated else None,
         validation_tasks=len(validated),
     )
-
-
-async def _held_out(run: RunConfig, verifier: Verifier) -> list[Assignment]:
-    tasks = held_out_tasks(run)
-    problems = await verifier.problems(tasks)
-    return [Assignment(*each) for each in zip(tasks, (p.prompt for p in problems), strict=True)]
 
 
 async def examine(
@@ -71,7 +72,7 @@ async def examine(
 ) -> list[TaskResult]:
     """Pass rates of the held-out tasks: one greedy answer and `samples` samples each. Only a full
     score passes. Samples go in batches, to fit a frame and the verifier's time."""
-    assigned = await _held_out(run, verifier)
+    assigned = await HeldOutGuard(run, verifier).held_out()
     tasks = [each.task for each in assigned]
     player = Player(run, engine, verifier)
     likeliest = replace(run.engine_sampling, temperature=GREEDY_TEMPERATURE)
@@ -90,6 +91,7 @@ async def examine(
     return [
         TaskResult(task.environment, first == (1.0,), count, samples)
         for task, first, count in zip(tasks, greedy, passed, strict=True)
+        if first  # else its prompt does not fit the context
     ]
 
 

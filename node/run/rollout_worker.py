@@ -17,6 +17,7 @@ from node.observe.records import WorkDone
 from node.run.groups import rollout_group
 from node.run.parts import NodeParts
 from node.run.turns import Player, completions
+from node.verify.held_out import TOO_LONG
 from swarm.leases.intake import STANDBY
 from swarm.leases.lease_client import Declined, HeldLease, LeaseClient
 from swarm.leases.staleness import Denial
@@ -108,6 +109,9 @@ class RolloutWorker:
         )
         generate_s = trio.current_time() - started_s
         for assignment, samples in zip(assigned, made, strict=True):
+            if not samples:
+                self._node.guard.leave_out(assignment, TOO_LONG)
+                continue
             group = rollout_group(self._node, serving, lease.learner_version, assignment, samples)
             await self._places.acquire()
             nursery.start_soon(self._submit, lease, group)
@@ -119,7 +123,7 @@ class RolloutWorker:
                 batch=self.batches,
                 policy_version=serving.version(),
                 learner_version=self._source.learner_version,
-                groups=len(made),
+                groups=sum(map(bool, made)),
                 generated_tokens=tokens,
                 generated_tokens_total=self.tokens,
                 generate_s=generate_s,

@@ -37,6 +37,8 @@ from node.stages.stage import (
     Wanted,
 )
 from node.stages.table import stages_of
+from node.verify.held_out import SKIPS_PER_TASK_MAX, TOO_LONG
+from swarm.errors import ConfigError
 from swarm.rollouts import Completion, GroupId, RolloutGroup, ScoredGroup, informative
 from swarm.telemetry.metrics import figures_of
 from swarm.wire.messages import TOKENS_MAX
@@ -139,6 +141,8 @@ class Sapo:
         self._next_index = progress.next_index
         self._sampling = config.run.engine_sampling
         self._tokens = 0  # sampled in this round
+        self._long = 0  # tasks of the last call that do not fit the context
+        self._long_in_a_row = 0  # such tasks since the last that did
         self._external_wanted = 0  # J of this round
         self._round = Round(node, policy, self, stages_of(config))
         self.stages = self._round.stages
@@ -195,9 +199,13 @@ class Sapo:
         if self._partial is not None:
             seed = at.seed("generate", 0)
             begun = await self._partial.groups(wanted, self._sampling, seed, assign)
+            self._note_too_long([its for its, _ in begun], [got for _, got in begun])
+            begun = [(its, got) for its, got in begun if got.completions]
             self._tokens += _total(begun)
         else:
             begun = await self._generate(await assign(wanted), 0, at)
+            while (left := self._long) and len(begun) < wanted:  # others take their places
+                begun += await self._generate(await assign(left), 0, at)
         found = _merged((), await self._scored(begun, clock))
         for attempt in range(1, MORE_MAX + 1):
             more = self.stages.more(found, at)
@@ -214,7 +222,7 @@ class Sapo:
     async def _generate(
         self, wanted: Sequence[Wanted], attempt: int, at: View
     ) -> list[tuple[Wanted, Outcome]]:
-        calls = 0
+        calls = self._long = 0
 
         async def sample(wanted: Sequence[Wanted], noise: float = 0.0) -> list[Outcome]:
             nonlocal calls
@@ -223,12 +231,26 @@ class Sapo:
             requests = [each.request for each in wanted]
             tasks = [each.assigned.task for each in wanted]
             made = await outcomes(self._player, tasks, requests, self._sampling, seed, noise)
+            self._note_too_long(wanted, made)
             self._tokens += _total(zip(wanted, made, strict=True))
             return made
 
         made = list(zip(wanted, await self.stages.generate(wanted, at, sample), strict=True))
         self._tokens += 0 if calls else _total(made)  # a method may sample in its own way
         return [(its, got) for its, got in made if got.completions]
+
+    def _note_too_long(self, wanted: Sequence[Wanted], made: Sequence[Outcome]) -> None:
+        """Count the tasks that the engine could not begin; ConfigError if nothing else comes."""
+        long = [its for its, got in zip(wanted, made, strict=True) if not got.completions]
+        for each in long:
+            self._node.guard.leave_out(each.assigned, TOO_LONG)
+        self._long += len(long)
+        self._long_in_a_row = 0 if len(long) < len(made) else self._long_in_a_row + len(long)
+        if self._long_in_a_row > SKIPS_PER_TASK_MAX:
+            raise ConfigError(
+                f"none of {self._long_in_a_row} tasks in a row can be done: {TOO_LONG}; choose "
+                "smaller task settings, or a model with a longer context"
+            )
 
     async def _scored(
         self, made: Sequence[tuple[Wanted, Outcome]], clock: Stopwatch

@@ -109,6 +109,7 @@ class Rounds:
         """Say it when sharing does not work: a silent J = 0 looks like health and is none."""
         notes = self._node.notes
         notes.put("sharing", None)
+        notes.put("tasks", self._node.guard.left_out)
         failures = self.exchange.fetcher.verifier_failures
         if failures:
             notes["verifier"] = f"the verifier of foreign groups failed {often(failures)} so far"

@@ -202,6 +202,7 @@ class WorkerRole(Role):
             note = idle.poll(waiting, worker.batches, trio.current_time())
             self._node.notes.put("work", note)
             self._node.notes.put("clock", self._clock_note())
+            self._node.notes.put("tasks", self._node.guard.left_out)
 
     def _clock_note(self) -> str | None:
         """Nobody can tell which of two clocks is wrong: both are named, and no alarm is raised."""

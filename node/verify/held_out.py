@@ -26,12 +26,16 @@ from node.verify.verifier import Verifier
 from swarm.errors import ConfigError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.rollouts import RolloutGroup, ScoredGroup, Task
+from swarm.texts import printable
 
 SKIPS_PER_TASK_MAX = 50  # consecutive held-out prompts; more: the run has too few problems
 POSED_AT_ONCE = 200  # problems in one request, so that its CPU time suffices
 CANDIDATES = 2  # drawn for each validation task: some are held out or repeat a question
 Due = tuple[Task, int]  # a task, and how often the node did it before
 Choose = Callable[[Sequence[Due], int], Sequence[Due]]  # picks a number of tasks, in their order
+TOO_LONG = "its prompt does not fit the context of the model"
+LEFT_OUT_MAX = 10_000  # that are counted
+QUESTION_CHARS_SHOWN = 60
 MISSED_SHARE_MAX = 0.125  # share of a run's tasks that validation may take from training
 
 
@@ -56,6 +60,47 @@ class HeldOutGuard:
         self._validation_wanted = validation
         self._validation: tuple[Assignment, ...] | None = None
         self._validation_lock = trio.Lock()
+        self._left_out: dict[str, str] = {}  # reasons, by the task or its prompt
+
+    @property
+    def left_out(self) -> str | None:
+        """A line on the tasks that were left out, and why the first of them was; None: none was."""
+        first = next(iter(self._left_out.values()), None)
+        if first is None:
+            return None
+        count = len(self._left_out)
+        tasks = "1 task is" if count == 1 else f"{count} tasks are"
+        return f"{tasks} left out so far; the first: {first}"
+
+    def leave_out(self, assigned: Assignment, why: str) -> None:
+        """Count a task that nobody can do."""
+        if len(self._left_out) < LEFT_OUT_MAX:
+            shown = printable(Prompt.read(assigned.prompt).question, QUESTION_CHARS_SHOWN)
+            self._left_out.setdefault(assigned.prompt, f"{shown!r}: {why}")
+
+    async def held_out(self) -> list[Assignment]:
+        """The run's evaluation tasks, without those that cannot be posed."""
+        tasks = held_out_tasks(self._run)
+        posed = await self._posed(tasks)
+        return [
+            Assignment(task, problem.prompt)
+            for task, problem in zip(tasks, posed, strict=True)
+            if problem is not None
+        ]
+
+    async def _posed(self, tasks: Sequence[Task]) -> list[PosedProblem | None]:
+        """The problems of tasks; None for one that cannot be posed. ConfigError if that is all of
+        several."""
+        try:
+            return list(await self.verifier.problems(tasks))
+        except ConfigError as error:
+            if len(tasks) == 1:
+                self._left_out.setdefault(str(tasks[0]), str(error))
+                return [None]
+            found = [problem for task in tasks for problem in await self._posed([task])]
+            if found and not any(found):
+                raise
+            return found
 
     @property
     def lacks_validation(self) -> bool:
@@ -67,9 +112,8 @@ class HeldOutGuard:
             return self._questions
         async with self._lock:
             if self._questions is None:
-                problems = await self.verifier.problems(held_out_tasks(self._run))
                 self._questions = frozenset(
-                    Prompt.read(problem.prompt).question for problem in problems
+                    Prompt.read(each.prompt).question for each in await self.held_out()
                 )
             return self._questions
 
@@ -89,15 +133,17 @@ class HeldOutGuard:
         wanted = self._validation_wanted
         candidates = first_tasks(self._run, VALIDATION_PRODUCER, CANDIDATES * wanted)
         tasks = (*candidates, *first_tasks(self._run, ORDINARY_PRODUCER, wanted))
-        problems: list[PosedProblem] = []
+        problems: list[PosedProblem | None] = []
         for begin in range(0, len(tasks), POSED_AT_ONCE):
-            problems += await self.verifier.problems(tasks[begin : begin + POSED_AT_ONCE])
-        questions = [Prompt.read(problem.prompt).question for problem in problems]
+            problems += await self._posed(tasks[begin : begin + POSED_AT_ONCE])
+        questions = [
+            None if each is None else Prompt.read(each.prompt).question for each in problems
+        ]
         found: dict[str, Assignment] = {}
         for task, problem, question in zip(candidates, problems, questions, strict=False):
             if len(found) == wanted:
                 break
-            if question not in held_out:
+            if problem is not None and question is not None and question not in held_out:
                 found.setdefault(question, Assignment(task, problem.prompt))
         again = sum(question in found for question in questions[len(candidates) :])
         return tuple(found.values()) if again <= MISSED_SHARE_MAX * wanted else ()
@@ -143,31 +189,35 @@ class HeldOutGuard:
             due = [next_task(self._run, producer, index + n) for n in range(ahead * wanted)]
             index += len(due)
             due = list(choose(due, wanted))
-            problems = await self.verifier.problems([task for task, _ in due])
+            problems = await self._posed([task for task, _ in due])
             found += [
                 Assignment(task, problem.prompt, attempt)
                 for (task, attempt), problem in zip(due, problems, strict=True)
-                if Prompt.read(problem.prompt).question not in apart
+                if problem is not None and Prompt.read(problem.prompt).question not in apart
             ]
         return found, index
 
     async def leased(self, stream: str, places: Sequence[int]) -> list[Assignment]:
-        """The tasks at these places of a lease. Raises as `assignments`."""
+        """The tasks at these places of a lease, without those that cannot be posed. Raises as
+        `assignments`."""
         held_out = await self.questions()
-        found: dict[int, Assignment] = {}
+        found: dict[int, Assignment | None] = {}
         for attempt in range(SKIPS_PER_TASK_MAX):
             left = [place for place in places if place not in found]
             if not left:
-                return [found[place] for place in places]
+                return [each for place in places if (each := found[place]) is not None]
             tasks = [leased_task(self._run, stream, place, attempt) for place in left]
-            problems = await self.verifier.problems(tasks)
+            problems = await self._posed(tasks)
             for place, task, problem in zip(left, tasks, problems, strict=True):
-                if Prompt.read(problem.prompt).question not in held_out:
+                if problem is None:
+                    found[place] = None  # further attempts are for held-out tasks alone
+                elif Prompt.read(problem.prompt).question not in held_out:
                     found[place] = Assignment(task, problem.prompt)
         raise self._all_held_out()
 
     def _all_held_out(self) -> ConfigError:
+        left_out = f" ({self.left_out})" if self.left_out else ""
         return ConfigError(
-            f"run {self._run.name}: nearly all its problems are held out; ask for fewer in "
-            "held_out.tasks or widen the environments' parameters"
+            f"run {self._run.name}: nearly all its problems are held out{left_out}; ask for fewer "
+            "in held_out.tasks or widen the environments' parameters"
         )

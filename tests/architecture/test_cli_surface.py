@@ -43,8 +43,8 @@ SURFACE = {
     "learn": SETTINGS,
     "config": SETTINGS,
     "invite": "--data-dir",
-    "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
-    "--scorer --tolerance file",
+    "data check": "--answer --choices --ignore-case --model --question --relative-tolerance --rule "
+    "--run --scorer --tolerance file",
     "sft": "--answer --batch --context-tokens-max --epochs --held-out --learning-rate --lora-rank "
     "--model --no-yes --out --question --run --seed --system --threads --yes data",
     "methods": "--engine --family --literature --run name words",

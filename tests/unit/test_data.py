@@ -1,6 +1,7 @@
 """Items of one's own: one hash everywhere, their order, what is refused, and held-out ones."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import trio
 from node.commands.data import check_file
 from node.config import RunConfig
 from node.config.load import load_run
+from node.config.run import HeldOutRules
 from node.envs.data import items as store
 from node.envs.data.dataset import rules_of, shuffled
-from node.envs.data.items import Columns, Items, content_of, rows_of
+from node.envs.data.items import Items, Judging, content_of, rows_of
+from node.envs.data.shapes import Columns
 from node.envs.registry import environment
 from node.envs.scoring import pose, score_group
 from node.hosting.run_data import check_data
@@ -34,6 +37,7 @@ name = "dataset"
 parameters = {path = "items.jsonl", scorer = "numeric"}
 """
 ANYBODY = Identity.generate().peer_id
+JUDGING = Judging(lambda item: None)
 word_problems = script("word_problems").word_problems
 
 
@@ -115,16 +119,26 @@ def test_rules_of_strangers_name_no_path(tmp_path: Path) -> None:
         (json.dumps({"question": "1" * 70_000, "answer": "2"}), "line 3: 70029 bytes, at most"),
         ("x" * 5_000_000, "line 3: over 4194304 bytes"),
     ],
+    ids=range(10),
 )
-def test_a_bad_line_is_told_by_its_number(tmp_path: Path, line: str, told: str) -> None:
+def test_a_bad_line_is_left_out_and_told_by_its_number(
+    tmp_path: Path, line: str, told: str
+) -> None:
     found(tmp_path)
     good = '{"question": "1+1=", "answer": 2}'
     (tmp_path / "items.jsonl").write_text(f"{good}\n\n{line}\n{good}\n")
+    sha256 = sha256_in(load_run(tmp_path / "run.toml", {})[0])
+    assert len(store.load(sha256)) == 2
+    place, _, why = told.partition(": ")
+    table = store.told_of(sha256)
+    assert "items.jsonl: left out: 1 of 3 rows" in table
+    assert any(why in each and each.endswith(place) for each in table)
+    assert all(len(each) < 200 for each in table)
+    (tmp_path / "items.jsonl").write_text(f"\n\n{line}\n")
     with pytest.raises(ConfigError) as refused:
         load_run(tmp_path / "run.toml", {})
-    assert f"items.jsonl {told}" in str(refused.value)
-    assert len(str(refused.value)) < 200
-    assert not list(store.path_of("x").parent.glob("*.part"))
+    assert len(str(refused.value)) < 250
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +174,10 @@ def test_limits_on_items_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [json.dumps({"question": str(n), "answer": "1"}).encode() for n in range(9)]
     for limit, value in (("DATA_ITEMS_MAX", 8), ("DATA_BYTES_MAX", 250)):
         with monkeypatch.context() as patch:
-            content_of(rows_of(rows, "f"), Columns(), "f", lambda item: None)
+            content_of(rows_of(rows, "f"), Columns(), "f", JUDGING)
             patch.setattr(f"node.envs.data.items.{limit}", value)
             with pytest.raises(ConfigError, match=r"f line 9: over .* leave some out"):
-                content_of(rows_of(rows, "f"), Columns(), "f", lambda item: None)
+                content_of(rows_of(rows, "f"), Columns(), "f", JUDGING)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 100, 1000])
@@ -246,11 +260,41 @@ def test_too_few_items_for_the_held_out_ones_are_refused(
     assert ("take at most 19" if count > 1 else "bring more") in str(refused.value)
 
 
-def test_a_question_over_the_runs_limit_is_refused_before_it_starts(tmp_path: Path) -> None:
+def test_questions_over_the_runs_limit_are_counted_before_it_starts(tmp_path: Path) -> None:
     run = found(tmp_path)
-    small = run.model_copy(update={"limits": run.limits.model_copy(update={"prompt_chars_max": 9})})
-    with pytest.raises(ConfigError, match=r"limits.prompt_chars_max is 9; raise it"):
+    limits = run.limits.model_copy(update={"prompt_chars_max": 46})
+    small = run.model_copy(update={"limits": limits})
+    long = sum(len(row["question"]) > 46 for row in word_problems(60))
+    (told,) = check_data(small.model_copy(update={"held_out": HeldOutRules(tasks=1)}))
+    assert 0 < long < 60
+    assert f"left out: {long} of 60 items" in told
+    with pytest.raises(ConfigError, match=r"held_out\.tasks = 20 would leave too few"):
         check_data(small)
+
+
+def test_a_task_that_cannot_be_posed_is_left_out_counted_and_named(tmp_path: Path) -> None:
+    run = found(tmp_path, count=200, held_out=10)
+    limits = run.limits.model_copy(update={"prompt_chars_max": 49})
+    small = run.model_copy(update={"limits": limits})
+    guard = HeldOutGuard(small, InlineVerifier(small), validation=10)
+
+    async def main() -> list[str]:
+        assert 0 < len(await guard.held_out()) < 10
+        assert len(await guard.validation()) == 10
+        assigned, index = await guard.assignments(ANYBODY, 0, 60)
+        assert index > 60
+        leased = await guard.leased("a", range(20))
+        assert 0 < len(leased) < 20
+        return [Prompt.read(each.prompt).question for each in (*assigned, *leased)]
+
+    assert max(map(len, trio.run(main))) <= 49
+    told = guard.left_out
+    assert told is not None
+    assert re.match(r"\d\d tasks are left out so far; the first: .*prompt_chars_max is 49", told)
+    none = limits.model_copy(update={"prompt_chars_max": 9})
+    nobody = run.model_copy(update={"limits": none})
+    with pytest.raises(ConfigError, match="prompt_chars_max is 9"):
+        trio.run(HeldOutGuard(nobody, InlineVerifier(nobody)).assignments, ANYBODY, 0, 4)
 
 
 def test_items_that_changed_on_disk_are_not_used(tmp_path: Path) -> None:
@@ -276,7 +320,7 @@ def test_a_run_may_not_name_other_columns_of_the_same_items(tmp_path: Path) -> N
 def test_rows_are_read_where_they_are() -> None:
     rows = [{"question": f"{n}\n\u2028é", "answer": "1"} for n in range(50)]
     lines = [json.dumps(row).encode() for row in rows]
-    items = Items(content_of(rows_of(lines, "f"), Columns(), "f", lambda item: None).data)
+    items = Items(content_of(rows_of(lines, "f"), Columns(), "f", JUDGING).data)
     assert [items.row(place) for place in range(len(items))] == rows
 
 
@@ -329,9 +373,14 @@ def test_check_says_what_a_file_would_be(tmp_path: Path) -> None:
         {"question": "1+1=", "answer": 2},
     ]
     path = write(tmp_path, rows)
-    lines = list(check_file(path, {"scorer": "numeric"}))
+    lines = list(check_file(str(path), {"scorer": "numeric"}))
     said = "\n".join(lines)
-    for words in ("22 items", "than once: 1", "prompts: 4 to", "scorer numeric: 22 of 22"):
+    for words in (
+        "22 items",
+        "than once, blanks apart: 1",
+        "prompts: 4 to",
+        "scorer numeric: 22 of 22",
+    ):
         assert words in said
     assert not list((tmp_path / "cache").rglob("*"))  # it keeps nothing
     run = tmp_path / "run.toml"
@@ -340,4 +389,4 @@ def test_check_says_what_a_file_would_be(tmp_path: Path) -> None:
     assert sha256_in(load_run(run, {})[0]) in lines[0]  # the table that it prints is of these items
     write(tmp_path, [{"question": "1+1=", "answer": "two"}])
     with pytest.raises(ConfigError, match=r"items\.jsonl line 1: an answer without a number"):
-        list(check_file(path, {"scorer": "numeric"}))
+        list(check_file(str(path), {"scorer": "numeric"}))

@@ -1,5 +1,6 @@
 """The round: plain GRPO without foreign groups, honest numbers with them, and its own tasks."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -33,7 +34,7 @@ from node.verify.assignment import assigned_task
 from node.verify.held_out import HeldOutGuard
 from node.verify.verifier import InlineVerifier
 from node.verify.warm_up import PRODUCER as WARM_UP_PRODUCER
-from swarm.errors import ChildFailed
+from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.rollouts import Completion, GroupId, ScoredGroup
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import deterministic_run, open_world
@@ -566,3 +567,41 @@ def test_others_hear_where_drafts_end() -> None:
     drawn = [c for batch in policy.batches for g in batch if g.source for c in g.completions]
     assert drawn
     assert all(each.splices == (len(each.token_ids),) for each in drawn)
+
+
+class ShortSighted(FrozenPolicy):
+    """Its context has no room for questions that end in an even number."""
+
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        made = await super().generate(prompts, completions_each, sampling, seed)
+        fits = [int(re.findall(r"[0-9]+", prompt)[-1]) % 2 for prompt in prompts]
+        return [group if fit else () for group, fit in zip(made, fits, strict=True)]
+
+
+def test_a_task_too_long_for_the_context_is_left_out_and_named() -> None:
+    config = change(CONFIG, evaluate_every_rounds=1)
+    node = live(config, ShortSighted(0.5))
+    assert len(rounds(node)) == 3
+    measured = [each.tasks for each in node.records if isinstance(each, HeldOut)]
+    assert all(0 < tasks < 10 for tasks in measured)
+    assert [each.local_groups for each in rounds(node)] == [4] * 3  # others took their places
+    assert "tasks are left out so far; the first: '" in node.node.notes["tasks"]
+    assert "its prompt does not fit the context of the model" in node.node.notes["tasks"]
+
+
+class Blind(FrozenPolicy):
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        return [() for _ in prompts]
+
+
+def test_a_node_that_can_do_no_task_ends_and_says_why() -> None:
+    config = change(CONFIG, evaluate_every_rounds=0)
+    with pytest.raises(BaseExceptionGroup) as ended:
+        live(config, Blind(0.5))
+    said = first_of(ended.value)
+    assert isinstance(said, ConfigError)
+    assert re.match(r"none of 5\d tasks in a row can be done: its prompt does not fit", str(said))

@@ -199,8 +199,8 @@ def test_a_loss_that_is_not_finite_keeps_the_last_epoch(
     torch.testing.assert_close(weights(tmp_path / "5"), weights(tmp_path / "4"), rtol=0, atol=0)
 
 
-def told(path: Path, **rules: Any) -> list[Worked]:
-    return read_worked(path, PromptRules(**rules))
+def told(path: Path, *, say: Any = print, **rules: Any) -> list[Worked]:
+    return read_worked(path, PromptRules(**rules), say)
 
 
 def test_rows_are_read_by_their_usual_columns(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ REFUSED = [
     ({"question": ["a"], "answer": "b"}, "line 2: its column question is no text or empty"),
     ({"question": "\x1e" + '[["user","x"]]', "answer": "b"}, "line 2: its question begins with"),
     ({"question": "a", "answer": "\ud800"}, "line 2: half a character"),
-    ({"messages": CHAT}, "line 2: its chat must be turns of user and assistant"),
+    ({"messages": CHAT}, "line 2: its chat must end in an answer of the assistant"),
     ({"messages": "a"}, "line 2: its chat is no list of messages"),
     ({"messages": [*CHAT, {"role": "assistant", "content": ""}]}, "a message of assistant without"),
     (["a"], "line 2: not an object"),
@@ -259,9 +259,13 @@ def test_a_row_without_a_worked_answer_is_told_by_number(
     tmp_path: Path, row: Any, why: str
 ) -> None:
     path = write(tmp_path / "data.jsonl", ROWS[0], row)
-    with pytest.raises(ConfigError) as caught:
-        told(path)
-    assert why in str(caught.value)
+    lines: list[str] = []
+    assert len(told(path, say=lines.append)) == 1
+    assert lines[0] == "data.jsonl: left out: 1 of 2 rows"
+    assert why.removeprefix("line 2: ") in lines[1]
+    assert lines[1].endswith(": line 2")
+    with pytest.raises(ConfigError, match=r"no rows; data\.jsonl (line|row) 1: ") as caught:
+        told(write(path, row))
     assert "\n" not in str(caught.value)
 
 

@@ -203,15 +203,10 @@ class VllmEngine(Engine):
             settings = each.settings(sampling)
             check(settings, each.n)
             room = self._settings.context_tokens - len(ids)
-            if room <= len(each.beginning):
-                count = len(ids) + len(each.beginning)
-                raise ConfigError(
-                    f"a prompt of {count} tokens does not fit the context of "
-                    f"{self._settings.context_tokens} tokens: choose smaller task settings"
-                )
-            tokens_max = min(settings.max_new_tokens, room)
-            beginning = self._text.beginning(each, settings, tokens_max)
-            about = (tuple(ids), each.n, tokens_max, drawn_by)
+            fits = room > len(each.beginning)
+            tokens_max = min(settings.max_new_tokens, room) if fits else 1
+            beginning = self._text.beginning(each, settings, tokens_max) if fits else None
+            about = (tuple(ids), each.n if fits else 0, tokens_max, drawn_by)
             works.append(Unfinished(*about, settings, each.prompt, beginning))
         return works
 

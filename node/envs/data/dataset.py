@@ -7,15 +7,18 @@ replaces the path; the hash is sent, and part of the run's id.
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from node.envs.base import Problem, checked, wrong_parameters
+from node.envs.base import Problem, Undecided, checked, wrong_parameters
+from node.envs.data import hub
 from node.envs.data import items as store
-from node.envs.data.items import Columns, Content, Item, Items, Rows, content_of
+from node.envs.data.items import Content, Item, Items, Judging, Rows, content_of
 from node.envs.data.math_scorer import MathScorer
 from node.envs.data.readers import read_rows
 from node.envs.data.regex_scorer import RegexScorer
@@ -29,12 +32,16 @@ from node.envs.data.scorers import (
     NumericScorer,
     ScorerName,
 )
+from node.envs.data.shapes import Columns, found_in, messages_of, names_in
+from node.interfaces.prompts import Prompt
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 
 NAME: Final = "dataset"
 FILES_REMEMBERED_MAX: Final = 16
 RULES_CACHED_MAX: Final = 64
+ROWS_LOOKED_AT: Final = 100  # for a shape
+MARKED: Final = frozenset({"exact", "numeric", "choice", "math"})  # scorers of one final answer
 SCORERS: Final[Mapping[ScorerName, type[ItemScorer]]] = {
     "exact": ExactScorer,
     "numeric": NumericScorer,
@@ -91,16 +98,24 @@ class DataRules(BaseModel):
     def columns(self) -> Columns:
         return Columns(self.question, self.answer, self.choices, self.rule)
 
-    def content(self, rows: Rows, name: str) -> Content:
-        """The items of rows; ConfigError for the first row that the scorer cannot judge."""
-        return content_of(rows, self.columns, name, self._fault)
+    def content(self, rows: Rows, name: str, columns: Columns | None = None) -> Content:
+        """The items of rows, in these columns or those that the run names. Rows that the scorer
+        cannot judge are left out; ConfigError if that leaves none."""
+        self.judge.prepare()
+        is_schema = self.scorer == "json_schema"
+        judging = Judging(self._fault, self.scorer in MARKED, is_schema)
+        return content_of(rows, columns or self.columns, name, judging)
 
     def _fault(self, item: Item) -> str | None:
         try:
-            self.judge.own_answer(item)
+            answer = self.judge.own_answer(item)
+            if self.judge.score(item, answer) == 1.0:
+                return None
         except ValueError as error:
             return str(error)
-        return None
+        except Undecided:
+            return f"its own answer takes the scorer {self.scorer} too long"
+        return f"its own answer does not pass the scorer {self.scorer}"
 
     def items(self) -> Items:
         """The items; ConfigError if they are not on this machine, or have other columns."""
@@ -117,19 +132,25 @@ def rules_of(parameters: str) -> DataRules:
     return DataRules.of(json.loads(parameters))
 
 
-def _hash_at(path: Any, folder: Path | None, rules: DataRules) -> str:
+def located(path: str, folder: Path) -> Path:
+    """The file or folder of a path, or of a data set's id on the hub. A path begins in `folder`."""
+    file = (folder / Path(path).expanduser()).absolute()
+    return hub.fetched(path) if not file.exists() and hub.is_id(path) else file
+
+
+def _kept_of(path: Any, folder: Path | None, rules: DataRules) -> "_Kept":
     if folder is None:
         raise _wrong("path: for a run file of one's own alone; rules that travel have sha256")
     if not isinstance(path, str) or not path:
         raise _wrong("path: must be a text")
-    file = (folder / Path(path).expanduser()).absolute()
-    sha256 = _read_once(file, _stamp(file), rules)
-    if rules.sha256 not in ("", sha256):
+    file = located(path, folder)
+    kept = _read_once(file, _stamp(file), rules)
+    if rules.sha256 not in ("", kept.sha256):
         raise _wrong(
-            f"{file}: holds the items {sha256[:12]}…, and this run has {rules.sha256[:12]}…; "
+            f"{file}: holds the items {kept.sha256[:12]}…, and this run has {rules.sha256[:12]}…; "
             "remove sha256 to found another run"
         )
-    return sha256
+    return kept
 
 
 def _stamp(file: Path) -> tuple[tuple[str, int, int], ...]:
@@ -143,9 +164,66 @@ def _stamp(file: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @lru_cache(maxsize=FILES_REMEMBERED_MAX)
-def _read_once(file: Path, stamp: tuple[tuple[str, int, int], ...], rules: DataRules) -> str:
+def _read_once(file: Path, stamp: tuple[tuple[str, int, int], ...], rules: DataRules) -> "_Kept":
     del stamp
-    return store.keep_own(rules.content(read_rows(file, rules.columns), file.name))
+    reading = read_file(file, rules)
+    return _Kept(store.keep_own(reading.content, told_of(file, reading)), reading.rules)
+
+
+class _Kept(NamedTuple):
+    sha256: str
+    rules: DataRules  # with the columns' names in the store
+
+
+class Reading(NamedTuple):
+    """A user's file."""
+
+    rules: DataRules  # as a run sends them
+    columns: Columns  # in the file
+    content: Content
+
+
+def read_file(file: Path, rules: DataRules) -> Reading:
+    """The items of a user's file; columns that the rules do not name are found by its shape.
+
+    Raises:
+        ConfigError: it cannot be read, is of no known shape, or no row is an item.
+    """
+    columns = rules.columns
+    if not {"question", "answer"} & rules.model_fields_set:
+        columns = _found(file, rules)
+        if rules.scorer != "choice" and "scorer" in rules.model_fields_set:
+            columns = replace(columns, choices=rules.choices)
+        if columns.choices is not None and "scorer" not in rules.model_fields_set:
+            rules = rules.model_copy(update={"scorer": "choice"})
+    content = rules.content(read_rows(file, columns), file.name, columns)
+    named = {use: use for use in columns.by_use()}
+    return Reading(rules.model_copy(update=named), columns, content)
+
+
+def told_of(file: Path, reading: Reading) -> list[str]:
+    """Lines about columns that were found, and a table of the rows that were left out, by reason;
+    none if there is nothing to tell."""
+    columns, content = reading.columns, reading.content
+    told = []
+    if columns.shape and any(use != path for use, path in columns.by_use().items()):
+        used = ", ".join(f"{use} from {path}" for use, path in columns.by_use().items())
+        told.append(f"{file.name}: columns found by {columns.shape}: {used}")
+    return [*told, *store.left_out_lines(file.name, content.left_out, content.items)]
+
+
+def _found(file: Path, rules: DataRules) -> Columns:
+    rows = [row for _, row in islice(read_rows(file, None), ROWS_LOOKED_AT)]
+    records = [row for row in rows if isinstance(row, Mapping)]
+    found = found_in(records, rules.choices)
+    if found is not None:
+        return replace(found, rule=rules.rule)
+    if not records or any({"question", "answer"} <= row.keys() for row in records):
+        return rules.columns  # and each row is told to lack them
+    raise _wrong(
+        f"{file}: no columns of a known shape among {names_in(records)}; name them as question and "
+        "answer"
+    )
 
 
 def _wrong(what: str) -> ConfigError:
@@ -209,12 +287,12 @@ class Dataset:
                 f"this run scores by {rules.engine}, installed is {engine or 'none'}; "
                 "install that one"
             )
-        sha256 = rules.sha256
         if path is not None:
-            sha256 = _hash_at(path, folder, rules)
-        if not sha256:
+            sha256, rules = _kept_of(path, folder, rules)
+            rules = rules.model_copy(update={"sha256": sha256})
+        if not rules.sha256:
             raise _wrong("no items; name a file of them as path, or their hash as sha256")
-        told = rules.model_copy(update={"sha256": sha256, "engine": engine})
+        told = rules.model_copy(update={"engine": engine})
         always = {name: getattr(told, name) for name in ("sha256", "question", "answer", "scorer")}
         return told.model_dump(exclude_defaults=True) | always
 
@@ -227,7 +305,7 @@ class Dataset:
         rules.judge.prepare()
         epoch, place = divmod(task.index, len(items))
         chosen = shuffled(place, len(items), task.seed, epoch)
-        item = rules.columns.item(items.row(chosen))
+        item = items.row(chosen)
         try:
             answer = rules.judge.own_answer(item)
         except ValueError as error:
@@ -239,9 +317,10 @@ class Dataset:
 
 
 def prompt_of(item: Item) -> str:
-    """The question, and below it the choices, each after its letter."""
-    question: str = item["question"]
-    choices = item.get("choices")
-    if choices is None:
-        return question
-    return "\n".join([question, *(f"{LETTERS[at]}. {text}" for at, text in enumerate(choices))])
+    """The question after its chat's earlier messages, and below it the choices, each after its
+    letter, as `Prompt.text`."""
+    asked = item["question"]
+    prompt = Prompt.of(asked) if isinstance(asked, str) else Prompt(tuple(messages_of(asked)))
+    choices = enumerate(item.get("choices", ()))
+    shown = [f"{LETTERS[at]}. {text}" for at, text in choices]
+    return prompt.asking("\n".join([prompt.question, *shown])).text

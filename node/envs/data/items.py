@@ -1,8 +1,8 @@
 """Items as bytes that are the same on every machine, and back again.
 
-Of each row only the columns that a run names are kept. A row becomes one line of JSON with sorted
-keys and no spaces, in the order of the file; values other than texts become their JSON. These lines
-are again a file of rows that makes the same bytes, which is how strangers' items are checked.
+Of each row only the columns that a run uses are kept, named by their use. A row becomes one line of
+JSON with sorted keys and no spaces, in the order of the file; rows that are no items are left out.
+These lines are again a file of rows that makes the same bytes, so strangers' items can be checked.
 """
 
 import functools
@@ -10,12 +10,14 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from node.interfaces.prompts import MARK
+from node.envs.data import shapes
+from node.envs.data.shapes import Columns
 from node.system.caches import cache_directory
 from node.system.child_environment import CACHE_VARIABLE
 from swarm.errors import ConfigError
@@ -34,119 +36,165 @@ from swarm.wire.messages import (
 
 ITEM_BYTES_MAX: Final = 65_536  # of a line that is kept
 LINE_BYTES_MAX: Final = 4_194_304  # of a line that is read, with all its columns
-CHOICES_MAX: Final = 26
+EXAMPLE: Final = '{"question": "2+2=", "answer": "4"}'
+AS_IT_STANDS: Final = "as it stands"
+ROWS_SHOWN: Final = 20  # of those that were left out for one reason
+REASONS_SHOWN: Final = 40
 
-Item = Mapping[str, Any]  # texts `question`, `answer`, perhaps `rule`, and a list `choices`
-Rows = Iterable[tuple[str, Any]]  # (file and line, row)
+Item = Mapping[str, Any]  # `answer`, perhaps `rule`, a list `choices`; `question`, perhaps messages
+Rows = Iterable[tuple[str, Any]]  # (file and row, the row or an `Unread`)
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Names of a file's columns by their use; None: there is no such column."""
+class Unread(NamedTuple):
+    """A row that could not be read."""
 
-    question: str = "question"
-    answer: str = "answer"
-    choices: str | None = None
-    rule: str | None = None
+    why: str
 
-    def by_use(self) -> dict[str, str]:
-        named = (("question", self.question), ("answer", self.answer))
-        more = (("choices", self.choices), ("rule", self.rule))
-        return {use: name for use, name in (*named, *more) if name is not None}
 
-    def item(self, row: Mapping[str, Any]) -> Item:
-        """The item of a row that was kept."""
-        return {use: row[name] for use, name in self.by_use().items()}
+class LeftOut(NamedTuple):
+    """A row that is no item."""
+
+    where: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
+    """The items of a file."""
+
     data: bytes
     items: int
+    places: tuple[str, ...] = ()  # of each item in the file
+    left_out: tuple[LeftOut, ...] = ()
+    readings: Mapping[str, int] = field(default_factory=dict)  # answers by how they were read
 
 
-def rows_of(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, Any]]:
-    """Rows of lines of JSON, without blank lines; ConfigError for a line that is no JSON."""
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """A scorer's part in reading rows."""
+
+    fault: Callable[[Item], str | None]  # says why the scorer refuses an item
+    marked: bool = False  # the answer may be the marked end of a worked one
+    schemas: bool = False  # an answer or rule may be a record, which stands for its JSON
+
+
+def rows_of(lines: Iterable[str | bytes], name: str) -> Iterator[tuple[str, Any]]:
+    """Rows of lines of JSON, without blank lines."""
     for number, line in enumerate(lines, 1):
         where = f"{name} line {number}"
         if len(line) > LINE_BYTES_MAX:
-            raise ConfigError(f"{where}: over {LINE_BYTES_MAX} bytes; shorten it or leave it out")
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            raise ConfigError(
-                f"{where}: not JSON; write one object a line, such as "
-                '{"question": "2+2=", "answer": "4"}'
-            ) from None
-        yield where, row
+            yield where, Unread(f"over {LINE_BYTES_MAX} bytes; shorten it")
+        elif line.strip():
+            try:
+                yield where, json.loads(line)
+            except (ValueError, RecursionError):
+                yield where, Unread(f"not JSON; write one object a line, such as {EXAMPLE}")
 
 
-def content_of(
-    rows: Rows, columns: Columns, name: str, fault: Callable[[Item], str | None]
-) -> Content:
-    """The items of rows. `name`: of their file; `fault`: says why the scorer refuses an item.
+def content_of(rows: Rows, columns: Columns, name: str, judging: Judging) -> Content:
+    """The items of rows. `name`: of their file.
 
     Raises:
-        ConfigError: a row is no item, or there are none or too many.
+        ConfigError: no row is an item, or there are too many.
     """
     lines: list[bytes] = []
+    places: list[str] = []
+    left_out: list[LeftOut] = []
+    readings: Counter[str] = Counter()
     size = 0
     for where, row in rows:
-        line = _line(where, row, columns, fault)
+        try:
+            line, how = _line(row, columns, judging)
+        except ValueError as error:
+            left_out.append(LeftOut(where, str(error)))
+            continue
         size += len(line)
         lines.append(line)
+        places.append(where)
+        readings[how] += 1
         if size > DATA_BYTES_MAX or len(lines) > DATA_ITEMS_MAX:
             raise ConfigError(
                 f"{where}: over {DATA_ITEMS_MAX} items or {DATA_BYTES_MAX} bytes; leave some out"
             )
     if not lines:
-        raise ConfigError(f"{name}: no items; write one JSON object a line")
-    return Content(b"".join(lines), len(lines))
-
-
-def _line(where: str, row: Any, columns: Columns, fault: Callable[[Item], str | None]) -> bytes:
-    if not isinstance(row, Mapping):
-        raise ConfigError(f"{where}: not an object; write one JSON object a line")
-    kept: dict[str, Any] = {}
-    for use, column in columns.by_use().items():
-        if row.get(column) is None:
-            raise ConfigError(
-                f"{where}: no column {column!r}; name another one as {use}, or add it"
-            )
-        kept[column] = _choices(where, row[column]) if use == "choices" else _text(row[column])
-    if not kept[columns.question].strip() or kept[columns.question].startswith(MARK):
+        first = "; ".join(f"{where}: {why}" for where, why in left_out[:1])
         raise ConfigError(
-            f"{where}: an empty question, or one that begins with a control character"
+            f"{name}: none of its {len(left_out)} rows is an item; {first}"
+            if left_out
+            else f"{name}: no items; write one JSON object a line, such as {EXAMPLE}"
         )
-    trouble = fault(columns.item(kept))
-    if trouble is not None:
-        raise ConfigError(f"{where}: {trouble}; correct it or leave it out")
+    return Content(b"".join(lines), len(lines), tuple(places), tuple(left_out), readings)
+
+
+def _line(row: Any, columns: Columns, judging: Judging) -> tuple[bytes, str]:
+    """The line of a row, and how its answer was read; ValueError says why it is no item."""
+    if not isinstance(row, Mapping):
+        is_told = isinstance(row, Unread)
+        raise ValueError(row.why if is_told else f"not an object, such as {EXAMPLE}")  # noqa: TRY004
+    if judging.schemas:
+        row = _with_json(row, columns)
+    kept, how = _kept(row, columns, judging.marked)
     try:
         line = f"{canonical_json(kept)}\n".encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{where}: half a character (a surrogate); correct its text") from None
+        raise ValueError("half a character (a surrogate); correct its text") from None
     if len(line) > ITEM_BYTES_MAX:
-        raise ConfigError(
-            f"{where}: {len(line)} bytes, at most {ITEM_BYTES_MAX}; shorten it or leave it out"
-        )
-    return line
+        raise ValueError(f"{len(line)} bytes, at most {ITEM_BYTES_MAX}; shorten it")
+    if (trouble := judging.fault(kept)) is not None:
+        raise ValueError(trouble)
+    return line, how
+
+
+def _kept(row: Mapping[str, Any], columns: Columns, marked: bool) -> tuple[dict[str, Any], str]:
+    """The item in a row, and how its answer was read."""
+    kept: dict[str, Any] = {"question": shapes.question_of(row, columns)}
+    answer, how = shapes.answer_of(row, columns), AS_IT_STANDS
+    while marked and (found := shapes.gold_in(answer)) is not None:
+        answer, how = found
+    answer = answer.strip() if marked else answer
+    if marked and columns.shape and how == AS_IT_STANDS and shapes.is_worked(answer):
+        raise ValueError("a worked solution without a marked answer; name another column as answer")
+    if columns.choices is not None:
+        shapes.check_there(row, "choices", columns.choices)
+        given = shapes.value_at(row, columns.choices)
+        kept["choices"], labels = shapes.choices_of(given, columns.choices)
+        typed = shapes.value_at(row, columns.answer)
+        answer = shapes.lettered(typed, answer, kept["choices"], labels)
+    if columns.rule is not None:
+        shapes.check_there(row, "rule", columns.rule)
+        kept["rule"] = shapes.texts_of(row, columns.rule)
+    return {**kept, "answer": answer}, how
+
+
+def _with_json(row: Mapping[str, Any], columns: Columns) -> Mapping[str, Any]:
+    """The row with JSON for records and lists in the columns of answer and rule."""
+    named = [path for path in (columns.answer, columns.rule) if path is not None]
+    values = {path: shapes.value_at(row, path) for path in named}
+    return {
+        **row,
+        **{path: canonical_json(v) for path, v in values.items() if isinstance(v, list | dict)},
+    }
+
+
+def left_out_lines(name: str, left_out: Sequence[LeftOut], items: int) -> list[str]:
+    """A table of the rows of a file that are no items, by reason; empty if there are none."""
+    if not left_out:
+        return []
+    told = [f"{name}: left out: {len(left_out)} of {items + len(left_out)} rows"]
+    places: dict[str, list[str]] = {}
+    for where, why in left_out:
+        places.setdefault(why, []).append(where.removeprefix(f"{name} "))
+    for why, found in sorted(places.items(), key=lambda each: -len(each[1]))[:REASONS_SHOWN]:
+        more = f" and {len(found) - ROWS_SHOWN} more" if len(found) > ROWS_SHOWN else ""
+        told.append(f"  {len(found):>6}  {why}: {', '.join(found[:ROWS_SHOWN])}{more}")
+    if len(places) > REASONS_SHOWN:
+        told.append(f"          and {len(places) - REASONS_SHOWN} other reasons")
+    return told
 
 
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys and no spaces, in its own letters."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else canonical_json(value)
-
-
-def _choices(where: str, value: Any) -> list[str]:
-    if not isinstance(value, list | tuple) or not 2 <= len(value) <= CHOICES_MAX:
-        raise ConfigError(f"{where}: choices must be a list of 2 to {CHOICES_MAX} texts")
-    return [_text(each) for each in value]
 
 
 class Items:
@@ -173,6 +221,7 @@ class Items:
 # Items on disk, each set in one file named by the hash of its manifest, readable by the owner.
 
 LOADED_MAX: Final = 4  # sets of items in memory
+_TOLD: Final[dict[str, tuple[str, ...]]] = {}  # by the hash of items
 
 
 def path_of(sha256: str) -> Path:
@@ -184,11 +233,12 @@ def sha256_of(content: Content) -> str:
     return data_id(manifest_of(content.data, content.items)).hex()
 
 
-def keep_own(content: Content) -> str:
+def keep_own(content: Content, told: Iterable[str]) -> str:
     """Keep items of a file of one's own, and return their hash. They are not sent to strangers
-    before `agree_to_share`."""
+    before `agree_to_share`. `told`: lines about how the file was read, for its user."""
     sha256 = sha256_of(content)
     path = path_of(sha256)
+    _TOLD[sha256] = tuple(told)
     if path.exists():
         return sha256
     try:
@@ -198,6 +248,11 @@ def keep_own(content: Content) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; the items of a run are kept there") from None
     return sha256
+
+
+def told_of(sha256: str) -> tuple[str, ...]:
+    """The lines about a file that this process read."""
+    return _TOLD.get(sha256, ())
 
 
 def is_unshared(sha256: str) -> bool:

@@ -1,18 +1,18 @@
 """Rows of a file as prompts with worked answers, for supervised training."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from node.envs.data.items import canonical_json
+from node.envs.data.items import LeftOut, Unread, canonical_json, left_out_lines
 from node.envs.data.readers import read_rows
-from node.interfaces.prompts import Prompt, PromptMessage
+from node.envs.data.shapes import messages_of
+from node.interfaces.prompts import Prompt
 from swarm.errors import ConfigError
 
 QUESTIONS: Final = ("question", "prompt", "problem", "instruction")
 ANSWERS: Final = ("answer", "solution", "response", "completion", "output")
 CHATS: Final = ("messages", "conversations")
-_ROLES: Final = {"human": "user", "gpt": "assistant"}  # of ShareGPT, which has from and value
 
 
 class Worked(NamedTuple):
@@ -31,30 +31,39 @@ class PromptRules(NamedTuple):
     examples: tuple[tuple[str, str], ...] = ()  # questions and completions before each question
 
 
-def read_worked(path: Path, rules: PromptRules) -> list[Worked]:
-    """The worked answers of a file or folder; ConfigError for the first row without one."""
+def read_worked(path: Path, rules: PromptRules, say: Callable[[str], None]) -> list[Worked]:
+    """The worked answers of a file or folder. Rows without one are left out and told; ConfigError
+    if that leaves none."""
     if not path.exists():
         raise ConfigError(f"{path}: no such file; name one of worked answers")
-    found = list(_worked(path, rules))
+    found: list[Worked] = []
+    left_out: list[LeftOut] = []
+    for where, row in read_rows(path, None):
+        try:
+            found.append(_worked(row, rules))
+        except ValueError as error:
+            left_out.append(LeftOut(where, str(error)))
     if not found:
-        raise ConfigError(f"{path}: no rows; write one JSON object a line")
+        first = "; ".join(f"{where}: {why}" for where, why in left_out[:1])
+        raise ConfigError(f"{path}: no rows; {first or 'write one JSON object a line'}")
+    for line in left_out_lines(path.name, left_out, len(found)):
+        say(line)
     return found
 
 
-def _worked(path: Path, rules: PromptRules) -> Iterator[Worked]:
-    for where, row in read_rows(path, None):
-        if not isinstance(row, Mapping):
-            raise ConfigError(f"{where}: not an object; write one JSON object a line")
-        try:
-            prompt, answer = _of(row, rules)
-            f"{prompt.text}{answer}".encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f"{where}: half a character (a surrogate); correct it") from None
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
-        if Prompt.read(prompt.text) != prompt:
-            raise ConfigError(f"{where}: its question begins with a control character")
-        yield Worked(prompt.text, answer)
+def _worked(row: Any, rules: PromptRules) -> Worked:
+    """The worked answer of a row; ValueError says why it has none."""
+    if not isinstance(row, Mapping):
+        is_told = isinstance(row, Unread)
+        raise ValueError(row.why if is_told else "not an object")  # noqa: TRY004
+    prompt, answer = _of(row, rules)
+    try:
+        f"{prompt.text}{answer}".encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a character (a surrogate); correct it") from None
+    if Prompt.read(prompt.text) != prompt:
+        raise ValueError("its question begins with a control character")
+    return Worked(prompt.text, answer)
 
 
 def _of(row: Mapping[str, Any], rules: PromptRules) -> tuple[Prompt, str]:
@@ -84,19 +93,7 @@ def _column(row: Mapping[str, Any], use: str, names: tuple[str, ...]) -> tuple[s
 
 
 def _of_chat(chat: Any, rules: PromptRules) -> tuple[Prompt, str]:
-    if not isinstance(chat, list) or not all(isinstance(each, Mapping) for each in chat):
-        raise ValueError("its chat is no list of messages")
-    said = []
-    for each in chat:
-        role = str(each.get("role", each.get("from")))
-        content = each.get("content", each.get("value"))
-        if not isinstance(content, str) or not content.strip():
-            raise ValueError(f"its chat has a message of {role} without text")
-        said.append(PromptMessage(_ROLES.get(role, role), content))
-    roles = [each.role for each in said]
-    opened = roles[:1] == ["system"]
-    turns = roles[opened:]
-    if not turns or turns != ["user", "assistant"] * (len(turns) // 2):
-        raise ValueError("its chat must be turns of user and assistant, the last the assistant's")
-    opening = () if opened else Prompt.of("", rules.system, rules.examples).messages[:-1]
-    return Prompt((*opening, *said[:-1])), said[-1].content
+    said = messages_of(chat)
+    if said[-1].role != "assistant" or len(said) < 2 or said[-2].role != "user":
+        raise ValueError("its chat must end in an answer of the assistant")
+    return Prompt(tuple(said[:-1])).below(rules.system, rules.examples), said[-1].content
