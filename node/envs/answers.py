@@ -68,7 +68,7 @@ SENTENCE_ENDS: Final = ".,;!"
 _LABEL: Final = re.compile(
     r"\*{0,2}(?:(?:so|thus|hence|therefore),? )?(?:(?:the|my) )?(?:(?:final|correct|right) )?"
     r"(?:answer|option|choice|result|solution|value|sum|product|difference|quotient|total|number)"
-    r"(?: is:|:\*\*|\*\*:|\*\* is|:| is| =)\s?|#{2,4} ",
+    r"(?: is:|:\*\*|\*\*:|\*\* is|:| is| =)\s?|(?:option|choice) |#{2,4} |= ",
     re.IGNORECASE,
 )
 

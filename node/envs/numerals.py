@@ -18,8 +18,8 @@ BLANKS_MAX: Final = 4  # in a row, after an answer
 # After an answer, each once, with blanks between them; longer ones first.
 CLOSING_MARKS: Final = (
     "\\end{equation*}", "\\end{equation}", "\\end{aligned}", "\\end{align*}", "\\end{align}",
-    "</answer>", "\\]", "\\)", "$$", "**", "__", "*", "_", "$", "`", '"', "'", ".", ",", ";", "!",
-    ")", "]",
+    "</answer>", "\\]", "\\)", "$$", "**", "__", "*", "_", "$", "`", '"', "'", ".", "\u3002", ",",
+    ";", "!", ")", "]",
 )  # fmt: skip
 PLACES_MAX: Final = 20
 BRACES_MAX: Final = 2  # closed after a number

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from node.envs.answers import AnswerFormat, answer_in
 from node.envs.data.dataset import SCORERS
 from node.envs.data.items import Item
 from node.envs.data.scorers import NAMES, ItemScorer, ScorerName
@@ -54,7 +55,9 @@ RIGHT_AND_WRONG: list[tuple[ScorerName, dict[str, Any], Item, list[str], list[st
      ["2", "D", "A", "y", "C. y", "A. z"]),
     ("choice", {}, item("y", choices=["x", "y", "z"]), ["B", "y"], ["A", "x"]),
     ("choice", {}, item("3", choices=["3", "5", "2", "8"]), ["3", "A", "A. 3"], ["D", "8", "D. 3"]),
-    ("choice", {}, item("b", choices=["Rome", "Paris"]), ["B. Paris", "paris", "**Paris**", "B"],
+    ("choice", {}, item("b", choices=["Rome", "Paris"]),
+     ["B. Paris", "paris", "**Paris**", "B", "**B.** Paris", "Option B", "(B): Paris", "[B]",
+      "The correct option is (B) Paris.", "B - Paris", "\\boxed{\\text{(B) Paris}}"],
      ["B. Rome", "Rome", "A", "Pari"]),
     ("math", {}, item("\\frac{1}{2}"), ["1/2", "0.5", "\\frac12", "$0.50$"], ["2", "0.49", "1/2x"]),
     ("math", {}, item("so \\boxed{x^{2}+2x+1}"), ["(x+1)^2", "1+2x+x^2"], ["(x-1)^2", "x^2"]),
@@ -75,6 +78,50 @@ def test_right_texts_score_and_wrong_ones_do_not(
     assert judge.score(asked, judge.own_answer(asked)) == 1.0
     assert [judge.score(asked, text) for text in right] == [1.0] * len(right)
     assert [judge.score(asked, text) for text in wrong] == [0.0] * len(wrong)
+
+
+# How models end, by format: the text is found and scored.
+ENDS: list[tuple[ScorerName, AnswerFormat, str, str, float]] = [
+    ("math", "boxed", "420", "So the sum is \\(\\boxed{420}\\).", 1.0),
+    ("math", "boxed", "420", "Hence\n\\[\n\\boxed{420}\n\\]", 1.0),
+    ("math", "boxed", "420", "\\[ \\boxed{420} \\].\n", 1.0),
+    ("math", "boxed", "420", "$\\boxed{420}$.", 1.0),
+    ("math", "boxed", "420", "**\\(\\boxed{420}\\)**", 1.0),
+    ("math", "boxed", "420", "\\(\\boxed{420}\\) square meters.", 1.0),
+    ("math", "boxed", "420", "\\boxed{420\\text{ meters}}", 1.0),
+    ("math", "boxed", "420", "\\boxed{\\$420}", 1.0),
+    ("math", "boxed", "420", "\\boxed{x=420}", 1.0),
+    ("math", "boxed", "420", "\\boxed{420\\%}", 0.0),
+    ("math", "boxed", "420", "\\boxed{420}\\%", 0.0),
+    ("math", "boxed", "420", "\\boxed{420} and more", 0.0),
+    ("math", "boxed", "42", "\\boxed{41} \\boxed{42} \\boxed{43}", 0.0),
+    ("math", "tags", "1/2", "<answer>\\frac{1}{2}</answer>\n", 1.0),
+    ("math", "last_line", "12", "Step one.\nSo the answer is 12.", 1.0),
+    ("math", "last_line", "42", "The answer is definitely not 42.", 0.0),
+    ("numeric", "tags", "42", "<answer> $42$. </answer>.", 1.0),
+    ("numeric", "boxed", "14/3", "\\(\\boxed{\\frac{14}{3}}\\).", 1.0),
+    ("numeric", "last_number", "18", "**Answer: $18.00**", 1.0),
+    ("numeric", "last_number", "1000", "- 1000", 0.0),
+    ("numeric", "last_number", "3", "1, 2, and 3", 0.0),
+    ("numeric", "last_number", "5", "1.2e5", 0.0),
+    ("numeric", "last_number", "2", "\\frac{x}{2}", 0.0),
+    ("exact", "tags", "Paris", "<answer>Paris.</answer>\n", 1.0),
+    ("exact", "last_line", "Paris", "The answer is **Paris**.\n", 1.0),
+    ("exact", "boxed", "Paris", "$\\boxed{\\text{Paris}}$.", 1.0),
+    ("exact", "whole", "Paris", "Paris.\n", 1.0),
+    ("exact", "whole", "Paris", "Paris, or Rome.", 0.0),
+    ("choice", "boxed", "B", "So it is \\(\\boxed{\\text{B}}\\).", 1.0),
+    ("choice", "tags", "B", "<answer>(b)</answer>\n", 1.0),
+    ("choice", "last_line", "B", "Let me see.\n**Final Answer: B**\n", 1.0),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "gold", "text", "worth"), ENDS)
+def test_the_end_of_a_completion_is_read_alike_in_all_formats(
+    name: ScorerName, kind: AnswerFormat, gold: str, text: str, worth: float
+) -> None:
+    found = answer_in(kind, text)
+    assert (0.0 if found is None else scorer(name).score(item(gold), found)) == worth
 
 
 def test_every_scorer_is_tried() -> None:

@@ -122,6 +122,29 @@ x=1, y=2
 \frac{5}{4}\pi
 4+2\sqrt{3}
 -\frac{\sqrt{2}}{2}
+\pm\sqrt{7}
+\frac{-1 \pm \sqrt{13}}{2}
+\frac{n!}{2}
+\binom{n}{2}
+[0,\infty)
+(-\infty,-3)\cup(-3,\infty)
+\text{no solution}
+x \neq 3
+1:2:3
+\mathbb{R}
+\emptyset
+\angle PQR
+A=\pi r^2
+3.00 \times 10^8
+\frac{\ln 2}{\ln 3}
+2^{n+1}-1
+y^4-2y^3+7y^2+y-5
+\frac{400}{3}\pi
+1 \frac{4}{5}
+6,\!000,\!000
+2 \text{ and } 3
+\sqrt{x-1}+2
+x^2 - (a+b)x + ab
 """
 GOLD_LIST = [each for each in GOLDS.split("\n") if each]
 
@@ -156,6 +179,7 @@ EQUAL = [
     ("\\frac{1}{2}\\sin 2x", "\\sin x \\cos x"), ("2^{2009}", "2\\cdot 2^{2008}"),
     ("42", "The product is **42**."), ("42", "6 times 7 makes 42, so \\boxed{42}"),
     ("\\frac{1000}{3}", "\\frac{1,000}{3}"), ("2\\sqrt{3}", "\u221a12"), ("2|x|", "2|x|"),
+    ("(n+1)!", "(n+1)n!"), ("\\binom{n}{2}", "\\frac{n(n-1)}{2}"), ("12", "= 12"),
 ]  # fmt: skip
 
 UNLIKE = [

@@ -28,6 +28,7 @@ DEPTH_MAX: Final = 16
 BITS_MAX: Final = 8192  # of a number, before and after the point
 LISTED_MAX: Final = 32
 FACTORIAL_MAX: Final = 200
+BINOMIAL_MAX: Final = 1024
 ROOT_MAX: Final = 64
 POINTS: Final = 2
 _PRECISION_BITS: Final = 512
@@ -46,7 +47,7 @@ _FUNCTIONS: Final = frozenset(
 _NAMES: Final = frozenset(
     {
         "alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "phi", "omega",
-        "sigma", "rho", "tau",
+        "sigma", "rho", "tau", "emptyset", "varnothing",
     }
 )  # fmt: skip
 _ATOMS: Final = frozenset({"frac", "binom", "sqrt", "pi", "infty", "lfloor", "lceil"})
@@ -67,14 +68,14 @@ _REPLACED: Final = (
     *(("{,}", ","), (",\\! ", ","), ("\\!", "")),
 )
 _DROPPED: Final = re.compile(
-    r"\\(?:left|right|bigg?[lr]?|Bigg?[lr]?|displaystyle|limits|quad|qquad|boldsymbol)(?![A-Za-z])"
+    r"\\(?:left|right|bigg?[lr]?|Bigg?[lr]?|displaystyle|limits|qq?uad|angle|triangle)(?![A-Za-z])"
     r"|(?<!\\)\\[,;: ]|[~$]|\\(?=\$)"
 )
 _THOUSANDS: Final = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])")
 _LISTS: Final = re.compile(r"[(\[]|\\\{|\A\{")  # in which commas separate values
 _UNIT: Final = re.compile(r"[A-Za-z$ .]+(?:\^?[23])?(?:/[A-Za-z ]+)?")
 _TOKEN: Final = re.compile(
-    r"\\(?:text|mathrm|mbox|textbf|textrm|mathbf|textit|rm|bf)\s*\{(?P<text>[^{}]*)\}"
+    r"\\(?:text|mathrm|mbox|textbf|textrm|mathbf|mathbb|textit|overline|boldsymbol)\s*\{(?P<text>[^{}]*)\}"
     r"|\\(?P<command>[A-Za-z]+)\*?"
     r"|(?P<number>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z]))?)"
     r"|(?P<word>[A-Za-z]+)|(?P<sign>\\\\|\\[{}%&]|[-+*/^=<>(),;|.:%!\[\]{}_&'])|\s+"
@@ -126,7 +127,9 @@ def read(text: str) -> Value:
         plain = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), plain)
     try:
         value = _answer(_tokens(plain), 0)
-    except ArithmeticError:
+    except Unread:
+        raise
+    except (ArithmeticError, ValueError):  # from a function where it has no value
         raise Unread("a division by zero") from None
     return Value(value.kind, value.parts, "$") if is_money and not value.unit else value
 
@@ -455,12 +458,12 @@ class _Formula:
         while sign := self._take("!", "%", "\\%"):
             if sign != "!":
                 value = self._divided(value, Fraction(100))
-            elif isinstance(value, Fraction) and value.denominator == 1:
-                if not 0 <= value <= FACTORIAL_MAX:
-                    raise Unread(f"a factorial beyond {FACTORIAL_MAX}")
+            elif abs(value) > FACTORIAL_MAX:
+                raise Unread(f"a factorial beyond {FACTORIAL_MAX}")
+            elif isinstance(value, Fraction) and value.denominator == 1 and value >= 0:
                 value = Fraction(math.factorial(int(value)))
             else:
-                raise Unread("a factorial of no whole number")
+                value = _bounded(_context().factorial(_float(value)))
         return value
 
     def _exponent(self) -> Any:
@@ -562,12 +565,13 @@ class _Formula:
             return self._function(name)
         raise Unread(f"{name} where a number begins")
 
-    def _binomial(self, above: Any, below: Any) -> Fraction:
-        if not all(isinstance(e, Fraction) and e.denominator == 1 for e in (above, below)):
-            raise Unread("a binomial of no whole numbers")
-        if not 0 <= below <= above <= BITS_MAX // 8:
-            raise Unread("a binomial that is too large")
-        return Fraction(math.comb(int(above), int(below)))
+    def _binomial(self, above: Any, below: Any) -> Any:
+        if abs(above) > BINOMIAL_MAX or abs(below) > BINOMIAL_MAX:
+            raise Unread(f"a binomial beyond {BINOMIAL_MAX}")
+        is_whole = all(isinstance(e, Fraction) and e.denominator == 1 for e in (above, below))
+        if is_whole and 0 <= below <= above:
+            return Fraction(math.comb(int(above), int(below)))
+        return _bounded(_context().binomial(_float(above), _float(below)))
 
     def _root(self, value: Any, index: Any) -> Any:
         if not isinstance(index, Fraction) or index.denominator != 1 or not 1 < index <= ROOT_MAX:

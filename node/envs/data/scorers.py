@@ -5,6 +5,7 @@ input, beyond which a text scores 0, and takes time in proportion to it. Each it
 tried when the item is read.
 """
 
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +21,7 @@ NAMES: Final[tuple[ScorerName, ...]] = get_args(ScorerName)
 EXACT_CHARS_MAX: Final = 65_536
 NUMBER_CHARS_MAX: Final = 128
 CHOICE_CHARS_MAX: Final = 4096
+_NAMED: Final = re.compile(r"\(?(?P<letter>[a-z])(?:\)[.:]?|[.:])? ?(?:[-\N{EN DASH}] )?")
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 Settings = Mapping[str, float | bool]
@@ -138,13 +140,15 @@ class ChoiceScorer(ItemScorer):
         if len(text) > CHOICE_CHARS_MAX:
             return 0.0
         right, choices = self.own_answer(item), item.get("choices")
-        readings = {_folded(text), _folded(stated(text))}
-        if any(_letter(each) == right for each in (bare(text), stated(text))):
+        text = stated(text)
+        if _letter(text) == right:
             return 1.0
         if choices is None:
             return 0.0
-        wanted = _folded(choices[LETTERS.index(right)])
-        return float(not readings.isdisjoint(_named(right, wanted)))
+        text = _folded(text.replace("**", ""))
+        named = _NAMED.match(text)
+        rest = text[named.end() :] if named and named["letter"].upper() == right else text
+        return float(_folded(choices[LETTERS.index(right)]) in (text, rest))
 
 
 def _folded(text: str) -> str:
@@ -152,13 +156,6 @@ def _folded(text: str) -> str:
 
 
 def _letter(text: str) -> str:
-    """The letter of a text such as `B`, `(b)`, `B.` or `option B`, else the text."""
-    text = text.strip().rstrip(".:)").removeprefix("(")
+    """The letter of a text such as `B`, `(b)` or `B.`, else the text."""
+    text = text.strip().rstrip(".:)]").lstrip("([")
     return text.upper() if len(text) == 1 else text
-
-
-def _named(letter: str, text: str) -> list[str]:
-    """The ways to write a choice's text, alone or after its letter."""
-    letter = letter.casefold()
-    marks = (f"({letter}) ", f"{letter}. ", f"{letter}) ", f"{letter}: ", f"{letter} ")
-    return [text, *(f"{mark}{text}" for mark in marks)]
