@@ -93,6 +93,7 @@ _RELATIONS: Final = {
     "=": "=", "approx": "=", "<": "<", "lt": "<", ">": ">", "gt": ">", "le": "<=", "leq": "<=",
     "ge": ">=", "geq": ">=", "ne": "!=", "neq": "!=",
 }  # fmt: skip
+_DEGREES: Final = ("^{circ}", "^circ")
 _TURNED: Final = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
@@ -311,10 +312,10 @@ def _number(tokens: Tokens, depth: int) -> Value:
 
 def _without_unit(tokens: Tokens) -> tuple[Tokens, str]:
     """A number's tokens and its unit, a known one or words in `\\text`."""
-    circle = [("sign", "^"), ("sign", "{"), ("command", "circ"), ("sign", "}")]
-    for end in (circle, [circle[0], circle[2]]):
-        if list(tokens[-len(end) :]) == end:
-            return tokens[: -len(end)], "degree"
+    is_angle = any(token[1] in _FUNCTIONS for token in tokens)
+    for end in (4, 2):
+        if "".join(text for _, text in tokens[-end:]) in _DEGREES and not is_angle:
+            return tokens[:-end], "degree"
     place = next((at for at, t in enumerate(tokens) if at and t[0] in ("unit", "text")), None)
     unit = "" if place is None else "".join(t[1] for t in tokens[place:] if t[1] not in ("{", "}"))
     return (tokens[:place], unit) if _UNIT.fullmatch(unit) else (tokens, "")
@@ -450,6 +451,10 @@ class _Formula:
 
     def _power(self) -> Any:
         value = self._postfix(self._atom())
+        for end in (4, 2):
+            if "".join(text for _, text in self._tokens[self._at : self._at + end]) in _DEGREES:
+                self._at += end
+                return self._two(_context().pi / 180, value, operator.mul)
         if self._take("^"):
             value = self._postfix(self._raised(value, self._exponent()))
         return value
