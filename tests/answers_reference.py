@@ -6,44 +6,73 @@ text, so it looks at short ones.
 
 import re
 import unicodedata
-from itertools import permutations
+from collections import Counter
 
-from node.envs.answers import ANSWER_CHARS_MAX, CLOSING_MARKS, NUMBER_CHARS_MAX
+from node.envs.answers import ANSWER_CHARS_MAX
+from node.envs.numerals import BLANKS_MAX, CLOSING_MARKS
 
 TEXT_CHARS_MAX = 200  # of what is compared
+ANY = "any"  # numbers of other shapes than a plain one
 
-_INTEGER = r"(?:0|[1-9][0-9]*)"
-_GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+"
-_NUMBER = re.compile(
-    rf"(?P<fraction>{_INTEGER}/[1-9][0-9]*)|(?P<decimal>(?:{_GROUPED}|{_INTEGER})(?:\.[0-9]+)?)"
+_BLANKS = "[ \n\t\r]"
+_ENDING = re.compile("|".join((*map(re.escape, CLOSING_MARKS), f"{_BLANKS}+", ".")), re.DOTALL)
+_PLAIN = re.compile(
+    r"(?:|.*(?:=|\bis|\bso) )(?:\$|\*\*)?(?P<number>[-\N{MINUS SIGN}]?(?:0|[1-9][0-9]*)"
+    r"(?:\.[0-9]*[1-9]|/[1-9][0-9]*)?)"
 )
-_ENDINGS = {
-    "".join(marks)
-    for count in range(len(CLOSING_MARKS) + 1)
-    for marks in permutations(CLOSING_MARKS, count)
-}
 
 
 def reference(kind: str, text: str) -> str | None:
-    """The answer, or None."""
+    """The answer, or None; `ANY` where it has no opinion."""
     if kind == "whole":
         return text
     if kind == "last_number":
         return _number(text)
+    text = re.sub(rf"{_BLANKS}{{1,{BLANKS_MAX}}}\Z", "", text)
     if kind == "code":
         return _code(text)
+    end = len(text) - len(_ending(text))
     if kind == "last_line":
-        line = text.split("\n")[-1]
-        return _checked(line.lstrip()) if len(line) <= ANSWER_CHARS_MAX else None
-    before, after = ("<answer>", "</answer>") if kind == "tags" else ("\\boxed{", "}")
-    if not text.endswith(after) or before not in text[: -len(after)]:
+        line = text[text.rfind("\n", 0, end) + 1 :]
+        return _checked(line.lstrip()) if end and len(line) <= ANSWER_CHARS_MAX else None
+    if kind == "tags":
+        found = [each for each in range(len(text)) if text.startswith("</answer>", each)]
+        inside = text[: found[-1]] if found else ""
+        rest = text[found[-1] + len("</answer>") :] if found else ""
+        if "<answer>" not in inside or _ending(rest) != rest:
+            return None
+        inside = inside.split("<answer>")[-1]
+        return None if "</answer>" in inside else _checked(_margins(inside))
+    if "\\boxed{" not in text:
         return None
-    inside = text[: -len(after)].split(before)[-1]
-    if kind == "tags" and after in inside:
-        return None
-    if kind == "boxed" and not _nested(inside):
-        return None
-    return _checked(re.sub(r"\A\s|\s\Z", "", inside))
+    return _boxed(text.split("\\boxed{")[-1])
+
+
+def _boxed(text: str) -> str | None:
+    """The shortest beginning before a brace in which all braces are pairs."""
+    hidden = re.sub(r"\\.", "xx", text, flags=re.DOTALL)
+    for at in (each for each, char in enumerate(hidden) if char == "}"):
+        if _nested(hidden[:at]):
+            rest = text[at + 1 :]
+            return _checked(_margins(text[:at])) if _ending(rest) == rest else None
+    return None
+
+
+def _ending(text: str) -> str:
+    """The longest ending of marks, each once, and short rows of blanks."""
+    for at in range(len(text) + 1):
+        parts = _ENDING.findall(text[at:])
+        rows = [part for part in parts if part.isspace()]
+        marks = Counter(part for part in parts if not part.isspace())
+        is_short = all(len(row) <= BLANKS_MAX for row in rows)
+        if is_short and set(marks) <= set(CLOSING_MARKS) and max(marks.values(), default=0) <= 1:
+            return text[at:]
+    return ""
+
+
+def _margins(text: str) -> str:
+    text = re.sub(rf"\A{_BLANKS}{{1,{BLANKS_MAX}}}", "", text)
+    return re.sub(rf"{_BLANKS}{{1,{BLANKS_MAX}}}\Z", "", text)
 
 
 def _code(text: str) -> str | None:
@@ -82,25 +111,12 @@ def _checked(text: str) -> str | None:
 
 
 def _number(text: str) -> str | None:
-    """Of all ways to end, the longest row of marks; then the row of number characters before it."""
-    ending = max((each for each in _ENDINGS if text.endswith(each)), key=len)
-    text = text[: len(text) - len(ending)]
-    row = re.search(r"[0-9.,/]*\Z", text)
-    assert row is not None
-    before, found = text[: row.start()], _NUMBER.fullmatch(row.group())
-    if (
-        found is None
-        or len(row.group()) > NUMBER_CHARS_MAX
-        or (row.group().endswith("000") and "." in row.group())
-    ):
+    """The number if it is plain, and after `=` or alone; None if no digit stands near the end."""
+    bare = text[: len(text) - len(_ending(text))]
+    if not re.search(r"[0-9]", bare[-16:]):
         return None
-    if re.search(r"[A-Za-z][-+\N{MINUS SIGN}]\Z|[A-Za-z_]\Z", before) or before[-1:].isnumeric():
-        return None
-    if found["fraction"] and re.search(r"[0-9]\s\Z", before):
-        return None
-    sign = before[-1:] in ("-", "\N{MINUS SIGN}") and before != "" and not _operand(before[-2:-1])
-    return ("-" if sign else "") + row.group().replace(",", "")
-
-
-def _operand(char: str) -> bool:
-    return char != "" and (char.isalnum() or char in ")]}._")
+    found = _PLAIN.fullmatch(bare) if "\n" not in bare else None
+    if found is None or len(bare) > 80 or "}" in text:
+        return ANY
+    number = found["number"].replace("\N{MINUS SIGN}", "-")
+    return ANY if number.startswith("-0") else number

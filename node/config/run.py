@@ -21,6 +21,7 @@ from pydantic import (
 
 from node.config.described import PublisherId
 from node.envs.answers import FORMAT_REWARD_MAX, AnswerFormat, AnswerRule, answer_in
+from node.envs.answers import REVISION as ANSWERS_REVISION
 from node.envs.base import Settles
 from node.envs.groups import expanded
 from node.envs.registry import environment, how_to_get, interaction
@@ -411,6 +412,7 @@ class RunConfig(Frozen):
         rules["training"]["loss"] = str(self.training.loss or SapoLoss())  # the default of nodes
         for spec, told in zip(self.environments, rules["environments"], strict=True):
             told["answer"] = self._answers_of(spec).model_dump(mode="json")
+        rules["answers"] = ANSWERS_REVISION
         digest = hashlib.sha256(canonical_json(rules).encode()).hexdigest()
         return f"{self.name}-{digest[:RUN_HASH_CHARS]}"
 

@@ -1,19 +1,21 @@
 """Extraction of the answer from a completion, by the format that a run names. Pure.
 
 Any reasoning may precede an answer. Text after it could teach what no scorer sees, so a completion
-that goes on has no answer and is worth nothing:
+that goes on has no answer and is worth nothing.
 
     whole        the completion is the answer; useless blanks make it worth nothing (`is_padded`)
-    last_line    the last line, without the end of the line
+    last_line    the last line
     tags         the content of `<answer>...</answer>` at the end
     boxed        the content of `\\boxed{...}` at the end
-    last_number  the number at the end; `CLOSING_MARKS` may follow, each once
-    code         the last block between fences of three backticks, at the end
+    last_number  the number at the end (`node.envs.numerals`), in the usual spelling
+    code         the last block between fences of three backticks
 
-Within an answer there are no two blanks in a row, and a number has one spelling except for one or
-two zeros at its end. Code is indented, but no line ends in a blank, and blanks are spaces, tabs and
-line ends. Each format reads a text a bounded number of times, from its end, and at most
-`ANSWER_CHARS_MAX` characters of an answer.
+`BLANKS_MAX` blanks may stand after an answer of each format. After all but `whole` and `code` so
+may `CLOSING_MARKS`, each once, and a known unit after a number or a box.
+
+Within an answer there are no two blanks in a row. Code is indented, but no line ends in a blank,
+and blanks are spaces, tabs and line ends. Each format reads a text a bounded number of times, from
+its end, and at most `ANSWER_CHARS_MAX` characters of an answer.
 """
 
 import re
@@ -21,15 +23,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from node.envs.numerals import (
+    BLANKS,
+    BLANKS_MAX,
+    before_ending,
+    before_marks,
+    number_at_end,
+)
+
 AnswerFormat = Literal["whole", "last_line", "tags", "boxed", "last_number", "code"]
 FORMATS: Final[tuple[AnswerFormat, ...]] = get_args(AnswerFormat)
 
+# Part of each run's id. Raise it with each change of the answer that is found in a text: nodes of
+# different revisions would give other rewards.
+REVISION: Final = 2
 ANSWER_CHARS_MAX: Final = 4096  # of all formats but `whole`
-NUMBER_CHARS_MAX: Final = 40
-CLOSING_MARKS: Final = ("**", "*", "$", ".", "`", ")", "}")  # after a number; the longest first
 OPENING_TAG, CLOSING_TAG = "<answer>", "</answer>"
 BOX: Final = "\\boxed{"
 FENCE: Final = "```"
+CLOSING_CHARS_MAX: Final = 128  # after an answer
 EMPTY_LINES_MAX: Final = 2  # in a row, in code
 FORMAT_REWARD_MAX: Final = 0.2
 
@@ -40,17 +52,25 @@ _BLANK: Final = re.compile(
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f\u2800\u3164]"
 )
 _BLANKS: Final = re.compile(f"{_BLANK.pattern}+")
+_BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 _TWO_BLANKS: Final = re.compile(f"{_BLANK.pattern}{{2}}")
 # A blank of another kind or before the end of a line, or more empty lines than people write.
 _UNSEEN_IN_CODE: Final = re.compile(
     rf"(?![ \t\n]){_BLANK.pattern}|[ \t]\n|\A\n|\n{{{EMPTY_LINES_MAX + 2}}}|\n\n\Z"
 )
-_DIGITS: Final = frozenset("0123456789")
-_NUMBER_CHARS: Final = _DIGITS | frozenset(".,/")
-_MINUS_SIGNS: Final = frozenset("-\N{MINUS SIGN}")
-_SIGNS: Final = _MINUS_SIGNS | {"+"}
-_THOUSANDS_DIGITS: Final = 3
-_PADDING: Final = "000"  # at the end of decimals; 1.50 is a price, and 0.730 a computed number
+_WRAPPINGS: Final = (
+    ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("*", "*"),
+    ("__", "__"), ("_", "_"), ("`", "`"), ('"', '"'), ("'", "'"), (BOX, "}"),
+    *((f"\\{name}{{", "}") for name in ("text", "textbf", "mathbf", "mathrm", "textrm", "mbox")),
+)  # fmt: skip
+_WRAPPINGS_MAX: Final = 8  # taken off one answer
+SENTENCE_ENDS: Final = ".,;!"
+_LABEL: Final = re.compile(
+    r"\*{0,2}(?:(?:so|thus|hence|therefore),? )?(?:(?:the|my) )?(?:(?:final|correct|right) )?"
+    r"(?:answer|option|choice|result|solution|value|sum|product|difference|quotient|total|number)"
+    r"(?: is:|:\*\*|\*\*:|\*\* is|:| is| =)\s?|(?:option|choice) |#{2,4} |= ",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +110,11 @@ def written(kind: AnswerFormat, answer: str) -> str:
     return f"{BOX}{answer}}}" if kind == "boxed" else answer
 
 
+def without_blanks(text: str) -> str:
+    """Without the blanks that may stand after an answer."""
+    return text[:-BLANKS_MAX] + text[-BLANKS_MAX:].rstrip(BLANKS)
+
+
 def is_padded(text: str, answer: str) -> bool:
     """True if a completion that is all answer ends in a blank, or has more blanks in a row, where
     the environment's own answer does not: most scorers overlook that. One blank may always stand
@@ -103,31 +128,84 @@ def is_padded(text: str, answer: str) -> bool:
     return re.search(f"{_BLANK.pattern}{{{max(1, in_a_row) + 1}}}", text) is not None
 
 
+def bare(answer: str, ends: str = SENTENCE_ENDS) -> str:
+    """An answer without blanks, emphasis, quotes, LaTeX's delimiters and boxes around all of it,
+    and without a mark of `ends` after it."""
+    for _ in range(_WRAPPINGS_MAX):
+        answer = answer.strip(BLANKS)
+        inside = next((each for each in (_inside(answer, *w) for w in _WRAPPINGS) if each), None)
+        if inside is None and answer[-1:] in ends:
+            inside = answer[:-1]
+        if not inside:
+            break
+        answer = inside
+    return answer
+
+
+def stated(answer: str, ends: str = SENTENCE_ENDS) -> str:
+    """A bare answer without words that only announce it, such as `The answer is`; of a text that
+    ends in a box, its content."""
+    answer = bare(_in_box(answer) or answer, ends)
+    label = _LABEL.match(answer)
+    return bare(answer[label.end() :], ends) if label else answer
+
+
+def _inside(text: str, opening: str, closing: str) -> str:
+    """The text within one pair of marks; empty: it is not within them."""
+    if not (text.startswith(opening) and text.endswith(closing)):
+        return ""
+    inside = text[len(opening) : -len(closing)]
+    is_one = _balanced(inside) if closing == "}" else opening not in inside
+    return inside if is_one else ""
+
+
 def _last_line(text: str) -> str | None:
-    line = text[text.rfind("\n") + 1 :]
-    return _unpadded(line.lstrip()) if len(line) <= ANSWER_CHARS_MAX else None
+    end = len(without_blanks(text))
+    bare_end = before_marks(text, end)
+    begin = text.rfind("\n", max(0, end - ANSWER_CHARS_MAX - 1), bare_end) + 1
+    if not bare_end or end - begin > ANSWER_CHARS_MAX:
+        return None
+    return _unpadded(text[begin:end].lstrip())
 
 
 def _in_tags(text: str) -> str | None:
-    if not text.endswith(CLOSING_TAG):
+    end = text.rfind(CLOSING_TAG, -CLOSING_CHARS_MAX)
+    if end < 0 or not _closes(text, end + len(CLOSING_TAG)):
         return None
-    end = len(text) - len(CLOSING_TAG)
     begin = text.rfind(OPENING_TAG, max(0, end - ANSWER_CHARS_MAX), end)
     inside = text[begin + len(OPENING_TAG) : end]
     return None if begin < 0 or CLOSING_TAG in inside else _unpadded(_without_margins(inside))
 
 
 def _in_box(text: str) -> str | None:
-    if not text.endswith("}"):
+    begin = text.rfind(BOX, -ANSWER_CHARS_MAX - CLOSING_CHARS_MAX)
+    if begin < 0:
         return None
-    end = len(text) - 1
-    begin = text.rfind(BOX, max(0, end - ANSWER_CHARS_MAX), end)
-    inside = text[begin + len(BOX) : end]
-    return None if begin < 0 or not _balanced(inside) else _unpadded(_without_margins(inside))
+    begin += len(BOX)
+    end = _closing_brace(text, begin)
+    if end is None or not _closes(text, end + 1):
+        return None
+    return _unpadded(_without_margins(text[begin:end]))
+
+
+def _closing_brace(text: str, begin: int) -> int | None:
+    """The place of the brace that closes one opened just before `begin`."""
+    depth = 1
+    for found in _BRACE.finditer(text, begin):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0:
+            return found.start()
+    return None
+
+
+def _closes(text: str, begin: int) -> bool:
+    """True if only blanks, closing marks and one known unit follow from `begin` on."""
+    return len(text) - begin <= CLOSING_CHARS_MAX and before_ending(text) <= begin
 
 
 def _in_fence(text: str) -> str | None:
     """The block after the last fence but one, if that opens it: with a name of letters or none."""
+    text = without_blanks(text)
     end = len(text) - len(FENCE) - 1
     if not text.endswith(f"\n{FENCE}"):
         return None
@@ -143,19 +221,13 @@ def _in_fence(text: str) -> str | None:
 
 def _balanced(text: str) -> bool:
     """True if braces close what they open, and nothing before."""
-    depth = 0
-    for char in text:
-        depth += (char == "{") - (char == "}")
-        if depth < 0:
-            return False
-    return depth == 0
+    return _closing_brace(text + "}", 0) == len(text)
 
 
 def _without_margins(text: str) -> str:
-    """Without one blank or end of a line on either side."""
-    begin = 1 if text[:1].isspace() else 0
-    end = len(text) - 1 if text[begin:][-1:].isspace() else len(text)
-    return text[begin:end]
+    """Without the blanks that may stand on either side."""
+    text = text[:BLANKS_MAX].lstrip(BLANKS) + text[BLANKS_MAX:]
+    return without_blanks(text)
 
 
 def _unpadded(text: str) -> str | None:
@@ -165,88 +237,9 @@ def _unpadded(text: str) -> str | None:
     return text
 
 
-# --- numbers ----------------------------------------------------------------------------------
-
-
 def _last_number(text: str) -> str | None:
-    """The number at the end, without its thousands separators: an integer, a decimal or a fraction
-    of integers, with its sign. None where it could be read in two ways, such as 3,4 or 1 3/4."""
-    end = _before_marks(text)
-    begin = end
-    while begin and text[begin - 1] in _NUMBER_CHARS:
-        begin -= 1
-        if end - begin > NUMBER_CHARS_MAX:
-            return None
-    number = _plain_number(text[begin:end])
-    if number is None or _is_glued(text, begin):
-        return None
-    if "/" in number and begin > 1 and text[begin - 1].isspace() and text[begin - 2] in _DIGITS:
-        return None  # a mixed number
-    return ("-" if _is_negative(text, begin) else "") + number
-
-
-def _before_marks(text: str) -> int:
-    """The end of the text without its closing marks."""
-    end, left = len(text), list(CLOSING_MARKS)
-    while found := next((mark for mark in left if text.endswith(mark, 0, end)), None):
-        left.remove(found)
-        end -= len(found)
-    return end
-
-
-def _is_glued(text: str, begin: int) -> bool:
-    """True if it belongs to the text before it, as in x2, 1e5 or 1e-5."""
-    at = begin - 1
-    if at > 0 and text[at] in _SIGNS:
-        return text[at - 1].isascii() and text[at - 1].isalpha()
-    before = text[at] if begin else " "
-    return before == "_" or before.isnumeric() or (before.isascii() and before.isalpha())
-
-
-def _is_negative(text: str, begin: int) -> bool:
-    """True if a minus sign before it is no subtraction."""
-    if not begin or text[begin - 1] not in _MINUS_SIGNS:
-        return False
-    before = text[begin - 2] if begin > 1 else " "
-    return not (before.isalnum() or before in ")]}._")
-
-
-def _plain_number(text: str) -> str | None:
-    whole, slash, below = text.partition("/")
-    if not slash:
-        return _decimal(whole)
-    parts = [_integer(whole), _integer(below)]
-    return None if None in parts or below == "0" else f"{parts[0]}/{parts[1]}"
-
-
-def _decimal(text: str) -> str | None:
-    whole, point, decimals = text.partition(".")
-    integer = _grouped(whole)
-    if integer is None or not point:
-        return integer
-    if not decimals or not _DIGITS.issuperset(decimals):
-        return None
-    return None if decimals.endswith(_PADDING) else f"{integer}.{decimals}"
-
-
-def _grouped(text: str) -> str | None:
-    """An integer, with or without separators of its thousands."""
-    first, *others = text.split(",")
-    if not others:
-        return _integer(first)
-    if len(first) > _THOUSANDS_DIGITS or any(len(each) != _THOUSANDS_DIGITS for each in others):
-        return None
-    if first == "0" or not _DIGITS.issuperset("".join(others)):
-        return None
-    integer = _integer(first)
-    return None if integer is None else integer + "".join(others)
-
-
-def _integer(text: str) -> str | None:
-    """Digits without leading zeros."""
-    if not text or not _DIGITS.issuperset(text) or (text[0] == "0" and text != "0"):
-        return None
-    return text
+    number = number_at_end(text)
+    return None if number is None else number.text
 
 
 _FINDERS: Final[Mapping[AnswerFormat, Callable[[str], str | None]]] = {

@@ -13,7 +13,9 @@ from node.envs.answers import (
     AnswerFormat,
     AnswerRule,
     answer_in,
+    bare,
     is_padded,
+    without_blanks,
     written,
 )
 from node.envs.base import Environment, Interaction, Problem, TellsTurns, Undecided
@@ -113,7 +115,7 @@ def score_group(
             rewards.append(0.0)
         else:
             try:
-                raw = _raw_score(source, problem, answer, reward)
+                raw = _best_score(source, problem, answer, reward)
             except Undecided:
                 rewards.append(None)
                 continue
@@ -123,6 +125,19 @@ def score_group(
             least = 0.0 if has_turns else rule.format_reward
             rewards.append(max(_by_rule(raw, reward), least))
     return GroupScore(prompt, tuple(rewards), errors)
+
+
+def _best_score(
+    source: Environment, problem: Problem, said: Said, reward: ScoreRule
+) -> float | Reject | None:
+    """The score of an answer, or of the same without emphasis and closing marks if that is more:
+    few environments look through these."""
+    raw = _raw_score(source, problem, said, reward)
+    if not isinstance(said, str) or raw is None or isinstance(raw, Reject) or raw == 1.0:
+        return raw
+    plain = bare(said)
+    again = _raw_score(source, problem, plain, reward) if plain != said else None
+    return max(raw, again) if isinstance(again, float) else raw
 
 
 def _raw_score(
@@ -175,6 +190,8 @@ def right_turns(task: Task) -> list[tuple[str, str]] | None:
 
 
 def _answer(kind: AnswerFormat, text: str, right: str) -> str | None:
+    if kind == "whole" and without_blanks(right) == right:
+        text = without_blanks(text)
     return None if kind == "whole" and is_padded(text, right) else answer_in(kind, text)
 
 

@@ -93,9 +93,9 @@ VIOLATIONS = {
         ("node/system/planted.py", "import verifiers.v1"),
         ("node/envs/planted.py", "def late():\n    import verifiers"),
     ],
-    "math_verify is imported in node.envs.data.math_scorer alone": [
-        ("node/system/planted.py", "import math_verify"),
-        ("node/envs/data/planted.py", "def late():\n    import math_verify"),
+    "mpmath is imported in node.envs.data.expressions alone": [
+        ("node/system/planted.py", "import mpmath"),
+        ("node/envs/data/planted.py", "def late():\n    import mpmath"),
     ],
     "re2 is imported in node.envs.data.regex_scorer alone": [
         ("node/system/planted.py", "import re2"),

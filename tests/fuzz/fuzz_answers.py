@@ -2,16 +2,25 @@
 
 The first byte of an input says which format, the rest is the text, in UTF-8. Whatever the text, an
 answer is found or not; one that is found can be written and found again, whatever reasoning stands
-before it, and not where a blank, a line's end or a special token follows.
+before it, and not where many blanks, a letter or a special token follow.
 """
 
 from random import Random
 
 from node.envs.answers import FORMATS, answer_in, written
-from tests.answers_reference import TEXT_CHARS_MAX, reference
+from node.envs.numerals import BLANKS_MAX
+from tests.answers_reference import ANY, TEXT_CHARS_MAX, reference
 
 INPUT_BYTES_MAX = 16_384
-PADDING = (" ", "\n", "\t", "\u200b", "<|im_start|>", "<pad>", "\N{REPLACEMENT CHARACTER}", "x")
+PADDING = (
+    " " * 2 * (BLANKS_MAX + 1),
+    "\n" * 2 * (BLANKS_MAX + 1),
+    "\u200b",
+    "<|im_start|>",
+    "<pad>",
+    "\N{REPLACEMENT CHARACTER}",
+    "x",
+)
 REASONING = "First I add 3 and 4, which is 7.\n"
 PIECES = (
     *("```", "\n```", "python", "\t"),
@@ -43,7 +52,9 @@ def check(data: bytes) -> None:
     found = answer_in(kind, text)
     if len(text) <= TEXT_CHARS_MAX:
         expected = reference(kind, text)
-        assert found == expected, f"{kind}: the reference says {expected!r}, not {found!r}"
+        assert found == expected or expected == ANY, (
+            f"{kind}: the reference says {expected!r}, not {found!r}"
+        )
     if found is None or kind == "whole":
         return
     assert found, "an empty answer"

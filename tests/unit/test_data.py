@@ -212,7 +212,14 @@ def test_own_answers_score_and_others_do_not(tmp_path: Path) -> None:
     for index in range(60):
         task = assigned_task(run, ANYBODY, index)
         answer = pose(task, 8192, rule).answer
-        texts = [answer, f"So it is {answer}.", f"{answer} ", str(int(answer) + 1), "", answer * 40]
+        texts = [
+            answer,
+            f"So it is {answer}.",
+            f"{answer} so",
+            str(int(answer) + 1),
+            "",
+            answer * 99,
+        ]
         assert score_group(task, texts, "exact", rule).rewards == (1, 1, 0, 0, 0, 0)
 
 

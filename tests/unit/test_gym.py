@@ -358,9 +358,9 @@ def test_all_groups_fit_into_one_run() -> None:
 def test_packaged_runs_have_these_ids() -> None:
     ids = {name: load_run(Path(name), {})[0].run_id for name in packaged_runs()}
     assert ids == {
-        "demo": "demo-6e8437f825c12dd4b4f33acbdaa4e6d5",
-        "sapo9": "sapo9-279a1cf50b5267c9a9d0fc6d414a5dcf",
-        "sums": "sums-e6a3485215050e2b1bc03d4940b2c014",
+        "demo": "demo-1844d307ef9d8418db06706d88bfa80e",
+        "sapo9": "sapo9-36b14968415fb504593d9e318b8bafef",
+        "sums": "sums-ab143ca609a3d42be8a020cf6990c2ca",
     }
 
 

@@ -111,7 +111,7 @@ def test_what_is_counted_and_kept_goes_by_the_runs_format() -> None:
     run = make_run(answer={"format": "last_number", "system": "Be brief."})
     task = assigned_task(run, ALICE, 0)
     prompt = Prompt.of("1+1=", "Be brief.").text
-    texts = ("It is 8.", "eight", "8 ", "It is about")
+    texts = ("It is 8.", "eight", "8 or so", "It is about")
     made = tuple(
         Completion(text, (), (), FinishReason.LENGTH if "about" in text else FinishReason.STOP, 1)
         for text in texts

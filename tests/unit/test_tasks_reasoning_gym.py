@@ -81,7 +81,7 @@ def test_every_problem_has_a_right_answer_and_a_wrong_one_scores_less(
         answer = problem.answer
         texts = [answer, f" {answer}", f"{answer}\n", "~" + answer, ""]
         scored = score_group(task, texts, "exact")
-        assert scored.rewards == (1.0, 1.0, 0.0, 0.0, 0.0), problem
+        assert scored.rewards == (1.0, 1.0, 1.0, 0.0, 0.0), problem
         assert problem.prompt
 
 

@@ -65,7 +65,7 @@ def test_sums_are_right_and_wrong_answers_are_not() -> None:
     left, right = posed.prompt.removesuffix("=").split("+")
     assert posed.answer == str(int(left) + int(right))
     texts = [posed.answer, f" {posed.answer}", f"{posed.answer}\n", "", "x", "9" * 10_000]
-    assert score_group(task, texts, "exact").rewards == (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+    assert score_group(task, texts, "exact").rewards == (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 
 
 def test_wrong_parameters_are_refused() -> None:

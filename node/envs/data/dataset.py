@@ -262,7 +262,7 @@ def _mixed(key: bytes, turn: int, value: int) -> int:
 
 # Raise it with each change of the items' order, a prompt or a reward: nodes of different revisions
 # share nothing.
-REVISION: Final = 1
+REVISION: Final = 2
 
 
 class Dataset:

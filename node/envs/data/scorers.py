@@ -5,19 +5,23 @@ input, beyond which a text scores 0, and takes time in proportion to it. Each it
 tried when the item is read.
 """
 
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal, get_args
 
-from node.envs.answers import answer_in
+from node.envs.answers import bare, stated
 from node.envs.data.items import Item
+from node.envs.numerals import number_at_end, plain
 from swarm.errors import ConfigError
 
 ScorerName = Literal["exact", "numeric", "choice", "math", "regex", "json_schema"]
 NAMES: Final[tuple[ScorerName, ...]] = get_args(ScorerName)
 EXACT_CHARS_MAX: Final = 65_536
-CHOICE_CHARS_MAX: Final = 8
+NUMBER_CHARS_MAX: Final = 128
+CHOICE_CHARS_MAX: Final = 4096
+_NAMED: Final = re.compile(r"\(?(?P<letter>[a-z])(?:\)[.:]?|[.:])? ?(?:[-\N{EN DASH}] )?")
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 Settings = Mapping[str, float | bool]
@@ -55,7 +59,8 @@ class ItemScorer:
 
 
 class ExactScorer(ItemScorer):
-    """The text is the answer, except for blanks around it."""
+    """The text is the answer, except for blanks, emphasis and closing marks around it, and words
+    that announce it."""
 
     takes = frozenset({"ignore_case"})
 
@@ -71,14 +76,16 @@ class ExactScorer(ItemScorer):
     def score(self, item: Item, text: str) -> float:
         if len(text) > EXACT_CHARS_MAX:
             return 0.0
-        return float(self._plain(text) == self._plain(item["answer"]))
+        answer = self._plain(item["answer"])
+        readings = {self._plain(each) for each in (text, bare(text, ""), bare(text), stated(text))}
+        return float(answer in readings or answer.removesuffix(".") in readings - {""})
 
     def _plain(self, text: str) -> str:
         return text.strip().casefold() if self._ignores_case else text.strip()
 
 
 class NumericScorer(ItemScorer):
-    """The text is a number in one spelling, as close to the answer as `tolerance` (absolute) or
+    """The text is a number, as close to the answer as `tolerance` (absolute) or
     `relative_tolerance` allows. The answer is the number at the end of its column."""
 
     takes = frozenset({"tolerance", "relative_tolerance"})
@@ -88,41 +95,67 @@ class NumericScorer(ItemScorer):
         self._relative = Fraction(str(settings.get("relative_tolerance", 0)))
 
     def own_answer(self, item: Item) -> str:
-        number = answer_in("last_number", item["answer"])
+        answer = item["answer"].strip()
+        number = number_at_end(answer, units=False)
         if number is None:
             raise ValueError("an answer without a number at its end")
-        return number
+        return number.text if "/" in number.text else plain(number.value)
 
     def score(self, item: Item, text: str) -> float:
-        text = text.strip()
-        number = answer_in("last_number", text)
-        spelled = text.replace(",", "").replace("\N{MINUS SIGN}", "-").removeprefix("+")
-        if number is None or number != spelled:
+        if len(text) > NUMBER_CHARS_MAX:
+            return 0.0
+        text = stated(text)
+        number = number_at_end(text)
+        if number is None or not number.is_all:
             return 0.0
         right = Fraction(self.own_answer(item))
         leave = max(self._absolute, self._relative * abs(right))
-        return float(abs(Fraction(number) - right) <= leave)
+        return float(abs(number.value - right) <= leave)
 
 
 class ChoiceScorer(ItemScorer):
-    """The text is a letter, as in `B`, `(B)`, `B.` or `B)`. The answer is a letter too, or the
-    place of a choice, from 0, or its text."""
+    """The text is a letter, as in `B`, `(b)`, `**B**` or `Answer: B`, the text of that choice, or
+    both, as in `B. Paris`. The answer is a choice's text, its letter, or its place from 0: the
+    first of these that fits."""
 
     def own_answer(self, item: Item) -> str:
         answer, choices = item["answer"].strip(), item.get("choices")
         letters = LETTERS if choices is None else LETTERS[: len(choices)]
-        if len(answer) == 1 and answer in letters:
-            return str(answer)
-        if choices is not None and answer.isascii() and answer.isdigit() and len(answer) < 3:
-            if int(answer) < len(choices):
-                return letters[int(answer)]
-        elif choices is not None and choices.count(answer) == 1:
-            return letters[choices.index(answer)]
+        texts = [] if choices is None else [_folded(each) for each in choices]
+        for at, text in enumerate(texts):
+            if len(text) == 1 and letters.find(text.upper()) not in (-1, at):
+                raise ValueError(f"a choice {text!r} that is another choice's letter")
+        if texts.count(_folded(answer)) > 1:
+            raise ValueError("an answer that is the text of two choices")
+        if _folded(answer) in texts:
+            return letters[texts.index(_folded(answer))]
+        letter = _letter(answer)
+        if len(letter) == 1 and letter in letters:
+            return letter
+        if answer.isascii() and answer.isdigit() and len(answer) < 3 and int(answer) < len(texts):
+            return letters[int(answer)]
         raise ValueError("an answer that is none of the choices' letters")
 
     def score(self, item: Item, text: str) -> float:
-        text = text.strip()
         if len(text) > CHOICE_CHARS_MAX:
             return 0.0
-        letter = text.removeprefix("(").rstrip(".:").removesuffix(")")
-        return float(len(letter) == 1 and letter == self.own_answer(item))
+        right, choices = self.own_answer(item), item.get("choices")
+        text = stated(text)
+        if _letter(text) == right:
+            return 1.0
+        if choices is None:
+            return 0.0
+        text = _folded(text.replace("**", ""))
+        named = _NAMED.match(text)
+        rest = text[named.end() :] if named and named["letter"].upper() == right else text
+        return float(_folded(choices[LETTERS.index(right)]) in (text, rest))
+
+
+def _folded(text: str) -> str:
+    return " ".join(bare(text, ".").split()).casefold()
+
+
+def _letter(text: str) -> str:
+    """The letter of a text such as `B`, `(b)` or `B.`, else the text."""
+    text = text.strip().rstrip(".:)]").lstrip("([")
+    return text.upper() if len(text) == 1 else text
