@@ -134,8 +134,7 @@ class Encoder:
         self._spec = spec
         self._row_tokens_max = row_tokens_max
         self._objective = objective
-        added = policy.tokenizer.added_tokens_decoder.items()
-        self._special = frozenset(index for index, token in added if token.special)
+        self._special = frozenset(policy.control_tokens())
 
     def prepare(self, groups: Sequence[TrainingGroup]) -> Prepared:
         """All groups that have rows. Where rows are left out the others' advantages are centred
