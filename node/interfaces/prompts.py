@@ -6,6 +6,7 @@ Between processes and peers a prompt is one text, `Prompt.text`; random numbers 
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -136,6 +137,15 @@ class TemplateRules:
 PLAIN_RULES: Final = TemplateRules()
 
 
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """A run's rule for thoughts before answers."""
+
+    end: str = THOUGHT_MARKS[1]  # the answer is what follows it
+    tokens_max: int | None = None  # of a thought; None: as many as of a completion
+    forced: bool = False  # a longer thought is ended by the engine; else the completion is cut
+
+
 class Takes(NamedTuple):
     """A chat template's properties, found by rendering placeholders."""
 
@@ -143,7 +153,13 @@ class Takes(NamedTuple):
     turns: bool  # it renders earlier questions and replies
     around_reply: tuple[str, str]  # between a turn and a reply, and after it; empty without `turns`
     end: str  # after a turn that ends a conversation
+    begin: str  # after the question, where the policy's turn begins
     own: str  # all of its own text
+
+    @property
+    def opens_thought(self) -> bool:
+        opened, closed = THOUGHT_MARKS
+        return opened in self.begin and closed not in self.begin.rpartition(opened)[2]
 
 
 class TemplateRenderer(Protocol):
@@ -198,6 +214,12 @@ class PromptEncoder:
         such as `<think>`, are what the model itself says."""
         roles = [token.content for token in self.control_tokens().values() if not token.special]
         return [token for part in _cut(text, roles) for token in self.encode_split(part)]
+
+    def is_written(self, text: str, token_ids: Sequence[int]) -> bool:
+        """True if the ids of a text say all of it: no character became an unknown token. Blanks
+        may differ, which many tokenizers normalise, and so may forms of one letter."""
+        back = self.decode(token_ids)
+        return text == back or _letters(text) == _letters(back)
 
     def encode_special(self, text: str) -> list[int]:
         """Token ids of a template's own text, in which special tokens count."""
@@ -310,6 +332,10 @@ class PromptEncoder:
         return [token for part in parts for token in self.encode_special(part)]
 
 
+def _letters(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
 def _cut(text: str, tokens: Iterable[str]) -> list[str]:
     """The parts of a text, cut after the first character of each of these tokens in it."""
     there = sorted((token for token in tokens if len(token) > 1 and token in text), key=len)
@@ -355,7 +381,14 @@ def takes_of(render: Callable[[Sequence[ChatMessage], bool], str], model: str) -
     over = tried(("user", first), ("assistant", second), is_over=True)
     end, _, begin = asked.partition(second)[2].partition(third)
     own = re.sub("|".join(_PLACES), "\0", "\0".join((alone, told, asked, over)))
-    return Takes(bool(told), bool(asked), (end, begin), over.partition(second)[2], own)
+    return Takes(
+        system=bool(told),
+        turns=bool(asked),
+        around_reply=(end, begin),
+        end=over.partition(second)[2],
+        begin=alone.rpartition(first)[2],
+        own=own,
+    )
 
 
 def around(plain: Sequence[int], ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -34,6 +34,7 @@ from node.interfaces.prompts import (
     AddedToken,
     PromptEncoder,
     TemplateRules,
+    Thinking,
 )
 from node.interfaces.trainer_spec import Device
 from node.policies import frozen
@@ -78,6 +79,7 @@ class Policy(PromptEncoder):
     device: torch.device
     adapter: Adapter | None = None
     template_rules: TemplateRules = PLAIN_RULES
+    thinking: Thinking | None = None
     renderer: Renderer | None = field(default=None, repr=False, compare=False)  # from the first on
     control: tuple[object, Mapping[int, AddedToken]] | None = field(
         default=None, repr=False, compare=False
@@ -203,10 +205,11 @@ def load_policy(
     *,
     narrow: bool = False,
     template_rules: TemplateRules = PLAIN_RULES,
+    thinking: Thinking | None = None,
 ) -> Policy:
     """Load a model directory or hub id in fp32. `context_tokens_max` None: the model's own limit,
     `CONTEXT_TOKENS_MAX` at most. `narrow`: in bf16 where its files hold nothing else; it computes
-    only after `frozen.hold`. `template_rules`: the run's.
+    only after `frozen.hold`. `template_rules`, `thinking`: the run's.
 
     Raises:
         ConfigError: no such model, offline without a copy of it, or files that do not load.
@@ -238,6 +241,7 @@ def load_policy(
         eos_id=-1,
         device=place,
         template_rules=template_rules,
+        thinking=thinking,
     )
     _give_ends(policy)
     return policy
@@ -354,4 +358,3 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     }
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
