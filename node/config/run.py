@@ -1,12 +1,12 @@
 """The rules that all nodes of a run share. The run's id contains their fingerprint, so nodes with
 different rules never meet."""
 
-import datetime
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import date
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -93,6 +93,14 @@ def _run_name(text: str) -> str:
     if not re.fullmatch(_RUN_NAME, text):
         raise ValueError("must be up to 40 lower-case letters, digits and hyphens")
     return text
+
+
+def _date(value: Any) -> str:
+    """A date of TOML, or as text."""
+    try:
+        return date.fromisoformat(str(value)).isoformat()
+    except ValueError:
+        raise ValueError("must be a date, as in 2026-11-28") from None
 
 
 class Frozen(BaseModel):
@@ -208,7 +216,7 @@ class ChatRules(Frozen):
         str, Field(max_length=PARAMETERS_CHARS_MAX), BeforeValidator(_parameters_text)
     ] = "{}"
     """A table of names that a chat template may use, such as `enable_thinking`."""
-    date: datetime.date = datetime.date.fromisoformat(DATE)
+    date: Annotated[str, BeforeValidator(_date)] = DATE
     """The date for templates that tell it."""
 
 
@@ -458,7 +466,7 @@ class RunConfig(Frozen):
 
     @property
     def template_rules(self) -> TemplateRules:
-        return TemplateRules(self.chat.arguments, self.chat.date.isoformat())
+        return TemplateRules(self.chat.arguments, self.chat.date)
 
     @property
     def thoughts(self) -> Thinking | None:

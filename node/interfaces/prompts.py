@@ -195,7 +195,7 @@ class PromptEncoder:
     control: tuple[object, Mapping[int, AddedToken]] | None  # of a chat template
 
     @property
-    def chat_template(self) -> str | Mapping[str, str] | None:
+    def chat_template(self) -> str | None:
         raise NotImplementedError
 
     def template_renderer(self) -> TemplateRenderer:
@@ -243,7 +243,7 @@ class PromptEncoder:
             found = {
                 number: token
                 for number, token in self.added_tokens().items()
-                if token.special or (token.content in own and token.content not in THOUGHT_MARKS)
+                if token.special or _is_mark(token.content, own)
             }
             self.control = (template, found)
         return self.control[1]
@@ -330,6 +330,12 @@ class PromptEncoder:
         ]
         parts = renderer.render(messages).split(SEAM)
         return [token for part in parts for token in self.encode_special(part)]
+
+
+def _is_mark(token: str, own: str) -> bool:
+    """True for a token that a template writes, unless it is a word, a blank or of a thought."""
+    is_word = token.isspace() or token.isalnum()
+    return token in own and not is_word and token not in THOUGHT_MARKS
 
 
 def _letters(text: str) -> str:

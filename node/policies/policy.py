@@ -121,9 +121,9 @@ class Policy(PromptEncoder):
         return {"logits_to_keep": last} if "logits_to_keep" in known else {}
 
     @property
-    def chat_template(self) -> str | Mapping[str, str] | None:
-        template: str | Mapping[str, str] | None = self.tokenizer.chat_template
-        return template
+    def chat_template(self) -> str | None:
+        template: str | dict[str, str] | None = self.tokenizer.chat_template
+        return template.get("default") if isinstance(template, dict) else template
 
     def added_tokens(self) -> Mapping[int, AddedToken]:
         return self.tokenizer.added_tokens_decoder
@@ -141,7 +141,8 @@ class Policy(PromptEncoder):
         return list(self.tokenizer(text, **how)["input_ids"])
 
     def template_renderer(self) -> Renderer:
-        template = self.tokenizer.get_chat_template()
+        template = self.chat_template
+        assert template is not None
         if self.renderer is None or self.renderer.template != template:
             named: Mapping[str, Any] = self.tokenizer.special_tokens_map
             constants = {

@@ -495,7 +495,7 @@ THINKS = {kind: AnswerRule(kind, thought_end="</think>") for kind in FORMATS}
         ("</think></think>\n4", "4"),
         ("so 4", None),
         ("so 4</think>", ""),
-        ("so 3</think>\n\n\n4", "\n4"),
+        ("so 3</think>\n\n\n\n4", "\n\n4"),
     ],
 )
 def test_the_answer_is_what_follows_a_thought(text: str, answer: str | None) -> None:

@@ -214,6 +214,25 @@ def test_role_tokens_that_somebody_types_are_text_whether_special_or_not(tmp_pat
     assert text.encode_completion(TYPED) == ids
 
 
+def test_blanks_and_words_that_a_template_writes_stay_what_they_are(tmp_path):
+    directory = with_tokens(tmp_path, "\n\n", "user")
+    policy = opened(
+        directory, "{% for m in messages %}{{ m.role }}\n\n{{ m.content }};{% endfor %}"
+    )
+    for text in ("a\n\nb", "the user"):
+        assert policy.encode_completion(text) == policy.encode_special(text)
+        assert said(policy, text) == f"user\n\n{text};"
+
+
+def test_of_several_templates_the_default_one_counts(tmp_path):
+    policy = load_policy(str(qwen_directory(tmp_path)), "cpu")
+    policy.tokenizer.chat_template = {"default": "[{{ messages[-1].content }}]", "tools": "x"}
+    assert said(policy, "1+1?") == "[1+1?]"
+    policy.tokenizer.chat_template = {"tools": "x"}
+    assert policy.chat_template is None
+    assert said(policy, "1+1?").startswith("<bos>1+1?")
+
+
 def test_foreign_tokens_with_a_role_among_them_are_not_taken(tmp_path):
     policy = opened(with_tokens(tmp_path, "<|user|>", "<|assistant|>"), ROLES)
     ids = (*policy.encode_special("a<|user|>"), policy.eos_id)
@@ -248,5 +267,5 @@ def test_text_that_a_tokenizer_cannot_write_is_not_trained_on(tmp_path):
     )
     policy = replace(policy, tokenizer=tokenizer, eos_id=3, eos_ids=frozenset([3]), control=None)
     encoder = Encoder(policy, TrainerSpec("test"), None, OBJECTIVES["sapo"])
-    assert encoder._encoded(replace(FOREIGN, text="one  two")) == [1, 2, 3]
+    assert encoder._encoded(replace(FOREIGN, text="one two")) == [1, 2, 3]
     assert encoder._encoded(replace(FOREIGN, text="one three")) == []
