@@ -210,7 +210,7 @@ class SamplingRules(Frozen):
 
 
 class ChatRules(Frozen):
-    """What chat templates are given beside messages, for prompts to be alike on all nodes."""
+    """Values for chat templates, so that prompts are alike on all nodes."""
 
     arguments: Annotated[
         str, Field(max_length=PARAMETERS_CHARS_MAX), BeforeValidator(_parameters_text)
@@ -347,7 +347,7 @@ class RunConfig(Frozen):
     sampling: SamplingRules = SamplingRules()
     """The sampling of every node."""
     chat: ChatRules = ChatRules()
-    """What chat templates are given beside messages."""
+    """Values for chat templates beside messages."""
     thinking: ThinkingRules | None = None
     """Thoughts before answers, if the run has them."""
     limits: RunLimits = RunLimits()

@@ -88,8 +88,8 @@ WHOLE: Final = AnswerRule()
 
 
 def after_thought(text: str, end: str) -> str | None:
-    """What follows a thought that ends with `end`, without the line ends between; None: it does not
-    end. Without `end` it is the text."""
+    """The text after the last `end` of a thought, without up to two line ends; None: the thought
+    does not end. An empty `end` gives the whole text."""
     if not end:
         return text
     _, found, said = text.rpartition(end)

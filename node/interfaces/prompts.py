@@ -83,7 +83,8 @@ class Prompt:
     def chat(self, takes: "Takes | None" = None) -> list[ChatMessage]:
         """The messages for a chat template. What it does not take begins the question; None: it
         takes all."""
-        if takes is not None and not takes.turns and len(self.messages) > 2 - takes.system:
+        has_turns = any(each.role == "assistant" for each in self.messages)
+        if takes is not None and has_turns and not takes.turns:
             return [{"role": "user", "content": self.plain}]
         messages = [message._asdict() for message in self.messages]
         if takes is None or takes.system or messages[0]["role"] != "system":
@@ -128,7 +129,7 @@ THOUGHT_MARKS: Final = ("<think>", "</think>")  # of nearly all models that thin
 
 @dataclass(frozen=True, slots=True)
 class TemplateRules:
-    """What a run gives to chat templates beside messages."""
+    """A run's values for chat templates beside messages."""
 
     arguments: str = "{}"  # JSON object: names that they may use, such as `enable_thinking`
     date: str = DATE  # YYYY-MM-DD, for those that tell the date
@@ -252,7 +253,8 @@ class PromptEncoder:
         """All tokens that end a completion, and the one that the model itself ends a turn with;
         None: there is none. `named`: ids and lists of ids, the tokenizer's own first."""
         told = [each if isinstance(each, list) else [each] for each in named]
-        ids = [number for each in told for number in each if isinstance(number, int)]
+        numbers = [number for each in told for number in each]
+        ids = [number for number in numbers if isinstance(number, int) and number >= 0]
         last = ids[0] if ids else None
         if self.chat_template:
             takes, added = self.template_renderer().takes, self.added_tokens()

@@ -284,7 +284,7 @@ class VllmEngine(Engine):
         await self._each([partial(self._ask, work, ask, harvest) for ask in work.asks()])
 
     async def _end_thought(self, work: Unfinished, tokens: list[int]) -> None:
-        """Where a row's thought goes on, end it by the rules."""
+        """End a row's thought by the rules if it goes on."""
         thinking, text = self._settings.thinking, self._text
         assert thinking is not None
         said = await trio.to_thread.run_sync(text.decode, tokens, limiter=self._encoding)
