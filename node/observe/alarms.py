@@ -363,8 +363,8 @@ def _cut_thoughts(past: Past) -> AlarmReport | None:
         return None
     return _standing(
         Alarm.CUT_THOUGHTS,
-        f"{cut / made:.0%} of the last {made:.0f} completions were cut before the end of their "
-        "thought, such as </think>",
+        f"{cut / made:.0%} of the last {made:.0f} completions were cut before </think>, or what "
+        "else ends the run's thoughts",
     )
 
 
