@@ -244,11 +244,13 @@ def test_foreign_tokens_with_a_role_among_them_are_not_taken(tmp_path):
 def test_a_tokenizer_that_ends_plain_texts_does_not_end_prompts(tmp_path):
     directory = qwen_directory(tmp_path)
     file = directory / "tokenizer.json"
-    told = json.loads(file.read_text().replace('"<answer>"', '"<eos>"'))
-    file.write_text(json.dumps(told))
+    told = json.loads(file.read_text())
+    steps = json.dumps(told["post_processor"]).replace("<answer>", "<eos>").replace("259", "257")
+    file.write_text(json.dumps(told | {"post_processor": json.loads(steps)}))
     policy = load_policy(str(directory), "cpu")
-    if policy.encode_plain("1+1?")[-1] == policy.eos_id:
-        assert policy.encode_prompt("1+1?")[-1] != policy.eos_id
+    assert policy.encode_plain("1+1?")[-1] == policy.eos_id
+    assert said(policy, "1+1?") == "<bos>1+1?"
+    assert policy.eos_id not in policy.between_turns("no")
 
 
 # --- what cannot be written ---------------------------------------------------------------------
