@@ -203,6 +203,12 @@ def _add_policies(commands: Any) -> None:
     chat.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest"
     )
+    chat.add_argument(
+        "--chat",
+        default="{}",
+        metavar="JSON",
+        help="arguments of its chat template, as in '{\"enable_thinking\": false}'",
+    )
     told = "train a model on worked answers, before a run"
     sft = add_command(commands, "sft", _sft, told)
     sft.add_argument("data", type=Path, metavar="FILE", help="JSON lines, Parquet, saved dataset")
@@ -424,7 +430,13 @@ def _export(options: argparse.Namespace) -> None:
 def _chat(options: argparse.Namespace) -> int:
     from node.commands.policy import chat
 
-    return chat(options.directory, options.system, options.max_new_tokens, options.temperature)
+    return chat(
+        options.directory,
+        options.system,
+        options.max_new_tokens,
+        options.temperature,
+        options.chat,
+    )
 
 
 def _sft(options: argparse.Namespace) -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import trio
+from pydantic import ValidationError
 
 from node.commands.environments import check_repository, push
 from node.config import NodeConfig
+from node.config.run import ChatRules
 from node.hosting.fetched_models import DONE_FILE, fetch_preset, preset_directory
 from node.hosting.models import code_note, resolve_model, trainer_spec
 from node.interfaces.trainer_spec import Precision
@@ -157,7 +159,9 @@ async def _write(
             made.rename(out)
 
 
-def chat(directory: Path, system: str, max_new_tokens: int, temperature: float) -> int:
+def chat(
+    directory: Path, system: str, max_new_tokens: int, temperature: float, arguments: str
+) -> int:
     """Talk to a model directory, in a process of its own; its exit status."""
     if max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens {max_new_tokens}: must be at least 1")
@@ -170,7 +174,11 @@ def chat(directory: Path, system: str, max_new_tokens: int, temperature: float) 
         sys.stderr.write(f"swarm-node: {note}\n")
     command = [sys.executable, "-m", "node.policies.chat", str(directory)]
     command += ["--max-new-tokens", str(max_new_tokens), "--temperature", str(temperature)]
-    command += [f"--system={system}"]
+    try:
+        named = ChatRules(arguments=arguments).arguments
+    except ValidationError:
+        raise ConfigError(f"--chat {arguments}: must be a JSON object") from None
+    command += [f"--system={system}", "--chat", named]
     return subprocess.run(command, check=False).returncode
 
 

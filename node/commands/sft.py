@@ -143,6 +143,7 @@ def _train(config: NodeConfig, plan: Plan, model: str, answers: Sequence[Worked]
         lora_rank=config.lora_rank,
         seed=config.seed,
         threads=config.threads,
+        template_rules=config.run.template_rules,
     )
     done, saved = plan.newest()
     core = TrainerCore(spec, saved)

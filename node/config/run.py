@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import date
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -26,6 +27,7 @@ from node.envs.base import Settles
 from node.envs.groups import expanded
 from node.envs.registry import environment, how_to_get, interaction
 from node.interfaces.engine import Sampling
+from node.interfaces.prompts import DATE, THOUGHT_MARKS, TemplateRules, Thinking
 from node.methods.choices import RunLoss
 from node.methods.loss_settings import SapoLoss
 from swarm.errors import ConfigError
@@ -92,6 +94,14 @@ def _run_name(text: str) -> str:
     if not re.fullmatch(_RUN_NAME, text):
         raise ValueError("must be up to 40 lower-case letters, digits and hyphens")
     return text
+
+
+def _date(value: Any) -> str:
+    """A date of TOML, or as text."""
+    try:
+        return date.fromisoformat(str(value)).isoformat()
+    except ValueError:
+        raise ValueError("must be a date, as in 2026-11-28") from None
 
 
 class Frozen(BaseModel):
@@ -198,6 +208,34 @@ class SamplingRules(Frozen):
     """Sample from the likeliest tokens that together have this probability."""
     max_new_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAX)] = 64
     """The tokens of a completion at most."""
+
+
+class ChatRules(Frozen):
+    """Values for chat templates, so that prompts are alike on all nodes."""
+
+    arguments: Annotated[
+        str, Field(max_length=PARAMETERS_CHARS_MAX), BeforeValidator(_parameters_text)
+    ] = "{}"
+    """A table of names that a chat template may use, such as `enable_thinking`."""
+    date: Annotated[str, BeforeValidator(_date)] = DATE
+    """The date for templates that tell it."""
+
+
+class ThinkingRules(Frozen):
+    """Thoughts before answers. A completion that does not end its thought has no answer."""
+
+    end: Annotated[str, Field(min_length=1, max_length=64)] = THOUGHT_MARKS[1]
+    """The text that ends a thought. The answer is what follows it."""
+    tokens_max: Annotated[int, Field(ge=1, le=TOKENS_MAX)] | None = None
+    """The tokens of a thought at most. None: as many as of a completion."""
+    force_end: bool = False
+    """End longer thoughts by `end`, which is not trained on. By default the completion is cut."""
+
+    @model_validator(mode="after")
+    def _has_budget(self) -> Self:
+        if self.force_end and self.tokens_max is None:
+            raise ConfigError("thinking.force_end: needs thinking.tokens_max, after which it ends")
+        return self
 
 
 class RunLimits(Frozen):
@@ -309,6 +347,10 @@ class RunConfig(Frozen):
     """The environments of the tasks."""
     sampling: SamplingRules = SamplingRules()
     """The sampling of every node."""
+    chat: ChatRules = ChatRules()
+    """Values for chat templates beside messages."""
+    thinking: ThinkingRules | None = None
+    """Thoughts before answers, if the run has them."""
     limits: RunLimits = RunLimits()
     """Limits of what a node accepts from another."""
     held_out: HeldOutRules = HeldOutRules()
@@ -358,6 +400,24 @@ class RunConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _thoughts_fit(self) -> Self:
+        if self.thinking is None:
+            return self
+        budget, most = self.thinking.tokens_max, self.sampling.max_new_tokens
+        if budget is not None and budget >= most:
+            raise ConfigError(
+                f"thinking.tokens_max = {budget}: leaves no token for the answer; take less than "
+                f"sampling.max_new_tokens = {most}"
+            )
+        for spec in self.environments:
+            if interaction(spec.name) is not None:
+                raise ConfigError(
+                    f"environment {spec.name}: has tasks of several turns, and thoughts are for "
+                    "one turn; remove the table thinking"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _answers_fit_together(self) -> Self:
         """Require one rule for each task, valid examples, and one source of fractional rewards."""
         known: dict[tuple[str, str], AnswerRules] = {}
@@ -390,14 +450,31 @@ class RunConfig(Frozen):
             rules = self._answers_of(spec)
             examples = tuple((each.question, each.completion) for each in rules.examples)
             found[spec.name, spec.parameters] = AnswerRule(
-                rules.format, rules.format_reward, rules.system, examples
+                rules.format, rules.format_reward, rules.system, examples, self._thought_end
             )
         return found
 
     def answer_rule(self, environment: str, parameters: str) -> AnswerRule:
         """The answer rule of an environment, or the run's rule for environments outside the run."""
         rule = self._rule_by_environment.get((environment, parameters))
-        return rule or AnswerRule(self.answer.format, self.answer.format_reward)
+        return rule or AnswerRule(
+            self.answer.format, self.answer.format_reward, thought_end=self._thought_end
+        )
+
+    @property
+    def _thought_end(self) -> str:
+        return "" if self.thinking is None else self.thinking.end
+
+    @property
+    def template_rules(self) -> TemplateRules:
+        return TemplateRules(self.chat.arguments, self.chat.date)
+
+    @property
+    def thoughts(self) -> Thinking | None:
+        rules = self.thinking
+        if rules is None:
+            return None
+        return Thinking(rules.end, rules.tokens_max, rules.force_end)
 
     @property
     def weights_publishers(self) -> tuple[str, ...]:
@@ -410,6 +487,9 @@ class RunConfig(Frozen):
         """`<name>-<fingerprint of all rules>`, 128 bits of SHA-256."""
         rules = self.model_dump(mode="json")
         rules["training"]["loss"] = str(self.training.loss or SapoLoss())  # the default of nodes
+        for name in ("chat", "thinking"):  # which few runs have
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del rules[name]
         for spec, told in zip(self.environments, rules["environments"], strict=True):
             told["answer"] = self._answers_of(spec).model_dump(mode="json")
         rules["answers"] = ANSWERS_REVISION

@@ -84,6 +84,8 @@ class DraftGeneration(Generation):
             room = min(room, self._policy.context_tokens - len(prefix))
             row = self._rows[at]
             row.limit = 0 if length and prefix[-1] in self._policy.eos_ids else room
+            if row.thought is not None:
+                row.thought.begun = tuple(begun)
             if row.running:
                 row.owner = owners.setdefault(prefix, len(owners))
                 running.append((number, row))

@@ -13,7 +13,15 @@ from typing import Final
 
 import trio
 
-from node.engines.openai_server import OpenAiServer, Prompts, Said, ServerTrouble, open_server
+from node.engines.openai_server import (
+    PLAIN_ASKS,
+    ChatAsks,
+    OpenAiServer,
+    Prompts,
+    Said,
+    ServerTrouble,
+    open_server,
+)
 from node.interfaces.engine import Capabilities, Engine, EngineInfo, Sampling, Tell
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision
@@ -25,6 +33,13 @@ from swarm.wire.messages import NAME_CHARS_MAX
 RETRY: Final = Backoff(1.0, 60.0)  # seconds between tries of an absent server
 ROUND_S_MIN: Final = 1.0  # bounds the rate of announcements, which training bounds elsewhere
 TRIAL: Final = "1+1="
+TRIAL_TOKENS: Final = 16  # by which a thought that is told apart has begun
+EMPTY_MAX: Final = 8  # answers in a row, to one prompt
+
+
+_EMPTY: Final = (
+    "its answers are empty, and those are not shared; see that its model's words come as content"
+)
 
 
 class ServedModel(Engine):
@@ -85,8 +100,9 @@ class ServedModel(Engine):
         ]
 
     async def _said(self, prompt: str, sampling: Sampling, seed: int) -> Said:
-        """Ask the server for a completion until it answers."""
-        tries = 0
+        """Ask the server for a completion until it answers. ConfigError: it answers with nothing,
+        which is no sample of its model: what was said may be where nobody looks."""
+        tries = empty = 0
         while True:
             try:
                 said = await self._server.complete(prompt, sampling, seed)
@@ -100,7 +116,12 @@ class ServedModel(Engine):
                 await trio.sleep(wait_s)
             else:
                 self._away = False
-                return said
+                if said.text:
+                    return said
+                empty += 1
+                seed += 1
+                if empty == EMPTY_MAX:
+                    raise ConfigError(f"--engine-url {self._server.url}: {_EMPTY}")
 
     def take_sampled(self) -> int:
         sampled, self._sampled = self._sampled, 0
@@ -156,13 +177,16 @@ async def open_served_model(
     prompts: Prompts = "chat",
     tokenizer: str = "",
     requests_max: int = 16,
+    asks: ChatAsks = PLAIN_ASKS,
 ) -> AsyncIterator[ServedModel]:
     """A served model that has answered once. `model` None: the only one. `tokenizer`:
     fingerprint."""
-    async with open_server(url, key, prompts, requests_max) as server:
+    async with open_server(url, key, prompts, requests_max, asks) as server:
         try:
             await server.choose(model)
-            await server.complete(TRIAL, Sampling(max_new_tokens=1), 0)
+            said = await server.complete(TRIAL, Sampling(max_new_tokens=TRIAL_TOKENS), 0)
         except ServerTrouble as trouble:
             raise ConfigError(f"--engine-url {url}: {trouble}; is the server running?") from None
+        if not said.text:
+            raise ConfigError(f"--engine-url {url}: {_EMPTY}")
         yield ServedModel(server, tokenizer, requests_max)

@@ -7,7 +7,7 @@ tried again; a request that the server refuses is a `ConfigError`.
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final, Literal, TypeGuard
 
@@ -64,13 +64,29 @@ class Said:
     logprobs: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ChatAsks:
+    """A run's rules for a server's chats."""
+
+    arguments: str = "{}"  # JSON object, of its chat template
+    thought_end: str = ""  # empty: completions have no thoughts
+
+
+PLAIN_ASKS: Final = ChatAsks()
+
+
 class OpenAiServer:
     """Made by `open_server`."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str, prompts: Prompts) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, url: str, prompts: Prompts, asks: ChatAsks
+    ) -> None:
         self._client = client
         self.url = url
         self._prompts = prompts
+        self._asks = asks
+        named = json.loads(asks.arguments)
+        self._template: dict[str, Any] = {"chat_template_kwargs": named} if named else {}
         self.model = ""
         self.precision = ""  # of its weights, where it says: `float16`, or how they are quantised
         self._kind = ""  # what it calls itself
@@ -124,12 +140,13 @@ class OpenAiServer:
         # Only then are the log-probs that servers tell those of what was sampled from
         known = self.tells_logprobs and sampling.is_whole and sampling.temperature == 1.0
         if self._prompts == "chat":
-            body |= {"messages": Prompt.read(prompt).chat()} | ({"logprobs": True} if known else {})
+            body |= {"messages": Prompt.read(prompt).chat(), **self._template}
+            body |= {"logprobs": True} if known else {}
             answer = await self._ask("POST", "/chat/completions", body)
         else:
             body |= {"prompt": Prompt.read(prompt).plain} | ({"logprobs": 1} if known else {})
             answer = await self._ask("POST", "/completions", body)
-        return _said(answer)
+        return self._said(answer)
 
     async def tokens_of(self, prompt: str, *, is_bare: bool = False) -> list[int]:
         """Token ids of a prompt by the server's tokenizer and template, up to where a completion
@@ -139,7 +156,7 @@ class OpenAiServer:
         if is_bare:
             asked = {"prompt": prompt, "add_special_tokens": False}
         elif self._prompts == "chat":
-            asked = {"messages": said.chat(), "add_generation_prompt": True}
+            asked = {"messages": said.chat(), "add_generation_prompt": True, **self._template}
         answer = await self._ask("POST", _TOKENIZE, {"model": self.model, **asked})
         tokens = answer.get("tokens")
         if not isinstance(tokens, list) or not all(map(_is_count, tokens)):
@@ -173,6 +190,21 @@ class OpenAiServer:
                 return ()
             found.append(known[1])
         return tuple(found)
+
+    def _said(self, answer: Mapping[str, Any]) -> Said:
+        """The completion of an answer. A thought that the server tells apart comes before its end
+        and the answer, and no token is known then."""
+        said, thought = _read(answer)
+        if not thought:
+            return said
+        if not self._asks.thought_end:
+            raise ConfigError(
+                f"--engine-url {self.url}: it thinks, and tells thoughts apart "
+                "(reasoning_content): give the run a table [thinking], or serve without thoughts"
+            )
+        is_over = bool(said.text) or said.finish_reason is FinishReason.STOP
+        text = f"{thought}{self._asks.thought_end}{said.text}" if is_over else thought
+        return replace(said, text=text, token_ids=(), logprobs=())
 
     async def _served(self) -> dict[str, dict[str, Any]]:
         """Models by name, each with the server's description of it."""
@@ -239,7 +271,7 @@ class OpenAiServer:
 
 @asynccontextmanager
 async def open_server(
-    url: str, key: str | None, prompts: Prompts, requests_max: int
+    url: str, key: str | None, prompts: Prompts, requests_max: int, asks: ChatAsks
 ) -> AsyncIterator[OpenAiServer]:
     """A server by its base URL, such as `http://127.0.0.1:8080/v1`. `key`: the bearer token."""
     headers = {"accept-encoding": "identity"}
@@ -251,34 +283,43 @@ async def open_server(
         timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None),
         trust_env=False,  # a proxy of the environment is hardly meant for it
     ) as client:
-        yield OpenAiServer(client, url.rstrip("/"), prompts)
+        yield OpenAiServer(client, url.rstrip("/"), prompts, asks)
 
 
-def _said(answer: Mapping[str, Any]) -> Said:
+def _read(answer: Mapping[str, Any]) -> tuple[Said, str]:
+    """The completion of an answer, and a thought that is told apart."""
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
         raise ServerTrouble("the server's answer has no choices")
     message = choice.get("message")
-    text = choice.get("text") if message is None else None
+    text, thought = choice.get("text") if message is None else None, ""
     if isinstance(message, dict):
         text = message.get("content")
         text = "" if text is None else text  # such as where it thought up to the limit
+        told = message.get("reasoning_content") or message.get("reasoning")
+        thought = _whole(told) if isinstance(told, str) else ""
+        if message.get("tool_calls") and not text:
+            raise ConfigError("the server's model calls tools in place of an answer; give it none")
     if not isinstance(text, str):
         raise ServerTrouble("the server's answer has no text")
-    # JSON may spell half a character, which no peer could be sent
-    text = text.encode(errors="replace").decode()
     ends = choice.get("finish_reason") == "stop"
     usage = answer.get("usage")
     count = usage.get("completion_tokens") if isinstance(usage, dict) else None
     token_ids, logprobs = _columns(choice.get("logprobs"))
-    return Said(
-        text=text,
+    said = Said(
+        text=_whole(text),
         finish_reason=FinishReason.STOP if ends else FinishReason.LENGTH,
         tokens=count if _is_count(count) else len(token_ids),
         token_ids=token_ids,
         logprobs=logprobs,
     )
+    return said, thought
+
+
+def _whole(text: str) -> str:
+    """JSON may spell half a character, which no peer could be sent."""
+    return text.encode(errors="replace").decode()
 
 
 def _columns(told: object) -> tuple[tuple[int, ...], tuple[float, ...]]:

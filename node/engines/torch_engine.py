@@ -29,6 +29,7 @@ from node.interfaces.engine import (
     Sampling,
     extend_spans,
 )
+from node.interfaces.prompts import Thinking
 from node.policies import lean, prefixes
 from node.policies.policy import Policy
 from swarm.errors import ConfigError
@@ -57,6 +58,7 @@ class SampledRow:
     runners_up: list[tuple[int, float, float]] = field(default_factory=list)  # as well
     hidden: tuple[float, ...] = ()
     stopped: bool = False
+    thought: "ThoughtBudget | None" = None
     spans: list[tuple[int, int]] = field(default_factory=list)  # (policy version, tokens)
 
     @property
@@ -70,6 +72,8 @@ class SampledRow:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.stopped = token in eos_ids
+        if self.thought is not None and self.running and self.thought.is_spent(self.tokens):
+            self.limit = len(self.tokens)
         return self.running
 
     def credit(self, policy_version: int) -> None:
@@ -85,6 +89,27 @@ class SampledRow:
             tuple(value for part, count in parts for value in part.runners_up[:count]),
             self.hidden or begun.hidden,
         )
+
+
+@dataclass(slots=True)
+class ThoughtBudget:
+    """The rest of a row's thought. `forced`: the end's tokens that are still to come after it."""
+
+    policy: Policy
+    thinking: Thinking
+    begun: tuple[int, ...] = ()  # what the row continues
+    forced: list[int] = field(default_factory=list)
+
+    def is_spent(self, tokens: Sequence[int]) -> bool:
+        """True if the row ends here, because its thought takes all tokens that it may have."""
+        most = self.thinking.tokens_max
+        if most is None or len(self.begun) + len(tokens) != most:
+            return False
+        if self.thinking.end in self.policy.decode([*self.begun, *tokens]):
+            return False
+        if self.thinking.forced:
+            self.forced = self.policy.encode_special(self.thinking.end)
+        return not self.thinking.forced
 
 
 class Generation:
@@ -143,6 +168,8 @@ class Generation:
             for uniforms in islice(drawn, each.n):
                 if self._fits[owner]:
                     row = SampledRow(owner, uniforms, limit, own.temperature, each.record)
+                    if policy.thinking is not None:
+                        row.thought = ThoughtBudget(policy, policy.thinking, each.beginning)
                     self._rows.append(row)
             begun = SampledRow(owner, torch.empty(0), 0, own.temperature, each.record)
             begun.tokens += each.beginning
@@ -736,6 +763,11 @@ class Batch:
         probs = distribution(decoder.logits, self._temperature, self._sampling.top_p)
         note(self._live, lambda: probs[:, None])
         tokens, logprobs = pick_tokens(probs, self._uniforms[:, self._step])
+        for at, row in enumerate(self._live):
+            if row.thought is not None and row.thought.forced:
+                tokens[at] = row.thought.forced.pop(0)
+                least = torch.finfo(probs.dtype).tiny
+                logprobs[at] = probs[at, tokens[at]].clamp_min(least).log()
         self._step += 1
         columns = zip(self._live, tokens.tolist(), logprobs.tolist(), strict=True)
         running = [

@@ -81,19 +81,39 @@ class AnswerRule:
     format_reward: float = 0.0  # of a wrong answer in the right format
     system: str = ""  # system prompt
     examples: tuple[tuple[str, str], ...] = ()  # (question, completion), shown before the question
+    thought_end: str = ""  # the answer follows it; empty: completions hold no thoughts
 
     def to_values(self) -> list[object]:
         """As plain JSON values, for another process."""
-        return [self.format, self.format_reward, self.system, [list(e) for e in self.examples]]
+        examples = [list(each) for each in self.examples]
+        return [self.format, self.format_reward, self.system, examples, self.thought_end]
+
+    def find(self, text: str) -> str | None:
+        """The answer in a completion's text, after its thought; None: it has none."""
+        said = after_thought(text, self.thought_end)
+        return None if said is None else answer_in(self.format, said)
+
+    def written(self, answer: str) -> str:
+        """The shortest completion that has this answer."""
+        return self.thought_end + written(self.format, answer)
 
     @classmethod
     def from_values(cls, values: list[object]) -> "AnswerRule":
         """The inverse of `to_values`."""
-        kind, reward, system, examples = values
-        return cls(kind, reward, system, tuple((q, c) for q, c in examples))  # type: ignore[arg-type,attr-defined]
+        kind, reward, system, examples, end = values
+        return cls(kind, reward, system, tuple((q, c) for q, c in examples), end)  # type: ignore[arg-type,attr-defined]
 
 
 WHOLE: Final = AnswerRule()
+
+
+def after_thought(text: str, end: str) -> str | None:
+    """The text after the last `end` of a thought, without up to two line ends; None: the thought
+    does not end. An empty `end` gives the whole text."""
+    if not end:
+        return text
+    _, found, said = text.rpartition(end)
+    return said.removeprefix("\n").removeprefix("\n") if found else None
 
 
 def answer_in(kind: AnswerFormat, text: str) -> str | None:

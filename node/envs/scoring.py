@@ -12,6 +12,7 @@ from node.envs.answers import (
     WHOLE,
     AnswerFormat,
     AnswerRule,
+    after_thought,
     answer_in,
     bare,
     is_padded,
@@ -72,7 +73,7 @@ def pose(
             f"environment {task.environment}: a prompt has {len(prompt)} characters, "
             f"limits.prompt_chars_max is {prompt_chars_max}; raise it or make the problems smaller"
         )
-    answer = written(rule.format, problem.answer)
+    answer = rule.written(problem.answer)
     if len(answer) > answer_chars_max:
         raise ConfigError(
             f"environment {task.environment}: a right answer has {len(answer)} characters, "
@@ -108,7 +109,7 @@ def score_group(
     for text in texts:
         answer: Said | None = text
         if isinstance(text, str) and not has_turns:
-            answer = _answer(rule.format, text, problem.answer)
+            answer = _answer(rule, text, problem.answer)
         if until_undecided and None in rewards:
             rewards.append(None)
         elif answer is None:
@@ -189,10 +190,15 @@ def right_turns(task: Task) -> list[tuple[str, str]] | None:
     return [(text, reply or "") for text, reply in zip(texts, said, strict=True)]
 
 
-def _answer(kind: AnswerFormat, text: str, right: str) -> str | None:
-    if kind == "whole" and without_blanks(right) == right:
-        text = without_blanks(text)
-    return None if kind == "whole" and is_padded(text, right) else answer_in(kind, text)
+def _answer(rule: AnswerRule, text: str, right: str) -> str | None:
+    said = after_thought(text, rule.thought_end)
+    if said is None:
+        return None
+    if rule.format == "whole":
+        said = without_blanks(said) if without_blanks(right) == right else said
+        if is_padded(said, right):
+            return None
+    return answer_in(rule.format, said)
 
 
 def check_format(tasks: Sequence[Task], rule: AnswerRule) -> None:

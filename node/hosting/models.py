@@ -21,7 +21,7 @@ from typing import Final
 
 from node.config import NodeConfig, RunConfig
 from node.engines.openai_engine import ServedModel, open_served_model
-from node.engines.openai_server import ServerTrouble
+from node.engines.openai_server import ChatAsks, ServerTrouble
 from node.engines.openai_tokenizer import fingerprint_of, ids_of
 from node.hosting.fetched_models import (
     DONE_FILE,
@@ -92,6 +92,8 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         "completion_tokens_max": config.run.sampling.max_new_tokens,
         "completion_chars_max": config.run.completion_chars_max,
         "temperature": config.run.sampling.temperature,
+        "template_rules": config.run.template_rules,
+        "thinking": config.run.thoughts,
         "lora_base": config.lora_base if "lora_base" in config.model_fields_set else None,
         "writes_merged": config.engine == "vllm",
         "gpu_share_left": share_left(config),
@@ -112,7 +114,7 @@ async def check_teacher(config: NodeConfig, model: str) -> None:
             f"{where}: run {config.run.name} must sample with temperature and top_p 1"
         )
     try:
-        async with open_teacher(teacher) as server:
+        async with open_teacher(teacher, _asks(config)) as server:
             theirs = await server.tokens_of(PROBE, is_bare=True)
             told = await server.logprobs_of(theirs[:1], theirs[1:])
     except (ServerTrouble, ConfigError) as error:
@@ -146,8 +148,14 @@ async def served_model(config: NodeConfig) -> AsyncIterator[ServedModel]:
         prompts=config.engine_prompts,
         tokenizer=tokenizer,
         requests_max=config.engine_requests_max,
+        asks=_asks(config),
     ) as served:
         yield served
+
+
+def _asks(config: NodeConfig) -> ChatAsks:
+    thinking = config.run.thoughts
+    return ChatAsks(config.run.chat.arguments, "" if thinking is None else thinking.end)
 
 
 def _refuse_node_data(model: Path) -> None:

@@ -110,6 +110,8 @@ class PolicyHost:
                         quantization=config.engine_quantization,
                         gpu_memory_share=config.engine_gpu_share or GPU_MEMORY_SHARE_ALONE,
                         gpus=config.engine_gpus,
+                        template_rules=config.run.template_rules,
+                        thinking=config.run.thoughts,
                     )
                     host = await open_checked_vllm(
                         *(spec, config.data_dir, directory, settings),

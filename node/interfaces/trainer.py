@@ -173,6 +173,7 @@ class PolicyInfo:
     learning_rate: float = 0.0  # what was taken; 0: it does not learn
     warm_up_updates: int = 0
     rate_told: str = ""  # both in one line, and what decided them
+    thoughts_told: str = ""  # what the run lacks for the policy's thoughts; empty: nothing
 
 
 class Trainer(Protocol):

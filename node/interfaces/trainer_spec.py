@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from node.interfaces.adapter_files import AdapterShape, Held
+from node.interfaces.prompts import PLAIN_RULES, TemplateRules, Thinking
 from node.methods.choices import chosen_correction, chosen_loss, chosen_preference
 from node.methods.loss_settings import DEFAULT_LOSS, EwmaLoss, StaleLoss
 from swarm.errors import ConfigError
@@ -50,6 +51,8 @@ class TrainerSpec:
     completion_tokens_max: int | None = None  # of what the run samples, EOS aside; None: context
     completion_chars_max: int | None = None  # of foreign completions; None: any
     temperature: float = 1.0  # that the run samples at; losses are of that distribution
+    template_rules: TemplateRules = PLAIN_RULES
+    thinking: Thinking | None = None
     foreign_weighting: ForeignWeighting = "auto"  # see `node.train.rows`
     foreign_logprob_min: float | None = None  # of foreign tokens to train on; None: all of them
     lora_rank: int = 0  # of the adapter that is trained in place of the model; 0: none
@@ -102,4 +105,10 @@ class TrainerSpec:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "TrainerSpec":
-        return cls(**record | {"lora_targets": tuple(record["lora_targets"])})
+        thinking = record["thinking"]
+        read = {
+            "lora_targets": tuple(record["lora_targets"]),
+            "template_rules": TemplateRules(**record["template_rules"]),
+            "thinking": None if thinking is None else Thinking(**thinking),
+        }
+        return cls(**record | read)

@@ -40,6 +40,7 @@ NO_PLACE: Final = ("full", "handshakes", "too_many_of_one_block", "too_many_of_o
 LESSONLESS_ROUNDS: Final = 5  # in a row without an informative group
 LESSONLESS_GROUPS_MIN: Final = 16  # fewer groups may be alike by chance
 MOST: Final = 0.5  # of the completions: the share that counts as a reason
+CUT_THOUGHTS_SHARE: Final = 0.1  # of the completions: fewer are what a limit is for
 NEARLY_ALL: Final = 0.95  # of the completions
 DISK_FREE_BYTES_MIN: Final = 2 << 30
 DISK_CRITICAL_BYTES: Final = 256 << 20
@@ -353,6 +354,20 @@ def _why_alike(history: History) -> tuple[str, str]:
     return f"; {right:.0%} of the answers are right" if advice else "", advice
 
 
+def _cut_thoughts(past: Past) -> AlarmReport | None:
+    """Many completions of the last rounds have a thought without end, and so no answer."""
+    history = past.since(ROUNDS_MIN, 0.0)
+    made = _rise(history, m.COMPLETIONS_TOTAL) if history else 0.0
+    cut = _rise(history, m.CUT_THOUGHTS_TOTAL) if made else 0.0
+    if cut <= CUT_THOUGHTS_SHARE * made:
+        return None
+    return _standing(
+        Alarm.CUT_THOUGHTS,
+        f"{cut / made:.0%} of the last {made:.0f} completions were cut before </think>, or what "
+        "else ends the run's thoughts",
+    )
+
+
 def _went_back(past: Past) -> AlarmReport | None:
     """The policy got worse in the last rounds and was rolled back to the best one."""
     falls, rounds = _rise(past.all, m.RETURNS_TOTAL), _rise(past.all, m.ROUND)
@@ -382,5 +397,6 @@ CHECKS: Final[dict[Alarm, Callable[[Past], AlarmReport | None]]] = {
     Alarm.REFUSING_NEWCOMERS: _refusing_newcomers,
     Alarm.VERSION_SPLIT: _version_split,
     Alarm.NOTHING_TO_LEARN: _nothing_to_learn,
+    Alarm.CUT_THOUGHTS: _cut_thoughts,
     Alarm.WENT_BACK: _went_back,
 }

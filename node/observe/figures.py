@@ -205,6 +205,8 @@ def _answer_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
         parts.append(f"{percent(found.unread / found.completions)} without an answer")
     if found.cut:
         parts.append(f"{percent(found.cut / found.completions)} cut by the token limit")
+    if found.thoughts_cut:
+        parts.append(f"{percent(found.thoughts_cut / found.completions)} cut before </think>")
     return [("answers", ", ".join(parts))]
 
 

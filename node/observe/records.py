@@ -37,6 +37,7 @@ class AnswerCounts:
     unread: int  # without an answer of the run's format
     right: int
     cut: int  # by the token limit
+    thoughts_cut: int = 0  # of these, before the end of their thought
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 torch stays out of the node's own. It takes a node's share of the cores.
 
     python -m node.policies.chat DIRECTORY [--system TEXT] [--max-new-tokens N] [--temperature T]
-        [--once]
+        [--chat JSON] [--once]
+
+`--chat` has the arguments of its chat template.
 """
 
 import argparse
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
-from node.interfaces.prompts import Prompt
+from node.interfaces.prompts import PLAIN_RULES, Prompt, TemplateRules
 from node.policies.policy import Policy, load_policy
 from node.system.machine import core_count, counted, threads_of
 from swarm.errors import ConfigError
@@ -33,10 +35,9 @@ class _Printer(TextStreamer):
         sys.stdout.flush()
 
 
-def chat(directory: str, system: str, max_new_tokens: int, temperature: float) -> None:
+def chat(policy: Policy, system: str, max_new_tokens: int, temperature: float) -> None:
     """Answer each line of standard input, in one conversation, until it ends. Prompts are those of
     a run: `system` and earlier messages come before the question."""
-    policy = load_policy(directory)
     said: list[tuple[str, str]] = []  # questions and replies
     interactive = sys.stdin.isatty()
     if interactive:
@@ -56,9 +57,8 @@ def chat(directory: str, system: str, max_new_tokens: int, temperature: float) -
         said.append((question, reply))
 
 
-def answer_once(directory: str, max_new_tokens: int, temperature: float) -> None:
+def answer_once(policy: Policy, max_new_tokens: int, temperature: float) -> None:
     """Answer all of standard input, as it is; ConfigError: there is no room for an answer."""
-    policy = load_policy(directory)
     prompt = sys.stdin.read()
     if _reply(policy, prompt, max_new_tokens, temperature) is None:
         raise ConfigError(f"the prompt has over {policy.context_tokens} tokens; take a shorter one")
@@ -78,6 +78,7 @@ def _reply(policy: Policy, prompt: str, max_new_tokens: int, temperature: float)
             max_new_tokens=min(room, max_new_tokens),
             do_sample=temperature > 0,
             temperature=temperature or None,
+            eos_token_id=sorted(policy.eos_ids),
             pad_token_id=policy.eos_id,
             streamer=printer,
         )
@@ -97,15 +98,18 @@ def main() -> int:
     parser.add_argument("--system", default="")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--chat", default=PLAIN_RULES.arguments)
     parser.add_argument("--once", action="store_true")
     options = parser.parse_args()
     try:
         with counted() as sharers:
             torch.set_num_threads(threads_of(core_count(), sharers()))
+            rules = TemplateRules(options.chat)
+            policy = load_policy(options.directory, template_rules=rules)
             if options.once:
-                answer_once(options.directory, options.max_new_tokens, options.temperature)
+                answer_once(policy, options.max_new_tokens, options.temperature)
                 return 0
-            chat(options.directory, options.system, options.max_new_tokens, options.temperature)
+            chat(policy, options.system, options.max_new_tokens, options.temperature)
     except ConfigError as error:
         sys.stderr.write(f"swarm-node: {error}\n")
         return 2

@@ -12,7 +12,8 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Final
 
 import jinja2
@@ -21,7 +22,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from node.interfaces.prompts import TWO_TURNS, ChatMessage
+from node.interfaces.prompts import PLAIN_RULES, ChatMessage, Takes, TemplateRules, takes_of
 from node.sandbox.confinement import limit
 from node.system.child_environment import child_environ
 from swarm.errors import ConfigError
@@ -39,27 +40,45 @@ _READ_BYTES: Final = 65_536
 class Renderer:
     """One template and its process, which starts with the first rendering."""
 
-    def __init__(self, model: str, template: str, constants: Mapping[str, Any]) -> None:
-        """`constants`: names that the template may use beside messages."""
+    def __init__(
+        self,
+        model: str,
+        template: str,
+        constants: Mapping[str, Any],
+        rules: TemplateRules = PLAIN_RULES,
+    ) -> None:
+        """`constants`: names that the template may use beside messages; the run's replace them."""
         self.template = template
         self._model = model
-        self._opening = {"template": template, "constants": dict(constants)}
+        names = {**constants, **json.loads(rules.arguments)}
+        self._opening = {"template": template, "constants": names, "date": rules.date}
         self._child: subprocess.Popen[bytes] | None = None
-        self._two_turns = ""  # `TWO_TURNS` rendered, which each turn of a transcript needs
+        self._in_parts = False  # contents are lists of parts, as `takes` finds
+
+    @cached_property
+    def takes(self) -> Takes:
+        try:
+            return takes_of(self._rendered, self._model)
+        except ConfigError as error:
+            self._in_parts = True
+            try:
+                return takes_of(self._rendered, self._model)
+            except ConfigError:
+                raise error from None
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """Messages, up to where the next reply begins. ConfigError: the template fails, or comes to
         a limit."""
-        if messages is not TWO_TURNS:
-            return self._rendered(messages)
-        self._two_turns = self._two_turns or self._rendered(messages)
-        return self._two_turns
+        return self._rendered(messages, False)
 
-    def _rendered(self, messages: Sequence[ChatMessage]) -> str:
+    def _rendered(self, messages: Sequence[ChatMessage], is_over: bool) -> str:
         child = self._started()
         assert child.stdin is not None
+        told: Sequence[Mapping[str, Any]] = messages
+        if self._in_parts:
+            told = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         try:
-            child.stdin.write(json.dumps(list(messages)).encode() + b"\n")
+            child.stdin.write(json.dumps([told, is_over]).encode() + b"\n")
             child.stdin.flush()
             answer = json.loads(self._line_of(child))
         except (OSError, ValueError, TimeoutError):
@@ -76,7 +95,7 @@ class Renderer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=child_environ(),
+                env=child_environ() | {"TZ": "UTC", "LC_ALL": "C.UTF-8"},  # of dates
                 start_new_session=True,  # Ctrl-C is not for it
             )
             weakref.finalize(self, _reap, self._child)
@@ -126,8 +145,9 @@ class _Generation(jinja2.ext.Extension):
         return [jinja2.nodes.Scope(body)]
 
 
-def compiled(template: str) -> jinja2.Template:
-    """As transformers has it."""
+def compiled(template: str, date: str) -> jinja2.Template:
+    """As transformers has it, on one date for all of a run."""
+    now = datetime.fromisoformat(date).replace(tzinfo=UTC)
 
     def raise_exception(message: object) -> None:
         raise jinja2.TemplateError(str(message))
@@ -140,18 +160,18 @@ def compiled(template: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005
+    environment.globals["strftime_now"] = now.strftime
     return environment.from_string(template)
 
 
-def rendered(
-    template: jinja2.Template, messages: Sequence[ChatMessage], constants: Mapping[str, Any]
-) -> str:
-    """The rendering; OverflowError: it is longer than the messages explain."""
-    room = CHARS_MAX + GROWTH_MAX * sum(len(each["content"]) for each in messages)
+def rendered(template: jinja2.Template, line: bytes, constants: Mapping[str, Any]) -> str:
+    """The rendering of messages; OverflowError: it is longer than they explain."""
+    messages, is_over = json.loads(line)
+    room = CHARS_MAX + GROWTH_MAX * len(line)
+    names = {"tools": None, "documents": None, **constants}
     parts: list[str] = []
     for part in template.generate(
-        messages=messages, tools=None, documents=None, add_generation_prompt=True, **constants
+        **names | {"messages": messages, "add_generation_prompt": not is_over}
     ):
         parts.append(part)
         room -= len(part)
@@ -165,8 +185,8 @@ def _answer(
 ) -> dict[str, str]:
     try:
         if not made:
-            made["template"] = compiled(opening["template"])
-        return {"text": rendered(made["template"], json.loads(line), opening["constants"])}
+            made["template"] = compiled(opening["template"], opening["date"])
+        return {"text": rendered(made["template"], line, opening["constants"])}
     except MemoryError:
         return {"error": f"takes over {MEMORY_BYTES >> 20} MiB"}
     except OverflowError as error:

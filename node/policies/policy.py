@@ -28,7 +28,14 @@ from transformers.utils.hub import cached_file
 
 from node.interfaces.adapter_files import AdapterShape, Held
 from node.interfaces.contexts import context_in
-from node.interfaces.prompts import NO_TEXT, PromptEncoder
+from node.interfaces.prompts import (
+    NO_TEXT,
+    PLAIN_RULES,
+    AddedToken,
+    PromptEncoder,
+    TemplateRules,
+    Thinking,
+)
 from node.interfaces.trainer_spec import Device, Forward
 from node.policies import frozen
 from node.policies import tensor_files as tensors
@@ -68,11 +75,16 @@ class Policy(PromptEncoder):
     fingerprint: str
     context_tokens: int
     eos_ids: frozenset[int]  # any of them ends a completion
-    eos_id: int  # appended to foreign text that ended by itself
+    eos_id: int  # ends what the model says by itself
     device: torch.device
     adapter: Adapter | None = None
     forward: Forward = "auto"
+    template_rules: TemplateRules = PLAIN_RULES
+    thinking: Thinking | None = None
     renderer: Renderer | None = field(default=None, repr=False, compare=False)  # from the first on
+    control: tuple[object, Mapping[int, AddedToken]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def precision(self) -> str:
@@ -115,11 +127,14 @@ class Policy(PromptEncoder):
         return {"logits_to_keep": last} if "logits_to_keep" in known else {}
 
     @property
-    def chat_template(self) -> str | Mapping[str, str] | None:
-        template: str | Mapping[str, str] | None = self.tokenizer.chat_template
-        return template
+    def chat_template(self) -> str | None:
+        template: str | dict[str, str] | None = self.tokenizer.chat_template
+        return template.get("default") if isinstance(template, dict) else template
 
-    def encode_completion(self, text: str) -> list[int]:
+    def added_tokens(self) -> Mapping[int, AddedToken]:
+        return self.tokenizer.added_tokens_decoder
+
+    def encode_split(self, text: str) -> list[int]:
         return self._ids(text, add_special_tokens=False, split_special_tokens=True)
 
     def encode_special(self, text: str) -> list[int]:
@@ -132,14 +147,15 @@ class Policy(PromptEncoder):
         return list(self.tokenizer(text, **how)["input_ids"])
 
     def template_renderer(self) -> Renderer:
-        template = self.tokenizer.get_chat_template()
+        template = self.chat_template
+        assert template is not None
         if self.renderer is None or self.renderer.template != template:
             named: Mapping[str, Any] = self.tokenizer.special_tokens_map
             constants = {
                 name: list(map(str, text)) if isinstance(text, list) else str(text)
                 for name, text in named.items()
             }
-            self.renderer = Renderer(self.name, template, constants)
+            self.renderer = Renderer(self.name, template, constants, self.template_rules)
         return self.renderer
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -195,10 +211,12 @@ def load_policy(
     context_tokens_max: int | None = None,
     *,
     narrow: bool = False,
+    template_rules: TemplateRules = PLAIN_RULES,
+    thinking: Thinking | None = None,
 ) -> Policy:
     """Load a model directory or hub id in fp32. `context_tokens_max` None: the model's own limit,
     `CONTEXT_TOKENS_MAX` at most. `narrow`: in bf16 where its files hold nothing else; it computes
-    only after `frozen.hold`.
+    only after `frozen.hold`. `template_rules`, `thinking`: the run's.
 
     Raises:
         ConfigError: no such model, offline without a copy of it, or files that do not load.
@@ -217,10 +235,6 @@ def load_policy(
     tokenizer.init_kwargs.pop(AUTO_MAP, None)
     network.eval()  # no dropout anywhere: sampling and training see one distribution
     move(network, place)
-    eos_ids = _eos_ids(network, tokenizer)
-    if not eos_ids:
-        raise ConfigError(f"model {model}: its tokenizer names no end-of-sequence token")
-    eos_id = tokenizer.eos_token_id
     policy = Policy(
         name=Path(model).name if Path(model).is_dir() else model,
         model=network,
@@ -230,13 +244,25 @@ def load_policy(
             context_in(network.config.get_text_config().to_dict()) or _CONTEXT_DEFAULT,
             context_tokens_max or CONTEXT_TOKENS_MAX,
         ),
-        eos_ids=eos_ids,
-        eos_id=eos_id if eos_id is not None else min(eos_ids),
+        eos_ids=frozenset(),
+        eos_id=-1,
         device=place,
+        template_rules=template_rules,
+        thinking=thinking,
     )
-    if tokenizer.chat_template:
-        policy.render([{"role": "user", "content": "1 + 1 = ?"}])
+    _give_ends(policy)
     return policy
+
+
+def _give_ends(policy: Policy) -> None:
+    """Set the tokens that end its completions, by all of its files."""
+    network = policy.model
+    told = (policy.tokenizer, network.generation_config, network.config,
+            network.config.get_text_config())  # fmt: skip
+    ids, last = policy.find_ends(getattr(each, "eos_token_id", None) for each in told)
+    if last is None:
+        raise ConfigError(f"model {policy.name}: its tokenizer names no end-of-sequence token")
+    policy.eos_ids, policy.eos_id = ids, last
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -339,10 +365,3 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     }
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    ids = {tokenizer.eos_token_id}
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    ids.update(configured if isinstance(configured, list) else [configured])
-    return frozenset(i for i in ids if i is not None)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from math import isfinite
 
 from node.config import RunConfig
-from node.envs.answers import answer_in
+from node.envs.answers import after_thought
 from node.interfaces.engine import Serving
 from node.interfaces.prompts import Prompt
 from node.observe.records import AnswerCounts, SampledGroup, SampledText
@@ -57,25 +57,27 @@ def finite(value: float | None) -> float | None:
 
 def outcome_counts(run: RunConfig, groups: Iterable[ScoredGroup]) -> AnswerCounts:
     """Count all completions of the groups."""
-    completions = unread = right = cut = 0
+    completions = unread = right = cut = thoughts_cut = 0
     for each in groups:
         task, made = each.group.task, each.group.completions
-        kind = run.answer_rule(task.environment, task.parameters).format
+        rule = run.answer_rule(task.environment, task.parameters)
         completions += len(made)
-        unread += sum(answer_in(kind, c.text) is None for c in made)
+        unread += sum(rule.find(c.text) is None for c in made)
         right += sum(reward == 1.0 for reward in each.rewards)
-        cut += sum(c.finish_reason is FinishReason.LENGTH for c in made)
-    return AnswerCounts(completions, unread, right, cut)
+        ends = [c for c in made if c.finish_reason is FinishReason.LENGTH]
+        cut += len(ends)
+        thoughts_cut += sum(after_thought(c.text, rule.thought_end) is None for c in ends)
+    return AnswerCounts(completions, unread, right, cut, thoughts_cut)
 
 
 def sampled(run: RunConfig, round_: int, scored: ScoredGroup) -> SampledGroup:
     """The group as people look at it."""
     group = scored.group
     task = group.task
-    kind = run.answer_rule(task.environment, task.parameters).format
+    rule = run.answer_rule(task.environment, task.parameters)
     texts = []
     for completion, reward in list(zip(group.completions, scored.rewards, strict=True))[:TEXTS_MAX]:
-        answer = answer_in(kind, completion.text)
+        answer = rule.find(completion.text)
         texts.append(
             SampledText(
                 shortened(_shown(completion)),

@@ -210,6 +210,8 @@ class RealWorld(RealNetwork, World):
                         gpu_memory_share=plan.gpu_memory_share,
                         gpus=config.engine_gpus,
                         sleeps=plan.sleeps,
+                        template_rules=config.run.template_rules,
+                        thinking=config.run.thoughts,
                     ),
                     policy_version=info.policy_version,
                     update_mode=config.engine_update,

@@ -4,13 +4,11 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from math import isfinite
 from random import Random
 from typing import Any, Final
 
-from node.envs.answers import answer_in
 from node.interfaces.engine import Outcome, Request
 from node.interfaces.prompts import NO_TEXT, Prompt
 from node.methods.drafts import Draft, DraftBank
@@ -185,8 +183,7 @@ class GiveHints(Stage[Hints]):
         texts = [each.completion.text for each in at.solved.of(task)]
         fit = [text for text in texts if len(text.encode()) <= most and NO_TEXT not in text]
         rule = at.config.run.answer_rule(task.environment, task.parameters)
-        find = partial(answer_in, rule.format)
-        hint = self._bare.hint(task, fit, at.step, self.set_to, find)
+        hint = self._bare.hint(task, fit, at.step, self.set_to, rule.find)
         if not hint:
             return wanted
         self.acted += 1

@@ -6,7 +6,6 @@ from math import exp
 from statistics import fmean
 from typing import TypeVar
 
-from node.envs.answers import answer_in
 from node.interfaces.engine import Outcome
 from node.interfaces.prompts import Prompt
 from node.methods.advantages import PASSED
@@ -51,9 +50,9 @@ def _of(each: BatchGroup) -> tuple[float, ...]:
 def _answers(each: BatchGroup, at: View) -> list[str | None]:
     """The answers of a group's completions, as the run's rule reads them, without blanks around."""
     group = each.scored.group
-    kind = at.config.run.answer_rule(group.task.environment, group.task.parameters).format
+    rule = at.config.run.answer_rule(group.task.environment, group.task.parameters)
     found = [
-        answer_in(kind, Prompt.read(each.prompt_of(place)).whole(made.text))
+        rule.find(Prompt.read(each.prompt_of(place)).whole(made.text))
         for place, made in enumerate(group.completions)
     ]
     return [None if answer is None else answer.strip() for answer in found]

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from node.engines.openai_server import OpenAiServer, ServerTrouble, open_server
+from node.engines.openai_server import ChatAsks, OpenAiServer, ServerTrouble, open_server
 from node.methods.groups import Advantages
 from node.methods.replay import Teacher
 from node.stages.stage import BatchGroup, Stage, View
@@ -20,12 +20,12 @@ Column = tuple[float, ...]
 
 
 @asynccontextmanager
-async def open_teacher(set_to: Teacher) -> AsyncIterator[OpenAiServer]:
+async def open_teacher(set_to: Teacher, asks: ChatAsks) -> AsyncIterator[OpenAiServer]:
     """The teacher's server. Raises ConfigError and ServerTrouble."""
     key = os.environ.get(set_to.key_env) if set_to.key_env else None
     if set_to.key_env and not key:
         raise ConfigError(f"key_env={set_to.key_env}: that variable is not set")
-    async with open_server(set_to.url, key, set_to.prompts, REQUESTS_MAX) as server:
+    async with open_server(set_to.url, key, set_to.prompts, REQUESTS_MAX, asks) as server:
         await server.choose(set_to.model or None)
         yield server
 
@@ -42,8 +42,9 @@ class LearnFromTeacher(Stage[Teacher]):
     async def advantage(self, batch: Sequence[BatchGroup], at: View) -> Advantages | None:
         """None. Here, and not in `weigh`, because it may wait."""
         self._told = [[() for _ in each.scored.rewards] for each in batch]
+        asks = ChatAsks(at.config.run.chat.arguments)
         with suppress(ServerTrouble, ConfigError), trio.move_on_after(self.set_to.wait_s):
-            async with open_teacher(self.set_to) as server, trio.open_nursery() as nursery:
+            async with open_teacher(self.set_to, asks) as server, trio.open_nursery() as nursery:
                 for each, columns in zip(batch, self._told, strict=True):
                     if not each.drawn and each.is_bare:
                         nursery.start_soon(self._ask, server, each, columns, at)

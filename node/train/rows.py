@@ -136,8 +136,7 @@ class Encoder:
         self._spec = spec
         self._row_tokens_max = row_tokens_max
         self._objective = objective
-        added = policy.tokenizer.added_tokens_decoder.items()
-        self._special = frozenset(index for index, token in added if token.special)
+        self._special = frozenset(policy.control_tokens())
 
     def prepare(self, groups: Sequence[TrainingGroup]) -> Prepared:
         """All groups that have rows. Where rows are left out and the mean is the baseline, the
@@ -221,6 +220,25 @@ class Encoder:
             row.teacher = column(told) if told else None
         if is_same and group.masks and (kept := group.masks[place]):
             row.mask = column(kept)
+        if forced := self._forced(row):
+            mask = torch.ones(row.count, dtype=torch.bool, device=self._policy.device)
+            mask[forced] = False
+            row.mask = mask if row.mask is None else row.mask & mask
+
+    def _forced(self, row: Row) -> slice | None:
+        """The tokens by which an engine ended the row's thought, where the budget is used up; None:
+        there are none. A policy that ends it right there is not taught that either."""
+        thinking = self._policy.thinking
+        is_one_turn = row.count == len(row.tokens) - row.begun
+        if thinking is None or not thinking.forced or not is_one_turn:
+            return None
+        most, end = thinking.tokens_max, self._policy.encode_special(thinking.end)
+        if most is None or row.tokens[most : most + len(end)] != end:
+            return None
+        if thinking.end in self._policy.decode(row.tokens[:most]):
+            return None
+        first = most - row.begun
+        return slice(max(0, first), max(0, first + len(end)))
 
     def _guidance(
         self, group: TrainingGroup, completion: Completion, advantage: float
@@ -273,6 +291,8 @@ class Encoder:
             if at:
                 tokens += self._policy.between_turns(heard[at - 1])
             ids = list(turn.token_ids) if own or carried else self._encoded(turn)
+            if turn.text and not ids:
+                return None
             said += range(len(tokens), len(tokens) + len(ids))
             tokens += ids
         row = Row(tokens, advantage, own, said=said)
@@ -280,7 +300,10 @@ class Encoder:
         return row
 
     def _encoded(self, completion: Completion) -> list[int]:
+        """A text's own tokens; none if the tokenizer cannot write it, and so nothing can fit it."""
         tokens = self._policy.encode_completion(completion.text)
+        if not self._policy.is_written(completion.text, tokens):
+            return []
         if completion.finish_reason is FinishReason.STOP:
             tokens.append(self._policy.eos_id)
         return tokens

@@ -102,6 +102,18 @@ class TrainerCore:
             learning_rate=self.trainer.suited.learning_rate,
             warm_up_updates=self.trainer.suited.warm_up_updates,
             rate_told=str(self.trainer.suited),
+            thoughts_told=self._thoughts_told(),
+        )
+
+    def _thoughts_told(self) -> str:
+        policy = self.policy
+        if self.spec.thinking is not None or not policy.chat_template:
+            return ""
+        if not policy.template_renderer().takes.opens_thought:
+            return ""
+        return (
+            f"model {policy.name}: its chat template opens a thought, and the run has no table "
+            "[thinking]: a thought that is cut is read as an answer"
         )
 
     def _adapted(self) -> str:
@@ -219,18 +231,28 @@ def opened(spec: TrainerSpec, device: Device) -> Policy:
         ConfigError: the model does not load, or takes no such adapter.
     """
     if spec.adapter is None:
-        policy = load_policy(spec.model, device, spec.context_tokens_max)
-        policy.forward = spec.forward
-        return policy
+        return _loaded(spec, device)
     from node.policies import adapters  # brings PEFT in
 
     place, narrow = pick_device(device), spec.held != "float32"
     frozen.check(spec.held, place)
     if narrow and place.type == "cpu":  # whoever does so wants the memory
         give_back_at_once()
-    policy = load_policy(spec.model, "cpu", spec.context_tokens_max, narrow=narrow)
-    policy.forward = spec.forward
+    policy = _loaded(spec, "cpu", narrow=narrow)
     adapters.attach(policy, spec.adapter, spec.seed, held=spec.held, device=place)
+    return policy
+
+
+def _loaded(spec: TrainerSpec, device: Device, *, narrow: bool = False) -> Policy:
+    policy = load_policy(
+        spec.model,
+        device,
+        spec.context_tokens_max,
+        narrow=narrow,
+        template_rules=spec.template_rules,
+        thinking=spec.thinking,
+    )
+    policy.forward = spec.forward
     return policy
 
 

@@ -28,6 +28,7 @@ from node.config.described import Setting, default_of, groups_of, kind_of, meani
 from node.config.node import NodeConfig
 from node.config.run import (
     AnswerRules,
+    ChatRules,
     CommonRules,
     EnvironmentAnswers,
     EnvironmentSpec,
@@ -37,6 +38,7 @@ from node.config.run import (
     RunConfig,
     RunLimits,
     SamplingRules,
+    ThinkingRules,
     TrainingRules,
 )
 from node.methods.method import Family
@@ -56,6 +58,8 @@ RUN_TABLES: Final[Mapping[str, Model]] = {
     "The top of the file": RunConfig,
     "`[[environments]]`": EnvironmentSpec,
     "`[sampling]`": SamplingRules,
+    "`[chat]`": ChatRules,
+    "`[thinking]`": ThinkingRules,
     "`[limits]`": RunLimits,
     "`[held_out]`": HeldOutRules,
     "`[answer]`": AnswerRules,

@@ -54,6 +54,7 @@ class Alarm(StrEnum):
     REFUSING_NEWCOMERS = "refusing_newcomers"  # all places for connections are taken
     VERSION_SPLIT = "version_split"  # workers far behind the published version
     NOTHING_TO_LEARN = "nothing_to_learn"  # in every group, all rewards are alike
+    CUT_THOUGHTS = "cut_thoughts"  # completions end before their thoughts do
     WENT_BACK = "went_back"  # the policy fell, and is again the best one
 
 
@@ -98,6 +99,9 @@ ADVICE: Final[Mapping[Alarm, str]] = {
     Alarm.NOTHING_TO_LEARN: (
         "Look with `swarm-node samples` at what the policy says; it learns only from tasks that it "
         "solves now and then."
+    ),
+    Alarm.CUT_THOUGHTS: (
+        "Raise the run's limit of tokens, or have its table [thinking] end thoughts at a budget."
     ),
     Alarm.WENT_BACK: (
         "Nothing has to be done about one fall; where it falls again, lower --learning-rate, or "

@@ -58,7 +58,7 @@ SURFACE = {
     "eval": "--against --data-dir --lora-rank --model --run --samples --threads --no-yes --yes",
     "export": "--adapter --data-dir --lora-rank --model --precision --push --run --threads "
     "--no-yes --yes out",
-    "chat": "--max-new-tokens --system --temperature directory",
+    "chat": "--chat --max-new-tokens --system --temperature directory",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run --no-yes --yes",
     "runs": "--invite --invite-file --peer",

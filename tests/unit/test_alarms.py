@@ -165,6 +165,7 @@ def learns(
     unread: float = 0.0,
     right: float = 0.0,
     cut: float = 0.0,
+    thoughts_cut: float = 0.0,
 ) -> At:
     """A node with so many informative groups so far; shares of its completions, eight a group."""
     made = 8 * groups
@@ -175,6 +176,7 @@ def learns(
         unread_completions_total=lambda i: unread * made * i,
         right_completions_total=lambda i: right * made * i,
         cut_completions_total=lambda i: cut * made * i,
+        cut_thoughts_total=lambda i: thoughts_cut * made * i,
     )
 
 
@@ -202,6 +204,7 @@ FIRES: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.REFUSING_NEWCOMERS, turned_away("full", 2), {}),
     (Alarm.REFUSING_NEWCOMERS, turned_away("too_many_of_one_block", 2), {}),
     (Alarm.NOTHING_TO_LEARN, learns(informative=7, right=0.5), {}),  # none since long ago
+    (Alarm.CUT_THOUGHTS, learns(right=0.5, thoughts_cut=0.2), {}),
     (Alarm.WENT_BACK, falls(lambda i: int(i >= 7)), {}),
 ]
 QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
@@ -237,6 +240,8 @@ QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.NOTHING_TO_LEARN, learns(informative=lambda i: i // 5), {}),  # one in five rounds
     (Alarm.NOTHING_TO_LEARN, learns(groups=1), {}),  # too few to tell
     (Alarm.NOTHING_TO_LEARN, node(), {}),
+    (Alarm.CUT_THOUGHTS, learns(right=0.5, thoughts_cut=0.1), {}),
+    (Alarm.CUT_THOUGHTS, node(), {}),
     (Alarm.WENT_BACK, falls(lambda i: 0), {}),
     (Alarm.WENT_BACK, falls(lambda i: 1), {}),  # long ago
     (Alarm.WENT_BACK, node(), {}),

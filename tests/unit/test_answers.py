@@ -22,7 +22,7 @@ from node.envs.answers import (
 from node.envs.numerals import NUMBER_CHARS_MAX
 from node.envs.registry import environment
 from node.envs.scoring import check_format, pose, score_group
-from node.interfaces.prompts import Prompt
+from node.interfaces.prompts import Prompt, Takes
 from node.verify.assignment import assigned_task, format_samples
 from node.verify.verifier import InlineVerifier, ProcessVerifier
 from swarm.errors import ConfigError
@@ -499,7 +499,8 @@ def test_instructions_come_before_the_question() -> None:
     assert [each.role for each in prompt.messages] == [
         *("system", "user", "assistant", "user", "assistant", "user"),
     ]
-    assert prompt.chat(with_system=False)[0]["content"] == "Be brief.\n\n1+1="
+    takes = Takes(False, True, ("", ""), "", "", "")
+    assert prompt.chat(takes)[0]["content"] == "Be brief.\n\n1+1="
     assert score_group(SUM, ["1"], "exact", rule).prompt == prompt.text
 
 
@@ -523,3 +524,34 @@ def test_the_run_for_small_models_has_many_problems_and_their_answers_are_number
         source = environment(spec.name)
         tasks = (Task(spec.name, spec.version, spec.parameters, 0, at) for at in range(24_000))
         assert len({source.problem(task).prompt for task in tasks}) > 5_000
+
+
+THINKS = {kind: AnswerRule(kind, thought_end="</think>") for kind in FORMATS}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so 3\n</think>\n\n4", "4"),
+        ("so 3</think>4", "4"),
+        ("</think></think>\n4", "4"),
+        ("so 4", None),
+        ("so 4</think>", ""),
+        ("so 3</think>\n\n\n\n4", "\n\n4"),
+    ],
+)
+def test_the_answer_is_what_follows_a_thought(text: str, answer: str | None) -> None:
+    assert THINKS["whole"].find(text) == answer
+    right = pose(SUM, 1000).answer
+    said = text.replace("4", right)
+    wanted = (float(answer == "4"),)
+    assert score_group(SUM, [said], "exact", THINKS["whole"]).rewards == wanted
+
+
+def test_a_thought_without_end_is_no_answer_in_any_format() -> None:
+    for kind, rule in THINKS.items():
+        answer = written(kind, "4")
+        assert rule.find(answer) is None
+        assert rule.find(rule.written("4")) == answer_in(kind, answer)
+        assert AnswerRule.from_values(rule.to_values()) == rule
+    assert pose(SUM, 1000, THINKS["whole"]).answer == f"</think>{pose(SUM, 1000).answer}"

@@ -284,7 +284,7 @@ def test_a_wrong_variable_is_named_as_it_was_written() -> None:
             "[training]\nloss = 'tis, dual_clip=3'\n",
             "training.loss = tis, dual_clip=3 in mine.toml: tis takes no dual_clip; it takes aggre",
         ),
-        ("[extra]\n", "extra in mine.toml: no such setting; known: answer, common"),
+        ("[extra]\n", "extra in mine.toml: no such setting; known: answer, chat, common"),
     ],
 )  # fmt: skip
 def test_a_wrong_line_of_the_file_is_named(tmp_path: Path, after: str, line: str) -> None:

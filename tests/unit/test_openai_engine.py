@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import socket
 from collections.abc import Iterator
 from functools import partial
@@ -17,6 +18,7 @@ from node.config import NodeConfig, load_config
 from node.engines import openai_engine
 from node.engines import openai_server as server
 from node.engines.openai_engine import ServedModel, open_served_model
+from node.engines.openai_server import ChatAsks
 from node.hosting.models import resolved_model, served_model
 from node.interfaces.engine import EngineInfo, Outcome, Request, Sampling, plain_requests
 from node.interfaces.prompts import Prompt
@@ -24,7 +26,14 @@ from node.interfaces.trainer import PolicyInfo
 from swarm.errors import ChildFailed, ConfigError
 from swarm.limits.backoff import Backoff
 from swarm.rollouts import Completion, FinishReason
-from tests.openai_server import Handler, OpenAiTestServer, no_such_server, openai_server
+from tests.openai_server import (
+    Answer,
+    Handler,
+    OpenAiTestServer,
+    answer_sums,
+    no_such_server,
+    openai_server,
+)
 from tests.support import run
 
 WHOLE = Sampling(max_new_tokens=8)
@@ -228,14 +237,65 @@ def test_only_what_ended_by_itself_has_ended(served, reason, found):
     assert said.finish_reason is found
 
 
-def test_half_a_character_and_nothing_at_all_are_texts_that_can_be_sent(served):
+def test_half_a_character_is_text_that_can_be_sent(served):
     served.answer = lambda handler: handler.raw(
         b'{"choices": [{"message": {"content": "3\\ud800"}, "finish_reason": "stop"}]}'
     )
     [[said]] = generated(served.url, ["1+2="])
     assert said.text == "3?"
-    served.answer = lambda handler: handler.say(None, "length")
-    assert generated(served.url, ["1+2="])[0][0].text == ""
+
+
+def message(reason: str, **told: Any) -> Answer:
+    """A server's answer by the parts of its message."""
+    return lambda handler: handler.reply(
+        {"choices": [{"message": {"role": "assistant", **told}, "finish_reason": reason}]}
+    )
+
+
+EMPTY = {
+    "empty": message("length", content=None),
+    "blank": message("stop", content=""),
+    "calls tools": message("tool_calls", content=None, tool_calls=[{"id": "1"}]),
+    "[thinking]": message("length", content=None, reasoning_content="hm"),
+    "table": message("stop", content="3", reasoning="hm"),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_what_is_no_answer_is_told_and_never_shared(served, name):
+    served.answer = EMPTY[name]
+    said = "empty" if name == "blank" else name
+    with pytest.raises(ConfigError, match=re.escape(said)):  # so says `doctor`
+        generated(served.url, ["1+2="])
+    served.faults = [answer_sums]  # the trial goes well
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        generated(served.url, ["1+2="])
+
+
+def test_one_empty_answer_is_asked_for_again(served):
+    served.faults = [answer_sums, EMPTY["empty"], EMPTY["blank"]]
+    [[said]] = generated(served.url, ["1+2="])
+    assert said.text in ("3", "4")
+    seeds = [asked["seed"] for asked in completions(served)]
+    assert len(set(seeds)) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (message("stop", content="3", reasoning_content="hm\n"), "hm\n</think>3"),
+        (message("length", content=None, reasoning="hm"), "hm"),
+        (message("stop", content="", reasoning="hm"), "hm</think>"),
+        (message("stop", content="hm</think>3"), "hm</think>3"),
+    ],
+)
+def test_a_thought_that_is_told_apart_comes_before_the_answer(served, answer, text):
+    served.answer = answer
+    asks = ChatAsks('{"enable_thinking":true}', "</think>")
+    [[said]] = generated(served.url, ["1+2="], asks=asks)
+    assert (said.text, said.token_ids) == (text, ())
+    asked = completions(served)[0]
+    assert asked["chat_template_kwargs"] == {"enable_thinking": True}
 
 
 FAULTS = {

@@ -72,6 +72,13 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "answer.format_reward": ({"answer": {"format_reward": 0.1}}, {}),
     "answer.system": ({"answer": {"system": "Add."}}, {}),
     "answer.examples": ({"answer": {"examples": [EXAMPLE]}}, {}),
+    "chat.arguments": ({"chat": {"arguments": {"enable_thinking": False}}}, {}),
+    "chat.date": ({"chat": {"date": "2026-01-02"}}, {}),
+    "thinking.end": ({"thinking": {"end": "</thought>"}}, {"thinking": {}}),
+    "thinking.tokens_max": ({"thinking": {"tokens_max": 9}}, {"thinking": {}}),
+    "thinking.force_end": (
+        {"thinking": {"tokens_max": 8, "force_end": True}}, {"thinking": {"tokens_max": 8}},
+    ),
     "common.share": ({"common": {"share": 0.5}}, {}),
     "common.tasks": ({"common": {"share": 0.5, "tasks": 9}}, {"common": {"share": 0.5}}),
 }  # fmt: skip

@@ -227,11 +227,10 @@ def test_a_chat_template_keeps_its_special_tokens_and_a_prompt_gets_none(tmp_pat
     plain = policy.encode_prompt("1+1?")
     assert [plain[0], plain[-1]] == special
     ids = policy.encode_prompt(SPELLED)
-    inside = ids[1:-1] if content == "content" else ids
-    assert not set(inside) & set(policy.tokenizer.all_special_ids)
-    if content == "content":
-        assert [ids[0], ids[-1]] == special
-        assert inside == policy.encode_completion(f"Q: {SPELLED}\nA:")
+    said = SPELLED if content == "content" else SPELLED.upper()
+    assert [ids[0], ids[-1]] == special
+    assert not set(ids[1:-1]) & set(policy.tokenizer.all_special_ids)
+    assert ids[1:-1] == policy.encode_completion(f"Q: {said}\nA:")
 
 
 def test_another_vocabulary_is_another_fingerprint(tmp_path):

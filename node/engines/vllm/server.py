@@ -25,6 +25,7 @@ import trio
 
 from node.engines.vllm.concurrency import EngineLoad
 from node.interfaces.engine import Tell
+from node.interfaces.prompts import PLAIN_RULES, TemplateRules, Thinking
 from node.interfaces.quantisation import Quantisation, server_flags
 from node.system.bounded_server import WholeBody
 from node.system.child_environment import child_environ
@@ -106,6 +107,8 @@ class ServerSettings:
     gpu_memory_share: float = GPU_MEMORY_SHARE
     sleeps: bool = False  # can give its GPU memory back for a time
     quantization: Quantisation = "none"  # of the weights, as they go in
+    template_rules: TemplateRules = PLAIN_RULES
+    thinking: Thinking | None = None
     gpus: int = 1  # that the weights are cut over, layer by layer (tensor parallel)
 
 

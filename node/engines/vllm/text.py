@@ -19,7 +19,16 @@ from node.engines.vllm.server import (
 from node.engines.vllm.unfinished import Ask, Piece
 from node.interfaces.contexts import context_in
 from node.interfaces.engine import Request, Sampling
-from node.interfaces.prompts import NO_TEXT, PromptEncoder, TemplateRenderer, around, placeholder
+from node.interfaces.prompts import (
+    NO_TEXT,
+    PLAIN_RULES,
+    AddedToken,
+    PromptEncoder,
+    TemplateRenderer,
+    TemplateRules,
+    around,
+    placeholder,
+)
 from node.interfaces.quantisation import Quantisation
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import FinishReason
@@ -38,24 +47,17 @@ class ModelText(PromptEncoder):
     """The tokenizer, chat template and end tokens of a model directory, and the requests to its
     server. Synchronous, for one thread at a time."""
 
-    def __init__(self, directory: Path, context_tokens: int = CONTEXT_TOKENS_MAX) -> None:
-        """`context_tokens`: a limit below the model's own."""
+    def __init__(
+        self,
+        directory: Path,
+        context_tokens: int = CONTEXT_TOKENS_MAX,
+        template_rules: TemplateRules = PLAIN_RULES,
+    ) -> None:
+        """`context_tokens`: a limit below the model's own. `template_rules`: the run's."""
         config = _read(directory, "config.json")
         tokens = _read(directory, "tokenizer_config.json")
         self.name = directory.name
         self._tokenizer = _tokenizer(directory)
-        generation = "generation_config.json"
-        described = (directory / generation).exists()
-        named = (_read(directory, generation) if described else config).get("eos_token_id")
-        ids = set(named if isinstance(named, list) else [named])
-        self._constants = _special_texts(tokens)
-        eos = self._constants.get("eos_token")
-        eos_id = None if eos is None else self._tokenizer.token_to_id(eos)
-        ids.add(eos_id)
-        self.eos_ids: tuple[int, ...] = tuple(sorted(i for i in ids if i is not None))
-        if not self.eos_ids:
-            raise ConfigError(f"model {directory}: it names no end-of-sequence token")
-        self.eos_id = self.eos_ids[0] if eos_id is None else eos_id
         self.quantised: str = quantisation_of(directory)
         self._config = config.get("text_config", config)
         self.context_tokens = min(context_in(self._config) or context_tokens, context_tokens)
@@ -63,8 +65,22 @@ class ModelText(PromptEncoder):
         in_file = directory / "chat_template.jinja"
         template = _text(directory, in_file.name) if in_file.exists() else None
         self._template = _default(template or tokens.get("chat_template"))
+        self._constants = _special_texts(tokens)
+        self._template_rules = template_rules
         self._renderer: TemplateRenderer | None = None
+        self.control: tuple[object, Mapping[int, AddedToken]] | None = None
         self._around: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        eos = self._constants.get("eos_token")
+        named = [None if eos is None else self._tokenizer.token_to_id(eos)]
+        if (directory / "generation_config.json").exists():
+            named.append(_read(directory, "generation_config.json").get("eos_token_id"))
+        ids, last = self.find_ends(
+            [*named, config.get("eos_token_id"), self._config.get("eos_token_id")]
+        )
+        if last is None:
+            raise ConfigError(f"model {directory}: it names no end-of-sequence token")
+        self.eos_ids: tuple[int, ...] = tuple(sorted(ids))
+        self.eos_id = last
 
     @property
     def chat_template(self) -> str | None:
@@ -75,7 +91,8 @@ class ModelText(PromptEncoder):
             from node.policies.chat_templates import Renderer  # brings jinja2 in
 
             assert self._template is not None
-            self._renderer = Renderer(self.name, self._template, self._constants)
+            rules = self._template_rules
+            self._renderer = Renderer(self.name, self._template, self._constants, rules)
         return self._renderer
 
     def cache_bytes(self, context_tokens: int, free_bytes: int, number_bytes: int) -> int:
@@ -119,7 +136,11 @@ class ModelText(PromptEncoder):
         before, after = self._around or ((), ())
         return [*before, *self.encode_completion(text), *after]
 
-    def encode_completion(self, text: str) -> list[int]:
+    def added_tokens(self) -> Mapping[int, AddedToken]:
+        found: Mapping[int, AddedToken] = self._tokenizer.get_added_tokens_decoder()
+        return found
+
+    def encode_split(self, text: str) -> list[int]:
         return self._encode(text, special=False)
 
     def encode_special(self, text: str) -> list[int]:

@@ -7,7 +7,7 @@ engine that dies loses only the tokens since its last answer.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
@@ -65,6 +65,7 @@ class Unfinished:
     sampling: Sampling = field(default_factory=Sampling)
     prompt: str = ""
     beginning: Piece | None = None  # without log-probs: those of the weights that will serve
+    thought_max: int | None = None  # tokens, after which its end is looked for
     line: int = 0  # of versions, a number of the engine's
     _begun: int = 0  # tokens of the beginning that all rows have
     _rows: list[_Row] = field(init=False)
@@ -96,12 +97,12 @@ class Unfinished:
         interruption one for each completion, with new random numbers."""
         if self.untouched:
             every = tuple(range(len(self._rows)))
-            return [Ask(every, self.prompt_ids, self.tokens_max, self.seed)]
+            return [Ask(every, self.prompt_ids, self._room(0), self.seed)]
         return [
             Ask(
                 (index,),
                 (*self.prompt_ids, *row.tokens),
-                self.tokens_max - len(row.tokens),
+                self._room(len(row.tokens)),
                 _derived(self.seed, index, len(row.tokens)),
             )
             for index, row in enumerate(self._rows)
@@ -110,7 +111,37 @@ class Unfinished:
 
     def take(self, ask: Ask, pieces: Sequence[Piece], policy_version: int) -> None:
         for index, piece in zip(ask.rows, pieces, strict=True):
-            self._rows[index].take(piece, policy_version)
+            row = self._rows[index]
+            if piece.finish_reason is FinishReason.LENGTH:
+                tokens = len(row.tokens) + len(piece.token_ids)
+                if tokens == self.thought_max and tokens < self.tokens_max:
+                    piece = replace(piece, finish_reason=FinishReason.ABORT)
+            row.take(piece, policy_version)
+
+    def _room(self, tokens: int) -> int:
+        """Tokens that a row of so many may be asked for at once."""
+        before = self.thought_max or 0
+        most = before if tokens < before else self.tokens_max
+        return min(most, self.tokens_max) - tokens
+
+    @property
+    def spent(self) -> list[list[int]]:
+        """The tokens of rows whose thought must have ended by now."""
+        return [
+            row.tokens
+            for row in self._rows
+            if row.finish_reason is None and len(row.tokens) == self.thought_max
+        ]
+
+    def end_thought(self, tokens: list[int], end: Piece | None, policy_version: int) -> None:
+        """Continue a `spent` row with the end of its thought; None: it is cut."""
+        row = next(row for row in self._rows if row.tokens is tokens)
+        if end is None:
+            row.finish_reason = FinishReason.LENGTH
+            return
+        row.take(end, policy_version)
+        if len(tokens) >= self.tokens_max:
+            row.finish_reason = FinishReason.LENGTH
 
     def begin_again(self, line: int) -> None:
         """Drop all tokens, which are of another line of versions."""
