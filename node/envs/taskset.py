@@ -11,15 +11,8 @@ from typing import Any, Final
 
 from node.envs.base import Problem
 from node.envs.data.dataset import shuffled
-from node.envs.taskset_identity import identify
-from node.envs.taskset_rules import (
-    NAME,
-    library_version,
-    places_of,
-    rules_from,
-    rules_of,
-    wrong,
-)
+from node.envs.package_identity import identify
+from node.envs.taskset_rules import NAME, library_version, rules_from, rules_of, wrong
 from swarm.rollouts import Task
 
 # Raise it with each change of the tasks' order, a prompt or a reward: nodes of different revisions
@@ -41,11 +34,12 @@ class Taskset:
         if not rules.sha256:
             if folder is None:
                 raise wrong("no sha256; rules that travel have it")
+            library_version()
             rules = rules.model_copy(update={"sha256": identify(rules)})
         return rules.model_dump(exclude_defaults=True)
 
     def reads(self, parameters: str) -> Sequence[Path]:
-        return places_of(rules_of(parameters).taskset)
+        return rules_of(parameters).places()
 
     def problem(self, task: Task) -> Problem:
         from node.envs.taskset_upstream import loaded

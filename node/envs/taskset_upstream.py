@@ -9,24 +9,15 @@ import hashlib
 import inspect
 import itertools
 import json
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from node.envs.taskset_rules import (
-    NAME,
-    TASKS_MAX,
-    TasksetRules,
-    library_version,
-    package_digest,
-    rules_of,
-    wrong,
-)
-from swarm.errors import ConfigError
+from node.envs.package_identity import Seen
+from node.envs.package_rules import LOADED_MAX, TASKS_MAX, awaited
+from node.envs.taskset_rules import TasksetRules, library_version, rules_of, wrong
 from swarm.texts import printable
 
-LOADED_MAX: Final = 128  # tasksets in memory: the bound on a run's environments
 CHECKED_TASKS: Final = 16  # tasks whose own answer is graded
 FIELDS_SHOWN_MAX: Final = 12
 NEAR: Final = 1e-9  # rounding error of weights such as 0.7, 0.2 and 0.1
@@ -60,37 +51,31 @@ def loaded(parameters: str) -> tuple[ForeignTask, ...]:
     """The tasks of a run's parameters; ConfigError if what is installed makes others."""
     rules = rules_of(parameters)
     tasks = _load(rules)
-    if (sha256 := _hash_of(rules, tasks)) != rules.sha256:
-        raise _no(
-            rules,
-            f"this run has {rules.sha256[:12]}…, and what is installed "
-            f"makes {sha256[:12]}…; install the package that the run's founder has",
-        )
+    rules.check_hash(rules.sha256, _hash_of(rules, tasks))
     return tasks
 
 
-def check(rules: TasksetRules) -> str:
+def check(rules: TasksetRules, _again: bool = False) -> Seen:
     """The hash of a taskset's package, configuration and tasks; ConfigError if it is refused."""
     tasks = _load(rules)
     step = max(1, len(tasks) // CHECKED_TASKS)
     for task in tasks[::step][:CHECKED_TASKS]:
         reply = rules.reply_of(task.answer)
-        with _foreign_code(rules, "cannot grade its own answer"):
+        with rules.foreign_code("cannot grade its own answer"):
             reward = task.worth(reply)
         if reward != 1.0:
-            raise _no(
-                rules,
+            raise rules.refusal(
                 f"its own answer {printable(reply, 60)!r} is worth "
                 f"{reward:g} and not 1; say by the parameter reply how it wants an answer, such "
                 "as '<answer>{}</answer>', and by answer which field has a right one",
             )
-    return _hash_of(rules, tasks)
+    return Seen(_hash_of(rules, tasks))
 
 
 def _hash_of(rules: TasksetRules, tasks: tuple[ForeignTask, ...]) -> str:
     told = [
         library_version(),
-        package_digest(rules.taskset),
+        rules.digest(),
         rules.model_dump(mode="json", exclude={"sha256"}),
         [[each.hash, each.prompt, each.answer] for each in tasks],
     ]
@@ -100,36 +85,20 @@ def _hash_of(rules: TasksetRules, tasks: tuple[ForeignTask, ...]) -> str:
 # --- what a taskset is ------------------------------------------------------------------------
 
 
-@contextmanager
-def _foreign_code(rules: TasksetRules, what: str) -> Iterator[None]:
-    """Turn any failure of a taskset's code into a ConfigError of one line."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise _no(rules, f"{what} ({printable(why, 200)})") from error
-
-
 def _load(rules: TasksetRules) -> tuple[ForeignTask, ...]:
-    with _foreign_code(rules, "cannot be loaded"):
+    with rules.foreign_code("cannot be loaded"):
         source = _taskset(rules)
         if not source.bounded and rules.tasks is None:
-            raise _no(rules, "never ends; say by the parameter tasks how many of it to take")
+            raise rules.refusal("never ends; say by the parameter tasks how many of it to take")
         view = source if rules.tasks is None else source.take(rules.tasks)
         found = list(itertools.islice(view, TASKS_MAX + 1))
         if not found:
-            raise _no(rules, "has no tasks with this config")
+            raise rules.refusal("has no tasks with this config")
         if len(found) > TASKS_MAX:
-            raise _no(rules, f"has over {TASKS_MAX} tasks; take some by the parameter tasks")
+            raise rules.refusal(f"has over {TASKS_MAX} tasks; take some by the parameter tasks")
         if reason := _refusal(source, found):
-            raise _no(rules, f"{reason}, so that strangers could not work out its rewards")
+            raise rules.refusal(f"{reason}, so that strangers could not work out its rewards")
         return tuple(ForeignTask(task, at, rules) for at, task in enumerate(found))
-
-
-def _no(rules: TasksetRules, why: str) -> ConfigError:
-    return wrong(f"taskset {rules.taskset}: {why}")
 
 
 def _taskset(rules: TasksetRules) -> Any:
@@ -138,11 +107,11 @@ def _taskset(rules: TasksetRules) -> Any:
 
     module = loaders.import_taskset(rules.taskset)
     if module.__name__ != rules.taskset:
-        raise _no(rules, "is one of the library's own, which need servers")
+        raise rules.refusal("is one of the library's own, which need servers")
     for name in getattr(module, "__all__", ()):
         exported = getattr(module, name, None)
         if isinstance(exported, type) and issubclass(exported, Env):
-            raise _no(rules, "brings an environment of several agents")
+            raise rules.refusal("brings an environment of several agents")
     config = loaders.taskset_config_type(rules.taskset)
     return loaders.taskset_class(rules.taskset)(
         config.model_validate({**rules.config, "id": rules.taskset})
@@ -198,8 +167,7 @@ def _answer(task: Any, rules: TasksetRules) -> str:
     fields = task.data.model_dump(exclude_unset=True)
     if rules.answer not in fields:
         known = ", ".join(sorted(set(fields) - {"idx"})[:FIELDS_SHOWN_MAX])
-        raise _no(
-            rules,
+        raise rules.refusal(
             f"its tasks have no field {rules.answer!r} with a right "
             f"answer; name one by the parameter answer: {known}",
         )
@@ -250,19 +218,6 @@ def _trace_of(task: Any, reply: str) -> Any:
 def _scores(hook: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, float]:
     from verifiers.v1.utils.decorators import invoke
 
-    result = _awaited(hook.__name__, invoke(hook, dict(given)))
+    result = awaited(hook.__name__, invoke(hook, dict(given)))
     named = result if isinstance(result, Mapping) else {hook.__name__: result}
     return {name: float(score) for name, score in named.items()}
-
-
-def _awaited(name: str, result: Any) -> Any:
-    """The result of a grader; RuntimeError if it waits for something outside."""
-    if not isinstance(result, Coroutine):
-        return result
-    try:
-        result.send(None)
-    except StopIteration as stop:
-        return stop.value
-    finally:
-        result.close()
-    raise RuntimeError(f"{NAME}: {name} waits for something outside; it must be plain arithmetic")

@@ -84,7 +84,7 @@ from node.envs.taskset_upstream import check
 from swarm.errors import ConfigError
 for each in json.loads(sys.argv[1]):
     try:
-        print("fit", check(rules_from(each)))
+        print("fit", check(rules_from(each)).sha256)
     except ConfigError as error:
         print(error)
 """
@@ -148,7 +148,7 @@ def test_another_package_is_another_hash(python: str, tmp_path: Path) -> None:
 
 IDENTIFY = """
 import json, sys
-from node.envs.taskset_identity import identify
+from node.envs.package_identity import identify
 from node.envs.taskset_rules import rules_from
 print(identify(rules_from(json.loads(sys.argv[1]))))
 """
