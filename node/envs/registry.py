@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 
 from node.envs.base import ENTRY_POINT_GROUP, Environment, Interaction
 from node.envs.code_turns import PythonQuestion, PythonRepair
+from node.envs.factory_rules import NAME as FACTORY
 from node.envs.games import GuessNumber, ScriptedSum, TextMaze
 from node.envs.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.envs.gym.environment import LIBRARY, ReasoningGym
@@ -43,6 +44,7 @@ def _built_in() -> dict[str, Callable[[], Environment]]:
     # their imports are for those who need them
     makers["dataset"] = lambda: _made("node.envs.data.dataset:Dataset")
     makers[TASKSETS] = lambda: _made("node.envs.taskset:Taskset")
+    makers[FACTORY] = lambda: _made("node.envs.factory:EnvironmentFactory")
     return makers | {str(each.name): each for each in _OWN}
 
 
@@ -94,6 +96,8 @@ def packages_of(names: Iterable[str]) -> dict[str, str]:
 
 def how_to_get(name: str, wanted: str) -> str:
     """Advice if another version of an environment is installed than a run needs."""
+    if name == FACTORY and (python := re.match(r"python-([0-9.]+)-", wanted)):
+        return f"run this node with Python {python[1]}"
     release = "take the release of swarm-node that has it, as those who made the run do"
     if name in OFFERED:
         _, _, of_library = wanted.partition(f"{LIBRARY}-")
@@ -116,7 +120,7 @@ def needs_sandbox(name: str) -> bool:
 
 def is_unread(name: str) -> bool:
     """True if nobody read its scorer line by line."""
-    return name == TASKSETS or is_plug_in(name)
+    return name in (TASKSETS, FACTORY) or is_plug_in(name)
 
 
 def runs_code(name: str) -> bool:
