@@ -3,7 +3,7 @@ that share, replay and agree. The packages are in `tests/factories`."""
 
 import os
 import re
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +75,61 @@ def test_a_server_is_out_of_reach_and_global_chance_is_seeded(
     opening = "__import__('socket').create_connection(('127.0.0.1', 9))"
     with pytest.raises(ConfigError, match=r"cannot begin \((PermissionError|OSError)"):
         settle(tmp_path, "lamp_served", monkeypatch, opening=opening)
+
+
+def test_the_pages_example_is_shown_and_fit_as_it_says(tmp_path: Path) -> None:
+    section = PAGE.partition("## Environments written for TRL\n")[2].partition("\n## ")[0]
+    (module,), (toml,), (commands,) = (
+        re.findall(f"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("python", "toml", "sh")
+    )
+    (tmp_path / "lights.py").write_text(module)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    show, check = (shlex.split(line)[1:] for line in commands.splitlines())
+    shown = swarm_node(*show, PYTHONPATH=path)
+    assert "Light exactly the lamps" in shown.stdout, shown.stderr
+    assert '"name": "switch"' in shown.stdout
+    checked = swarm_node(*check, PYTHONPATH=path)
+    assert checked.stdout.endswith("fit for strangers\n"), checked.stdout + checked.stderr
+    (tmp_path / "lights.toml").write_text(toml)
+    told = swarm_node("config", "--run", tmp_path / "lights.toml", PYTHONPATH=path)
+    assert re.search(r'"factory":"lights:Lights","sha256":"[0-9a-f]{64}"', told.stdout), told.stderr
+
+
+RUN = """
+name = "lamps"
+sampling = {max_new_tokens = 96}
+held_out = {tasks = 1}
+[[environments]]
+name = "environment_factory"
+parameters = {factory = "lamp_switch:Lamps", rows = "ROWS", solution = "turns", turns = 2}
+"""
+
+
+@pytest.mark.long
+def test_two_nodes_with_the_tiny_policy_train_on_each_others_calls(
+    make_node: MakeNode, tmp_path: Path
+) -> None:
+    run_file, cache = tmp_path / "lamps.toml", tmp_path / "cache"
+    run_file.write_text(RUN)
+    environ = {"PYTHONPATH": os.pathsep.join([str(FACTORIES), str(ROOT)])}
+    done = swarm_node("prepare", "--run", run_file, SWARM_NODE_CACHE_DIR=str(cache), **environ)
+    assert done.returncode == 0, done.stderr
+
+    def node(name: str, *flags: str) -> NodeProcess:
+        made = make_node(name, *flags)
+        made.run_file, made.cache_dir, made.environ = run_file, cache, environ
+        return made
+
+    first = node("a").start()
+    nodes = [first, node("b", "--peer", first.address()).start()]
+    for each in nodes:
+        each.until(lambda each=each: each.foreign_trained() >= 4)
+    for each in nodes:
+        assert not each.troubles()
+        assert any(record.own_reward > 0 for record in each.rounds())
+        assert each.rounds()[-1].rejected_total == {}
+        assert each.interrupt() == 0
+    records = first._pool("SELECT record FROM groups JOIN records USING (seq) WHERE NOT own")
+    made = [each for record in records for each in decode_group(record)[1].completions]
+    said = [text for each in made for author, text in each.parts() if author is Author.ENVIRONMENT]
+    assert "<tool_response>\nlit\n</tool_response>" in said
