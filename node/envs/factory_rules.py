@@ -8,11 +8,10 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field
 
 from node.envs.base import checked
+from node.envs.called_games import TURNS_MAX
 from node.envs.package_rules import MODULE, RULES_CACHED_MAX, PackageRules, Sha256
-from swarm.wire.messages import SEGMENTS_MAX
 
 NAME: Final = "environment_factory"
-TURNS_MAX: Final = (SEGMENTS_MAX + 1) // 2
 _ATTRIBUTE: Final = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 
 Attribute = Annotated[str, Field(pattern=f"^({_ATTRIBUTE})?$")]

@@ -12,16 +12,17 @@ import itertools
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Final
 
-from node.envs import method_calls
-from node.envs.base import Undecided
-from node.envs.factory_rules import FactoryRules
-from node.envs.method_calls import calls_in
-from node.envs.package_rules import TASKS_MAX, awaited
-from node.envs.replay_turns import REPLY_CHARS_MAX
+from node.envs.called_games import CalledGame
+from node.envs.factory_rules import FactoryRules, rules_of
+from node.envs.game_check import set_clock, trail_of
+from node.envs.method_calls import Call, calls_in, described, plain, written
+from node.envs.package_identity import Seen
+from node.envs.package_rules import LOADED_MAX, TASKS_MAX, awaited
 from node.system.extras import install_line
 from swarm.errors import ConfigError
 
@@ -32,10 +33,11 @@ _DEFAULT_PROMPT: Final = ({"role": "user", "content": ""},)  # of rows without a
 Row = Mapping[str, Any]
 
 
-class Game:
-    """One environment and what was said to it."""
+class Game(CalledGame):
+    """One environment."""
 
     def __init__(self, source: "Source", row: Row, name: str, seed: str) -> None:
+        super().__init__()
         self._source = source
         self._row = row
         _seed(seed)
@@ -44,53 +46,27 @@ class Game:
         observation = awaited("reset", self._environment.reset(**given))
         self._messages = copy.deepcopy(_messages(row))
         if observation is not None:
-            self._messages[-1]["content"] += method_calls.plain(observation)
+            self._messages[-1]["content"] += plain(observation)
         said = [each["content"] for each in self._messages]
         if source.told:  # behind a system prompt, as chat templates have it
             said.insert(len(said) - 1 if len(said) > 1 else 0, source.told)
         self.prompt = "\n\n".join(filter(None, [name, *said]))
-        self._completion: list[dict[str, Any]] = []
 
-    def take(self, text: str) -> str | None:
-        """The reply to a turn; None: it calls nothing. Raises Undecided if memory ran out."""
-        calls = calls_in(text)
-        said: dict[str, Any] = {"role": "assistant", "content": text}
-        self._completion.append(said)
-        if not calls:
-            return None
-        said["tool_calls"] = [
-            {"type": "function", "function": {"name": each.name, "arguments": each.arguments}}
-            for each in calls
-        ]
-        if len(calls) > method_calls.CALLS_MAX:
-            told = {"error": f"over {method_calls.CALLS_MAX} calls in a turn; none was made"}
-            results = [("", str(told))]
-        else:
-            results = [(each.name, method_calls.plain(self._result(each))) for each in calls]
-        self._completion += [
-            {"role": "tool", "name": name, "content": result} for name, result in results
-        ]
-        return method_calls.answered([result for _, result in results], REPLY_CHARS_MAX)
+    def called(self, call: Call) -> Any:
+        if call.name not in self._source.methods:
+            raise ValueError(f"Tool {call.name} not found.")
+        if not isinstance(call.arguments, Mapping):
+            raise TypeError("arguments must be an object")
+        method = getattr(self._environment, call.name)
+        return awaited(call.name, method(**copy.deepcopy(call.arguments)))
 
-    def _result(self, call: method_calls.Call) -> Any:
-        try:
-            if call.name not in self._source.methods:
-                return {"error": f"Tool {call.name} not found."}
-            if not isinstance(call.arguments, Mapping):
-                return {"error": "arguments must be an object"}
-            method = getattr(self._environment, call.name)
-            return awaited(call.name, method(**copy.deepcopy(call.arguments)))
-        except (MemoryError, RecursionError) as error:
-            raise Undecided(type(error).__name__) from None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the policy is told, as TRL does
-            return {"error": str(error)}
+    def failure(self, error: BaseException) -> Any:
+        return {"error": str(error)}
 
-    def reward(self, texts: Sequence[str]) -> float:
+    def reward(self) -> float:
         """The sum of the environment's own reward and that of the reward function, as TRL adds
-        them. `texts`: all turns; a last one whose calls were not made is not yet among them."""
+        them."""
         environment, function = self._environment, self._source.reward
-        for text in texts[sum(each["role"] == "assistant" for each in self._completion) :]:
-            self._completion.append({"role": "assistant", "content": text})
         found: list[Any] = []
         if hasattr(type(environment), "get_reward"):
             found.append(awaited("get_reward", environment.get_reward()))
@@ -100,7 +76,7 @@ class Game:
                 self._source.rules.reward,
                 function(
                     prompts=[self._messages],
-                    completions=[self._completion],
+                    completions=[self.completion],
                     environments=[environment],
                     log_extra=_ignored,
                     log_metric=_ignored,
@@ -136,7 +112,7 @@ def _messages(row: Row) -> list[dict[str, Any]]:
     roles = [each["role"] for each in found]
     if roles[-1:] != ["user"] or not set(roles) <= {"system", "user"}:
         raise ValueError("its prompt is more than a system prompt and the user's messages")
-    return [{**each, "content": method_calls.plain(each["content"])} for each in found]
+    return [{**each, "content": plain(each["content"])} for each in found]
 
 
 class Source:
@@ -155,30 +131,34 @@ class Source:
         names = [each for each in functions if each not in _NOT_TOOLS and not each.startswith("_")]
         self.methods = frozenset(names)
         self.schemas = [_schema(getattr(probe, name)) for name in names]
-        self.told = method_calls.described(self.schemas)
+        self.told = described(self.schemas)
         prompts = [json.dumps(row.get("prompt")) for row in self.rows or ()]
         self._is_named = len(set(prompts)) < len(prompts) or not prompts
 
-    def game(self, number: int | None, seed: str) -> Game:
+    @property
+    def count(self) -> int:
+        """Number of rows; without any all games are of one kind."""
+        return len(self.rows or (1,))
+
+    def game(self, number: int, seed: str) -> Game:
         """The game of a row, or of a task without rows; ConfigError if it cannot begin."""
         row: Row = {"prompt": list(_DEFAULT_PROMPT)}
-        if number is not None and self.rows is not None:
-            row = self.rows[number]
+        what, told = "a game", seed
+        if self.rows is not None:
+            row, what, told = self.rows[number], f"the game of row {number + 1}", str(number)
         name = ""
         if self._is_named:  # since tasks are told apart by their prompts
-            told = seed if number is None else str(number)
             name = f"Task {hashlib.sha256(told.encode()).hexdigest()[:12]}."
-        what = "a game" if number is None else f"the game of row {number + 1}"
         with self.rules.foreign_code(f"{what} cannot begin"):
             return Game(self, row, name, seed)
 
-    def right(self, number: int | None) -> tuple[str, ...]:
+    def right(self, number: int) -> tuple[str, ...]:
         """Turns that reach a full score; none if the row names none."""
-        if number is None or self.rows is None or not self.rules.solution:
+        if self.rows is None or not self.rules.solution:
             return ()
         told = self.rows[number].get(self.rules.solution) or ()
         turns = [
-            each if isinstance(each, str) else method_calls.written(each["name"], each["arguments"])
+            each if isinstance(each, str) else written(each["name"], each["arguments"])
             for each in told
         ]
         if turns and calls_in(turns[-1]) and len(turns) < self.rules.turns:
@@ -223,3 +203,35 @@ def _without_torch(library: Any) -> Iterator[None]:
         yield
     finally:
         library.is_torch_available = before
+
+
+@lru_cache(maxsize=LOADED_MAX)
+def loaded(parameters: str) -> Source:
+    """The package of a run's parameters; ConfigError if what is installed plays otherwise."""
+    rules = rules_of(parameters)
+    source, seen = _looked(rules)
+    rules.check_hash(rules.sha256, seen.sha256)
+    return source
+
+
+def check(rules: FactoryRules, again: bool = False) -> Seen:
+    """The hash of package, rows, tools and a few games, and what they were. `again`: at another
+    time, the last game first."""
+    if again:
+        set_clock()
+    return _looked(rules, again=again)[1]
+
+
+def _looked(rules: FactoryRules, *, again: bool = False) -> tuple[Source, Seen]:
+    with rules.foreign_code("cannot be loaded"):
+        source = Source(rules)
+    trail = trail_of(source, rules.turns, again=again)
+    told: list[Any] = [
+        rules.digest(),
+        rules.model_dump(mode="json", exclude={"sha256"}),
+        source.rows and list(map(dict, source.rows)),
+        source.told,
+        trail,
+    ]
+    sha256 = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return source, Seen(sha256, trail)

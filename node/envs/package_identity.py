@@ -36,7 +36,7 @@ HASH_SEEDS: Final = ("1", "2")
 # By environment: the rules in a text, and the check of rules.
 _CHECKS: Final = {
     "verifiers": ("node.envs.taskset_rules:rules_of", "node.envs.taskset_upstream:check"),
-    "environment_factory": ("node.envs.factory_rules:rules_of", "node.envs.factory_check:check"),
+    "environment_factory": ("node.envs.factory_rules:rules_of", "node.envs.factory_upstream:check"),
 }
 
 

@@ -10,7 +10,7 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
-from node.envs.factory_check import check
+from node.envs.factory_upstream import check
 from node.envs.factory_rules import rules_from
 from node.envs.method_calls import written
 from node.interfaces.engine import Context, Sampling

@@ -10,8 +10,8 @@ import pytest
 from node.config import RunConfig
 from node.envs.base import Undecided
 from node.envs.factory import EnvironmentFactory
-from node.envs.factory_check import check
 from node.envs.factory_rules import rules_from
+from node.envs.factory_upstream import check
 from node.envs.method_calls import BRACKETS_MAX, answered, calls_in, written
 from node.envs.registry import needs_sandbox
 from node.envs.replay_turns import forgery, replies
@@ -256,7 +256,7 @@ def test_memory_that_runs_out_is_undecided() -> None:
     from node.envs.factory_upstream import Source
 
     source = Source(rules_from(SHOP))
-    game = source.game(None, "1")
+    game = source.game(0, "1")
 
     def runs_out(names: list[str]) -> None:
         raise MemoryError

@@ -1,23 +1,18 @@
-"""A check of classes that are written for TRL's `environment_factory`: a few games of each.
+"""A few games of a package, played to find out whether they are the same everywhere.
 
 Two processes play them (`package_identity.py`), and each verifier plays them again when it loads
-the package. Arguments of calls are drawn from the methods' schemas.
+the package. Arguments of calls are drawn from the tools' schemas.
 """
 
 import datetime
 import hashlib
-import json
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 from node.envs import method_calls
-from node.envs.factory_rules import FactoryRules, rules_of
-from node.envs.factory_upstream import Game, Source
-from node.envs.package_identity import Seen
-from node.envs.package_rules import LOADED_MAX
+from node.envs.called_games import CalledGame, GameSource
 from swarm.texts import printable
 
 GAMES: Final = 8
@@ -25,52 +20,24 @@ GAME_TURNS: Final = 4
 LATER_S: Final = 40 * 86_400 + 5 * 3600 + 11 * 60 + 17  # the clock of a check's second process
 
 
-@lru_cache(maxsize=LOADED_MAX)
-def loaded(parameters: str) -> Source:
-    """The package of a run's parameters; ConfigError if what is installed plays otherwise."""
-    rules = rules_of(parameters)
-    source, seen = _looked(rules)
-    rules.check_hash(rules.sha256, seen.sha256)
-    return source
-
-
-def check(rules: FactoryRules, again: bool = False) -> Seen:
-    """The hash of package, rows, tools and a few games, and what they were. `again`: at another
-    time, the last game first."""
-    if again:
-        _set_clock()
-    return _looked(rules, again=again)[1]
-
-
-def _looked(rules: FactoryRules, *, again: bool = False) -> tuple[Source, Seen]:
-    with rules.foreign_code("cannot be loaded"):
-        source = Source(rules)
-    count = GAMES if source.rows is None else len(source.rows)
-    numbers = range(0, count, max(1, count // GAMES))[:GAMES]
+def trail_of(source: GameSource, turns: int, *, again: bool) -> list[tuple[str, str]]:
+    """Names and digests of what a few games said; ConfigError if one cannot be played. `again`: the
+    last game first."""
+    count = source.count
+    numbers = [number * count // GAMES for number in range(GAMES)]
+    order = list(enumerate(numbers))
     found = {
-        number: list(_played(source, number))
-        for number in (reversed(numbers) if again else numbers)
+        at: list(_played(source, turns, number, f"check/{at}"))
+        for at, number in (reversed(order) if again else order)
     }
-    trail = [each for number in numbers for each in found[number]]
-    told: list[Any] = [
-        rules.digest(),
-        rules.model_dump(mode="json", exclude={"sha256"}),
-        source.rows and list(map(dict, source.rows)),
-        source.told,
-        trail,
-    ]
-    return source, Seen(
-        hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(), trail
-    )
+    return [each for at in range(GAMES) for each in found[at]]
 
 
-# --- games of a check -----------------------------------------------------------------------------
-
-
-def _played(source: Source, number: int) -> Iterator[tuple[str, str]]:
+def _played(
+    source: GameSource, turns_max: int, number: int, seed: str
+) -> Iterator[tuple[str, str]]:
     """What one game said: a name of each part, and its digest."""
-    row = None if source.rows is None else number
-    game, rng = source.game(row, f"check/{number}"), random.Random(number)
+    game, rng = source.game(number, seed), random.Random(seed)
     yield "prompts", _digest(game.prompt)
     words = game.prompt.replace(source.told, "").split()
     texts: list[str] = []
@@ -83,25 +50,25 @@ def _played(source: Source, number: int) -> Iterator[tuple[str, str]]:
         texts.append(method_calls.written(function["name"], arguments))
         yield f"replies of the tool {function['name']}", _digest(_taken(source, game, texts[-1]))
     yield "rewards", _digest(repr(_rewarded(source, game, texts)))
-    if turns := source.right(row):
-        game = source.game(row, f"check/{number}")
-        for text in turns[: source.rules.turns - 1]:
+    if turns := source.right(number):
+        game = source.game(number, seed)
+        for text in turns[: turns_max - 1]:
             _taken(source, game, text)
         if (reward := _rewarded(source, game, turns)) != 1.0:
             raise source.rules.refusal(
-                f"the solution of row {number + 1} is worth {reward:g} and not 1; correct it or "
+                f"the solution of task {number + 1} is worth {reward:g} and not 1; correct it or "
                 "the reward"
             )
 
 
-def _taken(source: Source, game: Game, text: str) -> str:
+def _taken(source: GameSource, game: CalledGame, text: str) -> str:
     with source.rules.foreign_code(f"cannot answer {printable(text, 60)!r}"):
         return game.take(text) or ""
 
 
-def _rewarded(source: Source, game: Game, texts: Sequence[str]) -> float:
+def _rewarded(source: GameSource, game: CalledGame, texts: Sequence[str]) -> float:
     with source.rules.foreign_code("cannot tell a game's reward"):
-        reward = game.reward(texts)
+        reward = game.end(texts)
     if not 0.0 <= reward <= 1.0:
         raise source.rules.refusal(f"a game is worth {reward:g}; a reward is from 0 to 1")
     return reward
@@ -134,7 +101,7 @@ def _value(schema: Mapping[str, Any], rng: random.Random, words: Sequence[str]) 
     return rng.choice(words) if words else "a"
 
 
-def _set_clock() -> None:
+def set_clock() -> None:
     """Put this process's clock forward, for what asks `time` or `datetime`."""
     now = time.time  # noqa: TID251 - what is replaced
     later: dict[str, Any] = {
