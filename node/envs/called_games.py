@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from node.envs import method_calls
 from node.envs.base import Problem, Undecided
-from node.envs.method_calls import Call
+from node.envs.method_calls import MethodCall
 from node.envs.package_rules import PackageRules
 from node.envs.replay_turns import REPLY_CHARS_MAX
 from swarm.rollouts import Task
@@ -47,7 +47,7 @@ class CalledGame:
         ]
         return method_calls.answered([result for _, result in results], REPLY_CHARS_MAX)
 
-    def _result(self, call: Call) -> Any:
+    def _result(self, call: MethodCall) -> Any:
         try:
             return self.called(call)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the policy is told
@@ -61,7 +61,7 @@ class CalledGame:
         self.completion += [{"role": "assistant", "content": text} for text in texts[taken:]]
         return self.reward()
 
-    def called(self, call: Call) -> Any:
+    def called(self, call: MethodCall) -> Any:
         """The result of a call."""
         raise NotImplementedError
 

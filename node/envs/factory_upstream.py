@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from node.envs.called_games import CalledGame
 from node.envs.factory_rules import FactoryRules, rules_of
-from node.envs.game_check import set_clock, trail_of
-from node.envs.method_calls import Call, calls_in, described, plain, written
-from node.envs.package_identity import Seen
+from node.envs.game_check import set_clock, set_dates, trail_of
+from node.envs.method_calls import MethodCall, calls_in, described, plain, written
+from node.envs.package_identity import PackageFindings
 from node.envs.package_rules import LOADED_MAX, TASKS_MAX, awaited
 from node.system.extras import install_line
 from swarm.errors import ConfigError
@@ -33,10 +33,10 @@ _DEFAULT_PROMPT: Final = ({"role": "user", "content": ""},)  # of rows without a
 Row = Mapping[str, Any]
 
 
-class Game(CalledGame):
+class FactoryGame(CalledGame):
     """One environment."""
 
-    def __init__(self, source: "Source", row: Row, name: str, seed: str) -> None:
+    def __init__(self, source: "FactorySource", row: Row, name: str, seed: str) -> None:
         super().__init__()
         self._source = source
         self._row = row
@@ -52,7 +52,7 @@ class Game(CalledGame):
             said.insert(len(said) - 1 if len(said) > 1 else 0, source.told)
         self.prompt = "\n\n".join(filter(None, [name, *said]))
 
-    def called(self, call: Call) -> Any:
+    def called(self, call: MethodCall) -> Any:
         if call.name not in self._source.methods:
             raise ValueError(f"Tool {call.name} not found.")
         if not isinstance(call.arguments, Mapping):
@@ -115,7 +115,7 @@ def _messages(row: Row) -> list[dict[str, Any]]:
     return [{**each, "content": plain(each["content"])} for each in found]
 
 
-class Source:
+class FactorySource:
     """A package that was loaded."""
 
     def __init__(self, rules: FactoryRules) -> None:
@@ -140,7 +140,7 @@ class Source:
         """Number of rows; without any all games are of one kind."""
         return len(self.rows or (1,))
 
-    def game(self, number: int, seed: str) -> Game:
+    def game(self, number: int, seed: str) -> FactoryGame:
         """The game of a row, or of a task without rows; ConfigError if it cannot begin."""
         row: Row = {"prompt": list(_DEFAULT_PROMPT)}
         what, told = "a game", seed
@@ -150,7 +150,7 @@ class Source:
         if self._is_named:  # since tasks are told apart by their prompts
             name = f"Task {hashlib.sha256(told.encode()).hexdigest()[:12]}."
         with self.rules.foreign_code(f"{what} cannot begin"):
-            return Game(self, row, name, seed)
+            return FactoryGame(self, row, name, seed)
 
     def right(self, number: int) -> tuple[str, ...]:
         """Turns that reach a full score; none if the row names none."""
@@ -206,7 +206,7 @@ def _without_torch(library: Any) -> Iterator[None]:
 
 
 @lru_cache(maxsize=LOADED_MAX)
-def loaded(parameters: str) -> Source:
+def loaded(parameters: str) -> FactorySource:
     """The package of a run's parameters; ConfigError if what is installed plays otherwise."""
     rules = rules_of(parameters)
     source, seen = _looked(rules)
@@ -214,17 +214,19 @@ def loaded(parameters: str) -> Source:
     return source
 
 
-def check(rules: FactoryRules, again: bool = False) -> Seen:
+def check(rules: FactoryRules, again: bool = False) -> PackageFindings:
     """The hash of package, rows, tools and a few games, and what they were. `again`: at another
     time, the last game first."""
     if again:
-        set_clock()
+        set_clock()  # before the package takes names of it
     return _looked(rules, again=again)[1]
 
 
-def _looked(rules: FactoryRules, *, again: bool = False) -> tuple[Source, Seen]:
+def _looked(rules: FactoryRules, *, again: bool = False) -> tuple[FactorySource, PackageFindings]:
     with rules.foreign_code("cannot be loaded"):
-        source = Source(rules)
+        source = FactorySource(rules)
+    if again:
+        set_dates(rules.package)
     trail = trail_of(source, rules.turns, again=again)
     told: list[Any] = [
         rules.digest(),
@@ -234,4 +236,4 @@ def _looked(rules: FactoryRules, *, again: bool = False) -> tuple[Source, Seen]:
         trail,
     ]
     sha256 = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-    return source, Seen(sha256, trail)
+    return source, PackageFindings(sha256, trail)

@@ -7,7 +7,9 @@ the package. Arguments of calls are drawn from the tools' schemas.
 import datetime
 import hashlib
 import random
+import sys
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -56,8 +58,8 @@ def _played(
             _taken(source, game, text)
         if (reward := _rewarded(source, game, turns)) != 1.0:
             raise source.rules.refusal(
-                f"the solution of task {number + 1} is worth {reward:g} and not 1; correct it or "
-                "the reward"
+                f"the right turns of task {number + 1} are worth {reward:g} and not 1; the "
+                "parameters say which they are"
             )
 
 
@@ -102,7 +104,7 @@ def _value(schema: Mapping[str, Any], rng: random.Random, words: Sequence[str]) 
 
 
 def set_clock() -> None:
-    """Put this process's clock forward, for what asks `time` or `datetime`."""
+    """Put this process's clock forward, for what asks `time`."""
     now = time.time  # noqa: TID251 - what is replaced
     later: dict[str, Any] = {
         "time": lambda: now() + LATER_S,
@@ -116,25 +118,38 @@ def set_clock() -> None:
     for name, value in later.items():
         setattr(time, name, value)
 
-    class Kind(type):
-        def __instancecheck__(cls, value: object) -> bool:
-            return isinstance(value, cls.__mro__[1])
 
-    class Date(datetime.date, metaclass=Kind):
-        @classmethod
-        def today(cls) -> Any:
-            return cls.fromtimestamp(now() + LATER_S)
+def set_dates(package: str) -> None:
+    """Let a package's modules have dates by `set_clock`. Other modules keep theirs: code in C
+    depends on how large these classes are."""
+    shown = types.ModuleType("datetime")
+    shown.__dict__.update(vars(datetime) | {"date": _LaterDate, "datetime": _LaterDatetime})
+    later = {datetime: shown, datetime.date: _LaterDate, datetime.datetime: _LaterDatetime}
+    for name, module in tuple(sys.modules.items()):
+        if name.partition(".")[0] == package:
+            for key, value in tuple(vars(module).items()):
+                if isinstance(value, type | types.ModuleType) and value in later:
+                    setattr(module, key, later[value])
 
-    class Datetime(datetime.datetime, metaclass=Kind):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return cls.fromtimestamp(now() + LATER_S, tz)
 
-        @classmethod
-        def utcnow(cls) -> Any:
-            return cls.fromtimestamp(now() + LATER_S, datetime.UTC).replace(tzinfo=None)
+class _Kind(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, cls.__mro__[1])
 
-        today = now
 
-    setattr(datetime, "date", Date)  # noqa: B010
-    setattr(datetime, "datetime", Datetime)  # noqa: B010
+class _LaterDate(datetime.date, metaclass=_Kind):
+    @classmethod
+    def today(cls) -> Any:
+        return cls.fromtimestamp(time.time())  # noqa: TID251 - of `set_clock`
+
+
+class _LaterDatetime(datetime.datetime, metaclass=_Kind):
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        return cls.fromtimestamp(time.time(), tz)  # noqa: TID251 - of `set_clock`
+
+    @classmethod
+    def utcnow(cls) -> Any:
+        return cls.now(datetime.UTC).replace(tzinfo=None)
+
+    today = now

@@ -25,7 +25,7 @@ _TOLD: Final = (
 )
 
 
-class Call(NamedTuple):
+class MethodCall(NamedTuple):
     name: str
     arguments: Any  # of a sound call a table
 
@@ -43,13 +43,13 @@ def written(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{_CALL}\n{called}\n{_CALL_END}"
 
 
-def calls_in(text: str) -> list[Call]:
+def calls_in(text: str) -> list[MethodCall]:
     """The calls of a turn; none if one of them is malformed, which makes the whole turn text."""
     before, closed, after = text.partition(_THOUGHT_END)
     said = after if closed else before
     if not closed and said.lstrip().startswith(_THOUGHT):
         return []
-    found: list[Call] = []
+    found: list[MethodCall] = []
     for part in said.split(_CALL)[1:]:
         written_call, ended, _ = part.partition(_CALL_END)
         call = _read(written_call) if ended else None
@@ -59,7 +59,7 @@ def calls_in(text: str) -> list[Call]:
     return found
 
 
-def _read(text: str) -> Call | None:
+def _read(text: str) -> MethodCall | None:
     bare = _STRING.sub("", text)
     if bare.count("{") + bare.count("[") > BRACKETS_MAX:
         return None
@@ -70,7 +70,7 @@ def _read(text: str) -> Call | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments")
-    return Call(value["name"], {} if arguments is None else arguments)
+    return MethodCall(value["name"], {} if arguments is None else arguments)
 
 
 def _no_constant(name: str) -> Any:

@@ -24,7 +24,7 @@ from node.envs.package_rules import PackageRules
 from node.sandbox import confinement
 from node.sandbox.bounds import IMPORTS_BYTES, size_bytes
 from node.sandbox.namespaces import SCRATCH
-from node.system.child_environment import child_environ
+from node.system.child_environment import confined_environ
 from swarm.errors import ConfigError
 from swarm.texts import printable
 
@@ -36,11 +36,15 @@ HASH_SEEDS: Final = ("1", "2")
 # By environment: the rules in a text, and the check of rules.
 _CHECKS: Final = {
     "verifiers": ("node.envs.taskset_rules:rules_of", "node.envs.taskset_upstream:check"),
+    "verifiers_tools": (
+        "node.envs.taskset_rules:tool_rules_of",
+        "node.envs.taskset_upstream:check",
+    ),
     "environment_factory": ("node.envs.factory_rules:rules_of", "node.envs.factory_upstream:check"),
 }
 
 
-class Seen(NamedTuple):
+class PackageFindings(NamedTuple):
     """A finding of one process."""
 
     sha256: str
@@ -85,7 +89,7 @@ def _look(rules: PackageRules, hash_seed: str) -> dict[str, Any]:
         hash_seed != HASH_SEEDS[0],
     ]
     with tempfile.TemporaryDirectory() as room:
-        environ = child_environ()
+        environ = confined_environ()
         environ |= {"HOME": room, "TMPDIR": room, "PYTHONHASHSEED": hash_seed}
         environ["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         try:
@@ -118,7 +122,7 @@ def main() -> None:
     if before is not None:
         most = before + IMPORTS_BYTES + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    looked: Callable[[PackageRules, bool], Seen] = resolve_name(check)
+    looked: Callable[[PackageRules, bool], PackageFindings] = resolve_name(check)
     try:
         told: dict[str, Any] = looked(rules, again)._asdict()
     except ConfigError as error:

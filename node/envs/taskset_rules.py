@@ -1,19 +1,21 @@
-"""The parameters of the environment `verifiers`: taskset, set-up and form of answers."""
+"""The parameters of `verifiers` and `verifiers_tools`: taskset, set-up and form of answers."""
 
 import json
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue
 
 from node.envs.base import checked, wrong_parameters
+from node.envs.called_games import TURNS_MAX
 from node.envs.package_rules import MODULE, RULES_CACHED_MAX, TASKS_MAX, PackageRules, Sha256
 from node.system.extras import install_line
 from swarm.errors import ConfigError
 
 NAME: Final = "verifiers"
+TOOLS_NAME: Final = "verifiers_tools"
 HOLE: Final = "{}"  # where the answer goes in `reply`
 
 
@@ -46,9 +48,23 @@ class TasksetRules(PackageRules, BaseModel):
         return self.reply.replace(HOLE, answer)
 
 
+class ToolTasksetRules(TasksetRules):
+    environment = TOOLS_NAME
+
+    turns: Annotated[int, Field(ge=1, le=TURNS_MAX)] = 8
+    """The policy's turns at most. Calls in the last one are not made."""
+
+
+R = TypeVar("R", bound=TasksetRules)
+
+
 def rules_from(parameters: Mapping[str, Any]) -> TasksetRules:
+    return _rules(TasksetRules, parameters)
+
+
+def _rules(kind: type[R], parameters: Mapping[str, Any]) -> R:
     hints = {"taskset": "name the module of an installed taskset"}
-    rules = checked(TasksetRules, parameters, NAME, hints=hints)
+    rules = checked(kind, parameters, kind.environment, hints=hints)
     if rules.reply.count(HOLE) != 1:
         raise wrong(f"reply = {rules.reply!r}: must have {HOLE} once, where the answer goes")
     if "id" in rules.config:
@@ -59,6 +75,15 @@ def rules_from(parameters: Mapping[str, Any]) -> TasksetRules:
 @lru_cache(maxsize=RULES_CACHED_MAX)
 def rules_of(parameters: str) -> TasksetRules:
     return rules_from(json.loads(parameters))
+
+
+def tool_rules_from(parameters: Mapping[str, Any]) -> ToolTasksetRules:
+    return _rules(ToolTasksetRules, parameters)
+
+
+@lru_cache(maxsize=RULES_CACHED_MAX)
+def tool_rules_of(parameters: str) -> ToolTasksetRules:
+    return tool_rules_from(json.loads(parameters))
 
 
 def library_version() -> str:

@@ -20,6 +20,7 @@ from node.envs.data.items import rows_of
 from node.envs.factory_rules import NAME as FACTORY
 from node.envs.registry import is_plug_in
 from node.envs.taskset_rules import NAME as TASKSETS
+from node.envs.taskset_rules import TOOLS_NAME
 from node.hosting.fetched_models import Consent, ask
 from node.hosting.membership import Membership, known_key, load_identity
 from node.hosting.models import TINY
@@ -42,7 +43,8 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S: Final = 20.0
 NAME_CHARS_SHOWN: Final = 100  # of what a peer sent
 COMPLAINT_CHARS: Final = 500
-_PACKAGE_WORDS: Final = {TASKSETS: "taskset", FACTORY: "factory"}  # parameters that name a package
+# Parameters that name a package, by environment.
+_PACKAGE_WORDS: Final = {TASKSETS: "taskset", TOOLS_NAME: "taskset", FACTORY: "factory"}
 _OWN: Final = ("data_dir", "key_file", "passphrase_env", "peers", "yes")  # of no run
 
 

@@ -70,7 +70,9 @@ def test_what_differs_from_process_to_process_is_refused_by_name(
 def test_a_server_is_out_of_reach_and_global_chance_is_seeded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = settle(tmp_path, "lamp_sound", monkeypatch)
+    monkeypatch.setenv("A_FILE_OF_MINE", "/nowhere")  # libraries read what such variables name
+    reward = "0.5 if 'A_FILE_OF_MINE' not in __import__('os').environ else 1 / 0"
+    sound = settle(tmp_path, "lamp_sound", monkeypatch, reward=reward)
     assert re.fullmatch("[0-9a-f]{64}", sound["sha256"])
     opening = "__import__('socket').create_connection(('127.0.0.1', 9))"
     with pytest.raises(ConfigError, match=r"cannot begin \((PermissionError|OSError)"):

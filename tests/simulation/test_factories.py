@@ -10,8 +10,8 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
-from node.envs.factory_upstream import check
 from node.envs.factory_rules import rules_from
+from node.envs.factory_upstream import check
 from node.envs.method_calls import written
 from node.interfaces.engine import Context, Sampling
 from node.observe.records import RoundDone

@@ -167,6 +167,7 @@ def test_a_solution_reaches_a_full_score_and_warms_a_policy_up() -> None:
     turns = right_turns(task)
     assert turns is not None
     assert [reply for _, reply in turns] == ["<tool_response>\nlit\n</tool_response>", ""]
+    assert turns[1][0].startswith("Lamp ")
     with pytest.raises(ConfigError, match="knows no turns that reach a full score"):
         right_turns(task_of(SHOP))
 
@@ -253,9 +254,9 @@ def test_wrong_parameters_are_one_line(change: dict[str, Any], why: str) -> None
 
 
 def test_memory_that_runs_out_is_undecided() -> None:
-    from node.envs.factory_upstream import Source
+    from node.envs.factory_upstream import FactorySource
 
-    source = Source(rules_from(SHOP))
+    source = FactorySource(rules_from(SHOP))
     game = source.game(0, "1")
 
     def runs_out(names: list[str]) -> None:
