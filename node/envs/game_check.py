@@ -38,7 +38,7 @@ def trail_of(source: GameSource, turns: int, *, again: bool) -> list[tuple[str, 
 def _played(
     source: GameSource, turns_max: int, number: int, seed: str
 ) -> Iterator[tuple[str, str]]:
-    """What one game said: a name of each part, and its digest."""
+    """A name and a digest of each part of one game."""
     game, rng = source.game(number, seed), random.Random(seed)
     yield "prompts", _digest(game.prompt)
     words = game.prompt.replace(source.told, "").split()

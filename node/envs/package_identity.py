@@ -54,6 +54,7 @@ class PackageFindings(NamedTuple):
 def identify(rules: PackageRules) -> str:
     """The hash of a package, its configuration and tasks; ConfigError if it is not installed,
     refused, or two processes make different tasks of it."""
+    rules.check_library()
     return _identified(type(rules), rules.model_dump_json(exclude_defaults=True), rules.digest())
 
 

@@ -41,11 +41,14 @@ class PackageRules(BaseModel):
 
     @property
     def label(self) -> str:
-        """What messages call it, such as `taskset date_shift`."""
+        """Its name in messages, such as `taskset date_shift`."""
         raise NotImplementedError
 
     def refusal(self, why: str) -> ConfigError:
         return wrong_parameters(self.environment, f"{self.label}: {why}")
+
+    def check_library(self) -> None:
+        """ConfigError if a library that the package needs is missing."""
 
     def places(self) -> list[Path]:
         """The directories of the package, found without importing it; ConfigError if it is not

@@ -47,7 +47,6 @@ class Taskset:
         if not rules.sha256:
             if folder is None:
                 raise wrong("no sha256; rules that travel have it")
-            library_version()
             rules = rules.model_copy(update={"sha256": identify(rules)})
         return rules.model_dump(exclude_defaults=True)
 

@@ -43,6 +43,9 @@ class TasksetRules(PackageRules, BaseModel):
     def label(self) -> str:
         return f"taskset {self.taskset}"
 
+    def check_library(self) -> None:
+        library_version()
+
     def reply_of(self, answer: str) -> str:
         """The part of a completion that the taskset sees."""
         return self.reply.replace(HOLE, answer)

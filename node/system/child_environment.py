@@ -30,6 +30,6 @@ def child_environ() -> dict[str, str]:
 
 
 def confined_environ() -> dict[str, str]:
-    """What Python needs of the current environment, for a confined process. Other variables may
+    """Variables of the current environment that Python needs, for a confined process. Others may
     name files that it does not see."""
     return {name: value for name, value in child_environ().items() if name in _KEPT}
