@@ -177,8 +177,8 @@ def _rows(value: Any) -> list[Row]:
             json.dumps(row, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"row {at + 1} is no plain table: {error}") from None
-        if not isinstance(row, Mapping) or "environment" in row:
-            raise ValueError(f"row {at + 1}: several environments are several entries of a run")
+        if not isinstance(row, Mapping):
+            raise ValueError(f"row {at + 1} is no table of columns")  # noqa: TRY004 - of a user's
         _messages(row)
     return found
 

@@ -239,7 +239,7 @@ def test_a_class_that_keeps_no_contract_is_refused_in_one_line(
     [
         ({"factory": "shop_counter"}, "factory = 'shop_counter'"),
         ({"rows": "no such"}, "rows = 'no such'"),
-        ({"rows": "PRICES"}, "row 1"),
+        ({"rows": "PRICES"}, "row 1 is no table of columns"),
         ({"rows": "MISSING"}, "has no attribute 'MISSING'"),
         ({"turns": 0}, "turns = '0'"),
         ({"colour": 1}, "colour: no such parameter; known: factory, rows"),
