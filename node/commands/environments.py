@@ -120,7 +120,9 @@ def _on_problems(
         not wrong,
         f"{wrong} of {count} own answers are worth less than 1: mend the answer or the score"
         if wrong
-        else "its own answers are worth 1",
+        else "its own answers are worth 1"
+        if own
+        else "it knows no answers of its own",
     )
     threads = posed["threads"]
     yield Fitness(

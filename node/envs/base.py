@@ -110,7 +110,7 @@ class Interaction(Environment, Protocol):
         ...
 
     def right(self, problem: Problem) -> tuple[str, ...]:
-        """Turns that reach a full score, for supervised warm-up."""
+        """Turns that reach a full score, for supervised warm-up; none if they are not known."""
         ...
 
 

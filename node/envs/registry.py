@@ -10,12 +10,13 @@ from pkgutil import resolve_name
 
 from node.envs.base import ENTRY_POINT_GROUP, Environment, Interaction
 from node.envs.code_turns import PythonQuestion, PythonRepair
+from node.envs.factory_rules import NAME as FACTORY
 from node.envs.games import GuessNumber, ScriptedSum, TextMaze
 from node.envs.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.envs.gym.environment import LIBRARY, ReasoningGym
 from node.envs.python_function import PythonFunction
 from node.envs.taskset_rules import NAME as TASKSETS
-from node.envs.taskset_rules import library_version
+from node.envs.taskset_rules import TOOLS_NAME, library_version
 from node.envs.tool_use import CalculatorSum, FileLookup
 from node.system.extras import install_line
 from swarm.errors import ConfigError
@@ -43,6 +44,8 @@ def _built_in() -> dict[str, Callable[[], Environment]]:
     # their imports are for those who need them
     makers["dataset"] = lambda: _made("node.envs.data.dataset:Dataset")
     makers[TASKSETS] = lambda: _made("node.envs.taskset:Taskset")
+    makers[TOOLS_NAME] = lambda: _made("node.envs.taskset:TasksetWithTools")
+    makers[FACTORY] = lambda: _made("node.envs.factory:EnvironmentFactory")
     return makers | {str(each.name): each for each in _OWN}
 
 
@@ -87,13 +90,15 @@ def packages_of(names: Iterable[str]) -> dict[str, str]:
             }
         elif name not in _built_in() and (point := plugged_in.get(name)) and point.dist:
             found[_word(point.dist.name)] = _word(point.dist.version)
-        elif name == TASKSETS:
-            found[name] = _word(library_version())
+        elif name in (TASKSETS, TOOLS_NAME):
+            found[TASKSETS] = _word(library_version())
     return found
 
 
 def how_to_get(name: str, wanted: str) -> str:
     """Advice if another version of an environment is installed than a run needs."""
+    if name == FACTORY and (python := re.match(r"python-([0-9.]+)-", wanted)):
+        return f"run this node with Python {python[1]}"
     release = "take the release of swarm-node that has it, as those who made the run do"
     if name in OFFERED:
         _, _, of_library = wanted.partition(f"{LIBRARY}-")
@@ -116,7 +121,7 @@ def needs_sandbox(name: str) -> bool:
 
 def is_unread(name: str) -> bool:
     """True if nobody read its scorer line by line."""
-    return name == TASKSETS or is_plug_in(name)
+    return name in (TASKSETS, TOOLS_NAME, FACTORY) or is_plug_in(name)
 
 
 def runs_code(name: str) -> bool:

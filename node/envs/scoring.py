@@ -186,6 +186,11 @@ def right_turns(task: Task) -> list[tuple[str, str]] | None:
     if source is None:
         return None
     texts = source.right(problem)
+    if not texts:
+        raise ConfigError(
+            f"environment {task.environment}: knows no turns that reach a full score, to warm a "
+            "policy up on; name another --model, or the environment's solution"
+        )
     said = replay.replies(source, problem, texts)
     return [(text, reply or "") for text, reply in zip(texts, said, strict=True)]
 

@@ -1,23 +1,29 @@
-"""The environment `verifiers`: the tasks of a taskset that somebody else wrote.
+"""The environments `verifiers` and `verifiers_tools`: tasks of a taskset that somebody else wrote.
 
-Each producer goes through all tasks in an order of its own before one comes again. A reply is one
-turn of text. Tasksets that grade by another model, by tools, or on a machine of their own are
-refused: a stranger could not compute their rewards.
+Each producer goes through all tasks in an order of its own before one comes again. In `verifiers` a
+reply is one turn of text; in `verifiers_tools` the taskset's tool servers run in the process that
+scores. Tasksets that grade by another model or on a machine of their own are refused: a stranger
+could not compute their rewards.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from node.envs.base import Problem
+from node.envs.called_games import CalledGames, GameSource
 from node.envs.data.dataset import shuffled
-from node.envs.taskset_identity import identify
+from node.envs.package_identity import identify
 from node.envs.taskset_rules import (
     NAME,
+    TOOLS_NAME,
+    TasksetRules,
     library_version,
-    places_of,
     rules_from,
     rules_of,
+    tool_rules_from,
+    tool_rules_of,
     wrong,
 )
 from swarm.rollouts import Task
@@ -37,15 +43,18 @@ class Taskset:
         return f"verifiers-{library_version()}-r{REVISION}"
 
     def settled(self, parameters: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-        rules = rules_from(parameters)
+        rules = self._rules(parameters)
         if not rules.sha256:
             if folder is None:
                 raise wrong("no sha256; rules that travel have it")
             rules = rules.model_copy(update={"sha256": identify(rules)})
         return rules.model_dump(exclude_defaults=True)
 
+    def _rules(self, parameters: Mapping[str, Any]) -> TasksetRules:
+        return rules_from(parameters)
+
     def reads(self, parameters: str) -> Sequence[Path]:
-        return places_of(rules_of(parameters).taskset)
+        return self._rules(json.loads(parameters)).places()
 
     def problem(self, task: Task) -> Problem:
         from node.envs.taskset_upstream import loaded
@@ -62,3 +71,25 @@ class Taskset:
         reply = rules_of(parameters).reply_of(text)
         reward: float = loaded(parameters)[place].worth(reply)
         return reward
+
+
+class TasksetWithTools(CalledGames, Taskset):
+    """A taskset with tools; its parameters are those of `ToolTasksetRules`."""
+
+    name = TOOLS_NAME
+
+    def _rules(self, parameters: Mapping[str, Any]) -> TasksetRules:
+        return tool_rules_from(parameters)
+
+    def problem(self, task: Task) -> Problem:
+        count = self.source(task.parameters).count
+        epoch, place = divmod(task.index, count)
+        return self.posed(task, shuffled(place, count, task.seed, epoch))
+
+    def source(self, parameters: str) -> GameSource:
+        from node.envs.taskset_upstream import loaded_with_tools
+
+        return loaded_with_tools(parameters)
+
+    def turns(self, parameters: str) -> int:
+        return tool_rules_of(parameters).turns

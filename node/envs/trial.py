@@ -107,6 +107,11 @@ def own_reward(source: Environment, problem: Problem) -> float | None:
     return _tried(lambda: source.worth(problem, source.right(problem)))[0]
 
 
+def has_own(source: Environment, problem: Problem) -> bool:
+    """True if the environment knows a right answer, or right turns."""
+    return not isinstance(source, Interaction) or bool(source.right(problem))
+
+
 def _as_first_turn(source: Environment, problem: Problem, text: str) -> float:
     if not isinstance(source, Interaction):
         return source.score(problem, text)
@@ -127,7 +132,7 @@ def texts_for(problem: Problem, marker: Path) -> Iterator[tuple[str, str, bool]]
     yield "nothing", "", True
     for name, text in (*hostile_texts(marker), *around(problem.answer)):
         yield name, text, True
-    for name, text in repeated(problem.answer):
+    for name, text in repeated(problem.answer) if problem.answer else ():
         yield name, text, False
 
 
@@ -163,7 +168,7 @@ def try_all(asked: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None])
             problems[at] = made(source, tasks[at])
     in_order = [problems[at] for at in range(len(tasks))]
     tell({"posed": [told(each) for each in in_order], "threads": threading.active_count()})
-    tell({"own": [own_reward(source, each) for each in in_order]})
+    tell({"own": [own_reward(source, each) for each in in_order if has_own(source, each)]})
     if not asked["texts"] or not in_order:
         return
     if (used := size_bytes()) is not None:

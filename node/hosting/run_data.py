@@ -17,8 +17,10 @@ from node.config.load import handed_on_path, unknown_run
 from node.envs.data import items as store
 from node.envs.data.dataset import NAME, DataRules, prompt_of, rules_of
 from node.envs.data.items import rows_of
+from node.envs.factory_rules import NAME as FACTORY
 from node.envs.registry import is_plug_in
 from node.envs.taskset_rules import NAME as TASKSETS
+from node.envs.taskset_rules import TOOLS_NAME
 from node.hosting.fetched_models import Consent, ask
 from node.hosting.membership import Membership, known_key, load_identity
 from node.hosting.models import TINY
@@ -42,6 +44,8 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S: Final = 20.0
 NAME_CHARS_SHOWN: Final = 100  # of what a peer sent
 COMPLAINT_CHARS: Final = 500
+# Parameters that name a package, by environment.
+_PACKAGE_WORDS: Final = {TASKSETS: "taskset", TOOLS_NAME: "taskset", FACTORY: "factory"}
 _OWN: Final = ("data_dir", "key_file", "passphrase_env", "peers", "yes")  # of no run
 
 
@@ -142,16 +146,16 @@ def _checked(rules: bytes, run_id: str, agreed: Callable[[str], bool]) -> RunCon
     try:
         table = json.loads(rules)
         environments = [str(each["name"]) for each in table["environments"]]
-        tasksets = [
-            printable(str(json.loads(each["parameters"])["taskset"]), NAME_CHARS_SHOWN)
+        packages = [
+            (word, printable(str(json.loads(each["parameters"])[word]), NAME_CHARS_SHOWN))
             for each in table["environments"]
-            if each["name"] == TASKSETS
+            if (word := _PACKAGE_WORDS.get(str(each["name"])))
         ]
         model = str((table.get("learner") or {}).get("model", TINY))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ConfigError(f"--run {run_id}: what the peer sent are no rules of a run") from None
     brings = [f"the installed plug-in {name!r}" for name in environments if is_plug_in(name)]
-    brings += [f"the installed taskset {name!r}" for name in tasksets]
+    brings += [f"the installed {word} {name!r}" for word, name in packages]
     if model not in (TINY, *PRESETS):
         shown = printable(model, NAME_CHARS_SHOWN)
         brings.append(f"the learner's model {shown!r}, from disk or Hugging Face")

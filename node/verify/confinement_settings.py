@@ -5,18 +5,14 @@ import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from node.config import NodeConfig, RunConfig
 from node.envs import registry
 from node.envs.base import Reads
 from node.sandbox.namespaces import SCRATCH
 from node.system.caches import cache_directory
-from node.system.child_environment import CACHE_VARIABLE, child_environ
-
-_ENVIRON_KEPT: Final = frozenset(
-    {"PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME"}
-)
+from node.system.child_environment import CACHE_VARIABLE, child_environ, confined_environ
 
 
 def run_needs_sandbox(run: RunConfig) -> bool:
@@ -40,9 +36,8 @@ def confinement_of(config: NodeConfig) -> dict[str, Any]:
 def worker_environ(*, confined: bool) -> dict[str, str]:
     """Our import path, one thread for each library, and one order of sets on all nodes. A confined
     worker gets nothing else but what Python needs, and no home."""
-    environ = child_environ()
+    environ = confined_environ() if confined else child_environ()
     if confined:
-        environ = {name: value for name, value in environ.items() if name in _ENVIRON_KEPT}
         environ |= {"HOME": str(SCRATCH), "TMPDIR": str(SCRATCH), "PYTHONDONTWRITEBYTECODE": "1"}
         named = os.environ.get(CACHE_VARIABLE)
         cache = cache_directory(Path(named) if named else None)

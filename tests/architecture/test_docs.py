@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from node.config.load import load_run
 from node.config.node import Group, NodeConfig
 from node.config.run import Frozen
-from node.envs import taskset
+from node.envs import factory, taskset
 from node.envs.taskset import Taskset
 from swarm.identity import Identity
 from tests.architecture.test_cli_surface import COORDINATOR, SETTINGS, SURFACE
@@ -202,7 +202,8 @@ def test_run_files_on_the_pages_are_right(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SWARM_NODE_CACHE_DIR", str(tmp_path))
     # What a taskset makes is found out by its library, which has an environment of its own here.
     monkeypatch.setattr(Taskset, "version", "verifiers-0-r1")
-    monkeypatch.setattr(taskset, "identify", lambda rules: hashlib.sha256().hexdigest())
+    for module in (factory, taskset):
+        monkeypatch.setattr(module, "identify", lambda rules: hashlib.sha256().hexdigest())
     lines = map(json.dumps, script("word_problems").word_problems(9))
     (tmp_path / "items.jsonl").write_text("\n".join(lines))
     peer, seen = Identity.generate().peer_id, 0

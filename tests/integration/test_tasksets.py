@@ -84,7 +84,7 @@ from node.envs.taskset_upstream import check
 from swarm.errors import ConfigError
 for each in json.loads(sys.argv[1]):
     try:
-        print("fit", check(rules_from(each)))
+        print("fit", check(rules_from(each)).sha256)
     except ConfigError as error:
         print(error)
 """
@@ -114,6 +114,71 @@ def test_what_one_reply_decides_is_posed(python: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "verifiers, version verifiers-0.4.0-r" in done.stdout
     assert "a right answer" in done.stdout
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+LOOKUP = {"taskset": "tool_lookup", "reply": "Answer: {}"}
+PLAY = """
+import json, re, sys
+from node.envs.method_calls import written
+from node.envs.replay_turns import replies
+from node.envs.taskset import TasksetWithTools
+from node.envs.taskset_rules import tool_rules_from
+from node.envs.taskset_upstream import check
+from swarm.errors import ConfigError
+from swarm.rollouts import Task
+rules = json.loads(sys.argv[1])
+try:
+    check(tool_rules_from({"taskset": "roman_sums"}))
+except ConfigError as error:
+    print(error)
+rules["sha256"] = check(tool_rules_from(rules)).sha256
+source = TasksetWithTools()
+problem = source.problem(Task(source.name, source.version, json.dumps(rules), 1, 3))
+(code, *_) = re.findall(r"P-[0-9]+", problem.prompt)
+turns = [
+    written("catalog_get_part", {"code": code}) + written("catalog_list_shelf", {"shelf": "Z"}),
+    written("catalog_get_part", {"shelf": 1}),
+    written("get_part", {"code": code}),
+    *source.right(problem),
+]
+print(json.dumps([replies(source, problem, turns), source.worth(problem, turns)]))
+print(json.dumps([source.worth(problem, turns[:1]), source.worth(problem, ["Answer: -1"])]))
+"""
+
+
+def test_a_tasksets_tools_run_in_the_process_that_scores(python: str) -> None:
+    no_tools, played, others = printed(python, TASKSETS, PLAY, json.dumps(LOOKUP)).splitlines()
+    assert "has no tools; name the environment verifiers" in no_tools
+    said, reward = json.loads(played)
+    assert '"stock":' in said[0]
+    assert said[0].count("<tool_response>") == 2
+    assert "Field required" in said[1]
+    assert "pydantic" not in said[1]  # which names its version
+    assert said[2:] == ["<tool_response>\nerror: unknown tool 'get_part'\n</tool_response>", None]
+    assert [reward, *json.loads(others)] == [1.0, 0.0, 0.0]
+
+
+def test_tools_that_reply_otherwise_elsewhere_are_refused(python: str, tmp_path: Path) -> None:
+    folder = tmp_path / "changed"
+    shutil.copytree(TASKSETS / "tool_lookup", folder / "tool_lookup")
+    file = folder / "tool_lookup" / "servers" / "tool.py"
+    sound = "return [p.code for p in self.parts.values() if p.shelf == shelf.strip().upper()]"
+    text = file.read_text()
+    assert sound in text
+    file.write_text(text.replace(sound, "return sorted({*'abcdefgh'}, key=hash)"))
+    for place, why in ((TASKSETS, None), (folder, "replies of the tool catalog_list_shelf")):
+        path = os.pathsep.join([str(place), str(ROOT)])
+        done = swarm_node(
+            "env", "show", "verifiers_tools", "--parameters", json.dumps(LOOKUP),
+            python=python, PYTHONPATH=path,
+        )  # fmt: skip
+        if why is None:
+            assert '"name": "catalog_get_part"' in done.stdout, done.stderr
+        else:
+            assert f"two processes make unlike {why}" in refused_for(done)
 
 
 # --- two processes --------------------------------------------------------------------------------
@@ -148,7 +213,7 @@ def test_another_package_is_another_hash(python: str, tmp_path: Path) -> None:
 
 IDENTIFY = """
 import json, sys
-from node.envs.taskset_identity import identify
+from node.envs.package_identity import identify
 from node.envs.taskset_rules import rules_from
 print(identify(rules_from(json.loads(sys.argv[1]))))
 """

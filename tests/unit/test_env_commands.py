@@ -33,6 +33,7 @@ UNFIT = {
     "Threaded": "1 threads run on",
     "Leaving": "ended its process with status 3",
 }
+FOREIGN = ("environment_factory", "verifiers", "verifiers_tools")
 QUICK = ("Hashed", "Hungry", "Coded", "Lax")
 
 
@@ -45,7 +46,7 @@ def test_the_list_has_every_name_once_and_every_reason(capsys: pytest.CaptureFix
     status, out = ask(capsys, "list")
     assert status == 0
     listed = [name for line in out.splitlines() for name in line.partition(": ")[2].split(", ")]
-    assert all(listed.count(name) == 1 for name in (*OFFERED, "scripted_sum"))
+    assert all(listed.count(name) == 1 for name in (*OFFERED, "scripted_sum", *FOREIGN))
     assert all(f"  {name}: {reason}\n" in out for name, reason in REFUSED.items())
     assert all(f"{group} ({group}-" in out for group in GROUPS)
 

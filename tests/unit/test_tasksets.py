@@ -8,7 +8,7 @@ import pytest
 from node.config import RunConfig
 from node.envs.registry import environment, needs_sandbox
 from node.envs.taskset import Taskset
-from node.envs.taskset_rules import library_version, package_digest, rules_from
+from node.envs.taskset_rules import library_version, rules_from
 from node.hosting.run_data import _checked
 from swarm.errors import ConfigError
 
@@ -68,16 +68,17 @@ def test_a_package_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.Mon
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    first = package_digest(package.name)
+    rules = rules_from({"taskset": package.name})
+    first = rules.digest()
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "x.pyc").write_bytes(b"compiled")
-    assert package_digest(package.name) == first
+    assert rules.digest() == first
     (package / "rows.json").write_text("[]")
-    second = package_digest(package.name)
+    second = rules.digest()
     (package / "rows.json").rename(package / "other.json")
-    assert len({first, second, package_digest(package.name)}) == 3
+    assert len({first, second, rules.digest()}) == 3
     with pytest.raises(ConfigError, match="taskset no_such_tasks: is not installed"):
-        package_digest("no_such_tasks")
+        rules_from({"taskset": "no_such_tasks"}).digest()
 
 
 def test_a_peer_s_rules_are_agreed_to_before_its_taskset_is_looked_at(
