@@ -26,6 +26,7 @@ from node.envs.taskset_rules import (
 from node.sandbox import confinement
 from node.sandbox.bounds import IMPORTS_BYTES, size_bytes
 from node.sandbox.namespaces import SCRATCH
+from node.system.caches import home_directory
 from node.system.child_environment import child_environ
 from swarm.errors import ConfigError
 from swarm.texts import printable
@@ -72,7 +73,7 @@ def _look(rules: str, hash_seed: str) -> dict[str, Any]:
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "node.envs.taskset_identity"],
-                input=json.dumps([rules, str(Path.home())]), capture_output=True, text=True,
+                input=json.dumps([rules, str(home_directory())]), capture_output=True, text=True,
                 env=environ, timeout=FIND_WALL_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
