@@ -23,6 +23,7 @@ from node.run.turns import Player, completions
 from node.verify.assignment import held_out_tasks
 from node.verify.held_out import Assignment
 from node.verify.verifier import Verdicts, Verifier
+from swarm.errors import ConfigError
 from swarm.rollouts import Completion, Task
 
 AT_ONCE_MAX = 32  # samples of each task
@@ -62,8 +63,11 @@ async def evaluate(
 
 async def _held_out(run: RunConfig, verifier: Verifier) -> list[Assignment]:
     tasks = held_out_tasks(run)
-    problems = await verifier.problems(tasks)
-    return [Assignment(*each) for each in zip(tasks, (p.prompt for p in problems), strict=True)]
+    problems = zip(tasks, await verifier.problems(tasks), strict=True)
+    found = [Assignment(task, posed.prompt) for task, posed in problems if not posed.failure]
+    if tasks and not found:
+        raise ConfigError(f"run {run.name}: no held-out task is left: {verifier.counters.note}")
+    return found
 
 
 async def examine(

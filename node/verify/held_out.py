@@ -69,7 +69,9 @@ class HeldOutGuard:
             if self._questions is None:
                 problems = await self.verifier.problems(held_out_tasks(self._run))
                 self._questions = frozenset(
-                    Prompt.read(problem.prompt).question for problem in problems
+                    Prompt.read(problem.prompt).question
+                    for problem in problems
+                    if not problem.failure
                 )
             return self._questions
 
@@ -97,7 +99,7 @@ class HeldOutGuard:
         for task, problem, question in zip(candidates, problems, questions, strict=False):
             if len(found) == wanted:
                 break
-            if question not in held_out:
+            if question not in held_out and not problem.failure:
                 found.setdefault(question, Assignment(task, problem.prompt))
         again = sum(question in found for question in questions[len(candidates) :])
         return tuple(found.values()) if again <= MISSED_SHARE_MAX * wanted else ()
@@ -130,7 +132,7 @@ class HeldOutGuard:
         many tasks; the others are left out for good.
 
         Raises:
-            ConfigError: nearly all problems of the run are held out.
+            ConfigError: nearly all problems of the run are held out, or fail to be posed.
         """
         apart = await self.questions()
         apart |= {Prompt.read(each.prompt).question for each in await self.validation()}
@@ -147,7 +149,7 @@ class HeldOutGuard:
             found += [
                 Assignment(task, problem.prompt, attempt)
                 for (task, attempt), problem in zip(due, problems, strict=True)
-                if Prompt.read(problem.prompt).question not in apart
+                if not problem.failure and Prompt.read(problem.prompt).question not in apart
             ]
         return found, index
 
@@ -162,12 +164,17 @@ class HeldOutGuard:
             tasks = [leased_task(self._run, stream, place, attempt) for place in left]
             problems = await self.verifier.problems(tasks)
             for place, task, problem in zip(left, tasks, problems, strict=True):
+                if problem.failure:
+                    continue
                 if Prompt.read(problem.prompt).question not in held_out:
                     found[place] = Assignment(task, problem.prompt)
         raise self._all_held_out()
 
     def _all_held_out(self) -> ConfigError:
+        name, note = self._run.name, self.verifier.counters.note
+        if note is not None:
+            return ConfigError(f"run {name}: nearly all its problems are held out or fail; {note}")
         return ConfigError(
-            f"run {self._run.name}: nearly all its problems are held out; ask for fewer in "
+            f"run {name}: nearly all its problems are held out; ask for fewer in "
             "held_out.tasks or widen the environments' parameters"
         )
