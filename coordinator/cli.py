@@ -10,11 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from swarm.command import EXIT_OK, status_of
 from swarm.errors import ConfigError
 from swarm.peers.invite_flags import add_invitation, take_invitation
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
-EXIT_OK, EXIT_NO_PLAN, EXIT_USAGE = 0, 1, 2
+EXIT_NO_PLAN = 1
 INTERVAL_S_MIN = 1.0  # a learner answers twice a second in the long run
 
 
@@ -119,16 +120,13 @@ def _add_dashboard(commands: Any) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point. Returns 0: done; 1: there is no plan; 2: wrong input."""
+    """Entry point. Returns what `status_of` does, or 1: there is no plan."""
+    return status_of("swarm-coordinator", partial(_run, arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
-    try:
-        return int(options.run_command(options))
-    except ConfigError as error:
-        print(f"swarm-coordinator: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except BrokenPipeError:  # the reader of our output left, e.g. `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+    return int(options.run_command(options))
 
 
 def _serve(options: argparse.Namespace) -> int:

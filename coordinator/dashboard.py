@@ -2,7 +2,6 @@
 
 import functools
 import secrets
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import trio
 
 from coordinator.overrides import order_drain, set_depth
 from swarm.errors import ConfigError, first_of
+from swarm.leaving import leave_when_asked
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.dashboard.listening import Listening
 from swarm.telemetry.dashboard.page_server import Guarded, serve
@@ -61,7 +61,7 @@ def dashboard(
     say: Callable[[str], None],
     names: Sequence[str],
 ) -> None:
-    """Show what nodes report to a broker until SIGINT or SIGTERM. `names`: as of `WebHosts`.
+    """Show what nodes report to a broker until asked to leave. `names`: as of `WebHosts`.
 
     Raises:
         ConfigError: it cannot listen there, or the broker's certificates cannot be read.
@@ -80,13 +80,11 @@ def dashboard(
     )
 
     async def show() -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(listening.run)
-                url = await nursery.start(page)
-                say(f"the page is at {url}; nodes report with --telemetry {broker}")
-                async for _ in signals:
-                    nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave_when_asked, nursery.cancel_scope)
+            nursery.start_soon(listening.run)
+            url = await nursery.start(page)
+            say(f"the page is at {url}; nodes report with --telemetry {broker}")
 
     try:
         trio.run(show)

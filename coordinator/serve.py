@@ -1,9 +1,7 @@
 """`swarm-coordinator serve`: the coordinator as a process."""
 
 import json
-import os
 import secrets
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +25,7 @@ from coordinator.view import load_state, render_state, save_state, view_json
 from swarm.errors import ConfigError, PeerUnreachable, first_of
 from swarm.identity import Identity, PeerId
 from swarm.leases.coordination import ControlClient
+from swarm.leaving import set_when_asked
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.invite import Invitation
 from swarm.peers.reputation import Ledger
@@ -38,7 +37,6 @@ from swarm.transport.libp2p.host import open_libp2p
 AGENT: Final = f"swarm-coordinator/{version('swarm-node')}"
 KEY_FILE: Final = "identity.pem"
 CONNECT_TIMEOUT_S: Final = 10.0
-EXIT_INTERRUPTED: Final = 130
 
 
 def learner_of(run_file: Path) -> PeerId:
@@ -75,15 +73,6 @@ def identity_of(data_dir: Path, key_file: Path | None) -> Identity:
 def show_state(data_dir: Path, *, as_json: bool) -> str:
     state = load_state(data_dir)
     return json.dumps(state, indent=2) if as_json else render_state(state, time.time())
-
-
-async def _watch_signals(asked: trio.Event) -> None:
-    """Leave at the first signal; exit at once at the second."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            if asked.is_set():
-                os._exit(EXIT_INTERRUPTED)
-            asked.set()
 
 
 # Long: the composition root: what is opened here ends in this order.
@@ -201,7 +190,7 @@ class _Service:
         gater = ConnectionGater(transport, Ledger(), admits=lambda peer, ip: peer == learner)
         async with trio.open_nursery() as services:
             services.start_soon(gater.run)
-            services.start_soon(_watch_signals, leaving)
+            services.start_soon(set_when_asked, leaving)
             async with trio.open_nursery() as nursery:
                 coordinator = Coordinator(
                     self.source.fleet,

@@ -6,14 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from node.commands.arguments import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_USAGE,
     Parser,
     add_command,
     add_data_dir,
@@ -26,10 +24,10 @@ from node.commands.arguments import (
 from node.commands.data import add_data
 from node.commands.methods import add_methods
 from node.commands.service import add_pausing, add_service
-from swarm.errors import ConfigError, IdentityInUse, SwarmError
+from swarm.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, status_of
+from swarm.errors import ConfigError
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
-EXIT_INTERRUPTED = 130
 BROKER_FORM = "mqtt[s]://[user@]host:port"
 PASSWORD = f"A broker's password comes from {PASSWORD_VARIABLE}."
 CHECKPOINT = ("run", "model", "yes", "data_dir", "lora_rank", "threads")
@@ -44,10 +42,10 @@ DOCTORED = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. 0: done; 1: it failed; 2: wrong input; 130: interrupted."""
+    """Run one command. Returns what `status_of` does, or 130: interrupted."""
     before = signal.signal(signal.SIGINT, _leave_at_once)
     try:
-        return _run(arguments)
+        return status_of("swarm-node", partial(_run, arguments))
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -62,22 +60,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         options = _parser().parse_args(arguments)
         return int(options.run_command(options) or EXIT_OK)
-    except (ConfigError, IdentityInUse) as error:
-        print(f"swarm-node: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except SwarmError as error:
-        print(f"swarm-node: {error}", file=sys.stderr)
-        return EXIT_FAILED
     except ModuleNotFoundError as error:
         from node.system.extras import EXTRAS, missing
 
         if (error.name or "").partition(".")[0] not in EXTRAS:
             raise  # a fault of ours
-        print(f"swarm-node: {missing(str(error.name))}", file=sys.stderr)
-        return EXIT_USAGE
-    except BrokenPipeError:  # the reader of our output left, e.g. `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+        raise ConfigError(missing(str(error.name))) from None
 
 
 def whole_parser() -> argparse.ArgumentParser:

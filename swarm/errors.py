@@ -95,6 +95,18 @@ class StorageFailed(SwarmError):
     """The data directory can no longer be written or read: the node ends with one line."""
 
 
+class OutputFailed(SwarmError):
+    """Standard output cannot be written. `errno` EPIPE: its reader has left."""
+
+    def __init__(self, errno: int | None, why: str | None) -> None:
+        super().__init__(f"standard output: {why}")
+        self.errno = errno
+
+
+class CannotHeal(SwarmError):
+    """The same failure came again at the same step: another start does not mend it."""
+
+
 class StoreFull(SwarmError):
     """The disk or the bound on chunks of weights leaves no room for what is in use."""
 

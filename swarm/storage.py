@@ -33,9 +33,9 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
         partial.touch(mode=mode)
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
         partial.replace(path)
-    except OSError:
+    except OSError as error:
         partial.unlink(missing_ok=True)
-        raise
+        raise _named(error, path) from None
 
 
 def write_new(path: Path, content: bytes) -> None:
@@ -48,8 +48,17 @@ def write_new(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _named(error, path) from None
     finally:
         partial.unlink()
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """The error with the file that was to be written; that of a full disk has none."""
+    return OSError(error.errno, error.strerror, str(path))
 
 
 UMASK: Final = 0o077

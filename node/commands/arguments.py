@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
+from swarm.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+
 if TYPE_CHECKING:
     from node.config.described import Setting
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 Command = Callable[[argparse.Namespace], int | None]  # None: `EXIT_OK`
 _METAVARS = {int: "N", float: "X", Path: "FILE"}
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$")

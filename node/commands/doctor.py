@@ -26,14 +26,17 @@ from node.config import NodeConfig
 from node.config.run import RUN_ID
 from node.engines.vllm.server import is_installed
 from node.envs.registry import is_known, needs_sandbox
+from node.hosting.hub import use_cache_offline
 from node.hosting.membership import known_key
 from node.hosting.models import resolved_model, served_model, trainer_spec
 from node.hosting.run_data import ask_each
 from node.interfaces.trainer_spec import TrainerSpec
 from node.observe.telemetry import broker_of
 from node.observe.text_format import amount, printable
+from node.policies.presets import missing_directory
 from node.run.machine import RealNetwork
 from node.sandbox.confinement import NEEDED, found
+from node.system.caches import cache_directory
 from node.verify.confinement_settings import run_needs_sandbox
 from node.verify.verifier import ProcessVerifier
 from swarm.errors import (
@@ -179,6 +182,11 @@ def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
     if resolved_model(config)[1]:
         return Finding("model", "ok", f"{config.model}; made at the first start, in some minutes")
     try:
+        if missing_directory(spec.model) is None:
+            use_cache_offline(spec.model)
+    except ConfigError as error:
+        return Finding("model", "fail", str(error))
+    try:
         done = subprocess.run(
             [sys.executable, "-m", "node.train.fit", str(usual_tokens(config))],
             input=json.dumps(spec.to_record()),
@@ -264,15 +272,22 @@ def check_congestion(config: NodeConfig, file: Path = CONGESTION_FILE) -> Findin
 
 
 def check_directory(config: NodeConfig) -> Finding:
-    path = config.data_dir
+    return _check_place("data directory", config.data_dir)
+
+
+def check_cache(config: NodeConfig) -> Finding:
+    return _check_place("cache", cache_directory(config.cache_dir))
+
+
+def _check_place(name: str, path: Path) -> Finding:
     there = next((each for each in (path, *path.absolute().parents) if each.exists()), Path("/"))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Finding("data directory", "fail", f"{path} cannot be written", "choose another")
+        return Finding(name, "fail", f"{path} cannot be written", "choose another")
     free = shutil.disk_usage(there).free
     if free < DISK_BYTES_MIN:
         text = f"{path} has {amount(free, 'B')} left"
-        return Finding("data directory", "warn", text, "make room, or choose another")
-    return Finding("data directory", "ok", f"{path}, {amount(free, 'B')} free")
+        return Finding(name, "warn", text, "make room, or choose another")
+    return Finding(name, "ok", f"{path}, {amount(free, 'B')} free")
 
 
 # `swarm-node doctor`: what works from here, one line each, and what to do about the rest.
@@ -298,8 +313,9 @@ def examine(config: NodeConfig, say: Callable[[str], None]) -> int:
         say(finding.line())
 
     for check in (
-        check_software, check_gpu, check_vllm, check_sandbox, check_congestion, check_directory
-    ):  # fmt: skip
+        *(check_software, check_gpu, check_vllm, check_sandbox, check_congestion),
+        *(check_directory, check_cache),
+    ):
         tell(check(config))
     tell(trio.run(check_tasks, config))
     tell(check_model(config, spec))

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from node.commands.arguments import EXIT_FAILED, EXIT_OK, add_command, say
+from node.commands.arguments import add_command, say
 from node.methods.method import Family, KnownMethod
+from swarm.command import EXIT_FAILED, EXIT_OK
 from swarm.errors import ConfigError
 
 Say = Callable[[str], None]

@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.commands.arguments import add_command, add_data_dir, say
+from node.system.caches import home_directory
+from swarm.command import EXIT_CANNOT_HEAL, EXIT_USAGE
 from swarm.errors import ConfigError, SwarmError
 from swarm.storage import write_whole
 
 STOP_TIMEOUT_S: Final = 180  # a node that is told to leave saves first
 RESTART_S: Final = 30
-BAD_INPUT: Final = 2  # the exit status of wrong settings, which another start does not mend
+MENDED_BY_NO_START: Final = (EXIT_USAGE, EXIT_CANNOT_HEAL)  # exit statuses
+STARTS_S: Final = 3600  # within which a unit is started at most `STARTS_MAX` times
+STARTS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ def systemd_unit(service: Service) -> str:
     return f"""\
 [Unit]
 Description={_escaped(" ".join(service.title.split()))}
+StartLimitIntervalSec={STARTS_S}
+StartLimitBurst={STARTS_MAX}
 
 [Service]
 WorkingDirectory={_escaped(str(service.directory))}
@@ -49,7 +55,7 @@ KillSignal=SIGINT
 TimeoutStopSec={STOP_TIMEOUT_S}
 Restart=on-failure
 RestartSec={RESTART_S}
-RestartPreventExitStatus={BAD_INPUT}
+RestartPreventExitStatus={" ".join(map(str, MENDED_BY_NO_START))}
 
 [Install]
 WantedBy=default.target
@@ -127,7 +133,7 @@ class Manager:
 
     def file(self, name: str) -> Path:
         if self.kind == "launchd":
-            return Path.home() / "Library" / "LaunchAgents" / f"{name}.plist"
+            return home_directory() / "Library" / "LaunchAgents" / f"{name}.plist"
         return _config_home() / "systemd" / "user" / f"{name}.service"
 
     def start(self, name: str) -> None:
@@ -168,7 +174,7 @@ def manager_here() -> Manager:
 
 
 def _config_home() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return Path(os.environ.get("XDG_CONFIG_HOME") or home_directory() / ".config")
 
 
 def _run(*words: str) -> str:

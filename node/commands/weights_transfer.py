@@ -4,9 +4,7 @@ The peers form the swarm of a named run, or one of their own, whose id follows f
 key. A command that was killed continues from its data directory.
 """
 
-import os
 import shutil
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +14,6 @@ from typing import Any, Final
 
 import trio
 
-from node.commands.arguments import EXIT_FAILED, EXIT_OK
 from node.config import NodeConfig
 from node.hosting.membership import Membership, load_identity
 from node.hosting.policy_weights import (
@@ -28,15 +25,16 @@ from node.observe.progress_bars import Bars, Work, on_stderr, spread_work, versi
 from node.observe.text_format import amount
 from node.run.machine import RealNetwork
 from node.run.peer import ADDRESSES_FILE, Peer, open_peer
+from swarm.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, SwarmError, first_of
 from swarm.identity import PeerId, public_key_of
+from swarm.leaving import set_when_asked
 from swarm.storage import data_directory, make_shared, shared_files
 from swarm.weights.hot_swap import Applied
 from swarm.weights.publisher import Published, Publisher, Spread
 from swarm.weights.version_store import MANIFEST_SUFFIX, LocalVersion
 from swarm.weights.weights_service import Follower, VersionOutcome, WeightsRules, WeightsService
 
-EXIT_INTERRUPTED: Final = 130
 DEFAULT_POLICY: Final = "policy"
 LOOK_S: Final = 0.5
 BARS_S: Final = 0.25
@@ -149,14 +147,6 @@ def _run(config: NodeConfig, work: Callable[[], Any]) -> int:
     return status
 
 
-async def _until_signal(left: trio.Event) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            if left.is_set():
-                os._exit(EXIT_INTERRUPTED)
-            left.set()
-
-
 def publish(
     options: TransferOptions, directory: Path, say: Say, *, once: bool, follow: bool
 ) -> int:
@@ -181,7 +171,7 @@ async def _publish(
 
     async with _open(options, lambda _: None, publishes=True) as swarm:
         publisher = Publisher(swarm.service, swarm.peer.identity, tell)
-        swarm.nursery.start_soon(_until_signal, left)
+        swarm.nursery.start_soon(set_when_asked, left)
         if options.config.bootstrap:
             with trio.move_on_after(HEADS_WAIT_S):
                 await swarm.service.heard.wait()
@@ -307,7 +297,7 @@ async def _fetch(options: TransferOptions, out: Path | None, say: Say, follow: b
                 nursery.cancel_scope.cancel()
             left.set()
 
-        swarm.nursery.start_soon(_until_signal, left)
+        swarm.nursery.start_soon(set_when_asked, left)
         swarm.nursery.start_soon(work)
         await left.wait()
     return EXIT_OK if follow else status

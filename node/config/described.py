@@ -214,11 +214,28 @@ def _listed(value: Any) -> Any:
 Listed = BeforeValidator(_listed)
 
 
+_UNSPOKEN = {
+    "dnsaddr": "is a list in DNS, which is not looked up: take an address in it, which",
+    "quic": "is QUIC, and nodes speak TCP alone: it",
+    "quic-v1": "is QUIC, and nodes speak TCP alone: it",
+    "udp": "is UDP, and nodes speak TCP alone: it",
+    "ws": "is a websocket, and nodes speak plain TCP alone: it",
+    "wss": "is a websocket, and nodes speak plain TCP alone: it",
+    "tls": "is TLS, and nodes speak plain TCP with Noise alone: it",
+}  # by a part of an address; the first that is there tells
+
+
+def _unspoken(text: str) -> str:
+    """The part of an address that no node speaks, in words; empty: there is none."""
+    parts = text.split("/")
+    return next((f"{told} " for name, told in _UNSPOKEN.items() if name in parts), "")
+
+
 def _check_address(text: str, *, with_peer: bool = False) -> str:
     shape = "/ip4/<address>/tcp/<port>" + ("/p2p/<peer id>" if with_peer else "")
     match = _ADDRESS.fullmatch(text)
     if match is None or (with_peer and match["peer"] is None) or int(match["port"]) > 65_535:
-        raise ValueError(f"must look like {shape}")
+        raise ValueError(f"{_unspoken(text)}must look like {shape}")
     try:
         if match["kind"] == "ip4":
             ipaddress.IPv4Address(match["host"])

@@ -24,6 +24,7 @@ from node.envs.package_rules import PackageRules
 from node.sandbox import confinement
 from node.sandbox.bounds import IMPORTS_BYTES, size_bytes
 from node.sandbox.namespaces import SCRATCH
+from node.system.caches import home_directory
 from node.system.child_environment import confined_environ
 from swarm.errors import ConfigError
 from swarm.texts import printable
@@ -86,7 +87,7 @@ def _look(rules: PackageRules, hash_seed: str) -> dict[str, Any]:
     asked = [
         rules.environment,
         rules.model_dump_json(exclude_defaults=True),
-        str(Path.home()),
+        str(home_directory()),
         hash_seed != HASH_SEEDS[0],
     ]
     with tempfile.TemporaryDirectory() as room:

@@ -46,6 +46,7 @@ class PosedProblem:
 
     prompt: str
     answer: str  # in the run's format
+    failure: str = ""  # why the task is left out; then there is neither
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +208,9 @@ def _answer(rule: AnswerRule, text: str, right: str) -> str | None:
 
 
 def check_format(tasks: Sequence[Task], rule: AnswerRule) -> None:
-    """Refuse a format in which the environments' own answers cannot be given. `tasks`: a sample."""
+    """Refuse a format in which the environments' own answers cannot be given. `tasks`: a sample,
+    of which those that the environment fails to pose are left out."""
+    tasks = [task for task in tasks if _guarded(partial(_problem, task), ConfigError)]
     for task in tasks:
         if _passes(task, rule.format):
             continue

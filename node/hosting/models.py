@@ -34,6 +34,7 @@ from node.hosting.fetched_models import (
     preset_directory,
 )
 from node.hosting.hand_over import share_left
+from node.hosting.hub import use_cache_offline
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.loss_settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
 from node.methods.replay import Teacher
@@ -66,11 +67,10 @@ def resolved_model(config: NodeConfig) -> tuple[str, bool]:
     if config.engine == "openai":  # the server has it
         return config.model, False
     need("torch")
-    cache = cache_directory(config.cache_dir)
     if preset := PRESETS.get(config.model):
-        directory = preset_directory(preset, cache)
+        directory = preset_directory(preset, cache_directory(config.cache_dir))
     elif config.model.endswith(GGUF_SUFFIX):
-        directory = file_directory(Path(config.model), cache)
+        directory = file_directory(Path(config.model), cache_directory(config.cache_dir))
     elif config.model == TINY:
         directory = tiny_directory(config.run, config.cache_dir)
     else:
@@ -193,7 +193,7 @@ def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
                     _make_in_child(config, Path(model))
     elif no_directory := missing_directory(model):
         raise ConfigError(no_directory)
-    elif note := code_note(Path(model)):
+    elif note := use_cache_offline(model) or code_note(Path(model)):
         say(note)
     return model
 

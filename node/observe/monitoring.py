@@ -1,9 +1,7 @@
 """`swarm-node monitor`: a web page of the swarm, and a broker for it if there is none."""
 
 import hashlib
-import os
 import secrets
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -17,9 +15,9 @@ from typing import Final
 import trio
 
 from node.system.caches import cache_directory
-from node.system.child_environment import CACHE_VARIABLE
 from node.system.child_process import end_with_input, start_child
 from swarm.errors import ChildFailed, ConfigError, first_of
+from swarm.leaving import leave_when_asked
 from swarm.telemetry.broker_address import PORT, Broker
 from swarm.telemetry.dashboard.listening import Listening
 from swarm.telemetry.dashboard.page_server import PORT_DEFAULT, serve
@@ -79,7 +77,7 @@ def _is_loopback(listen: str) -> bool:
 
 async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_leave_when_asked, nursery.cancel_scope)
+        nursery.start_soon(leave_when_asked, nursery.cancel_scope)
         async with _broker(options) as broker:
             watch, rng = Watch(options.run_id), Random(secrets.randbits(64))
             listening = Listening(broker, watch, unix_s=time.time, rng=rng)
@@ -103,14 +101,7 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
 def _kept_file(broker: Broker, run_id: str | None) -> Path:
     """The file in the user's cache for the page of a broker and a run."""
     name = hashlib.sha256(f"{broker} {run_id or ''}".encode()).hexdigest()[:16]
-    named = os.environ.get(CACHE_VARIABLE)
-    return cache_directory(Path(named) if named else None) / "monitor" / f"{name}.json"
-
-
-async def _leave_when_asked(scope: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            scope.cancel()
+    return cache_directory(None) / "monitor" / f"{name}.json"
 
 
 def _broker(options: MonitorOptions) -> AbstractAsyncContextManager[Broker]:

@@ -26,7 +26,7 @@ from rich.text import Text
 from node.observe import figures
 from node.observe.event_log import plain_json
 from node.observe.records import BanStatus, PeerStatus, StatusSnapshot
-from node.observe.text_format import amount, duration, printable, short_id
+from node.observe.text_format import amount, duration, printable, short_id, terminal_width
 from node.system.bounded_server import CLIENTS_MAX, serve_answers
 from swarm.errors import ConfigError, RequestTimeout
 
@@ -37,7 +37,6 @@ ANSWER_TIMEOUT_S: Final = 2.0
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 PEERS_SHOWN_MAX: Final = 32
 BANS_SHOWN_MAX: Final = 16
-WIDTH_COLUMNS: Final = 80
 
 _SNAPSHOT: TypeAdapter[StatusSnapshot] = TypeAdapter(StatusSnapshot)
 
@@ -175,9 +174,9 @@ def _pointed_path(data_dir: Path) -> Path:
 
 
 def render_status(snapshot: StatusSnapshot, *, private: bool = False) -> str:
-    """The snapshot for a terminal, `WIDTH_COLUMNS` wide; only addresses are wider, so that they can
-    be copied. `private`: an address alone lets nobody join."""
-    console = Console(width=WIDTH_COLUMNS, color_system=None, legacy_windows=False)
+    """The snapshot, `terminal_width()` wide; only addresses are wider, so that they can be copied.
+    `private`: an address alone lets nobody join."""
+    console = Console(width=terminal_width(), color_system=None, legacy_windows=False)
     with console.capture() as captured:
         console.print(_view(snapshot))
     lines = [line.rstrip() for line in captured.get().rstrip().splitlines()]

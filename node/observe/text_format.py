@@ -1,11 +1,18 @@
 """Formats of numbers, times and strangers' texts, the same in every view."""
 
+import shutil
 from collections.abc import Sequence
 
 from swarm.texts import printable as printable  # here for all views
 
 SHORT_ID_CHARS = 8
+WIDTH_COLUMNS = 80
 _BARS = "▁▂▃▄▅▆▇█"
+
+
+def terminal_width() -> int:
+    """The width of what is printed once: the terminal's, at most `WIDTH_COLUMNS`."""
+    return min(WIDTH_COLUMNS, shutil.get_terminal_size((WIDTH_COLUMNS, 24)).columns)
 
 
 def short_id(peer_id: str) -> str:

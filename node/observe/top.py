@@ -3,7 +3,6 @@
 import math
 import os
 import secrets
-import signal
 import sys
 import termios
 import time
@@ -27,6 +26,7 @@ from node.observe import figures
 from node.observe.records import StatusSnapshot
 from node.observe.status import fetch_status
 from node.observe.text_format import (
+    WIDTH_COLUMNS,
     amount,
     bar_chart,
     counted,
@@ -35,14 +35,15 @@ from node.observe.text_format import (
     printable,
     said,
     short_id,
+    terminal_width,
 )
 from swarm.errors import SwarmError, TransportError, first_of
+from swarm.leaving import leave_signals
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.dashboard.listening import Listening
 from swarm.telemetry.dashboard.page_state import DashboardState
 from swarm.telemetry.fleet_view import Watch
 
-WIDTH_COLUMNS: Final = 80
 SPARK_POINTS: Final = 24
 ALARMS_SHOWN: Final = 4
 ADVICE_LINES: Final = 2
@@ -324,7 +325,7 @@ def look_at(data_dir: Path, broker: Broker | None) -> LocalNode | WholeSwarm:
 
 
 async def _print_once(what: LocalNode | WholeSwarm, console: Console) -> None:
-    plain = Console(width=WIDTH_COLUMNS, color_system=None, file=console.file)
+    plain = Console(width=terminal_width(), color_system=None, file=console.file)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(what.run)
         if isinstance(what, WholeSwarm):
@@ -339,7 +340,7 @@ async def _show(what: LocalNode | WholeSwarm, console: Console) -> None:
     live = Live(console=console, screen=True, auto_refresh=False)
     with (
         # Caught before the terminal changes, so that leaving restores it.
-        trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
+        leave_signals() as signals,
         _single_keys(sys.stdin.fileno()),
         live,
     ):

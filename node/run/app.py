@@ -4,10 +4,8 @@ The order is lock and key, policy, node, network services, role. Leaving a block
 opened, children included.
 """
 
-import errno
 import os
 import secrets
-import signal
 import sqlite3
 import time
 from collections import Counter
@@ -43,8 +41,18 @@ from node.run.role import Role, checkpoints_of
 from node.run.sapo_role import SapoRole
 from node.system.machine import GIVE_BACK_EVERY_S, counted, freeze_garbage_collector, give_back
 from node.train.ranks import Ranks
-from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed, first_of
+from swarm.command import STORAGE_ERRORS, output_failure, output_may_fail
+from swarm.errors import (
+    CannotHeal,
+    ChildFailed,
+    ConfigError,
+    IdentityInUse,
+    OutputFailed,
+    StorageFailed,
+    first_of,
+)
 from swarm.identity import Identity
+from swarm.leaving import set_when_asked
 from swarm.peers.mdns import LanUnavailable, announced, run_lan, tag_of
 from swarm.peers.reputation import Ban
 from swarm.peers.upnp import keep_mapped
@@ -58,8 +66,6 @@ from swarm.weights.weights_service import VersionOutcome
 EVENTS_FILE = "events.jsonl"
 DATA_DIR = NodeConfig.model_fields["data_dir"].default
 VIEW_INTERVAL_S = 0.5
-EXIT_INTERRUPTED = 130
-STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 
 
 def run_node(
@@ -80,8 +86,9 @@ def run_node(
             *(config, identity, membership, role_class, needs.draws, model, run_given, view, say)
         )
         try:
-            trio.run(_run, start)
-        except* (ConfigError, IdentityInUse, ChildFailed) as group:
+            with output_may_fail():
+                trio.run(_run, start)
+        except* (ConfigError, IdentityInUse, ChildFailed, CannotHeal, OutputFailed) as group:
             raise first_of(group) from None
         except* (sqlite3.OperationalError, OSError) as group:
             error = first_of(group)
@@ -230,7 +237,8 @@ class App:
         """Start the network and the reports; both outlive the trainer."""
         transport = self._node.peer.transport
         assert isinstance(transport, Libp2pTransport)
-        nursery.start_soon(self._watch_signals)
+        told = partial(self.say, "leaving: saving first; once more to leave at once")
+        nursery.start_soon(set_when_asked, self._leaving, told)
         await nursery.start(self._node.run_network)
         await nursery.start(serve_status, self._config.data_dir, self._snapshot, self._unanswered)
         self._greet(transport.addresses())
@@ -273,14 +281,6 @@ class App:
         if self._config.upnp and ports:
             await keep_mapped(ports[0], lambda _: transport.check_reach())
 
-    async def _watch_signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                if self._leaving.is_set():
-                    os._exit(EXIT_INTERRUPTED)  # the children end with their pipes
-                self._leaving.set()
-                self.say("leaving: saving first; once more to leave at once")
-
     async def _show(self, transport: Libp2pTransport) -> None:
         while True:
             reach, unreached = transport.reach, None
@@ -295,6 +295,8 @@ class App:
             self._view.update(self._snapshot())
             starting = [Work(name) for name in self._world.starting]
             self._view.works([*starting, *self._role.works()])
+            if output_failure() is not None:  # nobody would see what it does
+                self._leaving.set()
             await trio.sleep(VIEW_INTERVAL_S)
 
     def _snapshot(self) -> StatusSnapshot:

@@ -128,6 +128,7 @@ class RealWorld(RealNetwork, World):
                 [Hours.parse(each) for each in config.quiet_hours],
                 pause_on_battery=config.pause_on_battery,
                 busy_share=config.busy_share,
+                say=self._say,
             )
         await self._guest.wait(tell)
 

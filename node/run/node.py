@@ -1,5 +1,6 @@
 """The common part of all roles: a peer, the verifier, the exchange where the role draws groups."""
 
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -202,13 +203,19 @@ class Node:
             task_status.started()
 
     def is_over(self, progress: Progress) -> bool:
-        """True if the settings end the run. The time limit counts from the first call."""
-        rounds, limit_s = self._config.rounds, self._config.stop_after_s
-        if self._first_round_at is None:
-            self._first_round_at = trio.current_time()
+        """True if the settings end the run."""
+        rounds = self._config.rounds
         if rounds is not None and progress.round >= rounds:
             return True
-        return limit_s is not None and trio.current_time() - self._first_round_at >= limit_s
+        return trio.current_time() >= self.ends_at
+
+    @property
+    def ends_at(self) -> float:
+        """When the time limit ends the run, by trio's clock. It counts from the first use."""
+        if self._first_round_at is None:
+            self._first_round_at = trio.current_time()
+        limit_s = self._config.stop_after_s
+        return math.inf if limit_s is None else self._first_round_at + limit_s
 
     # --- what roles tell of themselves --------------------------------------------------------
 
@@ -317,9 +324,13 @@ class Node:
             addresses=self.peer.transport.addresses(),
             peers=self._peer_statuses(),
             bans=self._ban_statuses(),
-            notes=(*self.notes.values(), *self.discovery.notes),
+            notes=(*self.notes.values(), *self.discovery.notes, *self._left_out()),
             door=self._door(),
         )
+
+    def _left_out(self) -> tuple[str, ...]:
+        note = self.verifier.counters.note
+        return () if note is None else (note,)
 
     def _door(self) -> SlotFigures | None:
         """The transport's figures, with the refusals of our own rules."""

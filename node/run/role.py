@@ -4,8 +4,11 @@ A role names its needs before anything is opened, runs until it is done or told 
 the node's status.
 """
 
+import re
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Final
 
 import trio
@@ -20,11 +23,11 @@ from node.observe.node_reports import Extras
 from node.observe.progress_bars import Work
 from node.observe.records import RoundDone, StatusSnapshot, StepDone, Trouble
 from node.run.checkpoints import Checkpoint, Checkpoints
-from node.run.node import Node
+from node.run.node import Node, Notes
 from node.run.progress import Progress
 from node.run.world import Listener, SamplingTrainer, World
 from node.system.stopping import unless
-from swarm.errors import ChildFailed, ConfigError, first_of
+from swarm.errors import CannotHeal, ChildFailed, ConfigError, first_of
 from swarm.identity import Identity
 from swarm.limits.backoff import Backoff
 from swarm.storage import RunSync
@@ -32,6 +35,38 @@ from swarm.telemetry import reports
 
 RESTART: Final = Backoff(1.0, 60.0)  # seconds before a child is started again
 RESTARTS_MAX: Final = 5  # failures in a row without a finished round between them
+SAME_FAILURES_MAX: Final = 3  # alike at one step; one more start would fail as they did
+_FIGURES: Final = re.compile(r"\d+")  # addresses, sizes and times, in which like failures differ
+
+
+class Deaths:
+    """The failures of a child process that is started again each time."""
+
+    def __init__(self, data_dir: Path, notes: Notes) -> None:
+        self._data_dir = data_dir
+        self._notes = notes
+        self._alike: Counter[tuple[int, str]] = Counter()
+        self.in_a_row = 0  # without finished work in between
+
+    def count(self, what: str, error: BaseException, done: int, *, went_on: bool) -> str:
+        """Count and note a failure of `what` after so many rounds or batches. `went_on`: some were
+        done since the last failure. Returns the line that tells of it.
+
+        Raises:
+            CannotHeal: it failed at this step in this way `SAME_FAILURES_MAX` times.
+        """
+        self.in_a_row = 1 if went_on else self.in_a_row + 1
+        failure = (done, _FIGURES.sub("#", str(error)))
+        self._alike[failure] += 1
+        if self._alike[failure] >= SAME_FAILURES_MAX:
+            raise CannotHeal(
+                f"{what} failed {SAME_FAILURES_MAX} times alike after round {done}: {error}; it is "
+                f"not started again: mend that (the logs in {self._data_dir} may say more), then "
+                "start anew"
+            )
+        times = "" if self.in_a_row == 1 else f" {self.in_a_row} times"
+        self._notes.put("trainer", f"{what} failed{times}: {error}")
+        return f"{what} failed and is restarted: {error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +145,8 @@ class TrainingRole(Role):
         raise NotImplementedError
 
     async def run(self, leaving: trio.Event) -> None:
-        """Fail if it dies `RESTARTS_MAX` times without a finished round in between, or once where
-        somebody else starts it again."""
-        failures = 0
+        """Fail where somebody else starts it again, and as `Deaths` says."""
+        deaths = Deaths(self._config.data_dir, self._node.notes)
         while True:
             before = self._progress.round
             try:
@@ -122,16 +156,15 @@ class TrainingRole(Role):
                 if not self._world.restarts_trainer:
                     await self._listener.tell(Trouble(f"the trainer failed: {error}"))
                     raise
-                failures = 1 if self._progress.round > before else failures + 1
                 what = "vLLM" if isinstance(error, ServerFailed) else "the trainer"
-                await self._listener.tell(Trouble(f"{what} failed and is restarted: {error}"))
-                often = "" if failures == 1 else f" {failures} times"
-                self._node.notes.put("trainer", f"{what} failed{often}: {error}")
-                if failures >= RESTARTS_MAX:
+                done = self._progress.round
+                told = deaths.count(what, error, done, went_on=done > before)
+                await self._listener.tell(Trouble(told))
+                if deaths.in_a_row >= RESTARTS_MAX:
                     raise
             else:
                 return
-            with trio.move_on_after(RESTART.after(failures)):
+            with trio.move_on_after(RESTART.after(deaths.in_a_row)):
                 await leaving.wait()
                 return
 

@@ -75,8 +75,9 @@ class Rounds:
             await rollback.keep(sapo.progress, None)
         while not leaving.is_set() and not node.is_over(sapo.progress):
             if rest is not None:
-                await unless(leaving, rest)
-            if not leaving.is_set():
+                with trio.move_on_at(node.ends_at):
+                    await unless(leaving, rest)
+            if not leaving.is_set() and not node.is_over(sapo.progress):
                 await unless(leaving, lambda: self._round(sapo, on_record))
             done = sapo.progress.round
             if every and done % every == 0:
@@ -109,7 +110,6 @@ class Rounds:
         """Say it when sharing does not work: a silent J = 0 looks like health and is none."""
         notes = self._node.notes
         notes.put("sharing", None)
-        notes.put("tasks", self._node.guard.left_out)
         failures = self.exchange.fetcher.verifier_failures
         if failures:
             notes["verifier"] = f"the verifier of foreign groups failed {often(failures)} so far"

@@ -26,7 +26,7 @@ from node.observe.records import (
 )
 from node.run.node import Node
 from node.run.progress import Progress
-from node.run.role import RESTART, RESTARTS_MAX, Needs, Role
+from node.run.role import RESTART, RESTARTS_MAX, Deaths, Needs, Role
 from node.run.rollout_worker import IdleNote, RolloutWorker
 from node.run.world import Listener, World
 from node.system.extras import need
@@ -130,16 +130,16 @@ class WorkerRole(Role):
                 nursery.start_soon(self._log_events)
                 nursery.start_soon(self._note_waiting)
                 nursery.start_soon(self._work_on)
-                await leaving.wait()
+                with trio.move_on_at(self._node.ends_at):
+                    await leaving.wait()
                 nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
                 await self._host.stop()
 
     async def _work_on(self) -> None:
-        """Work; restart the engine where it dies, at most `RESTARTS_MAX` times without a batch in
-        between."""
-        failures, host = 0, self._host
+        """Work; restart the engine where it dies, as far as `Deaths` lets it."""
+        deaths, host = Deaths(self._config.data_dir, self._node.notes), self._host
         while True:
             before = self._worker.batches
             try:
@@ -150,15 +150,17 @@ class WorkerRole(Role):
                 await self._node.note_maker(host.serving.engine.maker, self._listener.tell)
                 await self._worker.run(host.serving)
             except* ChildFailed as group:
-                failures = 1 if self._worker.batches > before else failures + 1
-                trouble = f"the engine failed and is restarted: {first_of(group)}"
-                await self._listener.tell(Trouble(trouble))
-                if failures >= RESTARTS_MAX:
+                done = self._worker.batches
+                error = first_of(group)
+                told = deaths.count("the engine", error, done, went_on=done > before)
+                await self._listener.tell(Trouble(told))
+                if deaths.in_a_row >= RESTARTS_MAX:
                     raise
             await host.stop()
-            await trio.sleep(RESTART.after(failures))
+            await trio.sleep(RESTART.after(deaths.in_a_row))
 
     async def _tell_work(self, record: WorkDone) -> None:
+        self._node.notes.put("trainer", None)
         record = self._last = self._node.counted(record)
         self._node.note_rate(record)
         await self._listener.tell(record)
@@ -202,7 +204,6 @@ class WorkerRole(Role):
             note = idle.poll(waiting, worker.batches, trio.current_time())
             self._node.notes.put("work", note)
             self._node.notes.put("clock", self._clock_note())
-            self._node.notes.put("tasks", self._node.guard.left_out)
 
     def _clock_note(self) -> str | None:
         """Nobody can tell which of two clocks is wrong: both are named, and no alarm is raised."""

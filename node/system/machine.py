@@ -28,6 +28,7 @@ NODES_MAX: Final = 64  # counted at most
 LARGE_PIECE_BYTES: Final = 2**20  # see `give_back_at_once`
 _M_MMAP_THRESHOLD: Final = -3  # glibc's mallopt
 _CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
+_PROCESS: Final = Path("/proc/self")
 _FILE_CACHE: Final = frozenset({"inactive_file", "active_file"})  # in `memory.stat`, without shmem
 
 
@@ -51,9 +52,12 @@ def core_count() -> int:
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    quota, _, period = _control_group("cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit() and int(period) > 0:
-        cores = min(cores, int(quota) // int(period))
+    for group in _groups("cpu"):
+        quota, _, period = _read(group, "cpu.max").partition(" ")
+        if not quota:  # version 1
+            quota, period = _read(group, "cpu.cfs_quota_us"), _read(group, "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            cores = min(cores, int(quota) // int(period))
     return max(1, cores)
 
 
@@ -68,10 +72,14 @@ def give_back_at_once() -> None:
 def free_memory_bytes() -> int:
     """Available memory. File caches count as free, shared memory does not."""
     free = int(psutil.virtual_memory().available)
-    limit, used = _control_group("memory.max"), _control_group("memory.current")
-    if limit.isdigit() and used.isdigit():
-        held = max(0, int(used) - _file_cache_bytes())
-        free = min(free, max(0, int(limit) - held))
+    for group in _groups("memory"):
+        limit, used = _read(group, "memory.max"), _read(group, "memory.current")
+        if not limit:  # version 1
+            limit = _read(group, "memory.limit_in_bytes")
+            used = _read(group, "memory.usage_in_bytes")
+        if limit.isdigit() and used.isdigit():
+            held = max(0, int(used) - _file_cache_bytes(group))
+            free = min(free, max(0, int(limit) - held))
     return free
 
 
@@ -143,20 +151,32 @@ def _lives(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _control_group(name: str) -> str:
+def _groups(controller: str) -> list[Path]:
+    """The directories of this process's control group and of those around it, whose limits all
+    hold: of version 2, and of a controller of version 1. In a container some are out of view."""
+    found = []
+    for line in _read(_PROCESS, "cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        mount = _CONTROL_GROUP / controller if names else _CONTROL_GROUP
+        group = mount / path.lstrip("/")
+        found += [each for each in (group, *group.parents) if each.is_relative_to(mount)]
+    return found
+
+
+def _read(directory: Path, name: str) -> str:
     try:
-        return (_CONTROL_GROUP / name).read_text().strip()
+        return (directory / name).read_text().strip()
     except OSError:
         return ""
 
 
-def _file_cache_bytes() -> int:
-    lines = (line.split() for line in _control_group("memory.stat").splitlines())
-    return sum(
-        int(line[1])
-        for line in lines
-        if len(line) == 2 and line[0] in _FILE_CACHE and line[1].isdigit()
-    )
+def _file_cache_bytes(group: Path) -> int:
+    lines = (line.split() for line in _read(group, "memory.stat").splitlines())
+    found = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
+    # Version 1 counts those of groups below apart
+    return sum(found.get(f"total_{name}", found.get(name, 0)) for name in _FILE_CACHE)
 
 
 # Garbage collection and return of freed memory.

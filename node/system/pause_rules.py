@@ -63,13 +63,16 @@ class PauseRules:
         *,
         pause_on_battery: bool = False,
         busy_share: float = 1.0,
+        say: Callable[[str], None] = lambda _: None,
         now: Callable[[], time.struct_time] = time.localtime,
     ) -> None:
-        """`busy_share`: of its time that it works, above 0 and at most 1. `now`: local time."""
+        """`busy_share`: of its time that it works, above 0 and at most 1. `say`: for people.
+        `now`: local time."""
         self._data_dir = data_dir
         self._quiet = quiet
         self._pause_on_battery = pause_on_battery
         self._busy_share = busy_share
+        self._say = say
         self._now = now
         self._since_s: float | None = None  # start of the current work
 
@@ -100,8 +103,11 @@ class PauseRules:
         while (why := self.why()) is not None:
             if why != told:
                 tell(why)
+                self._say(f"no work for now: {why}")
                 told = why
             await trio.sleep(LOOK_S)
+        if told is not None:
+            self._say("at work again")
         self._since_s = trio.current_time()
         await trio.lowlevel.checkpoint()
 

@@ -29,9 +29,8 @@ from node.train.sharded_trainer import ShardedTrainer, release
 from node.train.step_guard import StepGuard
 from node.train.trainer import GroupTrainer
 from node.train.trainer_worker import NICENESS, CannotGoOn, TrainerCore, main, opened, threads
+from swarm.command import EXIT_FAILED, EXIT_OK
 from swarm.errors import ChildFailed, LocalProtocolError
-
-EXIT_OK, EXIT_FAILED = 0, 1
 
 
 class ShardedCore(TrainerCore):
@@ -202,7 +201,7 @@ def follow(ranks: Ranks, say: Callable[[str], None]) -> int:
         ChildFailed: nobody keeps a store for the ranks.
     """
     asked: list[int] = []  # by signals, to leave: rank 0 saves first, and needs this one to
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: asked.append(received))
     os.nice(NICENESS)
     team = Team(ranks)

@@ -11,8 +11,9 @@ from node.config import NodeConfig, RunConfig
 from node.envs import registry
 from node.envs.base import Reads
 from node.sandbox.namespaces import SCRATCH
-from node.system.caches import cache_directory
+from node.system.caches import cache_directory, home_directory
 from node.system.child_environment import CACHE_VARIABLE, child_environ, confined_environ
+from swarm.errors import ConfigError
 
 
 def run_needs_sandbox(run: RunConfig) -> bool:
@@ -28,9 +29,15 @@ def confinement_of(config: NodeConfig) -> dict[str, Any]:
         "trust": trust,
         "apart": unread and trust != "off",
         "runs_code": any(registry.runs_code(spec.name) for spec in config.run.environments),
-        "hidden": [str(each) for each in (config.data_dir, config.key_path, Path.home())],
+        "hidden": [str(each) for each in (config.data_dir, config.key_path, *_homes())],
         "read": [*map(str, config.verify_read), *_places(config.run)],
     }
+
+
+def _homes() -> list[Path]:
+    with suppress(ConfigError):
+        return [home_directory()]
+    return []
 
 
 def worker_environ(*, confined: bool) -> dict[str, str]:
@@ -39,8 +46,7 @@ def worker_environ(*, confined: bool) -> dict[str, str]:
     environ = confined_environ() if confined else child_environ()
     if confined:
         environ |= {"HOME": str(SCRATCH), "TMPDIR": str(SCRATCH), "PYTHONDONTWRITEBYTECODE": "1"}
-        named = os.environ.get(CACHE_VARIABLE)
-        cache = cache_directory(Path(named) if named else None)
+        cache = cache_directory(None)
         environ[CACHE_VARIABLE] = str(cache)
         # matplotlib, which reasoning-gym brings, needs a folder that looks writable. Without
         # namespaces there is no scratch folder; in this one Landlock lets it write nothing.

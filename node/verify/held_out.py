@@ -34,7 +34,6 @@ CANDIDATES = 2  # drawn for each validation task: some are held out or repeat a 
 Due = tuple[Task, int]  # a task, and how often the node did it before
 Choose = Callable[[Sequence[Due], int], Sequence[Due]]  # picks a number of tasks, in their order
 TOO_LONG = "its prompt does not fit the context of the model"
-LEFT_OUT_MAX = 10_000  # that are counted
 QUESTION_CHARS_SHOWN = 60
 MISSED_SHARE_MAX = 0.125  # share of a run's tasks that validation may take from training
 
@@ -60,47 +59,26 @@ class HeldOutGuard:
         self._validation_wanted = validation
         self._validation: tuple[Assignment, ...] | None = None
         self._validation_lock = trio.Lock()
-        self._left_out: dict[str, str] = {}  # reasons, by the task or its prompt
-
-    @property
-    def left_out(self) -> str | None:
-        """A line on the tasks that were left out, and why the first of them was; None: none was."""
-        first = next(iter(self._left_out.values()), None)
-        if first is None:
-            return None
-        count = len(self._left_out)
-        tasks = "1 task is" if count == 1 else f"{count} tasks are"
-        return f"{tasks} left out so far; the first: {first}"
 
     def leave_out(self, assigned: Assignment, why: str) -> None:
         """Count a task that nobody can do."""
-        if len(self._left_out) < LEFT_OUT_MAX:
-            shown = printable(Prompt.read(assigned.prompt).question, QUESTION_CHARS_SHOWN)
-            self._left_out.setdefault(assigned.prompt, f"{shown!r}: {why}")
+        shown = printable(Prompt.read(assigned.prompt).question, QUESTION_CHARS_SHOWN)
+        self.verifier.counters.leave_out(assigned.task, f"{shown!r}: {why}")
 
     async def held_out(self) -> list[Assignment]:
-        """The run's evaluation tasks, without those that cannot be posed."""
+        """The run's evaluation tasks, without those that cannot be posed. ConfigError if that is
+        all."""
         tasks = held_out_tasks(self._run)
-        posed = await self._posed(tasks)
-        return [
-            Assignment(task, problem.prompt)
-            for task, problem in zip(tasks, posed, strict=True)
-            if problem is not None
-        ]
+        posed = zip(tasks, await self._posed(tasks), strict=True)
+        found = [Assignment(task, each.prompt) for task, each in posed if each is not None]
+        if tasks and not found:
+            note = self.verifier.counters.note
+            raise ConfigError(f"run {self._run.name}: no held-out task is left: {note}")
+        return found
 
     async def _posed(self, tasks: Sequence[Task]) -> list[PosedProblem | None]:
-        """The problems of tasks; None for one that cannot be posed. ConfigError if that is all of
-        several."""
-        try:
-            return list(await self.verifier.problems(tasks))
-        except ConfigError as error:
-            if len(tasks) == 1:
-                self._left_out.setdefault(str(tasks[0]), str(error))
-                return [None]
-            found = [problem for task in tasks for problem in await self._posed([task])]
-            if found and not any(found):
-                raise
-            return found
+        """The problems of tasks; None for one that cannot be posed."""
+        return [None if each.failure else each for each in await self.verifier.problems(tasks)]
 
     @property
     def lacks_validation(self) -> bool:
@@ -176,7 +154,7 @@ class HeldOutGuard:
         many tasks; the others are left out for good.
 
         Raises:
-            ConfigError: nearly all problems of the run are held out.
+            ConfigError: nearly all problems of the run are held out, or fail to be posed.
         """
         apart = await self.questions()
         apart |= {Prompt.read(each.prompt).question for each in await self.validation()}
@@ -216,7 +194,8 @@ class HeldOutGuard:
         raise self._all_held_out()
 
     def _all_held_out(self) -> ConfigError:
-        left_out = f" ({self.left_out})" if self.left_out else ""
+        note = self.verifier.counters.note
+        left_out = f" or fail ({note})" if note else ""
         return ConfigError(
             f"run {self._run.name}: nearly all its problems are held out{left_out}; ask for fewer "
             "in held_out.tasks or widen the environments' parameters"

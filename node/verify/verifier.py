@@ -30,6 +30,7 @@ from node.envs.scoring import (
     replies,
     score_group,
 )
+from node.observe.text_format import counted
 from node.sandbox.bounds import SCORING_BYTES
 from node.system.child_process import NUMBER, ChildChannel, encode
 from node.verify.assignment import assigned_task, format_samples, is_common, sample_tasks
@@ -44,6 +45,7 @@ from node.verify.worker_answers import (
 )
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, Reject, RemoteProtocolError
 from swarm.rollouts import RolloutGroup, Task
+from swarm.texts import printable
 
 WORKER = "node.verify.verifier_worker"
 ANSWER_BYTES_MAX = 64 * 2**20
@@ -53,6 +55,8 @@ BATCH_CPU_S = 0.02  # CPU seconds of a batch after which none of its groups is b
 # Share of a group's CPU limit that the code in its texts may use. It bounds that code's wall-clock
 # time as well: a group that waits delays the next one no longer than a group that computes.
 RUN_SHARE = 0.75
+LEFT_OUT_MAX = 10_000  # counted tasks
+REASON_CHARS_MAX = 200
 STARVED_FACTOR = 10.0  # wall-clock timeout as a multiple of the CPU limit; beyond it: overloaded
 WAITING_SHARE = 0.25  # of a failed try's wall-clock time that is charged, if its CPU time is less
 SECOND_WAITING_MAX_S = 30.0  # wait for a second try's turn, which may never come on a busy node
@@ -82,11 +86,11 @@ class Verifier(Protocol):
         ...
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
-        """The problems of own tasks.
+        """The problems of own tasks; one that its environment fails to pose has a `failure`.
 
         Raises:
             ConfigError: the run's parameters make no problem.
-            ChildFailed: the worker ended; the caller may try again.
+            ChildFailed: the worker was ended by others; the caller may try again.
         """
         ...
 
@@ -121,6 +125,23 @@ class VerifierCounters:
     starts: int = 0  # worker processes started; more than two: some were lost
     # CPU seconds of foreign groups: `proven` and `unproven` producers, and `overrun`
     cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    left_out: dict[Task, str] = field(default_factory=dict)  # own tasks, and why; the first ones
+
+    def leave_out(self, task: Task, why: str) -> None:
+        if len(self.left_out) < LEFT_OUT_MAX:
+            self.left_out.setdefault(task, why)
+
+    @property
+    def note(self) -> str | None:
+        """The tasks that were left out, of which one is named."""
+        if not self.left_out:
+            return None
+        task, why = next(iter(self.left_out.items()))
+        number = counted(len(self.left_out), "tasks")
+        return (
+            f"{number} left out so far; the first is number {task.index} of {task.environment}: "
+            f"{printable(why, REASON_CHARS_MAX)}"
+        )
 
 
 def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = None) -> None:
@@ -189,7 +210,14 @@ class InlineVerifier:
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
         await trio.lowlevel.checkpoint()
         prompt_max, text_max = self._run.limits.prompt_chars_max, self._run.limits.text_chars_max
-        return [pose(task, prompt_max, _rule_of(self._run, task), text_max) for task in tasks]
+        found = []
+        for task in tasks:
+            try:
+                found.append(pose(task, prompt_max, _rule_of(self._run, task), text_max))
+            except ConfigError as error:
+                self.counters.leave_out(task, str(error))
+                found.append(PosedProblem("", "", str(error)))
+        return found
 
     async def score(
         self,
@@ -368,6 +396,10 @@ def _why_ended(status: int) -> Exception:
     if status == OUT_OF_TIME or -status in _ENDED_BY_OTHERS:
         return ChildFailed(f"a verifier was ended by signal {-status}")
     return WorkEnded(f"a verifier ended with status {status}")
+
+
+def _why(error: Exception) -> str:
+    return str(error) or f"it took over {OWN_BATCH_LIMITS.cpu_s:.0f} s of CPU time"
 
 
 def _result(answer: _Answer) -> Any:
@@ -556,9 +588,15 @@ class ProcessVerifier:
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
         try:
             posed = await self._call_own(self._pose_request(tasks), OWN_BATCH_LIMITS)
-        except _Overran:
-            raise ChildFailed(f"no problems in {OWN_BATCH_LIMITS.cpu_s:.0f} s") from None
-        return [PosedProblem(*problem) for problem in posed]
+        except (_Overran, WorkEnded) as error:
+            if len(tasks) > 1:
+                return [(await self.problems([task]))[0] for task in tasks]
+            posed = [("", "", _why(error))]
+        problems = [PosedProblem(*problem) for problem in posed]
+        for task, problem in zip(tasks, problems, strict=True):
+            if problem.failure:
+                self.counters.leave_out(task, problem.failure)
+        return problems
 
     async def score(
         self,
@@ -566,13 +604,14 @@ class ProcessVerifier:
         texts: Sequence[Sequence[Said]],
         rule: ScoreRule | None = None,
     ) -> list[Verdicts]:
-        """A group that runs out of CPU time on its own is worth 0."""
+        """A group that runs out of CPU time on its own is worth 0, and one that ends the scorer is
+        undecided."""
         scored: list[Verdicts] = []
         while len(scored) < len(tasks):  # a worker answers for `OWN_ENOUGH_S` of them
             rest = (tasks[len(scored) :], texts[len(scored) :])
             try:
                 found = await self._call_own(self._score_request(*rest, rule), OWN_BATCH_LIMITS)
-            except _Overran:
+            except (_Overran, WorkEnded):
                 alone = [await self._score_alone(*group, rule) for group in zip(*rest, strict=True)]
                 return [*scored, *alone]
             scored += [self._rewards(group) for group in checked_scores(found, rest[1])]
@@ -593,8 +632,14 @@ class ProcessVerifier:
             }
             try:
                 said = await self._call_own(request, OWN_BATCH_LIMITS)
-            except _Overran:
-                raise ChildFailed(f"no replies in {OWN_BATCH_LIMITS.cpu_s:.0f} s") from None
+            except (_Overran, WorkEnded) as error:
+                task, transcript = tasks[len(found)], rest[0]
+                if len(rest) == 1:
+                    self.counters.leave_out(task, _why(error))
+                    found.append([None] * len(transcript))
+                else:
+                    found += await self.replies([task], [transcript])
+                continue
             found += checked_replies(said, rest)
         return found
 
@@ -607,6 +652,9 @@ class ProcessVerifier:
             return self._rewards(found[0])
         except _Overran:
             return (0.0,) * len(texts)
+        except WorkEnded as error:
+            self.counters.leave_out(task, _why(error))
+            return (None,) * len(texts)
 
     async def _call_own(self, request: Mapping[str, Any], limits: _Limits) -> Any:
         async with self._own_turn:

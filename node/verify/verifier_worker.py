@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -43,6 +43,7 @@ from node.system.child_process import HEADER, NUMBER, body_length, decode, encod
 from node.verify.worker_answers import GroupVerdict
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Task
+from swarm.texts import first_line
 
 NICENESS: Final = 5  # the node's event loop comes first
 OUT_OF_CPU: Final = -signal.SIGPROF  # exit statuses of a fork, as `os.waitstatus_to_exitcode` has
@@ -450,18 +451,35 @@ def _answer(request: Request) -> dict[str, Any]:
 
 
 def _pose(request: Request) -> list[list[str]]:
-    for rule, tasks in request.get("formats", ()):  # of the request that prepares
-        check_format([Task(*task) for task in tasks], AnswerRule.from_values(rule))
-    posed = (
-        pose(
-            Task(*task),
-            request["prompt_chars_max"],
-            AnswerRule.from_values(rule),
-            request["text_chars_max"],
-        )
-        for task, rule in zip(request["tasks"], request["answers"], strict=True)
-    )
-    return [[problem.prompt, problem.answer] for problem in posed]
+    """Prompt and right answer of each task, or, as a third text, why it has none. The request that
+    prepares raises `ConfigError` for an environment without any."""
+    rules = map(AnswerRule.from_values, request["answers"])
+    tasks = zip((Task(*task) for task in request["tasks"]), rules, strict=True)
+    if "formats" not in request:
+        return [_posed(request, task, rule) for task, rule in tasks]
+    for rule, samples in request["formats"]:
+        check_format([Task(*task) for task in samples], AnswerRule.from_values(rule))
+    for task, rule in tasks:
+        for n in range(SAMPLE_TRIES):
+            _, _, failure = _posed(request, replace(task, index=n), rule, raises=ConfigError)
+            if not failure:
+                break
+        else:
+            raise ConfigError(f"environment {task.environment}: it poses no task: {failure}")
+    return []
+
+
+def _posed(
+    request: Request, task: Task, rule: AnswerRule, raises: type[Exception] = RunnerFailed
+) -> list[str]:
+    most = request["prompt_chars_max"], request["text_chars_max"]
+    try:
+        problem = pose(task, most[0], rule, most[1])
+    except (RunnerFailed, raises):
+        raise
+    except Exception as error:  # noqa: BLE001 - other people's code, of which one task fails
+        return ["", "", first_line(error)]
+    return [problem.prompt, problem.answer, ""]
 
 
 def _score(request: Request) -> list[list[Any]]:
@@ -508,6 +526,7 @@ def _reply(request: Request) -> list[list[str | None]]:
     return found
 
 
+SAMPLE_TRIES: Final = 4  # tasks of an environment; one that poses none of them is refused
 _OPERATIONS: Mapping[str, Callable[[Request], Any]] = {
     "pose": _pose,
     "score": _score,

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.cli import EXIT_USAGE
 from node.engines.policy_files import SHARED_MEMORY
 from node.observe.records import StepDone, WorkDone
+from swarm.command import EXIT_USAGE
 from tests.integration.nodes import (
     WAIT_S,
     MakeFed,

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, main
+from node.cli import main
 from node.hosting.policy_weights import POLICIES, STORE
 from node.observe.text_format import amount
+from swarm.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from swarm.identity import Identity
 from swarm.weights.manifest import decode_manifest
 from tests.integration.nodes import ENVIRON, LOOPBACK, WAIT_S, swarm_node, until

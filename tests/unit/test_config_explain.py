@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from node.cli import EXIT_OK, main
+from node.cli import main
 from node.config.explain import explained
 from node.config.load import load_with_sources
 from node.config.node import NodeConfig
+from swarm.command import EXIT_OK
 
 RUN_TEXT = """
 name = "x"

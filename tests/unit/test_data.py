@@ -295,9 +295,9 @@ def test_a_task_that_cannot_be_posed_is_left_out_counted_and_named(tmp_path: Pat
         return [Prompt.read(each.prompt).question for each in (*assigned, *leased)]
 
     assert max(map(len, trio.run(main))) <= 49
-    told = guard.left_out
+    told = guard.verifier.counters.note
     assert told is not None
-    assert re.match(r"\d\d tasks are left out so far; the first: .*prompt_chars_max is 49", told)
+    assert re.match(r"\d\d tasks left out so far; the first .*prompt_chars_max is 49", told)
     none = limits.model_copy(update={"prompt_chars_max": 9})
     nobody = run.model_copy(update={"limits": none})
     with pytest.raises(ConfigError, match="prompt_chars_max is 9"):

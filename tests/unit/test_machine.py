@@ -155,6 +155,46 @@ def test_a_control_group_bounds_cores_and_memory(
     assert free_memory_bytes() == 0
 
 
+def test_limits_around_the_own_group_hold_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_CONTROL_GROUP", tmp_path / "groups")
+    monkeypatch.setattr(machine, "_PROCESS", tmp_path)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
+    (tmp_path / "cgroup").write_text("0::/user.slice/node.service\n")
+    inner = tmp_path / "groups" / "user.slice" / "node.service"
+    inner.mkdir(parents=True)
+    (inner / "cpu.max").write_text("max 100000\n")
+    (inner.parent / "cpu.max").write_text("300000 100000\n")
+    (inner.parent / "memory.max").write_text("5000\n")
+    (inner.parent / "memory.current").write_text("1000\n")
+    assert core_count() == 3
+    assert free_memory_bytes() == 4000
+    (inner / "cpu.max").write_text("200000 100000\n")
+    assert core_count() == 2
+
+
+@pytest.mark.parametrize("seen", ["docker/a1", ""])
+def test_control_groups_of_version_1_bound_too(seen, tmp_path, monkeypatch):
+    """In a container the group of the host's path may be out of view, and the mount is the own."""
+    monkeypatch.setattr(machine, "_CONTROL_GROUP", tmp_path / "groups")
+    monkeypatch.setattr(machine, "_PROCESS", tmp_path)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
+    (tmp_path / "cgroup").write_text("4:memory:/docker/a1\n2:cpu,cpuacct:/docker/a1\n0::/\n")
+    cpu, memory = (tmp_path / "groups" / name / seen for name in ("cpu", "memory"))
+    for each in (cpu, memory):
+        each.mkdir(parents=True)
+    (cpu / "cpu.cfs_quota_us").write_text("-1\n")
+    (cpu / "cpu.cfs_period_us").write_text("100000\n")
+    (memory / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (memory / "memory.usage_in_bytes").write_text("1000\n")
+    assert core_count() == 8
+    assert free_memory_bytes() > 5000
+    (cpu / "cpu.cfs_quota_us").write_text("200000\n")
+    (memory / "memory.limit_in_bytes").write_text("5000\n")
+    (memory / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 500\n")
+    assert core_count() == 2
+    assert free_memory_bytes() == 4500
+
+
 def test_what_only_caches_files_is_free_and_what_is_in_shared_memory_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,8 @@ from node.config.run import LearnerRules
 from node.observe import top as top_view
 from node.observe.live import LiveView
 from node.observe.records import StatusSnapshot
-from node.observe.status import WIDTH_COLUMNS, render_status, snapshot_json
+from node.observe.status import render_status, snapshot_json
+from node.observe.text_format import WIDTH_COLUMNS
 from node.run.learner_role import LearnerRole
 from node.run.worker_role import WorkerRole
 from node.simulation.simulated_learner import LearnerCase, SimulatedLearner, run_of

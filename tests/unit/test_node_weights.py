@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, main
+from node.cli import main
 from node.hosting.policy_weights import DIFFERENCES_SHOWN_MAX, POLICIES, STORE, differences
+from swarm.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from swarm.weights import manifest as manifest_wire
 from swarm.weights.chunk_store import ChunkStore
 from swarm.weights.manifest import Artifact, ChunkRef, Manifest, open_weights

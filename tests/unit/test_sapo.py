@@ -587,8 +587,10 @@ def test_a_task_too_long_for_the_context_is_left_out_and_named() -> None:
     measured = [each.tasks for each in node.records if isinstance(each, HeldOut)]
     assert all(0 < tasks < 10 for tasks in measured)
     assert [each.local_groups for each in rounds(node)] == [4] * 3  # others took their places
-    assert "tasks are left out so far; the first: '" in node.node.notes["tasks"]
-    assert "its prompt does not fit the context of the model" in node.node.notes["tasks"]
+    note = node.node.verifier.counters.note
+    assert note is not None
+    assert "tasks left out so far; the first is number " in note
+    assert "its prompt does not fit the context of the model" in note
 
 
 class Blind(FrozenPolicy):

@@ -32,7 +32,7 @@ def test_no_word_of_a_command_is_a_line_of_the_unit(tmp_path):
     assert len(starts) == 1
     assert starts[0].endswith('"--run" "a b%%n $$HOME \\"c\\" \\\\d\\ne"')
     assert "Description=swarm-node join ExecStart=/bin/false" in lines
-    assert "RestartPreventExitStatus=2" in lines
+    assert "RestartPreventExitStatus=2 3" in lines
 
 
 def test_a_launch_agent_reads_its_variables_and_is_the_command(tmp_path):
