@@ -209,8 +209,8 @@ def _answer(rule: AnswerRule, text: str, right: str) -> str | None:
 
 def check_format(tasks: Sequence[Task], rule: AnswerRule) -> None:
     """Refuse a format in which the environments' own answers cannot be given. `tasks`: a sample,
-    of which those that the environment fails to pose are left out."""
-    tasks = [task for task in tasks if _guarded(partial(_problem, task), ConfigError)]
+    of which those that cannot be posed are left out, unless that is all."""
+    tasks = [task for task in tasks if _guarded(partial(_problem, task))] or tasks
     for task in tasks:
         if _passes(task, rule.format):
             continue

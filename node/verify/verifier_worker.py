@@ -43,7 +43,6 @@ from node.system.child_process import HEADER, NUMBER, body_length, decode, encod
 from node.verify.worker_answers import GroupVerdict
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Task
-from swarm.texts import first_line
 
 NICENESS: Final = 5  # the node's event loop comes first
 OUT_OF_CPU: Final = -signal.SIGPROF  # exit statuses of a fork, as `os.waitstatus_to_exitcode` has
@@ -460,25 +459,17 @@ def _pose(request: Request) -> list[list[str]]:
     for rule, samples in request["formats"]:
         check_format([Task(*task) for task in samples], AnswerRule.from_values(rule))
     for task, rule in tasks:
-        for n in range(SAMPLE_TRIES):
-            _, _, failure = _posed(request, replace(task, index=n), rule, raises=ConfigError)
-            if not failure:
-                break
-        else:
-            raise ConfigError(f"environment {task.environment}: it poses no task: {failure}")
+        samples = [replace(task, index=n) for n in range(SAMPLE_TRIES)]
+        if all(failures := [_posed(request, each, rule)[2] for each in samples]):
+            raise ConfigError(failures[0])
     return []
 
 
-def _posed(
-    request: Request, task: Task, rule: AnswerRule, raises: type[Exception] = RunnerFailed
-) -> list[str]:
-    most = request["prompt_chars_max"], request["text_chars_max"]
+def _posed(request: Request, task: Task, rule: AnswerRule) -> list[str]:
     try:
-        problem = pose(task, most[0], rule, most[1])
-    except (RunnerFailed, raises):
-        raise
-    except Exception as error:  # noqa: BLE001 - other people's code, of which one task fails
-        return ["", "", first_line(error)]
+        problem = pose(task, request["prompt_chars_max"], rule, request["text_chars_max"])
+    except ConfigError as error:
+        return ["", "", str(error)]
     return [problem.prompt, problem.answer, ""]
 
 
