@@ -125,7 +125,7 @@ def test_two_nodes_with_the_tiny_policy_train_on_each_others_calls(
     first = node("a").start()
     nodes = [first, node("b", "--peer", first.address()).start()]
     for each in nodes:
-        each.until(lambda each=each: each.foreign_trained() >= 4)
+        each.until(lambda each=each: each.foreign_trained() >= 4, wait_s=600.0)
     for each in nodes:
         assert not each.troubles()
         assert any(record.own_reward > 0 for record in each.rounds())
