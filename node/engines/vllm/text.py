@@ -113,7 +113,9 @@ class ModelText(PromptEncoder):
 
     def take_affixes(self, ids: Sequence[int]) -> None:
         """Find the ids around any plain text, from the server's ids of one word."""
-        self._around = around(self.encode_completion(placeholder(0)), ids)
+        before, after = around(self.encode_completion(placeholder(0)), ids)
+        # Some tokenizers end each text, which a prompt must not be
+        self._around = before, tuple(each for each in after if each not in self.eos_ids)
 
     def encode_plain(self, text: str) -> list[int]:
         before, after = self._around or ((), ())
