@@ -121,7 +121,7 @@ def export_whole(directory: Path, policy: Policy, precision: Precision = "float3
             _save_as(directory, policy.model, wanted)
     if not exported_files.write_tokenizer(directory, policy.files):
         policy.tokenizer.save_pretrained(directory)
-    exported_files.respell(directory, policy.files, type(policy.model).__name__, precision)
+    exported_files.respell(directory, policy.files, policy.model, precision)
     sync_directory(directory)
 
 

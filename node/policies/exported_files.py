@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from transformers import PreTrainedModel
+
 from swarm.weights.delta import AUTO_MAP
 
 CONFIG: Final = "config.json"
@@ -37,14 +39,22 @@ def write_tokenizer(directory: Path, files: Mapping[str, bytes]) -> bool:
     return True
 
 
-def respell(directory: Path, files: Mapping[str, bytes], kind: str, dtype: str) -> None:
-    """Complete an export that transformers wrote. `kind`: the class of the model, for which its own
-    configuration stays, and `dtype` the type of its numbers."""
+def respell(
+    directory: Path, files: Mapping[str, bytes], model: PreTrainedModel, dtype: str
+) -> None:
+    """Complete an export of a model that transformers wrote with numbers of type `dtype`. The
+    model's own configuration stays if it is of the same class."""
     own = json.loads(files.get(CONFIG, b"{}"))
     path = directory / CONFIG
-    config = own if own.get("architectures") == [kind] else json.loads(path.read_bytes())
+    is_same = own.get("architectures") == [type(model).__name__]
+    config = own if is_same else json.loads(path.read_bytes())
     config.pop(AUTO_MAP, None)
-    _write(path, config | {"dtype": dtype, "torch_dtype": dtype} | _rotations(config))
+    config |= {"dtype": dtype, "torch_dtype": dtype}
+    if config.get("rope_parameters") and "rope_theta" not in config:  # written by transformers 5
+        names = model.config.attribute_map.items()
+        aliases = {old: config[new] for old, new in names if new in config and old not in config}
+        config |= _rotations(config["rope_parameters"]) | aliases
+    _write(path, config)
     path = directory / _SETTINGS
     if path.exists():
         before = json.loads(path.read_bytes())
@@ -57,11 +67,8 @@ def respell(directory: Path, files: Mapping[str, bytes], kind: str, dtype: str) 
             _write(path, after)
 
 
-def _rotations(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of rotary embeddings as transformers 4 spells them, unless they are there."""
-    told = config.get("rope_parameters")
-    if not isinstance(told, dict) or "rope_theta" in config:
-        return {}
+def _rotations(told: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of rotary embeddings as transformers 4 spells them."""
     whole = told.get("full_attention", told)
     found = {"rope_theta": whole["rope_theta"]} if "rope_theta" in whole else {}
     if "sliding_attention" in told:

@@ -311,3 +311,71 @@ def test_a_directory_lasts_by_its_whole_path(tmp_path, monkeypatch):
     assert lasting_model("./mine") == lasting_model("mine/") == str(tmp_path / "mine")
     assert lasting_model("tiny") == "tiny"
     assert lasting_model("some/base") == "some/base"
+
+
+# exports
+
+
+def exported(model: Path, out: Path, precision: str = "float32") -> Path:
+    out.mkdir()
+    checkpoint.export_whole(out, open_policy(model), precision)
+    return out
+
+
+def test_an_export_holds_the_models_own_tokenizer_files(tmp_path):
+    model = qwen_directory(tmp_path / "model")
+    (model / "special_tokens_map.json").write_text('{"eos_token": "<eos>"}\n')
+    (model / "tokenizer.model").write_bytes(b"as it is")
+    out = exported(model, tmp_path / "out")
+    for name in ("tokenizer.json", "special_tokens_map.json", "tokenizer.model"):
+        assert (out / name).read_bytes() == (model / name).read_bytes()
+    told = json.loads((out / "tokenizer_config.json").read_text())
+    assert told["tokenizer_class"] == "PreTrainedTokenizerFast"  # transformers 5 says Backend
+    assert open_policy(out).fingerprint == open_policy(model).fingerprint
+
+
+def test_an_export_keeps_the_models_own_configuration(tmp_path):
+    model = llama_directory(tmp_path / "model")
+    old = json.loads((model / "config.json").read_text())
+    theta = old.pop("rope_parameters")["rope_theta"]
+    old.pop("dtype")
+    old |= {"rope_theta": theta, "torch_dtype": "float32", "of_its_own": 3}
+    (model / "config.json").write_text(json.dumps(old))
+    out = exported(model, tmp_path / "out", "bfloat16")
+    told = json.loads((out / "config.json").read_text())
+    assert told == old | {"torch_dtype": "bfloat16", "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("rotations", "told"),
+    [
+        ({"rope_type": "default", "rope_theta": 7e5}, {"rope_theta": 7e5}),
+        (
+            {"rope_type": "linear", "factor": 2.0, "rope_theta": 7e5},
+            {"rope_theta": 7e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        ),
+    ],
+)
+def test_an_export_is_spelled_for_both_generations_of_transformers(tmp_path, rotations, told):
+    model = llama_directory(tmp_path / "model")
+    configure(model, rope_parameters=rotations)
+    out = exported(model, tmp_path / "out")
+    written = json.loads((out / "config.json").read_text())
+    assert written.items() >= (told | {"rope_parameters": rotations}).items()
+    before, after = (AutoConfig.from_pretrained(each).rope_parameters for each in (model, out))
+    assert before == after
+
+
+def test_an_export_names_experts_and_layered_rotations_as_before(tmp_path):
+    kinds = {"qwen3_moe": {"moe_intermediate_size": 8, "num_experts_per_tok": 2}, "gemma3_text": {}}
+    for kind, more in kinds.items():
+        config = AutoConfig.for_model(kind, **text_sizes(num_hidden_layers=2), **more)
+        if more:
+            config.num_experts = 4
+        network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        out = exported(save(tmp_path / kind, network), tmp_path / f"{kind}-out")
+        written = json.loads((out / "config.json").read_text())
+        assert "rope_theta" in written
+        assert written.get("num_experts") == (4 if more else None)
+        assert ("rope_local_base_freq" in written) == (kind == "gemma3_text")
+        open_policy(out)
