@@ -207,16 +207,7 @@ def load_policy(
     """
     place = pick_device(device)
     check_files(model)
-    try:
-        with shared_files():  # it may come into a cache that users share
-            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-            check_kind(config, model)
-            tokenizer = load_tokenizer(model)
-            network = _load(model, narrow=narrow)
-    except ConfigError:
-        raise
-    except Exception as error:  # boundary: files may make a class of transformers raise anything
-        raise ConfigError(load_error_line(model, error)) from error
+    network, tokenizer = _read(model, narrow=narrow)
     network.eval()  # no dropout anywhere: sampling and training see one distribution
     move(network, place)
     eos_ids = _eos_ids(network, tokenizer)
@@ -245,6 +236,20 @@ def load_policy(
     return policy
 
 
+def _read(model: str, *, narrow: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Network and tokenizer of a model; ConfigError as `load_policy`."""
+    try:
+        with shared_files():  # it may come into a cache that users share
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+            check_kind(config, model)
+            tokenizer = load_tokenizer(model)
+            return _load(model, narrow=narrow), tokenizer
+    except ConfigError:
+        raise
+    except Exception as error:  # boundary: files may make a class of transformers raise anything
+        raise ConfigError(load_error_line(model, error)) from error
+
+
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """A model's tokenizer: its `tokenizer.json` as it is, else what transformers makes of others.
     Classes that a configuration names replace steps of the file by their own, and some lose blanks.
@@ -261,7 +266,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     tokenizer: PreTrainedTokenizerBase
     if found:
         tokenizers.check(model, Path(found))
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
     else:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     tokenizers.check_text(model, tokenizer)
@@ -324,7 +329,7 @@ def check_kind(config: PreTrainedConfig, model: str) -> None:
 def _refuse_encoder(network: PreTrainedModel, model: str) -> None:
     """Raise ConfigError if logits depend on tokens that come later."""
     ids = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]], device=network.device)
-    one, other = network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :2].float()
+    one, other = network(input_ids=ids).logits[:, :2].float()
     if float((one - other).abs().max()) > _CAUSAL_TOLERANCE * float(one.abs().max()):
         raise ConfigError(
             f"model {model}: {type(network).__name__} sees tokens before they are sampled: it is "

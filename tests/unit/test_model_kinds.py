@@ -22,6 +22,7 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
 )
 
+from node.engines.vllm.text import ModelText
 from node.hosting.fetched_models import convert_file
 from node.hosting.models import lasting_model, resolve_model
 from node.policies import checkpoint
@@ -87,6 +88,17 @@ def test_a_tokenizer_that_loses_text_is_refused(tmp_path, steps):
     model = qwen_directory(tmp_path)
     edit(model / "tokenizer.json", **steps)
     assert 'its tokenizer loses text: "Two  blanks,\\n\\n\\ta line' in refused(model)
+
+
+def test_a_file_that_cuts_and_fills_texts_changes_none(tmp_path):
+    model = qwen_directory(tmp_path)
+    tokenizer = byte_tokenizer().backend_tokenizer
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=64, pad_id=258, pad_token="<pad>")
+    tokenizer.save(str(model / "tokenizer.json"))
+    ids = ModelText(model).encode_completion(TEXT)
+    assert ids == open_policy(model).encode_completion(TEXT)
+    assert len(ids) == len(TEXT.encode())
 
 
 def test_a_prompt_does_not_end_as_completions_do(tmp_path):
@@ -346,6 +358,10 @@ def test_an_export_keeps_the_models_own_configuration(tmp_path):
     assert told == old | {"torch_dtype": "bfloat16", "dtype": "bfloat16"}
 
 
+def rotations_of(model: Path) -> object:
+    return AutoConfig.from_pretrained(model, trust_remote_code=False).rope_parameters
+
+
 @pytest.mark.parametrize(
     ("rotations", "told"),
     [
@@ -362,7 +378,7 @@ def test_an_export_is_spelled_for_both_generations_of_transformers(tmp_path, rot
     out = exported(model, tmp_path / "out")
     written = json.loads((out / "config.json").read_text())
     assert written.items() >= (told | {"rope_parameters": rotations}).items()
-    before, after = (AutoConfig.from_pretrained(each).rope_parameters for each in (model, out))
+    before, after = (rotations_of(each) for each in (model, out))
     assert before == after
 
 

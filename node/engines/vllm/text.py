@@ -248,11 +248,14 @@ def _text(directory: Path, name: str) -> str:
 def _tokenizer(directory: Path) -> Tokenizer:
     text = _text(directory, "tokenizer.json")
     try:
-        return Tokenizer.from_str(text)
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # what the library raises is Exception itself
         if type(error) is not Exception:
             raise
         raise ConfigError(f"model {directory}: tokenizer.json: {error}") from None
+    tokenizer.no_truncation()  # which some files hold from their training
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _read(directory: Path, name: str) -> dict[str, Any]:
