@@ -40,13 +40,13 @@ def recall(data_dir: Path) -> Joined:
     return Joined()
 
 
-def remember(config: NodeConfig, run: str, ports: Sequence[int]) -> None:
-    """Keep the settings of this start. `run`: as the user gave it."""
-    joined = Joined(_lasting(run), _lasting(config.model), config.lora_rank, tuple(ports))
+def remember(config: NodeConfig, run: str, model: str, ports: Sequence[int]) -> None:
+    """Keep the settings of this start. `run`: as the user gave it; `model`: its lasting name."""
+    joined = Joined(lasting(run), model, config.lora_rank, tuple(ports))
     write_whole(config.data_dir / FILE_NAME, json.dumps(asdict(joined)))
 
 
-def _lasting(name: str) -> str:
+def lasting(name: str) -> str:
     """A path as an absolute one, because a later command may run elsewhere."""
     return os.path.abspath(name) if os.path.exists(name) else name
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from node.observe.progress_bars import Work, on_stderr
 from node.observe.text_format import amount
+from node.policies.model_files import check_gguf
 from node.policies.presets import ModelPreset
 from swarm.errors import ChildFailed, ConfigError
 from swarm.storage import shared_files
@@ -159,6 +160,7 @@ def made_once(directory: Path) -> Iterator[bool]:
 
 
 def _convert(file: Path, directory: Path) -> None:
+    check_gguf(file)
     with on_stderr().showing(f"converting {file.name}"):
         done = subprocess.run(
             [sys.executable, "-m", "node.policies.gguf_models", str(file), str(directory)],

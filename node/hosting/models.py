@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from node.config import NodeConfig, RunConfig
+from node.config.joined import lasting
 from node.engines.openai_engine import ServedModel, open_served_model
 from node.engines.openai_server import ChatAsks, ServerTrouble
 from node.engines.openai_tokenizer import fingerprint_of, ids_of
@@ -39,7 +40,8 @@ from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.loss_settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
 from node.methods.replay import Teacher
 from node.observe.progress_bars import Work, on_stderr
-from node.policies.presets import PRESETS, TinyRecipe, missing_directory, recipe_key
+from node.policies.model_files import check_files, text_note
+from node.policies.presets import PRESETS, TinyRecipe, recipe_key
 from node.stages.teacher import open_teacher
 from node.system.caches import cache_directory
 from node.system.extras import need
@@ -77,6 +79,11 @@ def resolved_model(config: NodeConfig) -> tuple[str, bool]:
         _refuse_node_data(Path(config.model))
         return config.model, False
     return str(directory), not (directory / DONE_FILE).exists()
+
+
+def lasting_model(model: str) -> str:
+    """The name of a model for later starts and commands, which may run elsewhere."""
+    return model if model == TINY or model in PRESETS else lasting(model)
 
 
 def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) -> TrainerSpec:
@@ -191,10 +198,12 @@ def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
                         "making and warming the tiny policy on this run's tasks (once, then cached)"
                     )
                     _make_in_child(config, Path(model))
-    elif no_directory := missing_directory(model):
-        raise ConfigError(no_directory)
-    elif note := use_cache_offline(model) or code_note(Path(model)):
-        say(note)
+    else:
+        check_files(model)
+        notes = (use_cache_offline(model), code_note(Path(model)), text_note(Path(model)))
+        for note in notes:
+            if note is not None:
+                say(note)
     return model
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
-from transformers.utils import CONFIG_NAME
 
 from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import Precision
+from node.policies import exported_files
 from node.policies.policy import Policy
 from node.policies.tensor_files import not_finite
 from swarm.errors import ConfigError, LocalProtocolError
@@ -119,12 +119,14 @@ def export_whole(directory: Path, policy: Policy, precision: Precision = "float3
             policy.model.save_pretrained(directory)
         else:
             _save_as(directory, policy.model, wanted)
-    policy.tokenizer.save_pretrained(directory)
+    if not exported_files.write_tokenizer(directory, policy.files):
+        policy.tokenizer.save_pretrained(directory)
+    exported_files.respell(directory, policy.files, policy.model, precision)
     sync_directory(directory)
 
 
 def _save_as(directory: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Write a model with its floating-point numbers in one type, and name the type in its file."""
+    """Write a model with its floating-point numbers in one type."""
     rounded: dict[int, torch.Tensor] = {}  # by where it lies, so that tied weights stay tied
     state = {}
     for name, value in model.state_dict().items():
@@ -132,10 +134,6 @@ def _save_as(directory: Path, model: PreTrainedModel, dtype: torch.dtype) -> Non
             value = rounded.setdefault(value.data_ptr(), value.to(dtype))
         state[name] = value
     model.save_pretrained(directory, state_dict=state)
-    path = directory / CONFIG_NAME
-    path.write_text(
-        json.dumps({**json.loads(path.read_text()), "dtype": str(dtype).removeprefix("torch.")})
-    )
 
 
 def sync_directory(directory: Path) -> None:

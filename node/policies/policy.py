@@ -20,7 +20,9 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE
 from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
@@ -41,7 +43,8 @@ from node.policies import frozen
 from node.policies import tensor_files as tensors
 from node.policies import tokenizer_files as tokenizers
 from node.policies.chat_templates import Renderer
-from node.policies.presets import missing_directory
+from node.policies.exported_files import files_of
+from node.policies.model_files import NEEDED, check_files
 from node.policies.weight_diff import kinds_of
 from swarm.errors import ChildFailed, ConfigError
 from swarm.storage import shared_files
@@ -53,7 +56,9 @@ transformers_logging.disable_progress_bar()  # ours tell more, and a log file is
 CONTEXT_TOKENS_MAX = 32_768  # unless the node is set to another limit; models name ever more
 _CONTEXT_DEFAULT = 2048  # tokens, for a configuration that names no limit
 _ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
+_REASON_CHARS = 200
+_PARTS = frozenset({"text_config", "vision_config", "audio_config"})  # of models of several inputs
+_CAUSAL_TOLERANCE = 1e-3  # share of the largest logit; an order of summing costs 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class Policy(PromptEncoder):
     control: tuple[object, Mapping[int, AddedToken]] | None = field(
         default=None, repr=False, compare=False
     )
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # for exports; none: new
 
     @property
     def precision(self) -> str:
@@ -141,7 +147,10 @@ class Policy(PromptEncoder):
         return self._ids(text, add_special_tokens=False, split_special_tokens=False)
 
     def encode_plain(self, text: str) -> list[int]:
-        return self._ids(text, split_special_tokens=True)
+        ids = self._ids(text, split_special_tokens=True)
+        while len(ids) > 1 and ids[-1] in self.eos_ids:  # some tokenizers end each text
+            del ids[-1]
+        return ids
 
     def _ids(self, text: str, **how: bool) -> list[int]:
         return list(self.tokenizer(text, **how)["input_ids"])
@@ -222,19 +231,12 @@ def load_policy(
         ConfigError: no such model, offline without a copy of it, or files that do not load.
     """
     place = pick_device(device)
-    try:
-        with shared_files():  # it may come into a cache that users share
-            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-            refuse_quantised(config, model)
-            tokenizer = load_tokenizer(model)
-            network = _load(model, narrow=narrow)
-    except _LOAD_ERRORS as error:
-        raise ConfigError(load_error_line(model, error)) from error
-    if hasattr(network.config, AUTO_MAP):  # the model's own code, which was not run
-        delattr(network.config, AUTO_MAP)
-    tokenizer.init_kwargs.pop(AUTO_MAP, None)
+    check_files(model)
+    network, tokenizer = _read(model, narrow=narrow)
     network.eval()  # no dropout anywhere: sampling and training see one distribution
     move(network, place)
+    if not narrow:  # which computes only later
+        _refuse_encoder(network, model)
     policy = Policy(
         name=Path(model).name if Path(model).is_dir() else model,
         model=network,
@@ -249,8 +251,11 @@ def load_policy(
         device=place,
         template_rules=template_rules,
         thinking=thinking,
+        files=files_of(_directory(model)),
     )
     _give_ends(policy)
+    question = policy.encode_prompt("1 + 1 = ?")
+    tokenizers.check_covered(model, tokenizer, policy.vocabulary, [*policy.eos_ids, *question])
     return policy
 
 
@@ -265,20 +270,40 @@ def _give_ends(policy: Policy) -> None:
     policy.eos_ids, policy.eos_id = ids, last
 
 
+def _read(model: str, *, narrow: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Network and tokenizer of a model; ConfigError as `load_policy`."""
+    try:
+        with shared_files():  # it may come into a cache that users share
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+            check_kind(config, model)
+            tokenizer = load_tokenizer(model)
+            return _load(model, narrow=narrow), tokenizer
+    except ConfigError:
+        raise
+    except Exception as error:  # boundary: files may make a class of transformers raise anything
+        raise ConfigError(load_error_line(model, error)) from error
+
+
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """A model's tokenizer, tried first if it has a `tokenizer.json`. Errors beside ConfigError are
-    those of transformers."""
+    """A model's tokenizer: its `tokenizer.json` as it is, else what transformers makes of others.
+    Classes that a configuration names replace steps of the file by their own, and some lose blanks.
+
+    Raises:
+        ConfigError: the file cannot be used, or text does not come back. Others: transformers'.
+    """
     found = cached_file(
         model,
         FULL_TOKENIZER_FILE,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
+    tokenizer: PreTrainedTokenizerBase
     if found:
         tokenizers.check(model, Path(found))
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        model, trust_remote_code=False
-    )
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    tokenizers.check_text(model, tokenizer)
     return tokenizer
 
 
@@ -292,12 +317,16 @@ def _load(model: str, *, narrow: bool) -> PreTrainedModel:
 
 def _kinds(model: str) -> set[str]:
     """Number types in a model's files; none where its weights are still to be downloaded."""
-    config = cached_file(model, CONFIG_NAME)
-    directory = Path(config).parent if config else Path(model)
     try:
-        return {kind for kind, _ in kinds_of(directory).values()}
+        return {kind for kind, _ in kinds_of(_directory(model)).values()}
     except ChildFailed:
         return set()
+
+
+def _directory(model: str) -> Path:
+    """The directory with a model's configuration, in the cache if it came from a hub."""
+    config = cached_file(model, CONFIG_NAME)
+    return Path(config).parent if config else Path(model)
 
 
 def move(model: torch.nn.Module, device: torch.device) -> None:
@@ -305,14 +334,40 @@ def move(model: torch.nn.Module, device: torch.device) -> None:
     model.to(device)
 
 
-def refuse_quantised(config: PreTrainedConfig, model: str) -> None:
-    """Raise ConfigError if the weights are quantised: they take no update."""
+def check_kind(config: PreTrainedConfig, model: str) -> None:
+    """Raise ConfigError for quantised weights, which take no update, and for models that are more
+    than a decoder of text. Of some others transformers has a class for the text alone."""
     told = getattr(config, "quantization_config", None)
     if told:
         method = told.get("quant_method", "") if isinstance(told, dict) else ""
         raise ConfigError(
             f"model {model}: its weights are quantised{f' ({method})' if method else ''}, and can "
             "neither be trained nor take new versions: name the model that it was made from"
+        )
+    if config.is_encoder_decoder:
+        raise ConfigError(
+            f"model {model}: {config.model_type} reads prompts with an encoder of their own; only "
+            "models that are one decoder can be trained"
+        )
+    made: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    takes = getattr(made, "input_modalities", "text")
+    is_whole = made is not None and made.config_class is type(config)
+    if is_whole and takes != "text" and _PARTS.intersection(config.sub_configs):
+        raise ConfigError(
+            f"model {model}: {made.__name__} takes {', '.join(takes)}; only models of text can be "
+            "trained"
+        )
+
+
+@torch.inference_mode()
+def _refuse_encoder(network: PreTrainedModel, model: str) -> None:
+    """Raise ConfigError if logits depend on tokens that come later."""
+    ids = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]], device=network.device)
+    one, other = network(input_ids=ids).logits[:, :2].float()
+    if float((one - other).abs().max()) > _CAUSAL_TOLERANCE * float(one.abs().max()):
+        raise ConfigError(
+            f"model {model}: {type(network).__name__} sees tokens before they are sampled: it is "
+            "an encoder, not a causal LM"
         )
 
 
@@ -327,17 +382,16 @@ def pick_device(device: Device) -> torch.device:
 
 def load_error_line(model: str, error: BaseException) -> str:
     """One line that says what to do about a model that did not load."""
-    path = Path(model)
     if "trust_remote_code" in str(error):
         return (
             f"model {model}: transformers has no class for it, and code that comes with a model "
             f"({AUTO_MAP}) is never run; take another model"
         )
-    if path.is_dir():
-        what = "not a model directory" if not (path / "config.json").exists() else first_line(error)
-        return f"model {model}: {what}; it needs config.json, tokenizer files and safetensors"
-    if missing := missing_directory(model):
-        return missing
+    if Path(model).is_dir():
+        is_told = isinstance(error, OSError | ValueError) and str(error)
+        said = f"{error}" if is_told else f"{type(error).__name__}: {error}"
+        why = " ".join(said.split())[:_REASON_CHARS]
+        return f"model {model}: {why}" + (f"; {NEEDED}" if isinstance(error, OSError) else "")
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
         f"model {model}: not loaded from the hub or its cache {home} ({first_line(error)}); "

@@ -10,7 +10,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swarm.errors import ConfigError
 from swarm.texts import first_line, listed
@@ -24,7 +23,6 @@ def load(model: str | Path, dtype: torch.dtype, **more: Any) -> PreTrainedModel:
     """A causal LM from a directory, a hub id or a GGUF file, with the arguments of
     `from_pretrained`. ConfigError: its tensors are not those of its configuration, or not finite.
     """
-    _refuse_two_sets(Path(model))
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             model,
@@ -40,6 +38,11 @@ def load(model: str | Path, dtype: torch.dtype, **more: Any) -> PreTrainedModel:
     network: PreTrainedModel = loaded[0]
     if wrong := _wrong(loaded[1]):
         raise ConfigError(f"model {model}: {wrong}")
+    if not _is_tied_as_told(network):
+        raise ConfigError(
+            f"model {model}: its config.json ties the head to the embeddings, and its files hold "
+            "another head: set tie_word_embeddings to false there"
+        )
     if name := not_finite(network.state_dict()):
         raise ConfigError(f"model {model}: tensor {name} holds numbers that are not finite")
     return network
@@ -61,6 +64,13 @@ def _wrong(told: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _is_tied_as_told(network: PreTrainedModel) -> bool:
+    """False if a head that the configuration ties has weights of its own, which stay so."""
+    head, words = network.get_output_embeddings(), network.get_input_embeddings()
+    is_tied = bool(network.config.get_text_config().tie_word_embeddings)
+    return not (is_tied and isinstance(head, torch.nn.Linear)) or head.weight is words.weight
+
+
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
     """The name of a tensor with a number that is not finite."""
     for name, value in tensors.items():
@@ -77,13 +87,3 @@ def read(file: Path, what: str) -> dict[str, torch.Tensor]:
         return load_file(file)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{what}: {first_line(error)}") from error
-
-
-def _refuse_two_sets(directory: Path) -> None:
-    """Refuse an index of other files beside a whole model: it would win, and one of them is old."""
-    index, whole = directory / SAFE_WEIGHTS_INDEX_NAME, directory / SAFE_WEIGHTS_NAME
-    if whole.is_file() and index.is_file() and SAFE_WEIGHTS_NAME not in index.read_text():
-        raise ConfigError(
-            f"model {directory}: it holds {SAFE_WEIGHTS_NAME} and an index of other files: remove "
-            "those that are old"
-        )

@@ -9,9 +9,9 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import Tokenizer
 
@@ -19,6 +19,9 @@ from node.sandbox.confinement import limit
 from node.system.child_environment import child_environ
 from swarm.errors import ConfigError
 from swarm.texts import printable
+
+if TYPE_CHECKING:  # the child does without it
+    from transformers import PreTrainedTokenizerBase
 
 CPU_S: Final = 10
 WALL_S: Final = 120.0  # a machine may have others to serve
@@ -31,6 +34,7 @@ _BLOCK: Final = 256
 _RUNS: Final = (" ", "a", "1", "\n", "!", "-", "\u00e9", "\u4e2d", "ab ", "a1", "\u0301", "\u2581")
 _LINE_CHARS: Final = 200
 _REFUSED: Final = 3
+_TEXT: Final = "Two  blanks,\n\n\ta line: isn't 1,234.5 na\u00efve? \u4e2d\u6587\u304b\u306a"
 
 
 def check(model: str, file: Path) -> None:
@@ -54,6 +58,33 @@ def check(model: str, file: Path) -> None:
     raise ConfigError(
         f"model {model}: its {file.name} cannot be used: {printable(why, _LINE_CHARS)}"
     )
+
+
+def check_text(model: str, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raise ConfigError if blanks, ends of lines or other scripts do not come back from it."""
+    told = tokenizer(_TEXT, add_special_tokens=False, split_special_tokens=True)
+    back = str(
+        tokenizer.decode(
+            told["input_ids"], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+    )
+    if back.removeprefix(" ") != _TEXT:  # which some put before each text
+        shown = printable(back, _LINE_CHARS, escapes=True)
+        raise ConfigError(f"model {model}: its tokenizer loses text: {_TEXT!r} becomes '{shown}'")
+
+
+def check_covered(
+    model: str, tokenizer: "PreTrainedTokenizerBase", rows: int, needed: Iterable[int]
+) -> None:
+    """Raise ConfigError if text, or one of the ids `needed`, has no row in the embeddings. Special
+    tokens may lack one: no text becomes them."""
+    special = {at for at, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = {*needed, *(set(tokenizer.get_vocab().values()) - special)}
+    if beyond := sorted(each for each in ids if each >= rows):
+        raise ConfigError(
+            f"model {model}: its embeddings have {rows} rows, and its tokenizer {len(beyond)} "
+            f"tokens beyond them, such as {beyond[0]}: they are of two models"
+        )
 
 
 # --- the child -----------------------------------------------------------------------------------

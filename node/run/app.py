@@ -23,7 +23,7 @@ from node.config import NodeConfig, run_argument
 from node.config.joined import remember
 from node.hosting.fetched_models import ask
 from node.hosting.membership import Membership, load_identity
-from node.hosting.models import resolve_model
+from node.hosting.models import lasting_model, resolve_model
 from node.hosting.run_data import have_data
 from node.observe.event_log import EventLog, Record
 from node.observe.live import LiveView
@@ -136,7 +136,8 @@ async def _run(start: _Start) -> None:
             transport = node.peer.transport
             assert isinstance(transport, Libp2pTransport)
             with suppress(OSError):  # a convenience, which a full disk does without
-                remember(config, start.run_given or run_argument(config.run), transport.ports())
+                run = start.run_given or run_argument(config.run)
+                remember(config, run, lasting_model(config.model), transport.ports())
             await app.run()
     _say_goodbye(config, say)
 

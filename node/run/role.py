@@ -15,7 +15,7 @@ import trio
 
 from node.config import NodeConfig
 from node.engines.vllm.server import ServerFailed
-from node.hosting.models import CHECKPOINTS
+from node.hosting.models import CHECKPOINTS, lasting_model
 from node.interfaces.trainer import DamagedCheckpoint, PolicyInfo
 from node.observe.event_log import Record
 from node.observe.figures import guard_note
@@ -115,7 +115,7 @@ def checkpoints_of(config: NodeConfig, run_sync: RunSync = trio.to_thread.run_sy
     return Checkpoints(
         config.data_dir / CHECKPOINTS,
         config.checkpoints_kept,
-        {"run_id": config.run.run_id, "model": config.model},
+        {"run_id": config.run.run_id, "model": lasting_model(config.model)},
         run_sync,
     )
 

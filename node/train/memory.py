@@ -16,7 +16,8 @@ from node.interfaces.adapter_files import AdapterShape, Held
 from node.interfaces.trainer_spec import Recomputing, TrainerSpec
 from node.methods.chunks import LOGITS_MAX
 from node.policies import frozen, lean
-from node.policies.policy import load_error_line, pick_device, refuse_quantised
+from node.policies.model_files import check_files
+from node.policies.policy import check_kind, load_error_line, pick_device
 from node.system.machine import free_memory_bytes
 from node.train.ranks import Ranks
 from swarm.errors import ConfigError
@@ -257,12 +258,15 @@ def shape_of(model: str, adapter: AdapterShape | None = None, held: Held = "floa
     Raises:
         ConfigError: the configuration cannot be read, or the model takes no such adapter.
     """
+    check_files(model)
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-        refuse_quantised(config, model)
+        check_kind(config, model)
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # boundary: as in `load_policy`
         raise ConfigError(load_error_line(model, error)) from error
     trained, spared = 0, 0.0
     if adapter is not None:

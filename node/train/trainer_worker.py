@@ -24,7 +24,6 @@ from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, erro
 from node.interfaces.trainer_spec import Device, Precision, TrainerSpec
 from node.policies import checkpoint, frozen, ipc_weights
 from node.policies.policy import Policy, load_policy, pick_device
-from node.policies.weight_diff import check_whole
 from node.system.child_process import HEADER, NUMBER, body_length, decode, encode
 from node.system.extras import install_line
 from node.system.machine import THREADS_DEFAULT_MAX, give_back_at_once
@@ -77,7 +76,6 @@ class TrainerCore:
     def _open(self, saved: Path | None) -> tuple[Policy, GroupTrainer]:
         spec = self.spec
         torch.set_num_threads(threads(spec.threads))
-        check_whole(spec.model)
         self.plan = memory.plan(spec)
         policy = opened(spec, spec.device)
         limits = (self.plan.micro_batch_tokens, self.plan.row_tokens_max)

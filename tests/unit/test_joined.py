@@ -15,7 +15,7 @@ from swarm.transport.libp2p.addresses import on_free_ports
 
 def test_what_was_kept_stands_behind_flags_and_environment(tmp_path: Path) -> None:
     config = load_config({"data_dir": tmp_path, "model": "smollm2", "lora_rank": 4}, {})
-    remember(config, "sums", [4001])
+    remember(config, "sums", config.model, [4001])
     assert recall(tmp_path) == Joined("sums", "smollm2", 4, (4001,))
     given = {"data_dir": tmp_path, "model": None}
     flags = {"data_dir": tmp_path, "model": "smollm2", "lora_rank": 4}
@@ -31,7 +31,7 @@ def test_what_was_kept_stands_behind_flags_and_environment(tmp_path: Path) -> No
 def test_a_file_is_kept_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").touch()
-    remember(load_config({"data_dir": tmp_path}, {}), "mine.toml", [])
+    remember(load_config({"data_dir": tmp_path}, {}), "mine.toml", "tiny", [])
     assert recall(tmp_path).run == os.path.join(tmp_path, "mine.toml")
 
 

@@ -190,9 +190,8 @@ def test_a_tokenizer_that_multiplies_is_refused_in_one_line(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", KEEPS)
-def test_a_tokenizer_that_keeps_to_its_text_is_taken(tmp_path, name):
+def test_a_tokenizer_that_keeps_to_its_text_is_within_the_limits(tmp_path, name):
     tokenizer_files.check("m", tokenizer_file(tmp_path, KEEPS[name]))
-    assert load_tokenizer(str(tmp_path))("a b")["input_ids"]
 
 
 @pytest.mark.slow

@@ -130,7 +130,9 @@ class ModelText(PromptEncoder):
 
     def take_affixes(self, ids: Sequence[int]) -> None:
         """Find the ids around any plain text, from the server's ids of one word."""
-        self._around = around(self.encode_completion(placeholder(0)), ids)
+        before, after = around(self.encode_completion(placeholder(0)), ids)
+        # Some tokenizers end each text, which a prompt must not be
+        self._around = before, tuple(each for each in after if each not in self.eos_ids)
 
     def encode_plain(self, text: str) -> list[int]:
         before, after = self._around or ((), ())
@@ -267,11 +269,14 @@ def _text(directory: Path, name: str) -> str:
 def _tokenizer(directory: Path) -> Tokenizer:
     text = _text(directory, "tokenizer.json")
     try:
-        return Tokenizer.from_str(text)
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # what the library raises is Exception itself
         if type(error) is not Exception:
             raise
         raise ConfigError(f"model {directory}: tokenizer.json: {error}") from None
+    tokenizer.no_truncation()  # which some files hold from their training
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _read(directory: Path, name: str) -> dict[str, Any]:
