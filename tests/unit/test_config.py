@@ -206,7 +206,8 @@ def told(
         ({"peers": ("/ip4/1.2.3.4/tcp/1",)},
          "--peer /ip4/1.2.3.4/tcp/1: must look like /ip4/<address>/tcp/<port>/p2p/<peer id>"),
         ({"peers": "/ip4/1.2.3.4/udp/1/quic-v1"}, "--peer /ip4/1.2.3.4/udp/1/quic-v1: "
-         "must look like /ip4/<address>/tcp/<port>/p2p/<peer id>"),
+         "is QUIC, and nodes speak TCP alone: it must look like "
+         "/ip4/<address>/tcp/<port>/p2p/<peer id>"),
         ({"peers": ("/ip4/1.2.3.4/tcp/1/p2p/12D3",)},
          "--peer /ip4/1.2.3.4/tcp/1/p2p/12D3: 12D3: not an Ed25519 peer id; copy it whole"),
         ({"peers": ("/ip4/1.2.3.400/tcp/1/p2p/12D3",)},

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from node.hosting import hub
 from node.hosting.fetched_models import (
     ask,
     convert_file,
@@ -147,9 +148,12 @@ def test_presets_pin_one_version_and_its_hash() -> None:
 
 
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere"])
-def test_a_directory_that_is_not_there_is_said_before_anything_starts(model: str) -> None:
+def test_a_directory_that_is_not_there_is_said_before_anything_starts(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_answers", lambda endpoint: True)
     config = make_config(make_run()).model_copy(update={"model": model})
     with pytest.raises(ConfigError, match="no such directory; put a Hugging Face model"):
         resolve_model(config, print)
-    hub = config.model_copy(update={"model": "someone/a-model"})  # may be on the hub
-    assert resolve_model(hub, print) == "someone/a-model"
+    named = config.model_copy(update={"model": "someone/a-model"})  # may be on the hub
+    assert resolve_model(named, print) == "someone/a-model"

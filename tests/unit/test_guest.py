@@ -107,3 +107,21 @@ def test_pause_and_resume_say_what_they_do(tmp_path, capsys):
     assert main(["resume", "--data-dir", str(data)]) == 0
     assert main(["resume", "--data-dir", str(data)]) == 2
     assert "no node is paused here" in capsys.readouterr().err
+
+
+def test_people_are_told_that_it_waits_and_that_it_goes_on(tmp_path):
+    said: list[str] = []
+    paused = tmp_path / PAUSED_FILE
+    paused.touch()
+
+    async def body() -> None:
+        async def later() -> None:
+            await trio.sleep(10)
+            paused.unlink()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(later)
+            await PauseRules(tmp_path, say=said.append).wait(lambda _: None)
+
+    run(body)
+    assert said == ["no work for now: paused (swarm-node resume)", "at work again"]

@@ -20,6 +20,7 @@ from node.observe.status import (
     serve_status,
     snapshot_json,
 )
+from node.observe.text_format import WIDTH_COLUMNS
 from node.system.bounded_server import CLIENTS_MAX, CROWDED, LEFT, SLOW
 from swarm.errors import ConfigError, RequestTimeout
 from tests.support import run
@@ -221,7 +222,7 @@ def test_the_view_fits_a_terminal_and_says_what_matters() -> None:
     text = render_status(snapshot(notes=("pool is full", "one peer only")))
     lines = text.splitlines()
     assert lines[-1] == f"  --peer {snapshot().addresses[0]}"  # whole, to be copied
-    assert max(len(line) for line in lines[:-1]) <= status.WIDTH_COLUMNS
+    assert max(len(line) for line in lines[:-1]) <= WIDTH_COLUMNS
     assert lines[:2] == ["! pool is full", "! one peer only"]
     for part in (
         "training, round 12",
@@ -258,10 +259,16 @@ def test_what_peers_call_themselves_cannot_steer_the_terminal() -> None:
     assert all(char.isprintable() or char == "\n" for char in text)
     assert "[bold]" in text  # shown, not obeyed
     assert "and 168 more" in text
-    assert max(len(line) for line in text.splitlines()) <= status.WIDTH_COLUMNS
+    assert max(len(line) for line in text.splitlines()) <= WIDTH_COLUMNS
 
 
 def test_the_json_has_every_field() -> None:
     fields = json.loads(snapshot_json(snapshot()))
     assert set(fields) == set(StatusSnapshot.__dataclass_fields__)
     assert fields["peers"][0]["peer_id"] == PEER_B
+
+
+def test_a_narrow_terminal_gets_narrow_lines(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    told = render_status(snapshot()).partition("others join with")[0]
+    assert max(map(len, told.splitlines())) <= 40
