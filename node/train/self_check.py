@@ -140,7 +140,7 @@ def _prompts(trainer: GroupTrainer) -> list[list[int]]:
     longest = window + PAST_WINDOW if window else LENGTHS[-1]
     embeddings = sum(each.numel() for each in policy.model.get_input_embeddings().parameters())
     work = PASSES * longest * (policy.parameters - embeddings)
-    padded = (len(LENGTHS) + EACH) * longest
+    padded = (len(LENGTHS) - 1 + EACH) * longest
     if (
         longest > room
         or work > WORK_MAX[policy.device.type]

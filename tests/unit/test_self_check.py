@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from node.interfaces.adapter_files import AdapterShape
 from node.policies import prefixes
+from node.policies.adapters import attach
 from node.policies.policy import Policy
 from node.train import self_check, trainer
 from node.train.trainer import GroupTrainer
@@ -135,3 +137,12 @@ def test_a_trainer_does_not_start_with_such_a_model(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="take --forward plain"):
         TrainerCore(spec)
     TrainerCore(replace(spec, forward="plain"))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["lfm2", "lfm2_moe", "minimax", "qwen3_5_text", "bamba", "mamba", "jamba", "kimi_linear"],
+)
+def test_models_with_a_state_are_known_by_their_layers_and_take_no_adapter(kind):
+    with pytest.raises(ConfigError, match="LoRA is not for models with recurrent state"):
+        attach(made(kind), AdapterShape(2, 4.0, ()), seed=0)
