@@ -233,10 +233,7 @@ def load_policy(
     place = pick_device(device)
     check_files(model)
     network, tokenizer = _read(model, narrow=narrow)
-    network.eval()  # no dropout anywhere: sampling and training see one distribution
     move(network, place)
-    if not narrow:  # which computes only later
-        _refuse_encoder(network, model)
     policy = Policy(
         name=Path(model).name if Path(model).is_dir() else model,
         model=network,
@@ -277,11 +274,15 @@ def _read(model: str, *, narrow: bool) -> tuple[PreTrainedModel, PreTrainedToken
             config = AutoConfig.from_pretrained(model, trust_remote_code=False)
             check_kind(config, model)
             tokenizer = load_tokenizer(model)
-            return _load(model, narrow=narrow), tokenizer
+            network = _load(model, narrow=narrow)
+        network.eval()  # no dropout anywhere: sampling and training see one distribution
+        if not narrow:  # which computes only later
+            _refuse_encoder(network, model)
     except ConfigError:
         raise
     except Exception as error:  # boundary: files may make a class of transformers raise anything
         raise ConfigError(load_error_line(model, error)) from error
+    return network, tokenizer
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:

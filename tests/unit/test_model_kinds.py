@@ -395,3 +395,14 @@ def test_an_export_names_experts_and_layered_rotations_as_before(tmp_path):
         assert written.get("num_experts") == (4 if more else None)
         assert ("rope_local_base_freq" in written) == (kind == "gemma3_text")
         open_policy(out)
+
+
+def test_a_model_whose_forward_fails_is_refused_in_one_line(tmp_path, monkeypatch):
+    directory = llama_directory(tmp_path)
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel for it")
+
+    monkeypatch.setattr("node.policies.policy._refuse_encoder", fails)
+    with pytest.raises(ConfigError, match="no kernel for it"):
+        load_policy(str(directory), "cpu")
