@@ -20,6 +20,7 @@ from typing import BinaryIO, Final
 import trio
 
 from node.interfaces.trainer import Trainer
+from node.interfaces.trainer_spec import Precision
 from node.system.machine import SHARED_MEMORY
 from swarm.errors import ChildFailed
 
@@ -32,11 +33,15 @@ _LOCK = "lock"
 class PolicyFiles:
     """The directories of one node. Made by `policy_files`."""
 
-    def __init__(self, parent: Path, data_directory: Path, policy_bytes: int) -> None:
-        """`parent`: shared memory or the data directory, which also takes what no longer fits."""
+    def __init__(
+        self, parent: Path, data_directory: Path, policy_bytes: int, precision: Precision
+    ) -> None:
+        """`parent`: shared memory or the data directory, which also takes what no longer fits.
+        `precision`: in which the engine holds the policy."""
         self.parent = parent.absolute()
         self._data = data_directory.absolute()
         self._export_bytes = COPIES / 2 * policy_bytes
+        self._precision = precision
         self._remove_but(None)
 
     async def export(self, trainer: Trainer, policy_version: int) -> Path:
@@ -56,7 +61,7 @@ class PolicyFiles:
     async def _export(self, trainer: Trainer, final: Path) -> Path:
         partial = final.with_name(final.name + _PARTIAL)
         await trio.to_thread.run_sync(_make_empty, partial)
-        await trainer.export_whole(partial)
+        await trainer.export_whole(partial, self._precision)
         await trio.to_thread.run_sync(_replace, partial, final)
         return final
 
@@ -76,7 +81,10 @@ class PolicyFiles:
 
 @contextmanager
 def policy_files(
-    data_directory: Path, policy_bytes: int, memory: Path = SHARED_MEMORY
+    data_directory: Path,
+    policy_bytes: int,
+    memory: Path = SHARED_MEMORY,
+    precision: Precision = "float32",
 ) -> Iterator[PolicyFiles]:
     """Room for a policy of about that size; freed at the end of the block."""
     remove_abandoned(memory)
@@ -88,7 +96,7 @@ def policy_files(
             fcntl.flock(lock, fcntl.LOCK_EX)
             parent = new.rename(new.with_name(new.name.replace("swarm-new-", _mark())))
             stack.callback(shutil.rmtree, parent, ignore_errors=True)
-        files = PolicyFiles(parent, data_directory, policy_bytes)
+        files = PolicyFiles(parent, data_directory, policy_bytes, precision)
         stack.callback(files._remove_but, None)
         yield files
 

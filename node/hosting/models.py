@@ -24,6 +24,7 @@ from node.config.joined import lasting
 from node.engines.openai_engine import ServedModel, open_served_model
 from node.engines.openai_server import ChatAsks, ServerTrouble
 from node.engines.openai_tokenizer import fingerprint_of, ids_of
+from node.engines.vllm.server import dtype
 from node.hosting.fetched_models import (
     DONE_FILE,
     GGUF_SUFFIX,
@@ -36,7 +37,7 @@ from node.hosting.fetched_models import (
 )
 from node.hosting.hand_over import share_left
 from node.hosting.hub import use_cache_offline
-from node.interfaces.trainer_spec import TrainerSpec
+from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.methods.loss_settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
 from node.methods.replay import Teacher
 from node.observe.progress_bars import Work, on_stderr
@@ -103,12 +104,20 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         "thinking": config.run.thoughts,
         "lora_base": config.lora_base if "lora_base" in config.model_fields_set else None,
         "writes_merged": config.engine == "vllm",
+        "generates_in": _generates_in(config, is_learner=is_learner),
         "gpu_share_left": share_left(config),
         "correction": "" if config.correction is None else str(config.correction),
         "preference": "" if config.preference is None else str(config.preference),
         "loss": str(config.loss or config.run.training.loss or default),
     }
     return TrainerSpec(**{name: getattr(config, name) for name in same} | others)
+
+
+def _generates_in(config: NodeConfig, *, is_learner: bool) -> Precision:
+    """The precision of what generates from a trainer's policy."""
+    if is_learner:
+        return config.publish_precision
+    return dtype(config.engine_quantization) if config.engine == "vllm" else "float32"
 
 
 async def check_teacher(config: NodeConfig, model: str) -> None:

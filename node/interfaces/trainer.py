@@ -156,6 +156,7 @@ class TrainReport:
     weight_max: float = math.nan  # the largest of proximal / behaviour
     mismatch_mean: float = math.nan  # of |delta log p|
     mismatch_max: float = math.nan
+    version_lag: float = math.nan  # as last measured, see `node.train.version_lag`; nan: never
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class TrainerSpec:
     lora_targets: tuple[str, ...] = ()  # layers with one, by name; none named: attention and MLP
     lora_base: Held | None = None  # the frozen weights; None: bf16, or as a loaded adapter has it
     writes_merged: bool = False  # an engine gets the adapter merged into the model
+    generates_in: Precision = "float32"  # the policy that generates, where that is another copy
     seed: int = 0
     threads: int = 0  # 0: one less than the cores, at least 1, at most `THREADS_MAX`
     device: Device = "auto"

@@ -41,6 +41,7 @@ LESSONLESS_ROUNDS: Final = 5  # in a row without an informative group
 LESSONLESS_GROUPS_MIN: Final = 16  # fewer groups may be alike by chance
 MOST: Final = 0.5  # of the completions: the share that counts as a reason
 CUT_THOUGHTS_SHARE: Final = 0.1  # of the completions: fewer are what a limit is for
+LAG_MAX: Final = 0.5  # of what was learned, lost by rounding
 NEARLY_ALL: Final = 0.95  # of the completions
 DISK_FREE_BYTES_MIN: Final = 2 << 30
 DISK_CRITICAL_BYTES: Final = 256 << 20
@@ -368,6 +369,19 @@ def _cut_thoughts(past: Past) -> AlarmReport | None:
     )
 
 
+def _version_lag(past: Past) -> AlarmReport | None:
+    """Rounding has kept most of what was learned from what generates, round after round."""
+    history = past.since(ROUNDS_MIN, 0.0)
+    least = min((_value(each, m.VERSION_LAG_RATIO) for each in history), default=0.0)
+    if least <= LAG_MAX:
+        return None
+    return _standing(
+        Alarm.VERSION_LAG,
+        f"rounding to bf16 keeps {past.value(m.VERSION_LAG_RATIO):.0%} of what was learned from the "
+        "policy that generates",
+    )
+
+
 def _went_back(past: Past) -> AlarmReport | None:
     """The policy got worse in the last rounds and was rolled back to the best one."""
     falls, rounds = _rise(past.all, m.RETURNS_TOTAL), _rise(past.all, m.ROUND)
@@ -398,5 +412,6 @@ CHECKS: Final[dict[Alarm, Callable[[Past], AlarmReport | None]]] = {
     Alarm.VERSION_SPLIT: _version_split,
     Alarm.NOTHING_TO_LEARN: _nothing_to_learn,
     Alarm.CUT_THOUGHTS: _cut_thoughts,
+    Alarm.VERSION_LAG: _version_lag,
     Alarm.WENT_BACK: _went_back,
 }

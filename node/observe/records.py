@@ -129,6 +129,7 @@ class StepDone:
     steps_taken_back: int = 0
     rate_scale: float = 1.0
     acted: dict[str, int] = field(default_factory=dict)  # how often each method acted
+    version_lag: float | None = None  # see `RoundFigures`
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import Precision
 from node.policies import exported_files
 from node.policies.policy import Policy
+from node.policies.rounding import to_bfloat16
 from node.policies.tensor_files import not_finite
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.texts import first_line
@@ -131,9 +132,13 @@ def _save_as(directory: Path, model: PreTrainedModel, dtype: torch.dtype) -> Non
     state = {}
     for name, value in model.state_dict().items():
         if value.is_floating_point() and value.numel():
-            value = rounded.setdefault(value.data_ptr(), value.to(dtype))
+            value = rounded.setdefault(value.data_ptr(), _in_type(value, dtype))
         state[name] = value
     model.save_pretrained(directory, state_dict=state)
+
+
+def _in_type(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return to_bfloat16(value) if dtype == torch.bfloat16 else value.to(dtype)
 
 
 def sync_directory(directory: Path) -> None:

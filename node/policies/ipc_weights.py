@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.multiprocessing import reductions
 
+from node.policies.rounding import to_bfloat16
 from node.policies.weight_diff import kinds_of
 from swarm.texts import first_line
 
@@ -65,6 +66,7 @@ class Lender:
         self._keeps = policy.device.type == "cuda"
         self._handles = b""
         self._told: dict[str, int] = {}  # where they were then
+        self._rounded: dict[str, torch.Tensor] = {}  # copies, where the files are rounded
 
     def lend(self, directory: Path) -> str | None:
         """Lend the weights that an export has just written into a directory. Returns why not, where
@@ -72,14 +74,21 @@ class Lender:
         policy = self._policy
         if policy.adapter is not None:
             return "in the files the adapter is merged"
-        held = policy.model.state_dict()
+        held = {name: each.detach() for name, each in policy.model.state_dict().items()}
         written = kinds_of(directory)
+        self.forget()
+        self._rounded = {
+            name: to_bfloat16(held[name])
+            for name, (kind, _) in written.items()
+            if kind == _KINDS[torch.bfloat16] and name in held
+        }
+        held |= self._rounded
         kinds = {name: (_KINDS.get(each.dtype), tuple(each.shape)) for name, each in held.items()}
         for name, kind in written.items():
             if kinds.get(name) != kind:
                 return f"the trainer does not hold {name} as its files do"
         try:
-            self._tell({name: held[name].detach() for name in written})
+            self._tell({name: held[name] for name in written})
             line = f"{_place(policy.device)}\n".encode()
             (directory / LENT).write_bytes(line + self._handles)
         except (RuntimeError, OSError) as error:  # of drivers and allocators, or a full disk
@@ -87,6 +96,11 @@ class Lender:
         if policy.device.type == "cuda":
             torch.cuda.synchronize(policy.device)  # the last step, which wrote them
         return None
+
+    def forget(self) -> None:
+        """Free the copies of the last loan, once the engine has loaded them."""
+        if self._rounded:
+            self._rounded, self._told = {}, {}
 
     def _tell(self, tensors: dict[str, torch.Tensor]) -> None:
         if self._keeps and self._told == _places(tensors):

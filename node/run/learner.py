@@ -287,6 +287,7 @@ class Learner:
             step_kl=finite(report.step_kl),
             steps_taken_back=report.steps_taken_back,
             rate_scale=report.rate_scale,
+            version_lag=finite(report.version_lag),
             acted=self.stages.acted,
         )
 

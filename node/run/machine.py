@@ -17,7 +17,7 @@ from node.config.joined import recall
 from node.engines.openai_engine import ServedModel
 from node.engines.policy_files import policy_files
 from node.engines.vllm.engine import open_vllm
-from node.engines.vllm.server import ServerSettings
+from node.engines.vllm.server import ServerSettings, dtype
 from node.hosting.engine_hosts import PARAMETER_BYTES, first_answer_counts
 from node.hosting.hand_over import EngineHandOver, device_plan
 from node.hosting.membership import Membership
@@ -198,7 +198,8 @@ class RealWorld(RealNetwork, World):
         size_bytes = info.parameters * PARAMETER_BYTES
         plan = device_plan(config, info)
         tell = _trouble_to(listener)
-        with policy_files(config.data_dir, size_bytes) as files:
+        precision = dtype(config.engine_quantization)
+        with policy_files(config.data_dir, size_bytes, precision=precision) as files:
             self._starting = ("starting vLLM",)
             try:
                 opened = open_vllm(

@@ -426,10 +426,8 @@ class Sapo:
 
     def _mismatch(self, report: Any) -> dict[str, float | None]:
         """Figures of engine against trainer, where both have one distribution."""
-        whole = self._sampling.is_whole
-        return {
-            name: finite(value) if whole else None for name, value in figures_of(report).items()
-        }
+        found = {name: finite(value) for name, value in figures_of(report).items()}
+        return found if self._sampling.is_whole else {"version_lag": found["version_lag"]}
 
 
 def _merged(found: Sequence[BatchGroup], more: Sequence[BatchGroup]) -> list[BatchGroup]:

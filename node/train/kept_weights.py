@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from node.interfaces.trainer import DamagedCheckpoint
+from node.train.version_lag import swapped
 
 _TOTAL: Final = "total"  # in a file, beside the weights by their number
 
@@ -37,15 +38,8 @@ class KeptWeights:
     @contextmanager
     def loaded(self) -> Iterator[None]:
         """Within it the model has these weights, and nothing may train it."""
-        self._swap()
-        try:
+        with swapped(self._trained, self._kept):
             yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        for place, now in enumerate(self._trained):
-            self._kept[place], now.data = now.data, self._kept[place]
 
     def save(self, path: Path) -> None:
         tensors = {str(place): each.cpu().contiguous() for place, each in enumerate(self._kept)}

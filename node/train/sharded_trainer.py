@@ -41,6 +41,7 @@ class ShardedTrainer(GroupTrainer):
         cut(policy, self._mesh)
         super().__init__(policy, spec, tokens_max, row_max)
         self._lean_fits = False
+        self._version_lag = None  # whole weights fit nowhere
 
     # --- what `GroupTrainer` leaves open ---------------------------------------------------
 

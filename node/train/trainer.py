@@ -48,6 +48,7 @@ from node.train.rows import (
     weigh,
 )
 from node.train.step_guard import StepGuard, take_back
+from node.train.version_lag import VersionLag
 
 # Kept weights: their file in a checkpoint, and the field of a row for their log-probs.
 _AVERAGE: Final = "averaged"
@@ -149,6 +150,8 @@ class GroupTrainer:
             self._kept[_AVERAGE] = KeptWeights(trained)
         if spec.kl_weight:
             self._kept[_REFERENCE] = KeptWeights(trained)
+        rounds = spec.generates_in == "bfloat16" and policy.adapter is None
+        self._version_lag = VersionLag(spec.model, policy.model) if rounds else None
 
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """Update on one batch. Without a single trainable token the policy stays as it is."""
@@ -156,8 +159,9 @@ class GroupTrainer:
         units, made, left_out_groups = self._prepare(groups)
         rows = [row for unit in units for row in unit.rows]
         weigh(rows, self._set_to.aggregation, self.spec.completion_tokens_max)
+        batches = self._micro_batches(units)
         try:
-            done = self._updates(self._micro_batches(units))
+            done = self._updates(batches)
             is_trained = self.policy_version > version
             pairs, pairs_loss = self._prefer(units) if is_trained else (0, math.nan)
         except BaseException:
@@ -189,8 +193,18 @@ class GroupTrainer:
             unknown_tokens=self._unknown_tokens(rows) if first.tokens else 0,
             left_out_groups=left_out_groups,
             **_distances(first),
-            seconds=time.perf_counter() - started,
+            seconds=(seconds := time.perf_counter() - started),
+            version_lag=self._lag(batches, seconds) if is_trained else math.nan,
         )
+
+    def _lag(self, batches: Sequence[Sequence[Unit]], seconds: float) -> float:
+        if self._version_lag is None:
+            return math.nan
+
+        def logprobs() -> torch.Tensor:
+            return torch.cat([each for batch in probe(batches) for each in self._forward(batch)])
+
+        return self._version_lag.measure(self.policy_version, seconds, logprobs)
 
     def _unknown_tokens(self, rows: Sequence[Row]) -> int:
         if not self._objective.uses_behaviour:

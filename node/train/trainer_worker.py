@@ -158,6 +158,7 @@ class TrainerCore:
 
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         self._weights_changed()  # before: training needs the memory
+        self._lender.forget()
         return self.trainer.train(groups)
 
     def score(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:

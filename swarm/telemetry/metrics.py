@@ -111,6 +111,8 @@ class RoundFigures:
     effective_share: float | None = _figure(
         lambda share: f"effective sample {100 * share:.1f} %", "effective_sample_ratio"
     )
+    # Share of what was learned that rounding keeps from the policy that generates, as last measured
+    version_lag: float | None = _figure("version lags by {:.0%}".format, "version_lag_ratio")
     paused_s: float | None = _figure()  # of the engine, for the new policy; None: it needs none
 
     def with_figures(self, record: object) -> Self:

