@@ -21,9 +21,11 @@ CHOICES_MAX: Final = 26
 FINAL: Final = "####"  # GSM8K's mark before the answer
 WORKED_CHARS_MAX: Final = 200  # beyond it a solution without a marked answer is no answer
 NAMES_SHOWN_CHARS: Final = 160
+DIGITS_MAX: Final = 1024  # before or after the point of a number in a table
 _ROLES: Final = {"human": "user", "gpt": "assistant"}  # of ShareGPT, which has from and value
 _KINDS: Final = {"NoneType": "null", "dict": "a record", "list": "a list", "tuple": "a list"}
 _LETTERED: Final = re.compile(r"\(?([A-Z])[).:]\s*(\S.*)", re.DOTALL)
+_CHAT_AS_TEXT: Final = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from|content|value)["']\s*:""")
 _QUESTIONS: Final = ("question", "problem", "prompt", "query", "instruction")
 _ANSWERS: Final = (
     "answer", "final_answer", "expected_answer", "ground_truth", "answerKey", "solution",
@@ -141,8 +143,11 @@ def text_of(value: Any, path: str) -> str:
         return str(value)
     if isinstance(value, float | Decimal) and math.isfinite(value):
         exact = Decimal(repr(value)) if isinstance(value, float) else value
-        whole = exact == exact.to_integral_value()
-        return f"{exact.quantize(Decimal(1)) if whole else exact.normalize():f}"
+        if abs(exact.adjusted()) > DIGITS_MAX:
+            raise ValueError(f"its {path} is a number of over {DIGITS_MAX} digits")
+        written = f"{exact:f}"
+        written = written.rstrip("0").rstrip(".") if "." in written else written
+        return written if exact else "0"
     said = f"its {path} is {kind_of(value)}"
     if isinstance(value, Mapping) and value:
         raise ValueError(f"{said}; name one of its fields, such as {path}.{next(iter(value))}")
@@ -198,7 +203,7 @@ def question_of(row: Mapping[str, Any], columns: Columns) -> str | list[dict[str
     """The question: a text, or the messages of a chat that ends in it; ValueError says why there is
     none."""
     value = value_at(row, columns.question)
-    if isinstance(value, list):
+    if isinstance(value, list) or (columns.is_chat and value is not None):
         said = messages_of(value)[: -1 if columns.is_chat else None]
         if not said or said[-1].role != "user":
             raise ValueError("its chat does not end in a question of the user")
@@ -209,6 +214,8 @@ def question_of(row: Mapping[str, Any], columns: Columns) -> str | list[dict[str
         text, found = texts_of(row, columns.question), []
     if not text.strip() or text.startswith(MARK):
         raise ValueError("an empty question, or one that begins with a control character")
+    if _CHAT_AS_TEXT.match(text):
+        raise ValueError(f"its {columns.question} is a chat as text; write it as a list")
     return found if len(found) > 1 else text
 
 
