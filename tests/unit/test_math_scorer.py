@@ -181,7 +181,12 @@ EQUAL = [
     ("\\frac{1000}{3}", "\\frac{1,000}{3}"), ("2\\sqrt{3}", "\u221a12"), ("2|x|", "2|x|"),
     ("(n+1)!", "(n+1)n!"), ("\\binom{n}{2}", "\\frac{n(n-1)}{2}"), ("12", "= 12"),
     ("2-\\sqrt{3}", "\\tan 15^\\circ"), ("4\\sin 30^{\\circ} + 1", "3"),
-    ("60^\\circ", "60 degrees"),
+    ("60^\\circ", "60 degrees"), ("\\frac16", "0.1\\overline{6}"), ("0.\\overline{3}", "\\frac13"),
+    ("4/3", "1.\\overline{3}"), ("0.\\overline{9}", "1"), ("\\{\\}", "\\emptyset"),
+    ("\\emptyset", "\\varnothing"), ("5000000", "5\\text{ million}"), ("5\\text{ million}", "5e6"),
+    ("\\$5 million", "\\$5,000,000"), ("24", "2\\text{ dozen eggs}"),
+    ("9\\text{ ft}^2", "9 \\text{ square feet}"), ("9\\text{ cubic meters}", "9\\text{ meters}^3"),
+    ("(-\\infty, 2)", "(-\\infty, 2)"), ("[1, +\\infty)", "[1, \\infty)"),
 ]  # fmt: skip
 
 UNLIKE = [
@@ -201,7 +206,11 @@ UNLIKE = [
     ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "(1,2)"), ("x=5", "y=6"), ("5", "5x"), ("5", "5i"),
     ("\\log x", "\\ln x"), ("x", "X"), ("7", "7 apples"), ("x=1", "x=1, x=2"), ("5", "5 = 6"),
     ("\\sqrt{2}+10^{60}", "10^{60}"), ("5", "y = x = 6"), ("6", "2x = 6"), ("2", "x^2 = 2"),
-    ("\\tan 15", "\\tan 15^\\circ"),
+    ("\\tan 15", "\\tan 15^\\circ"), ("5", "5\\text{ million}"), ("5\\text{ million}", "5"),
+    ("5", "5\\text{ or more}"), ("5", "5\\text{ is wrong}"), ("3", "3\\text{ halves}"),
+    ("5", "5\\text{ squared}"), ("3\\text{ feet}", "3\\text{ square feet}"),
+    ("0.12", "0.\\overline{12}"), ("5", "5\\text{ to }3"), ("5", "5\\text{ plus }2"),
+    ("1", "\\infty/\\infty"), ("0", "\\infty-\\infty"), ("0", "\\{\\}"), ("\\{0\\}", "\\{\\}"),
 ]  # fmt: skip
 
 

@@ -72,6 +72,24 @@ _DROPPED: Final = re.compile(
     r"|(?<!\\)\\[,;: ]|[~$]|\\(?=\$)"
 )
 _THOUSANDS: Final = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])")
+_REPEATING: Final = re.compile(
+    r"(?P<whole>[0-9]*)\.(?P<first>[0-9]*)\\overline\s*\{\s*(?P<again>[0-9]+)\s*\}"
+)
+_SCALES: Final = {"hundred": 100, "dozen": 12} | {
+    name: 1000**power
+    for power, name in enumerate(("thousand", "million", "billion", "trillion"), 1)
+}
+_NO_UNIT: Final = frozenset(  # words after a number with which it is another one, or none
+    {
+        "or", "not", "no", "is", "isn't", "wrong", "incorrect", "false", "never", "least", "most",
+        "half", "halves", "third", "thirds", "fourth", "fourths", "fifths", "sixths", "eighths",
+        "tenths", "hundredths", "squared", "cubed", "factorial", "mod", "base", "negative",
+    }
+)  # fmt: skip
+_AREA: Final = re.compile(
+    r"(?P<before>square|sq\.?|cubic|cu\.?) (?P<name>[a-z]+)"
+    r"|(?P<unit>[a-z]+) (?P<after>squared|cubed)"
+)
 _LISTS: Final = re.compile(r"[(\[]|\\\{|\A\{")  # in which commas separate values
 _UNIT: Final = re.compile(r"[A-Za-z$ .]+(?:\^?[23])?(?:/[A-Za-z ]+)?")
 _TOKEN: Final = re.compile(
@@ -93,6 +111,11 @@ _RELATIONS: Final = {
     "=": "=", "approx": "=", "<": "<", "lt": "<", ">": ">", "gt": ">", "le": "<=", "leq": "<=",
     "ge": ">=", "geq": ">=", "ne": "!=", "neq": "!=",
 }  # fmt: skip
+_EMPTY: Final = (
+    [("command", "emptyset")],
+    [("command", "varnothing")],
+    [("sign", "\\{"), ("sign", "\\}")],
+)
 _DEGREES: Final = ("^{circ}", "^circ")
 _TURNED: Final = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
@@ -120,6 +143,7 @@ def read(text: str) -> Value:
         plain = plain.replace(old, new)
     is_money = re.search(r"(?<![0-9A-Za-z])\\\$|\A-?\$", text) is not None
     plain = _DROPPED.sub(" ", plain).strip()
+    plain = _REPEATING.sub(_repeated, plain)
     words = re.sub(r"\\(?:text|mathrm|mbox|textbf|textrm|textit)\s*\{([^{}]*)\}", r" \1 ", plain)
     words = " ".join(words.split())
     if _WORDS.fullmatch(words) and not _is_formula(words):
@@ -133,6 +157,14 @@ def read(text: str) -> Value:
     except (ArithmeticError, ValueError):  # from a function where it has no value
         raise Unread("a division by zero") from None
     return Value(value.kind, value.parts, "$") if is_money and not value.unit else value
+
+
+def _repeated(found: re.Match[str]) -> str:
+    """A repeating decimal as a fraction in parentheses."""
+    first, again = found["first"], found["again"]
+    below = 10 ** len(first) * (10 ** len(again) - 1)
+    above = int(f"{found['whole']}{first}{again}") - int(f"0{found['whole']}{first}")
+    return f"({above}/{below})"
 
 
 def _is_formula(words: str) -> bool:
@@ -156,8 +188,15 @@ def _tokens(text: str) -> list[Token]:
             found += _word(token["word"])
         elif kind == "text":
             name = token["text"].strip().rstrip(".").lower()
-            is_list = name in ("and", "or")
-            found.append(("sign", ",") if is_list else _unit(name) or ("text", name))
+            if name in ("and", "or"):
+                found.append(("sign", ","))
+                continue
+            first, _, rest = name.partition(" ")
+            if first in _SCALES and found:
+                found += [("sign", "*"), ("number", str(_SCALES[first]))]
+                name = rest.strip()
+            if name or not rest:
+                found += [unit] if (unit := _unit(name)) else [("text", name)] if name else []
         elif kind is not None:
             found.append((kind, token[0].lstrip("\\") if kind == "command" else token[0]))
     return found
@@ -168,6 +207,8 @@ def _word(word: str) -> list[Token]:
         return [("command", word)]
     if word in ("and", "or"):
         return [("sign", ",")]
+    if word in _SCALES:
+        return [("sign", "*"), ("number", str(_SCALES[word]))]
     unit = _unit(word) if len(word) > 1 else None
     if unit is not None:
         return [unit]
@@ -178,10 +219,13 @@ def _word(word: str) -> list[Token]:
 
 
 def _unit(name: str) -> Token | None:
-    first = re.sub(r"\A(?:square|sq|cubic) ", "", name)
-    if first == "percent":
+    if name == "percent":
         return ("sign", "%")
-    return ("unit", UNITS[first]) if first in UNITS else None
+    if (area := _AREA.fullmatch(name)) is not None:
+        unit = UNITS.get(area["name"] or area["unit"])
+        power = 3 if (area["before"] or area["after"]).startswith("cu") else 2
+        return None if unit is None else ("unit", f"{unit}^{power}")
+    return ("unit", UNITS[name]) if name in UNITS else None
 
 
 # --- lists, sets, equations -------------------------------------------------------------------
@@ -255,6 +299,8 @@ def _joined(tokens: Tokens, depth: int) -> Value:
 def _bracketed(tokens: Tokens, depth: int) -> Value:
     """A tuple, interval, set, matrix or number."""
     first, last = (tokens[0], tokens[-1]) if tokens else (("", ""), ("", ""))
+    if tokens in _EMPTY:
+        return Value("words", ("the empty set",))
     if first == ("command", "begin"):
         return _matrix(tokens, depth)
     if first[0] == last[0] == "sign" and first[1] in ("(", "[", "\\{", "{") and last[1] in _CLOSING:
@@ -318,7 +364,10 @@ def _without_unit(tokens: Tokens) -> tuple[Tokens, str]:
             return tokens[:-end], "degree"
     place = next((at for at, t in enumerate(tokens) if at and t[0] in ("unit", "text")), None)
     unit = "" if place is None else "".join(t[1] for t in tokens[place:] if t[1] not in ("{", "}"))
-    return (tokens[:place], unit) if _UNIT.fullmatch(unit) else (tokens, "")
+    if place is not None and tokens[place][0] == "text" and re.search(r"[a-z]\d", unit):
+        return tokens, ""  # a number behind words, as in `5 to 3`
+    is_unit = _UNIT.fullmatch(unit) is not None and _NO_UNIT.isdisjoint(unit.split())
+    return (tokens[:place], unit) if is_unit else (tokens, "")
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -560,6 +609,8 @@ class _Formula:
         if name == "pi":
             return _context().pi + 0
         if name == "infty":
+            if len(self._tokens) > 1 + (self._tokens[0][1] in ("+", "-")):
+                raise Unread("a calculation with infinity")
             return _letter("infinity", 0)
         if name in ("lfloor", "lceil"):
             value = self._group({"lfloor": "rfloor", "lceil": "rceil"}[name])

@@ -73,7 +73,7 @@ def _files(path: Path) -> list[Path]:
         return _saved_files(path)
     kinds: dict[str, list[Path]] = {}
     for file in sorted(path.iterdir())[:FILES_MAX]:
-        if _kind(file) in (*LINES, *SHEETS, *TABLES, ".json"):
+        if _kind(file) in (*LINES, *SHEETS, *TABLES, ".json") and file.is_file():
             kinds.setdefault(_kind(file), []).append(file)
     if len(kinds) != 1:
         found = f"files of {len(kinds)} kinds" if kinds else "no .jsonl or .parquet file"
@@ -236,7 +236,7 @@ def _rows_in(batch: Any) -> Iterator[Any]:
     """The rows of a batch. A value that Python has no type for spoils its row alone. Short floats
     are as people write them: 0.1 and not 0.10000000149011612."""
     for at, name in enumerate(batch.schema.names):
-        if str(batch.schema.field(at).type) in ("float", "halffloat"):
+        if str(batch.schema.field(at).type) == "float":
             told = batch.column(at).cast("string").cast("float64")
             batch = batch.set_column(at, name, told)
     try:
