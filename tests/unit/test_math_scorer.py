@@ -186,6 +186,7 @@ EQUAL = [
     ("\\emptyset", "\\varnothing"), ("5000000", "5\\text{ million}"), ("5\\text{ million}", "5e6"),
     ("\\$5 million", "\\$5,000,000"), ("24", "2\\text{ dozen eggs}"),
     ("9\\text{ ft}^2", "9 \\text{ square feet}"), ("9\\text{ cubic meters}", "9\\text{ meters}^3"),
+    ("5", "\N{EURO SIGN}5"), ("5\\text{ euros}", "5 \N{EURO SIGN}"), ("\N{POUND SIGN}5.50", "5.5"),
     ("(-\\infty, 2)", "(-\\infty, 2)"), ("[1, +\\infty)", "[1, \\infty)"),
 ]  # fmt: skip
 
@@ -210,6 +211,7 @@ UNLIKE = [
     ("5", "5\\text{ or more}"), ("5", "5\\text{ is wrong}"), ("3", "3\\text{ halves}"),
     ("5", "5\\text{ squared}"), ("3\\text{ feet}", "3\\text{ square feet}"),
     ("0.12", "0.\\overline{12}"), ("5", "5\\text{ to }3"), ("5", "5\\text{ plus }2"),
+    ("\\$5", "\N{EURO SIGN}5"), ("\N{EURO SIGN}5", "\N{POUND SIGN}5"),
     ("1", "\\infty/\\infty"), ("0", "\\infty-\\infty"), ("0", "\\{\\}"), ("\\{0\\}", "\\{\\}"),
 ]  # fmt: skip
 

@@ -72,6 +72,8 @@ _DROPPED: Final = re.compile(
     r"|(?<!\\)\\[,;: ]|[~$]|\\(?=\$)"
 )
 _THOUSANDS: Final = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])")
+_COINS: Final = {"\u20ac": "euro", "\u00a3": "\u00a3", "\u00a5": "\u00a5"}
+_COIN: Final = re.compile(r"(?:\A-?|[0-9}] ?)([\u20ac\u00a3\u00a5])")
 _REPEATING: Final = re.compile(
     r"(?P<whole>[0-9]*)\.(?P<first>[0-9]*)\\overline\s*\{\s*(?P<again>[0-9]+)\s*\}"
 )
@@ -142,7 +144,8 @@ def read(text: str) -> Value:
     for old, new in _REPLACED:
         plain = plain.replace(old, new)
     is_money = re.search(r"(?<![0-9A-Za-z])\\\$|\A-?\$", text) is not None
-    plain = _DROPPED.sub(" ", plain).strip()
+    coin = _COIN.search(plain)
+    plain = _DROPPED.sub(" ", plain if coin is None else plain.replace(coin[1], " ")).strip()
     plain = _REPEATING.sub(_repeated, plain)
     words = re.sub(r"\\(?:text|mathrm|mbox|textbf|textrm|textit)\s*\{([^{}]*)\}", r" \1 ", plain)
     words = " ".join(words.split())
@@ -156,7 +159,8 @@ def read(text: str) -> Value:
         raise
     except (ArithmeticError, ValueError):  # from a function where it has no value
         raise Unread("a division by zero") from None
-    return Value(value.kind, value.parts, "$") if is_money and not value.unit else value
+    unit = value.unit or (_COINS[coin[1]] if coin is not None else "$" if is_money else "")
+    return Value(value.kind, value.parts, unit) if unit else value
 
 
 def _repeated(found: re.Match[str]) -> str:
