@@ -412,6 +412,8 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -
     os.mkfifo(tmp_path / "rows.jsonl")
     with pytest.raises(ConfigError, match="no regular file; write its rows to one"):
         read(tmp_path / "rows.jsonl")
+    with pytest.raises(ConfigError, match=r"no \.jsonl or \.parquet file"):
+        read(tmp_path)
 
 
 def test_a_chat_that_is_written_as_text_is_no_question(tmp_path: Path) -> None:
