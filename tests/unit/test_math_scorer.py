@@ -327,6 +327,8 @@ def test_random_texts_of_the_grammar_are_cheap() -> None:
         ("1 2", "two numbers side by side"),
         ("x" * (TEXT_CHARS_MAX + 1), "over 512 characters"),
         ("\\int x", "the command"),
+        ("\\{,\\}", "a list of nothing"),
+        ("\\begin{pmatrix}\\\\\\end{pmatrix}", "a matrix of nothing"),
     ],
 )
 def test_what_is_beyond_the_grammar_is_told(text: str, told: str) -> None:

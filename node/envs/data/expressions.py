@@ -263,6 +263,8 @@ def _answer(tokens: Tokens, depth: int) -> Value:
 
 
 def _set(values: Sequence[Value]) -> Value:
+    if not values:
+        raise Unread("a list of nothing")
     if len(values) > LISTED_MAX:
         raise Unread(f"over {LISTED_MAX} values in a list")
     return Value("set", tuple(values))
@@ -347,6 +349,8 @@ def _matrix(tokens: Tokens, depth: int) -> Value:
         for row in rows
         if row
     ]
+    if not cells:
+        raise Unread("a matrix of nothing")
     return Value("matrix", tuple(cells))
 
 
