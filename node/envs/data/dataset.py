@@ -266,7 +266,8 @@ REVISION: Final = 2
 
 
 class Dataset:
-    """Items by their hash, scored by name; its parameters are those of `DataRules`."""
+    """Items by their hash, scored by name. Parameters: path, sha256, question, answer, choices,
+    rule, scorer, tolerance, relative_tolerance and ignore_case, which docs/data.md explains."""
 
     name = NAME
     version = f"dataset-r{REVISION}"
