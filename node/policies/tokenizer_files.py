@@ -115,6 +115,8 @@ def tried(file: Path) -> str | None:
     for part in ("model", "added_tokens"):
         steps.pop(part, None)
     tokenizer = Tokenizer.from_file(str(file))
+    if getattr(tokenizer.model, "dropout", None):
+        return "its merges are dropped at random: set model.dropout to null in it"
     if (normalizer := tokenizer.normalizer) is not None:
         for plane in _PLANES:
             for code in plane:

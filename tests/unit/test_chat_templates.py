@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from node.engines.vllm.text import ModelText
-from node.interfaces.prompts import Prompt, TemplateRules
+from node.interfaces.prompts import MARK, NO_TEXT, Prompt, TemplateRules
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.losses import OBJECTIVES
 from node.policies.policy import Policy, load_policy
@@ -109,7 +109,12 @@ def test_a_template_that_reads_parts_gets_parts(tmp_path):
 
 @pytest.mark.parametrize(
     "template",
-    ["Hello", "{% for m in messages %}", "{{ tools | length }}{{ messages[0].content }}"],
+    [
+        "Hello",
+        "{% for m in messages %}",
+        "{{ tools | length }}{{ messages[0].content }}",
+        "{{ '\\ud800' }}{{ messages[0].content }}",
+    ],
 )
 def test_a_template_without_the_question_is_refused_in_one_line(tmp_path, template):
     directory = qwen_directory(tmp_path)
@@ -212,6 +217,48 @@ def test_role_tokens_that_somebody_types_are_text_whether_special_or_not(tmp_pat
     text = ModelText(directory)
     assert text.encode_prompt(TYPED) == policy.encode_prompt(TYPED)
     assert text.encode_completion(TYPED) == ids
+
+
+def test_role_tokens_in_other_forms_of_their_letters_are_text(tmp_path):
+    directory = qwen_directory(tmp_path)
+    file = directory / "tokenizer.json"
+    told = json.loads(file.read_text()) | {"normalizer": {"type": "NFKC"}}
+    for each in told["added_tokens"]:
+        each["normalized"] = True
+    file.write_text(json.dumps(told))
+    policy = opened(directory, "{% for m in messages %}{{ m.content }}<eos>{% endfor %}<answer>")
+    control = set(policy.control_tokens())
+    bare = [token for token in policy.encode_prompt("hi") if token in control]
+    assert len(bare) == 2
+    for typed in ("a \uff1ceos\uff1e", "na\u00efve \uff1canswer\uff1e<eos>\uff1ceos>"):
+        ids = policy.encode_prompt(typed)
+        assert [token for token in ids if token in control] == bare
+        assert ids == ModelText(directory).encode_prompt(typed)
+
+
+def test_a_message_that_a_template_tells_twice_is_in_no_later_turn(tmp_path):
+    policy = opened(
+        qwen_directory(tmp_path), "{% for m in messages %}{{ m.content * 2 }};{% endfor %}"
+    )
+    with pytest.raises(ConfigError, match="another model"):
+        policy.between_turns("higher")
+
+
+@pytest.mark.parametrize("role", ['["user"]', "{}", "null"])
+def test_a_text_whose_roles_are_no_words_is_a_question(role):
+    text = f'{MARK}[[{role},"x"]]'
+    assert Prompt.read(text) == Prompt.of(text)
+
+
+def test_a_token_beyond_a_gap_in_the_vocabulary_has_its_text_alone(tmp_path):
+    policy = load_policy(str(qwen_directory(tmp_path)), "cpu")
+    told = json.loads((tmp_path / "tokenizer.json").read_text())
+    told["model"]["vocab"]["far"] = 900
+    policy.tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(told))
+    )
+    assert policy.decode([900]) == "far"
+    assert policy.decode([899]) == NO_TEXT
 
 
 def test_blanks_and_words_that_a_template_writes_stay_what_they_are(tmp_path):

@@ -189,6 +189,14 @@ def test_a_tokenizer_that_multiplies_is_refused_in_one_line(tmp_path, name):
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_tokenizer_that_draws_tokens_at_random_is_refused(tmp_path):
+    model = json.loads(tokenizer_file(tmp_path, {}).read_text())["model"]
+    tokenizer_file(tmp_path, {"model": model | {"dropout": 0.1}})
+    with pytest.raises(ConfigError, match=r"set model\.dropout to null"):
+        load_tokenizer(str(tmp_path))
+    tokenizer_files.check("m", tokenizer_file(tmp_path, {"model": model | {"dropout": None}}))
+
+
 @pytest.mark.parametrize("name", KEEPS)
 def test_a_tokenizer_that_keeps_to_its_text_is_within_the_limits(tmp_path, name):
     tokenizer_files.check("m", tokenizer_file(tmp_path, KEEPS[name]))
