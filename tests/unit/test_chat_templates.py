@@ -13,6 +13,7 @@ from node.engines.vllm.text import ModelText
 from node.interfaces.prompts import MARK, NO_TEXT, Prompt, TemplateRules
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.losses import OBJECTIVES
+from node.policies import tokenizer_files
 from node.policies.policy import Policy, load_policy
 from node.train.rows import Encoder
 from swarm.errors import ConfigError
@@ -33,10 +34,14 @@ def with_tokens(directory: Path, *tokens: str, special: bool = False) -> Path:
     file = directory / "tokenizer.json"
     told = json.loads(file.read_text())
     vocabulary, taken = told["model"]["vocab"], {each["id"] for each in told["added_tokens"]}
-    free = sorted((at for at in vocabulary.values() if at not in taken), reverse=True)
-    for token, number in zip(tokens, free, strict=False):
-        old = next(word for word, at in vocabulary.items() if at == number)
-        del vocabulary[old]
+    needed = set(Tokenizer.from_file(str(file)).encode(tokenizer_files.TEXT).tokens)
+    words = {at: word for word, at in vocabulary.items() if at not in taken}
+    spare = [word for word in words.values() if word not in needed][: len(tokens)]
+    holes = [vocabulary.pop(word) for word in spare]
+    numbers = sorted(words)[-len(tokens) :]  # added tokens follow the last letter
+    for number in set(numbers) - set(holes):
+        vocabulary[words[number]] = min(set(holes) - set(vocabulary.values()))
+    for token, number in zip(tokens, numbers, strict=True):
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         told["added_tokens"].append({"id": number, "content": token, "special": special, **flags})
     told["added_tokens"].sort(key=lambda each: each["id"])
@@ -295,7 +300,7 @@ def test_a_tokenizer_that_ends_plain_texts_does_not_end_prompts(tmp_path):
     steps = json.dumps(told["post_processor"]).replace("<answer>", "<eos>").replace("259", "257")
     file.write_text(json.dumps(told | {"post_processor": json.loads(steps)}))
     policy = load_policy(str(directory), "cpu")
-    assert policy.encode_plain("1+1?")[-1] == policy.eos_id
+    assert policy.tokenizer("1+1?")["input_ids"][-1] == policy.eos_id
     assert said(policy, "1+1?") == "<bos>1+1?"
     assert policy.eos_id not in policy.between_turns("no")
 
