@@ -378,6 +378,38 @@ def test_a_question_too_long_for_the_model_is_named_before_the_run(
     assert f"item 2: '<system>Be brief.<user>{ASKED}<assistant>' is answered by '7'" in said
 
 
+LETTERED = {
+    "letters": "question,A,B,C,D,answer\nSum?,5,6,7,8,C\nProduct?,1,2,3,4,D\n",
+    "options": "question,option_a,option_b,option_c,answer\nSum?,5,6,7,c\n",
+    "numbers": "question,choice1,choice2,choice3,choice4,label\nSum?,5,6,7,8,7\n",
+    "fewer": "question,A,B,C,D,answer\nSum?,5,6,7,,C\n",
+}
+
+
+@pytest.mark.parametrize("name", LETTERED)
+def test_a_column_for_each_choice_makes_choices(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(LETTERED[name])
+    reading = read(path)
+    first = items_of(reading)[0]
+    assert (reading.rules.scorer, first["choices"][:3]) == ("choice", ["5", "6", "7"])
+    assert reading.rules.judge.own_answer(first) == "C"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "question,a,b,answer\nWhat is a + b?,5,6,11\n",  # numbers of a task
+        "question,A,C,answer\nSum?,5,6,A\n",  # not in a row
+        "question,A,answer\nSum?,5,A\n",  # one alone
+    ],
+)
+def test_other_columns_of_one_letter_are_no_choices(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    assert read(path).columns.choices is None
+
+
 def test_rows_with_choices_are_judged_by_the_scorer_that_is_told(tmp_path: Path) -> None:
     rows = [{"question": "Which?", "choices": ["3", "5"], "answer": a} for a in ("5", "9")]
     reading = read(write(tmp_path, rows))

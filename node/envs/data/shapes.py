@@ -32,6 +32,8 @@ _ANSWERS: Final = (
     "completion", "output", "response", "target", "gold", "correct", "label",
 )  # fmt: skip
 _CHOICES: Final = ("choices", "options", "endings", "question.choices")
+# One column for each choice: A, B, C, D; option_a, option_b; choice1, choice2
+_ONE_CHOICE: Final = re.compile(r"((?:choice|option|opt|op|ending)[ _-]?|)([A-J]|\d)", re.IGNORECASE)
 _SHAPES: Final = (  # before the names above, which some of them have too
     ("verl", "prompt", "reward_model.ground_truth"),
     ("prime-rl", "prompt", "verification_info.ground_truth"),
@@ -74,7 +76,7 @@ def found_in(rows: Sequence[Mapping[str, Any]], choices: str | None) -> Columns 
     """The columns of these rows, by the first shape that one of them has; None: of no shape.
     `choices`: their column, where somebody named it."""
     if choices is None:
-        choices = next((name for name in _CHOICES if _has_choices(rows, name)), None)
+        choices = next((name for name in _CHOICES if _has_choices(rows, name)), _one_each(rows))
     for shape, question, answer in _SHAPES:
         if all(_has(rows, part) for part in (*question.split("+"), answer)):
             return Columns(question, answer, choices, shape=shape)
@@ -93,6 +95,42 @@ def _has(rows: Sequence[Mapping[str, Any]], path: str) -> bool:
 def _has_choices(rows: Sequence[Mapping[str, Any]], path: str) -> bool:
     values = [value_at(row, path) for row in rows]
     return any(isinstance(v, list | dict) or (isinstance(v, str) and v[:1] == "[") for v in values)
+
+
+def _one_each(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The columns of choices that have one each, joined by `+`; None: there are none, or answers
+    that are neither a letter nor one of them."""
+    families: dict[str, list[str]] = {}
+    for name in dict.fromkeys(str(name) for row in rows for name in row):
+        if found := _ONE_CHOICE.fullmatch(name):
+            families.setdefault(found[1].lower(), []).append(name)
+    for names in families.values():
+        ends = "".join(name[-1].lower() for name in names)
+        answers = next((name for name in _ANSWERS if name not in names and _has(rows, name)), "")
+        in_order = any(ends in order for order in ("abcdefghij", "0123456789"))
+        if answers and in_order and 2 <= len(ends) <= CHOICES_MAX:
+            known = [_is_choice(row, names, value_at(row, answers)) for row in rows]
+            if all(known):
+                return "+".join(names)
+    return None
+
+
+def _is_choice(row: Mapping[str, Any], names: Sequence[str], answer: Any) -> bool:
+    """True if an answer is a choice's text, letter or place, or is missing."""
+    if answer is None or answer in (texts := [value_at(row, name) for name in names]):
+        return True
+    place = answer if isinstance(answer, int) else LETTERS.find(str(answer).strip().upper() or "?")
+    return 0 <= place < len(texts) and (isinstance(answer, int) or len(str(answer).strip()) == 1)
+
+
+def choices_at(row: Mapping[str, Any], path: str) -> Any:
+    """The value in the column of choices; of several, joined by `+`, those up to the last one."""
+    if "+" not in path or value_at(row, path) is not None:
+        return value_at(row, path)
+    found = [value_at(row, each) for each in path.split("+")]
+    while found and (found[-1] is None or found[-1] == ""):
+        del found[-1]
+    return found
 
 
 def names_in(rows: Iterable[Mapping[str, Any]]) -> str:
