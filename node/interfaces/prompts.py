@@ -264,7 +264,7 @@ class PromptEncoder:
         None: there is none. `named`: ids and lists of ids, the tokenizer's own first."""
         told = [each if isinstance(each, list) else [each] for each in named]
         numbers = [number for each in told for number in each]
-        ids = [number for number in numbers if isinstance(number, int) and number >= 0]
+        ids = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n >= 0]
         last = ids[0] if ids else None
         if self.chat_template:
             takes, added = self.template_renderer().takes, self.added_tokens()

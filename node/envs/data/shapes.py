@@ -33,7 +33,9 @@ _ANSWERS: Final = (
 )  # fmt: skip
 _CHOICES: Final = ("choices", "options", "endings", "question.choices")
 # One column for each choice: A, B, C, D; option_a, option_b; choice1, choice2
-_ONE_CHOICE: Final = re.compile(r"((?:choice|option|opt|op|ending)[ _-]?|)([A-J]|\d)", re.IGNORECASE)
+_ONE_CHOICE: Final = re.compile(
+    r"((?:choice|option|opt|op|ending)[ _-]?|)([A-J]|\d)", re.IGNORECASE
+)
 _SHAPES: Final = (  # before the names above, which some of them have too
     ("verl", "prompt", "reward_model.ground_truth"),
     ("prime-rl", "prompt", "verification_info.ground_truth"),
