@@ -66,8 +66,8 @@ def test_a_directory_of_another_run_is_refused_before_a_model_is_made(
     made: list[NodeConfig] = []
     monkeypatch.setattr(app, "resolve_model", lambda config, _: made.append(config))
     monkeypatch.setattr(app, "have_data", lambda *_: None)
+    view: Any = None
     with pytest.raises(ConfigError, match="its checkpoint has run_id 'sums-1'"):
-        view: Any = None
         app.run_node(config, view, lambda _: None)
     assert not made
 
