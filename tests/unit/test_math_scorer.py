@@ -6,7 +6,14 @@ from types import FrameType
 
 import pytest
 
-from node.envs.data.expressions import BITS_MAX, DEPTH_MAX, TEXT_CHARS_MAX, Unread, read, same
+from node.envs.data.expressions import (
+    BITS_MAX,
+    DEPTH_MAX,
+    TEXT_CHARS_MAX,
+    BeyondGrammar,
+    read,
+    same,
+)
 from node.envs.data.items import Item
 from node.envs.data.math_scorer import MathScorer
 
@@ -306,7 +313,7 @@ def test_work_is_in_proportion_to_the_text_and_has_a_bound(part: str) -> None:
         text = part * (length // len(part))
         assert calls(text) < FIXED + CALLS_EACH_MAX * length, length
     assert calls(part * (1_000_000 // len(part))) < FIXED
-    with pytest.raises(Unread, match=f"over {TEXT_CHARS_MAX}"):
+    with pytest.raises(BeyondGrammar, match=f"over {TEXT_CHARS_MAX}"):
         read(part * (TEXT_CHARS_MAX + 1))
 
 
@@ -332,5 +339,5 @@ def test_random_texts_of_the_grammar_are_cheap() -> None:
     ],
 )
 def test_what_is_beyond_the_grammar_is_told(text: str, told: str) -> None:
-    with pytest.raises(Unread, match=told):
+    with pytest.raises(BeyondGrammar, match=told):
         read(text)

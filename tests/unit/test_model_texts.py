@@ -119,7 +119,7 @@ def test_a_policy_renders_by_its_own_template(tmp_path):
     policy = open_policy(model)
     policy.tokenizer.chat_template = HONEST["chat"]
     ids = policy.encode_prompt(Prompt.of("why?", "be brief").text)
-    assert policy.tokenizer.decode(ids) == "<bos>  user: be brief\n\nwhy?\n<|assistant|>"
+    assert policy.tokenizer.decode(ids) == "<bos>  system: be brief\n  user: why?\n<|assistant|>"
     policy.tokenizer.chat_template = "[{{ messages[-1].content }}]"
     assert policy.tokenizer.decode(policy.encode_prompt("why?")) == "[why?]"
 
