@@ -58,6 +58,7 @@ LINE_INTERVAL_S: Final = 15.0
 STEPS_COMPARED: Final = 5  # rewards of the first and the last so many
 STALENESS_MAX: Final = 3
 SECONDS_MIN, SECONDS_MAX = 60.0, 86_400.0
+TAKE_LONGER = 'a busy machine needs more time: make demo-learner DEMO_ARGS="--seconds 600"'
 BEAT_S: Final = 2.0  # of the coordinator
 PRICES: Final = {"a": 0.04, "b": 0.05, "c": 0.06, "dear": 0.90}  # dollars an hour, invented
 DEAR: Final = "dear"
@@ -185,7 +186,8 @@ class Story:
             "the dearest worker never came in for the one that was killed": self.dear_at_s,
             "the dearest worker was not released again": self.off_at_s,
         }
-        return [problem for problem, at_s in told.items() if at_s is None]
+        missing = [problem for problem, at_s in told.items() if at_s is None]
+        return [*missing, TAKE_LONGER] if missing else []
 
 
 def key_file(settings: Settings) -> Path:
@@ -385,9 +387,13 @@ def show_workers(settings: Settings, console: Console, by_worker: Mapping[str, i
             str(by_worker[peer]),
             str(len(records)),
             str(sum(record.generated_tokens for record in records)),
-            str(records[-1].verdicts_total if records else "–"),
+            _told(records[-1].verdicts_total) if records else "–",
         )
     console.print(workers)
+
+
+def _told(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "–"
 
 
 def summary(

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -29,6 +30,9 @@ settings.register_profile("same", deadline=None, derandomize=True, print_blob=Tr
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1_000)
 settings.load_profile("same")
 
+
+# Tests close terminals, as it were; `nohup make test` must not keep that from them.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 TESTS = Path(__file__).parent
 

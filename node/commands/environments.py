@@ -247,7 +247,10 @@ def show_environment(name: str, parameters: str, say: Say) -> None:
         say(printable(" ".join(told.split()), 500))
     problem = _made(source, tasks_of(source, settled_text(name, parameters), 1)[0])
     _say_text(say, "a problem of it", problem.prompt)
-    _say_text(say, "a right answer", problem.answer)
+    if problem.answer:
+        _say_text(say, "a right answer", problem.answer)
+    else:
+        say("--- it knows no right answer of its own")
 
 
 def try_environment(name: str, parameters: str, seed: int, answered: Answerer, say: Say) -> None:

@@ -212,7 +212,7 @@ class OpenAiServer:
         listed = answer.get("data")
         models = listed if isinstance(listed, list) else []
         return {
-            model["id"]: model
+            _whole(model["id"]): model
             for model in models
             if isinstance(model, dict) and isinstance(model.get("id"), str) and model["id"]
         }
@@ -310,7 +310,7 @@ def _read(answer: Mapping[str, Any]) -> tuple[Said, str]:
     said = Said(
         text=_whole(text),
         finish_reason=FinishReason.STOP if ends else FinishReason.LENGTH,
-        tokens=count if _is_count(count) else len(token_ids),
+        tokens=count if _is_count(count) and count <= TOKENS_MAX else len(token_ids),
         token_ids=token_ids,
         logprobs=logprobs,
     )

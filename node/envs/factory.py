@@ -23,7 +23,8 @@ REVISION: Final = 1
 
 
 class EnvironmentFactory(CalledGames):
-    """Environments by TRL's contract; its parameters are those of `FactoryRules`."""
+    """Environments by TRL's contract. Parameters: factory, rows, reward, solution, turns and
+    sha256, which docs/environments.md explains."""
 
     name = NAME
     # Errors that methods raise are replies, and their wording is Python's.

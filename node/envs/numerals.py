@@ -39,11 +39,12 @@ _WORD: Final = "|".join(
     sorted((re.escape(each) for each in UNITS if len(each) > 1 and each != "percent"), reverse=True)
 )
 _UNIT: Final = (
-    rf"(?:(?:square|sq\.?|cubic) )?(?:{_WORD})(?: ?(?:/|per) ?(?:{_WORD}))?"
+    rf"(?:(?:square|sq\.?|cubic) )?"
+    rf"(?:(?:{_WORD})(?: ?(?:/|per) ?(?:{_WORD}))?|(?:{_WORD}|m) ?/ ?[hs])"
     r"(?: squared| cubed|\^\{?[23]\}?|[\u00b2\u00b3])?"
 )
 _UNIT_AT_END: Final = re.compile(
-    rf"(?:\A|(?<=[^A-Za-z\\^_]))(?:(?:{_UNIT})|\\(?:text|mathrm|mbox|textrm)\{{\s*(?:{_UNIT})\.?\s*\}}"
+    rf"(?:\A|(?<=[^A-Za-z\\^_]))(?:(?:{_UNIT})|[\u20ac\u00a3]|\\(?:text|mathrm|mbox|textrm)\{{\s*(?:{_UNIT})\.?\s*\}}"
     r"(?:\^\{?[23]\}?)?)\Z"
 )
 
@@ -72,7 +73,7 @@ _OPENING: Final = re.compile(
 )
 # Before a number of which it is not the sole value: a command, a sign in words, a list.
 _JOINING: Final = re.compile(
-    r"(?:\\[A-Za-z]+|\b(?:minus|negative)"
+    r"(?:\\[A-Za-z]+|\b(?:minus|negative|log|ln|sin|cos|tan|sqrt|mod)"
     r"|[0-9)}%$*]\s?,?\s?(?:or|and|to|by|of|plus|times|over|point|versus|vs))\Z",
     re.IGNORECASE,
 )

@@ -101,7 +101,10 @@ def _look(rules: PackageRules, hash_seed: str) -> dict[str, Any]:
                 env=environ, timeout=FIND_WALL_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return {"ended": f"after {FIND_WALL_S:g} s; name fewer tasks by the parameter tasks"}
+            fewer = (
+                ", or name fewer tasks by the parameter tasks" if hasattr(rules, "tasks") else ""
+            )
+            return {"ended": f"not done after {FIND_WALL_S:g} s; a call may never end{fewer}"}
     with suppress(ValueError):
         found = json.loads(done.stdout)
         if isinstance(found, dict):

@@ -34,7 +34,8 @@ REVISION: Final = 1
 
 
 class Taskset:
-    """A taskset of the library `verifiers`; its parameters are those of `TasksetRules`."""
+    """A taskset of the library `verifiers`. Parameters: taskset, config, tasks, answer, reply and
+    sha256, which docs/environments.md explains."""
 
     name = NAME
 
@@ -74,7 +75,8 @@ class Taskset:
 
 
 class TasksetWithTools(CalledGames, Taskset):
-    """A taskset with tools; its parameters are those of `ToolTasksetRules`."""
+    """A taskset with tools. Parameters: taskset, config, tasks, answer, reply, turns and sha256,
+    which docs/environments.md explains."""
 
     name = TOOLS_NAME
 

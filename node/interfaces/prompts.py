@@ -119,7 +119,10 @@ def _read(text: str) -> Prompt:
         except (ValueError, TypeError, RecursionError):
             found = []
     # A beginning alone is no prompt: a question comes before it
-    sound = all(each.role in _ROLES and isinstance(each.content, str) for each in found)
+    sound = all(
+        isinstance(each.content, str) and isinstance(each.role, str) and each.role in _ROLES
+        for each in found
+    )
     if not sound or not any(each.role == "user" for each in found):
         return Prompt((PromptMessage("user", text),))
     if found[-1].role == "assistant":
@@ -261,7 +264,7 @@ class PromptEncoder:
         None: there is none. `named`: ids and lists of ids, the tokenizer's own first."""
         told = [each if isinstance(each, list) else [each] for each in named]
         numbers = [number for each in told for number in each]
-        ids = [number for number in numbers if isinstance(number, int) and number >= 0]
+        ids = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n >= 0]
         last = ids[0] if ids else None
         if self.chat_template:
             takes, added = self.template_renderer().takes, self.added_tokens()
@@ -331,14 +334,24 @@ class PromptEncoder:
     def _encode_chat(self, said: Prompt) -> list[int]:
         """Render, and encode so that the template's special tokens count and those in a message do
         not: these are cut in two."""
-        control = [token.content for token in self.control_tokens().values()]
         renderer = self.template_renderer()
         messages = [
-            {**message, "content": SEAM.join(_cut(message["content"], control))}
+            {**message, "content": SEAM.join(self._without_control(message["content"]))}
             for message in said.chat(renderer.takes)
         ]
         parts = renderer.render(messages).split(SEAM)
         return [token for part in parts for token in self.encode_special(part)]
+
+    def _without_control(self, text: str) -> list[str]:
+        """The parts of a text of which none becomes a control token."""
+        control = self.control_tokens()
+        parts = _cut(text, [token.content for token in control.values()])
+        # Some tokenizers find them in forms of their letters, such as wide ones
+        if text.isascii() or all(
+            control.keys().isdisjoint(self.encode_special(part)) for part in parts
+        ):
+            return parts
+        return list(text)
 
 
 def _is_mark(token: str, own: str) -> bool:
@@ -395,6 +408,8 @@ def takes_of(render: Callable[[Sequence[ChatMessage], bool], str], model: str) -
     asked = tried(("user", first), ("assistant", second), ("user", third))
     over = tried(("user", first), ("assistant", second), is_over=True)
     end, _, begin = asked.partition(second)[2].partition(third)
+    if any(place in end + begin for place in _PLACES):  # it tells a message twice
+        asked = end = begin = ""
     own = re.sub("|".join(_PLACES), "\0", "\0".join((alone, told, asked, over)))
     return Takes(
         system=bool(told),

@@ -175,6 +175,7 @@ class PolicyInfo:
     warm_up_updates: int = 0
     rate_told: str = ""  # both in one line, and what decided them
     thoughts_told: str = ""  # what the run lacks for the policy's thoughts; empty: nothing
+    arguments_told: str = ""  # names of `chat.arguments` that its template does not read, in words
 
 
 class Trainer(Protocol):

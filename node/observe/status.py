@@ -155,7 +155,8 @@ def fetch_status(data_dir: Path, *, timeout_s: float = 10.0) -> StatusSnapshot:
         raise RequestTimeout(f"the node on {data_dir} did not answer in {timeout_s:g} s") from None
     except OSError:
         raise ConfigError(
-            f"no node is running on {data_dir}: start one with swarm-node join"
+            f"no node is running on {data_dir}: start one with swarm-node join, or wait for one "
+            "that starts to print its address"
         ) from None
     try:
         return _SNAPSHOT.validate_json(answer)

@@ -177,7 +177,9 @@ def rendered(template: jinja2.Template, line: bytes, constants: Mapping[str, Any
         room -= len(part)
         if room < 0:
             raise OverflowError(f"makes more than {GROWTH_MAX} times what it is given")
-    return "".join(parts)
+    made = "".join(parts)
+    made.encode()  # half a character fits no tokenizer
+    return made
 
 
 def _answer(

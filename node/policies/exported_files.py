@@ -19,6 +19,9 @@ _TEXTS: Final = (
     *("merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja"),
     "additional_chat_templates/*.jinja",
 )
+_SCALINGS: Final = frozenset(
+    {"linear", "dynamic", "yarn", "longrope", "llama3"}
+)  # of transformers 4
 _CLASS: Final = "PreTrainedTokenizerFast"  # reads `tokenizer.json` as it is
 
 
@@ -74,7 +77,7 @@ def _rotations(told: Mapping[str, Any]) -> dict[str, Any]:
     if "sliding_attention" in told:
         found["rope_local_base_freq"] = told["sliding_attention"]["rope_theta"]
     scaling = {name: value for name, value in whole.items() if name != "rope_theta"}
-    if scaling.get("rope_type", "default") != "default":
+    if scaling.get("rope_type") in _SCALINGS:
         found["rope_scaling"] = scaling
     return found
 

@@ -2,12 +2,13 @@
 
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from node.interfaces.adapter_files import CONFIG_FILE as ADAPTER_FILE
 from node.policies.presets import missing_directory
-from node.policies.weight_diff import check_whole
+from node.policies.weight_diff import SUFFIX, check_whole
 from swarm.errors import ConfigError
 from swarm.texts import first_line, listed, printable
 
@@ -32,8 +33,8 @@ def check_files(model: str) -> None:
         raise ConfigError(f"model {model}: not a model directory; {NEEDED}")
     if not _read(directory, CONFIG_FILE).get("model_type"):
         raise ConfigError(f"model {model}: its {CONFIG_FILE} names no model_type; {NEEDED}")
-    if (directory / INDEX_FILE).exists():
-        _check_index(directory)
+    weights = _check_index(directory) if (directory / INDEX_FILE).exists() else [WHOLE_FILE]
+    _refuse_strays(directory, weights)
     check_whole(model)
 
 
@@ -74,8 +75,20 @@ def _refuse_adapter(directory: Path) -> None:
     )
 
 
-def _check_index(directory: Path) -> None:
-    """Refuse an index that names files which are not there, or beside a model in one file."""
+def _refuse_strays(directory: Path, weights: Sequence[str]) -> None:
+    """Refuse weights that are not the model's: some readers take all files of a directory."""
+    found = sorted(each.name for each in directory.glob(SUFFIX))
+    strays = [name for name in found if name not in weights]
+    if strays and len(strays) < len(found):
+        told = printable(listed(strays, _NAMES_SHOWN), _NAMES_SHOWN * _NAME_CHARS)
+        raise ConfigError(
+            f"model {directory}: it holds weights beside its own: {told}: move them elsewhere"
+        )
+
+
+def _check_index(directory: Path) -> list[str]:
+    """The files of an index. Refuse one that names files which are not there, or beside a model in
+    one file."""
     named = _read(directory, INDEX_FILE).get("weight_map")
     if not isinstance(named, dict):
         raise ConfigError(f"model {directory}: its {INDEX_FILE} has no weight_map")
@@ -89,6 +102,7 @@ def _check_index(directory: Path) -> None:
             f"model {directory}: it holds {WHOLE_FILE} and an index of other files: remove those "
             "that are old"
         )
+    return files
 
 
 def _read(directory: Path, name: str) -> dict[str, Any]:

@@ -176,6 +176,9 @@ class Policy(PromptEncoder):
                 ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         )
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:  # ids may exceed the number of tokens: some vocabularies have gaps
+            return text + NO_TEXT * sum(backend.id_to_token(each) is None for each in ids)
         known = len(self.tokenizer)  # slow to ask
         return text + NO_TEXT * sum(each >= known for each in ids)
 

@@ -34,7 +34,7 @@ _BLOCK: Final = 256
 _RUNS: Final = (" ", "a", "1", "\n", "!", "-", "\u00e9", "\u4e2d", "ab ", "a1", "\u0301", "\u2581")
 _LINE_CHARS: Final = 200
 _REFUSED: Final = 3
-_TEXT: Final = "Two  blanks,\n\n\ta line: isn't 1,234.5 na\u00efve? \u4e2d\u6587\u304b\u306a"
+TEXT: Final = "Two  blanks,\n\n\ta line: isn't 1,234.5 na\u00efve? \u4e2d\u6587\u304b\u306a"
 
 
 def check(model: str, file: Path) -> None:
@@ -62,15 +62,15 @@ def check(model: str, file: Path) -> None:
 
 def check_text(model: str, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Raise ConfigError if blanks, ends of lines or other scripts do not come back from it."""
-    told = tokenizer(_TEXT, add_special_tokens=False, split_special_tokens=True)
+    told = tokenizer(TEXT, add_special_tokens=False, split_special_tokens=True)
     back = str(
         tokenizer.decode(
             told["input_ids"], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
     )
-    if back.removeprefix(" ") != _TEXT:  # which some put before each text
+    if back.removeprefix(" ") != TEXT:  # which some put before each text
         shown = printable(back, _LINE_CHARS, escapes=True)
-        raise ConfigError(f"model {model}: its tokenizer loses text: {_TEXT!r} becomes '{shown}'")
+        raise ConfigError(f"model {model}: its tokenizer loses text: {TEXT!r} becomes '{shown}'")
 
 
 def check_covered(
@@ -115,6 +115,8 @@ def tried(file: Path) -> str | None:
     for part in ("model", "added_tokens"):
         steps.pop(part, None)
     tokenizer = Tokenizer.from_file(str(file))
+    if getattr(tokenizer.model, "dropout", None):
+        return "its merges are dropped at random: set model.dropout to null in it"
     if (normalizer := tokenizer.normalizer) is not None:
         for plane in _PLANES:
             for code in plane:

@@ -81,6 +81,7 @@ def run_node(
         membership = Membership.of(config)
         have_data(config, identity, membership, ask(config.yes, by_default=False), say)
         needs = role_class.needs(config, identity)
+        checkpoints_of(config).latest()  # one of another run is refused before a model is made
         model = resolve_model(config, say) if needs.policy else ""
         start = _Start(
             *(config, identity, membership, role_class, needs.draws, model, run_given, view, say)

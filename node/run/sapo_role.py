@@ -28,8 +28,8 @@ from swarm.identity import Identity
 from swarm.telemetry import reports
 
 TOO_FEW_PROBLEMS: Final = (
-    "this run has too few problems for validation tasks: the node neither goes back to its best "
-    "policy nor slows down; validation_tasks = 0 says that this is meant"
+    "this run has too few problems for so many validation tasks: the node neither goes back to its "
+    "best policy nor slows down; give --validation-tasks an eighth of the problems at most, or 0"
 )
 Record = RoundDone | HeldOut | WentBack
 OnRecord = Callable[[Record], Awaitable[None]]

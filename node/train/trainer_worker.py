@@ -4,8 +4,10 @@ Answers leave on the standard output of the start; prints of libraries go to sta
 thread ends the process when its input ends, also during a computation. (The kernel's parent-death
 signal follows the thread that started the child, which in trio comes and goes.)"""
 
+import json
 import os
 import queue
+import re
 import select
 import sys
 import threading
@@ -30,7 +32,7 @@ from node.system.machine import THREADS_DEFAULT_MAX, give_back_at_once
 from node.train import frames, memory, rescoring, self_check
 from node.train.trainer import GroupTrainer
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
-from swarm.texts import first_line
+from swarm.texts import first_line, printable
 
 NICENESS: Final = 10  # the node's event loop comes first
 SESSIONS_MAX: Final = 1  # generations begun and not ended; each may hold `CACHE_BYTES_MAX`
@@ -101,6 +103,7 @@ class TrainerCore:
             warm_up_updates=self.trainer.suited.warm_up_updates,
             rate_told=str(self.trainer.suited),
             thoughts_told=self._thoughts_told(),
+            arguments_told=self._arguments_told(),
         )
 
     def _thoughts_told(self) -> str:
@@ -112,6 +115,18 @@ class TrainerCore:
         return (
             f"model {policy.name}: its chat template opens a thought, and the run has no table "
             "[thinking]: a thought that is cut is read as an answer"
+        )
+
+    def _arguments_told(self) -> str:
+        names: list[str] = list(json.loads(self.spec.template_rules.arguments))
+        template = self.policy.chat_template or ""
+        unread = [each for each in names if not re.search(rf"\b{re.escape(each)}\b", template)]
+        if not unread:
+            return ""
+        named = printable(", ".join(unread), 200)
+        return (
+            f"model {self.policy.name}: its chat template does not read {named} of "
+            "chat.arguments; they change nothing here"
         )
 
     def _adapted(self) -> str:

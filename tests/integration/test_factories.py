@@ -81,7 +81,7 @@ def test_a_server_is_out_of_reach_and_global_chance_is_seeded(
 
 def test_the_pages_example_is_shown_and_fit_as_it_says(tmp_path: Path) -> None:
     section = PAGE.partition("## Environments written for TRL\n")[2].partition("\n## ")[0]
-    (module,), (toml,), (commands,) = (
+    (module,), (_, toml), (commands,) = (
         re.findall(f"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("python", "toml", "sh")
     )
     (tmp_path / "lights.py").write_text(module)

@@ -10,9 +10,10 @@ from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from node.engines.vllm.text import ModelText
-from node.interfaces.prompts import Prompt, TemplateRules
+from node.interfaces.prompts import MARK, NO_TEXT, Prompt, TemplateRules
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.losses import OBJECTIVES
+from node.policies import tokenizer_files
 from node.policies.policy import Policy, load_policy
 from node.train.rows import Encoder
 from swarm.errors import ConfigError
@@ -33,10 +34,14 @@ def with_tokens(directory: Path, *tokens: str, special: bool = False) -> Path:
     file = directory / "tokenizer.json"
     told = json.loads(file.read_text())
     vocabulary, taken = told["model"]["vocab"], {each["id"] for each in told["added_tokens"]}
-    free = sorted((at for at in vocabulary.values() if at not in taken), reverse=True)
-    for token, number in zip(tokens, free, strict=False):
-        old = next(word for word, at in vocabulary.items() if at == number)
-        del vocabulary[old]
+    needed = set(Tokenizer.from_file(str(file)).encode(tokenizer_files.TEXT).tokens)
+    words = {at: word for word, at in vocabulary.items() if at not in taken}
+    spare = [word for word in words.values() if word not in needed][: len(tokens)]
+    holes = [vocabulary.pop(word) for word in spare]
+    numbers = sorted(words)[-len(tokens) :]  # added tokens follow the last letter
+    for number in set(numbers) - set(holes):
+        vocabulary[words[number]] = min(set(holes) - set(vocabulary.values()))
+    for token, number in zip(tokens, numbers, strict=True):
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         told["added_tokens"].append({"id": number, "content": token, "special": special, **flags})
     told["added_tokens"].sort(key=lambda each: each["id"])
@@ -109,7 +114,12 @@ def test_a_template_that_reads_parts_gets_parts(tmp_path):
 
 @pytest.mark.parametrize(
     "template",
-    ["Hello", "{% for m in messages %}", "{{ tools | length }}{{ messages[0].content }}"],
+    [
+        "Hello",
+        "{% for m in messages %}",
+        "{{ tools | length }}{{ messages[0].content }}",
+        "{{ '\\ud800' }}{{ messages[0].content }}",
+    ],
 )
 def test_a_template_without_the_question_is_refused_in_one_line(tmp_path, template):
     directory = qwen_directory(tmp_path)
@@ -214,6 +224,48 @@ def test_role_tokens_that_somebody_types_are_text_whether_special_or_not(tmp_pat
     assert text.encode_completion(TYPED) == ids
 
 
+def test_role_tokens_in_other_forms_of_their_letters_are_text(tmp_path):
+    directory = qwen_directory(tmp_path)
+    file = directory / "tokenizer.json"
+    told = json.loads(file.read_text()) | {"normalizer": {"type": "NFKC"}}
+    for each in told["added_tokens"]:
+        each["normalized"] = True
+    file.write_text(json.dumps(told))
+    policy = opened(directory, "{% for m in messages %}{{ m.content }}<eos>{% endfor %}<answer>")
+    control = set(policy.control_tokens())
+    bare = [token for token in policy.encode_prompt("hi") if token in control]
+    assert len(bare) == 2
+    for typed in ("a \uff1ceos\uff1e", "na\u00efve \uff1canswer\uff1e<eos>\uff1ceos>"):
+        ids = policy.encode_prompt(typed)
+        assert [token for token in ids if token in control] == bare
+        assert ids == ModelText(directory).encode_prompt(typed)
+
+
+def test_a_message_that_a_template_tells_twice_is_in_no_later_turn(tmp_path):
+    policy = opened(
+        qwen_directory(tmp_path), "{% for m in messages %}{{ m.content * 2 }};{% endfor %}"
+    )
+    with pytest.raises(ConfigError, match="another model"):
+        policy.between_turns("higher")
+
+
+@pytest.mark.parametrize("role", ['["user"]', "{}", "null"])
+def test_a_text_whose_roles_are_no_words_is_a_question(role):
+    text = f'{MARK}[[{role},"x"]]'
+    assert Prompt.read(text) == Prompt.of(text)
+
+
+def test_a_token_beyond_a_gap_in_the_vocabulary_has_its_text_alone(tmp_path):
+    policy = load_policy(str(qwen_directory(tmp_path)), "cpu")
+    told = json.loads((tmp_path / "tokenizer.json").read_text())
+    told["model"]["vocab"]["far"] = 900
+    policy.tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(told))
+    )
+    assert policy.decode([900]) == "far"
+    assert policy.decode([899]) == NO_TEXT
+
+
 def test_blanks_and_words_that_a_template_writes_stay_what_they_are(tmp_path):
     directory = with_tokens(tmp_path, "\n\n", "user")
     policy = opened(
@@ -248,7 +300,7 @@ def test_a_tokenizer_that_ends_plain_texts_does_not_end_prompts(tmp_path):
     steps = json.dumps(told["post_processor"]).replace("<answer>", "<eos>").replace("259", "257")
     file.write_text(json.dumps(told | {"post_processor": json.loads(steps)}))
     policy = load_policy(str(directory), "cpu")
-    assert policy.encode_plain("1+1?")[-1] == policy.eos_id
+    assert policy.tokenizer("1+1?")["input_ids"][-1] == policy.eos_id
     assert said(policy, "1+1?") == "<bos>1+1?"
     assert policy.eos_id not in policy.between_turns("no")
 

@@ -13,6 +13,7 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
+from node.run import app
 from node.run.checkpoints import SAVING_SHARE, Checkpoints, SavingPace
 from node.run.progress import Progress
 from node.run.role import TrainingRole, checkpoints_of
@@ -53,6 +54,22 @@ def test_a_node_that_comes_back_tells_its_round_before_its_policy_is_loaded(tmp_
     assert TrainingRole(world, config, nothing, nothing).status(snapshot(round=0)).round == 0
     save(checkpoints_of(config), 7)
     assert TrainingRole(world, config, nothing, nothing).status(snapshot(round=0)).round == 7
+
+
+def test_a_directory_of_another_run_is_refused_before_a_model_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making one takes a minute."""
+    save(checkpoints(tmp_path), 7)
+    rules = {"name": "sums", "environments": [{"name": "scripted_sum", "parameters": {"max": 8}}]}
+    config = NodeConfig(run=RunConfig.model_validate(rules), data_dir=tmp_path)
+    made: list[NodeConfig] = []
+    monkeypatch.setattr(app, "resolve_model", lambda config, _: made.append(config))
+    monkeypatch.setattr(app, "have_data", lambda *_: None)
+    view: Any = None
+    with pytest.raises(ConfigError, match="its checkpoint has run_id 'sums-1'"):
+        app.run_node(config, view, lambda _: None)
+    assert not made
 
 
 def test_saving_takes_a_small_share_of_the_time() -> None:

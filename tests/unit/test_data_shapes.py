@@ -5,6 +5,7 @@ import codecs
 import datetime
 import gzip
 import json
+import os
 import re
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +18,7 @@ from node.commands.data import check_file
 from node.config.load import load_run
 from node.envs.data.dataset import DataRules, Reading, prompt_of, read_file, told_of
 from node.envs.data.items import Item, Items, rows_of
+from node.envs.data.shapes import text_of
 from node.envs.data.worked import PromptRules, read_worked
 from node.interfaces.prompts import Prompt, PromptMessage
 from swarm.errors import ConfigError
@@ -374,3 +376,97 @@ def test_a_question_too_long_for_the_model_is_named_before_the_run(
     )
     assert "<system>Think.<user>word word" in said
     assert f"item 2: '<system>Be brief.<user>{ASKED}<assistant>' is answered by '7'" in said
+
+
+LETTERED = {
+    "letters": "question,A,B,C,D,answer\nSum?,5,6,7,8,C\nProduct?,1,2,3,4,D\n",
+    "options": "question,option_a,option_b,option_c,answer\nSum?,5,6,7,c\n",
+    "numbers": "question,choice1,choice2,choice3,choice4,label\nSum?,5,6,7,8,7\n",
+    "fewer": "question,A,B,C,D,answer\nSum?,5,6,7,,C\n",
+}
+
+
+@pytest.mark.parametrize("name", LETTERED)
+def test_a_column_for_each_choice_makes_choices(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(LETTERED[name])
+    reading = read(path)
+    first = items_of(reading)[0]
+    assert (reading.rules.scorer, first["choices"][:3]) == ("choice", ["5", "6", "7"])
+    assert reading.rules.judge.own_answer(first) == "C"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "question,a,b,answer\nWhat is a + b?,5,6,11\n",  # numbers of a task
+        "question,A,C,answer\nSum?,5,6,A\n",  # not in a row
+        "question,A,answer\nSum?,5,A\n",  # one alone
+    ],
+)
+def test_other_columns_of_one_letter_are_no_choices(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    assert read(path).columns.choices is None
+
+
+def test_rows_with_choices_are_judged_by_the_scorer_that_is_told(tmp_path: Path) -> None:
+    rows = [{"question": "Which?", "choices": ["3", "5"], "answer": a} for a in ("5", "9")]
+    reading = read(write(tmp_path, rows))
+    assert reading.rules.scorer == "choice"
+    assert [reading.rules.judge.own_answer(item) for item in items_of(reading)] == ["B"]
+    assert [each.where for each in reading.content.left_out] == ["rows.jsonl line 2"]
+    assert reading.content.data == read(tmp_path / "rows.jsonl", scorer="choice").content.data
+
+
+def test_numbers_of_any_size_keep_all_their_digits() -> None:
+    long = "123456789012345678901234567890.12"
+    values = [1e300, -0.0, 1e-7, Decimal(long), Decimal("1.50"), Decimal(10**50)]
+    told = [text_of(value, "answer") for value in values]
+    assert told == [f"1{'0' * 300}", "0", "0.0000001", long, "1.5", f"1{'0' * 50}"]
+    with pytest.raises(ValueError, match="is a number of over"):
+        text_of(Decimal("1e-1000000000"), "answer")
+
+
+def test_short_floats_of_a_table_are_as_people_write_them(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {
+        "question": ["a", "b"],
+        "answer": pyarrow.array([0.1, None], pyarrow.float32()),
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+    assert only_item(tmp_path / "rows.parquet")["answer"] == "0.1"
+
+
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(ConfigError, match="no regular file; write its rows to one"):
+        read(tmp_path / "rows.jsonl")
+    with pytest.raises(ConfigError, match=r"no \.jsonl or \.parquet file"):
+        read(tmp_path)
+
+
+def test_a_chat_that_is_written_as_text_is_no_question(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "7"}]
+    rows: list[Any] = [
+        {"prompt": json.dumps(chat[:1]), "answer": "7"},
+        {"prompt": str(chat[:1]), "answer": "7"},
+        {"prompt": "[1, 2] + [3] = ?", "answer": "7"},
+    ]
+    reading = read(write(tmp_path, rows))
+    assert [each.where for each in reading.content.left_out] == [
+        "rows.jsonl line 1",
+        "rows.jsonl line 2",
+    ]
+    assert "write it as a list" in reading.content.left_out[0].why
+    with pytest.raises(ConfigError, match="its chat is no list of messages"):
+        read(write(tmp_path, [{"messages": json.dumps(chat)}], "chats.jsonl"))
+
+
+@pytest.mark.parametrize("damage", [b"\x1f\x8babc" * 50, gzip.compress(b"{}")[:-8] + bytes(8)])
+def test_damaged_gzip_says_what_to_do(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "rows.jsonl.gz").write_bytes(damage)
+    with pytest.raises(ConfigError, match=r"its data are damaged .*; pack it again"):
+        read(tmp_path / "rows.jsonl.gz")

@@ -13,6 +13,7 @@ from node.envs.factory import EnvironmentFactory
 from node.envs.factory_rules import rules_from
 from node.envs.factory_upstream import check
 from node.envs.method_calls import BRACKETS_MAX, answered, calls_in, written
+from node.envs.package_identity import identify
 from node.envs.registry import needs_sandbox
 from node.envs.replay_turns import forgery, replies
 from node.envs.scoring import right_turns
@@ -251,6 +252,15 @@ def test_wrong_parameters_are_one_line(change: dict[str, Any], why: str) -> None
         check(rules_from({**SHOP, **change}))
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_games_that_do_not_end_are_told_without_a_parameter_that_there_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("node.envs.package_identity.FIND_WALL_S", 0.1)
+    with pytest.raises(ConfigError, match=r"not done after 0\.1 s; a call may never end") as caught:
+        identify(rules_from({**SHOP, "turns": 3}))
+    assert "parameter tasks" not in str(caught.value)
 
 
 def test_memory_that_runs_out_is_undecided() -> None:

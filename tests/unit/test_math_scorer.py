@@ -6,7 +6,14 @@ from types import FrameType
 
 import pytest
 
-from node.envs.data.expressions import BITS_MAX, DEPTH_MAX, TEXT_CHARS_MAX, Unread, read, same
+from node.envs.data.expressions import (
+    BITS_MAX,
+    DEPTH_MAX,
+    TEXT_CHARS_MAX,
+    BeyondGrammar,
+    read,
+    same,
+)
 from node.envs.data.items import Item
 from node.envs.data.math_scorer import MathScorer
 
@@ -181,7 +188,13 @@ EQUAL = [
     ("\\frac{1000}{3}", "\\frac{1,000}{3}"), ("2\\sqrt{3}", "\u221a12"), ("2|x|", "2|x|"),
     ("(n+1)!", "(n+1)n!"), ("\\binom{n}{2}", "\\frac{n(n-1)}{2}"), ("12", "= 12"),
     ("2-\\sqrt{3}", "\\tan 15^\\circ"), ("4\\sin 30^{\\circ} + 1", "3"),
-    ("60^\\circ", "60 degrees"),
+    ("60^\\circ", "60 degrees"), ("\\frac16", "0.1\\overline{6}"), ("0.\\overline{3}", "\\frac13"),
+    ("4/3", "1.\\overline{3}"), ("0.\\overline{9}", "1"), ("\\{\\}", "\\emptyset"),
+    ("\\emptyset", "\\varnothing"), ("5000000", "5\\text{ million}"), ("5\\text{ million}", "5e6"),
+    ("\\$5 million", "\\$5,000,000"), ("24", "2\\text{ dozen eggs}"),
+    ("9\\text{ ft}^2", "9 \\text{ square feet}"), ("9\\text{ cubic meters}", "9\\text{ meters}^3"),
+    ("5", "\N{EURO SIGN}5"), ("5\\text{ euros}", "5 \N{EURO SIGN}"), ("\N{POUND SIGN}5.50", "5.5"),
+    ("(-\\infty, 2)", "(-\\infty, 2)"), ("[1, +\\infty)", "[1, \\infty)"),
 ]  # fmt: skip
 
 UNLIKE = [
@@ -201,7 +214,12 @@ UNLIKE = [
     ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "(1,2)"), ("x=5", "y=6"), ("5", "5x"), ("5", "5i"),
     ("\\log x", "\\ln x"), ("x", "X"), ("7", "7 apples"), ("x=1", "x=1, x=2"), ("5", "5 = 6"),
     ("\\sqrt{2}+10^{60}", "10^{60}"), ("5", "y = x = 6"), ("6", "2x = 6"), ("2", "x^2 = 2"),
-    ("\\tan 15", "\\tan 15^\\circ"),
+    ("\\tan 15", "\\tan 15^\\circ"), ("5", "5\\text{ million}"), ("5\\text{ million}", "5"),
+    ("5", "5\\text{ or more}"), ("5", "5\\text{ is wrong}"), ("3", "3\\text{ halves}"),
+    ("5", "5\\text{ squared}"), ("3\\text{ feet}", "3\\text{ square feet}"),
+    ("0.12", "0.\\overline{12}"), ("5", "5\\text{ to }3"), ("5", "5\\text{ plus }2"),
+    ("\\$5", "\N{EURO SIGN}5"), ("\N{EURO SIGN}5", "\N{POUND SIGN}5"),
+    ("1", "\\infty/\\infty"), ("0", "\\infty-\\infty"), ("0", "\\{\\}"), ("\\{0\\}", "\\{\\}"),
 ]  # fmt: skip
 
 
@@ -295,7 +313,7 @@ def test_work_is_in_proportion_to_the_text_and_has_a_bound(part: str) -> None:
         text = part * (length // len(part))
         assert calls(text) < FIXED + CALLS_EACH_MAX * length, length
     assert calls(part * (1_000_000 // len(part))) < FIXED
-    with pytest.raises(Unread, match=f"over {TEXT_CHARS_MAX}"):
+    with pytest.raises(BeyondGrammar, match=f"over {TEXT_CHARS_MAX}"):
         read(part * (TEXT_CHARS_MAX + 1))
 
 
@@ -316,8 +334,10 @@ def test_random_texts_of_the_grammar_are_cheap() -> None:
         ("1 2", "two numbers side by side"),
         ("x" * (TEXT_CHARS_MAX + 1), "over 512 characters"),
         ("\\int x", "the command"),
+        ("\\{,\\}", "a list of nothing"),
+        ("\\begin{pmatrix}\\\\\\end{pmatrix}", "a matrix of nothing"),
     ],
 )
 def test_what_is_beyond_the_grammar_is_told(text: str, told: str) -> None:
-    with pytest.raises(Unread, match=told):
+    with pytest.raises(BeyondGrammar, match=told):
         read(text)

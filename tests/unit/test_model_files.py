@@ -240,6 +240,7 @@ def test_who_talks_to_a_model_shares_the_cores_with_nodes(monkeypatch, once):
     monkeypatch.setattr(sys, "argv", ["chat", "model", *(["--once"] if once else [])])
     monkeypatch.setattr(chat, "core_count", lambda: 6)
     monkeypatch.setattr(chat, "counted", lambda: nullcontext(lambda: 3))
+    monkeypatch.setattr(chat, "load_policy", lambda *_, **__: None)
     for answers in ("chat", "answer_once"):
         monkeypatch.setattr(chat, answers, lambda *_: taken.append(torch.get_num_threads()))
     before = torch.get_num_threads()

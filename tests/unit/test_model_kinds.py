@@ -26,6 +26,7 @@ from node.engines.vllm.text import ModelText
 from node.hosting.fetched_models import convert_file
 from node.hosting.models import lasting_model, resolve_model
 from node.policies import checkpoint
+from node.policies.model_files import check_files
 from node.policies.policy import load_policy
 from node.policies.tiny import byte_tokenizer
 from node.train.memory import shape_of
@@ -250,6 +251,20 @@ def test_a_configuration_without_sense_is_one_line(tmp_path, told):
 
 
 # directories: told at once, without torch
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "consolidated.safetensors"])
+def test_weights_beside_the_models_own_are_refused(tmp_path, name):
+    model = llama_directory(tmp_path)
+    (model / name).write_bytes((model / "model.safetensors").read_bytes())
+    with pytest.raises(ConfigError, match=f"weights beside its own: {name}: move them elsewhere"):
+        check_files(str(model))
+
+
+def test_yes_is_no_token(tmp_path):
+    model = llama_directory(tmp_path)
+    (model / "generation_config.json").write_text('{"eos_token_id": true}')
+    assert 1 not in load_policy(str(model), "cpu").eos_ids
 
 
 def adapter(model: Path) -> None:

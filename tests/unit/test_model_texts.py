@@ -119,7 +119,7 @@ def test_a_policy_renders_by_its_own_template(tmp_path):
     policy = open_policy(model)
     policy.tokenizer.chat_template = HONEST["chat"]
     ids = policy.encode_prompt(Prompt.of("why?", "be brief").text)
-    assert policy.tokenizer.decode(ids) == "<bos>  user: be brief\n\nwhy?\n<|assistant|>"
+    assert policy.tokenizer.decode(ids) == "<bos>  system: be brief\n  user: why?\n<|assistant|>"
     policy.tokenizer.chat_template = "[{{ messages[-1].content }}]"
     assert policy.tokenizer.decode(policy.encode_prompt("why?")) == "[why?]"
 
@@ -187,6 +187,14 @@ def test_a_tokenizer_that_multiplies_is_refused_in_one_line(tmp_path, name):
     with pytest.raises(ConfigError, match=r"its tokenizer.json cannot be used: ") as caught:
         load_tokenizer(str(tmp_path))
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_tokenizer_that_draws_tokens_at_random_is_refused(tmp_path):
+    model = json.loads(tokenizer_file(tmp_path, {}).read_text())["model"]
+    tokenizer_file(tmp_path, {"model": model | {"dropout": 0.1}})
+    with pytest.raises(ConfigError, match=r"set model\.dropout to null"):
+        load_tokenizer(str(tmp_path))
+    tokenizer_files.check("m", tokenizer_file(tmp_path, {"model": model | {"dropout": None}}))
 
 
 @pytest.mark.parametrize("name", KEEPS)

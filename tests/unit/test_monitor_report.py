@@ -284,11 +284,13 @@ def test_steps_that_a_restart_undid_do_not_count() -> None:
     assert history([(0.0, step_done(5)), (1.0, started(round_=4))]).steps == ()
 
 
-def test_intervals_are_those_of_students_t() -> None:
-    """A textbook's: of 4, 5, 6 the mean is 5, the deviation 1, and t(2) is 4.303."""
-    mean, low, high = interval([4.0, 5.0, 6.0])
-    assert (mean, high - mean) == (5.0, pytest.approx(4.303 / 3**0.5))
+def test_intervals_are_those_of_students_t_and_of_two_values_more() -> None:
+    """A textbook's: of 3, 4, 5, 6, 7 the mean is 5, the variance 2.5, and t(4) is 2.776."""
+    mean, low, high = interval([4.0, 5.0, 6.0], 3.0, 7.0)
+    assert (mean, high - mean) == (5.0, pytest.approx(2.776 * (2.5 / 5) ** 0.5, rel=1e-3))
     assert mean - low == pytest.approx(high - mean)
-    assert interval([2.0, 2.0]) == (2.0, 2.0, 2.0)
-    many = interval([0.0, 1.0] * 50)
+    mean, low, high = interval([1.0, 1.0], 0.0, 1.0)
+    assert (mean, high) == (1.0, 1.0)
+    assert low < 0.5  # two are too few to be sure of
+    many = interval([0.0, 1.0] * 50, 0.0, 1.0)
     assert many[2] - many[0] < 0.11  # beyond the table

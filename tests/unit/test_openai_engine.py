@@ -245,6 +245,17 @@ def test_half_a_character_is_text_that_can_be_sent(served):
     assert said.text == "3?"
 
 
+def test_a_server_whose_model_has_half_a_character_in_its_name_is_asked(served):
+    served.models = [{"id": "sums\ud800"}]
+    assert generated(served.url, ["1+2="])[0][0].text in {"3", "4"}
+    assert {asked["model"] for asked in completions(served)} == {"sums?"}
+
+
+def test_a_count_of_tokens_beyond_any_completion_is_not_believed():
+    told = {"choices": [{"message": {"content": "3"}}], "usage": {"completion_tokens": 10**30}}
+    assert server._read(told)[0].tokens == 0
+
+
 def message(reason: str, **told: Any) -> Answer:
     """A server's answer by the parts of its message."""
     return lambda handler: handler.reply(

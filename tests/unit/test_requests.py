@@ -240,12 +240,15 @@ def test_noise_is_gone_after_an_error(qwen):
     assert bits(qwen.policy) == before
 
 
-@pytest.mark.parametrize(
-    ("beginning", "named"), [((100_000,), "vocabulary"), ((5,) * 200, "context")]
-)
-def test_beginnings_that_the_policy_cannot_have_are_refused(qwen, beginning, named):
-    with pytest.raises(ConfigError, match=named):
-        sampled(qwen.policy, [Request("1+1=", beginning=beginning)])
+def test_beginnings_that_the_policy_cannot_have_are_refused(qwen):
+    with pytest.raises(ConfigError, match="vocabulary"):
+        sampled(qwen.policy, [Request("1+1=", beginning=(100_000,))])
+
+
+def test_a_beginning_that_does_not_fit_has_no_completions_and_others_have_theirs(qwen):
+    requests = [Request("1+1=", beginning=(5,) * 200), Request("1+1=", n=2)]
+    found = sampled(qwen.policy, requests)
+    assert [len(each.completions) for each in found] == [0, 2]
 
 
 def test_requests_and_outcomes_travel_to_the_trainers_process(qwen):

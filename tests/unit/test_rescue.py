@@ -10,6 +10,8 @@ import torch
 
 from node.config import NodeConfig, RunConfig, load_config
 from node.engines.scripted import ScriptedPolicy
+from node.envs.base import Problem, Undecided
+from node.envs.games import ScriptedSum
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.losses import guided
@@ -255,15 +257,14 @@ def test_a_node_that_solves_nothing_learns_from_one_that_does() -> None:
 
 def test_what_was_not_decided_is_neither_rescued_nor_learned(monkeypatch) -> None:
     """A judge that gave nothing away has not found a group wrong."""
-    from node.run import sapo
+    score = ScriptedSum.score
 
-    monkeypatch.setattr(sapo, "rewards_of", lambda found: (0.0,) * len(found))
-    original = sapo.ScoredGroup
+    def doubtful(self: ScriptedSum, problem: Problem, text: str) -> float:
+        if not (found := score(self, problem, text)):
+            raise Undecided
+        return found
 
-    def undecided(*args: object, **more: object) -> object:
-        return original(*args, **{**more, "decided": False})  # type: ignore[arg-type]
-
-    monkeypatch.setattr(sapo, "ScoredGroup", undecided)
+    monkeypatch.setattr(ScriptedSum, "score", doubtful)
     rounds, _ = lives(CONFIG.model_copy(update={"replay": Rescue()}))
     assert sum(each.rescued_groups for each in rounds) == 0
 

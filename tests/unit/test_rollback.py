@@ -217,9 +217,10 @@ def test_a_run_of_few_problems_has_none_and_the_node_says_so() -> None:
 def test_an_evaluation_is_one_call_and_says_the_same_of_the_test() -> None:
     policy = Falling(0.5)
     verifier = InlineVerifier(MANY)
-    validation = support.run(HeldOutGuard(MANY, verifier, 64).validation)
+    guard = HeldOutGuard(MANY, verifier, 64)
+    validation = support.run(guard.validation)
     unused: Any = None
-    node = NodeParts(change(CONFIG, run=MANY), unused, verifier, *[unused] * 5)
+    node = NodeParts(change(CONFIG, run=MANY), unused, verifier, guard, *[unused] * 4)
     alone = support.run(evaluate, node, policy, Progress())
     both = support.run(evaluate, node, policy, Progress(), validation)
     assert policy.prompts == [10, 74]

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import EXIT_USAGE, main
+from node.cli import main
 from node.simulation.scenario import load_scenario, packaged_scenarios, parse_scenario
+from swarm.command import EXIT_USAGE
 from swarm.errors import ConfigError
 from swarm.simulation.network_faults import Fault
 

@@ -336,8 +336,8 @@ def test_own_work_that_does_not_end_is_worth_zero_group_by_group(
         texts = [["good", "bad"], ["good", "loop"], ["bad", "good"]]
         rewards = await verifier.score(tasks, texts)
         assert rewards == [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)]
-        with pytest.raises(ChildFailed):
-            await verifier.score(tasks[:1], [["die"]])
+        assert await verifier.score(tasks[:1], [["die"]]) == [(None,)]
+        assert "status" in verifier.counters.left_out[tasks[0]]
         assert await verifier.score(tasks[:1], [["good"]]) == [(1.0,)]
 
     with_process(trap, body)
@@ -383,7 +383,15 @@ def test_wrong_parameters_stop_own_work_with_the_reason() -> None:
         with pytest.raises(ConfigError, match="environment scripted_sum: "):
             await verifier.problems([assigned_task(run, ALICE, 0)])
 
-    with_both(run, body)
+    with_process(run, body)
+
+
+def test_a_problem_that_cannot_be_posed_is_counted_and_named() -> None:
+    run = make_run({"name": "scripted_sum", "parameters": {"maximum": 3}})
+    verifier = InlineVerifier(run)
+    (problem,) = run_async(verifier.problems, [assigned_task(run, ALICE, 0)])
+    assert problem.failure.startswith("environment scripted_sum: ")
+    assert problem.failure in (verifier.counters.note or "")
 
 
 @pytest.mark.parametrize("fault", ["settings", "program", "death"])

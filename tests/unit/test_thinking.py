@@ -8,7 +8,7 @@ import pytest
 from node.config import RunConfig
 from node.engines.vllm.unfinished import Piece, Unfinished
 from node.interfaces.engine import Request, Sampling
-from node.interfaces.prompts import Thinking
+from node.interfaces.prompts import TemplateRules, Thinking
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.losses import OBJECTIVES
@@ -175,6 +175,17 @@ def test_a_run_that_does_not_think_keeps_its_id():
 def test_rules_that_leave_no_answer_are_refused(thinking, said):
     with pytest.raises(ConfigError, match=said):
         make_run(thinking=thinking)
+
+
+def test_arguments_that_no_template_reads_are_told(tmp_path):
+    model = qwen_directory(tmp_path)
+    (model / "chat_template.jinja").write_text(OPENS + "{% if enable_thinking %}{% endif %}")
+    rules = TemplateRules('{"enable_thinking": false}')
+    spec = TrainerSpec(str(model), device="cpu", threads=1, template_rules=rules)
+    assert not TrainerCore(spec).info().arguments_told
+    rules = TemplateRules('{"enable_thinking": false, "enable_thought": true}')
+    told = TrainerCore(replace(spec, template_rules=rules)).info().arguments_told
+    assert "does not read enable_thought of chat.arguments" in told
 
 
 def test_a_template_that_opens_a_thought_in_a_run_without_is_told(tmp_path):

@@ -195,7 +195,7 @@ def read_file(file: Path, rules: DataRules) -> Reading:
         if rules.scorer != "choice" and "scorer" in rules.model_fields_set:
             columns = replace(columns, choices=rules.choices)
         if columns.choices is not None and "scorer" not in rules.model_fields_set:
-            rules = rules.model_copy(update={"scorer": "choice"})
+            rules = DataRules.of({**rules.model_dump(exclude_unset=True), "scorer": "choice"})
     content = rules.content(read_rows(file, columns), file.name, columns)
     named = {use: use for use in columns.by_use()}
     return Reading(rules.model_copy(update=named), columns, content)
@@ -266,7 +266,8 @@ REVISION: Final = 2
 
 
 class Dataset:
-    """Items by their hash, scored by name; its parameters are those of `DataRules`."""
+    """Items by their hash, scored by name. Parameters: path, sha256, question, answer, choices,
+    rule, scorer, tolerance, relative_tolerance and ignore_case, which docs/data.md explains."""
 
     name = NAME
     version = f"dataset-r{REVISION}"

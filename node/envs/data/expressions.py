@@ -72,6 +72,26 @@ _DROPPED: Final = re.compile(
     r"|(?<!\\)\\[,;: ]|[~$]|\\(?=\$)"
 )
 _THOUSANDS: Final = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])")
+_COINS: Final = {"\u20ac": "euro", "\u00a3": "\u00a3", "\u00a5": "\u00a5"}
+_COIN: Final = re.compile(r"(?:\A-?|[0-9}] ?)([\u20ac\u00a3\u00a5])")
+_REPEATING: Final = re.compile(
+    r"(?P<whole>[0-9]*)\.(?P<first>[0-9]*)\\overline\s*\{\s*(?P<again>[0-9]+)\s*\}"
+)
+_SCALES: Final = {"hundred": 100, "dozen": 12} | {
+    name: 1000**power
+    for power, name in enumerate(("thousand", "million", "billion", "trillion"), 1)
+}
+_NO_UNIT: Final = frozenset(  # words after a number with which it is another one, or none
+    {
+        "or", "not", "no", "is", "isn't", "wrong", "incorrect", "false", "never", "least", "most",
+        "half", "halves", "third", "thirds", "fourth", "fourths", "fifths", "sixths", "eighths",
+        "tenths", "hundredths", "squared", "cubed", "factorial", "mod", "base", "negative",
+    }
+)  # fmt: skip
+_AREA: Final = re.compile(
+    r"(?P<before>square|sq\.?|cubic|cu\.?) (?P<name>[a-z]+)"
+    r"|(?P<unit>[a-z]+) (?P<after>squared|cubed)"
+)
 _LISTS: Final = re.compile(r"[(\[]|\\\{|\A\{")  # in which commas separate values
 _UNIT: Final = re.compile(r"[A-Za-z$ .]+(?:\^?[23])?(?:/[A-Za-z ]+)?")
 _TOKEN: Final = re.compile(
@@ -93,11 +113,16 @@ _RELATIONS: Final = {
     "=": "=", "approx": "=", "<": "<", "lt": "<", ">": ">", "gt": ">", "le": "<=", "leq": "<=",
     "ge": ">=", "geq": ">=", "ne": "!=", "neq": "!=",
 }  # fmt: skip
+_EMPTY: Final = (
+    [("command", "emptyset")],
+    [("command", "varnothing")],
+    [("sign", "\\{"), ("sign", "\\}")],
+)
 _DEGREES: Final = ("^{circ}", "^circ")
 _TURNED: Final = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
-class Unread(ValueError):
+class BeyondGrammar(ValueError):
     """The reason why a text is beyond the grammar."""
 
 
@@ -112,14 +137,16 @@ class Value:
 
 @functools.lru_cache(maxsize=1024)
 def read(text: str) -> Value:
-    """The value of a text; `Unread` if it is beyond the grammar."""
+    """The value of a text; `BeyondGrammar` if it is beyond the grammar."""
     if not 0 < len(text) <= TEXT_CHARS_MAX:
-        raise Unread(f"empty, or over {TEXT_CHARS_MAX} characters")
+        raise BeyondGrammar(f"empty, or over {TEXT_CHARS_MAX} characters")
     plain = text
     for old, new in _REPLACED:
         plain = plain.replace(old, new)
     is_money = re.search(r"(?<![0-9A-Za-z])\\\$|\A-?\$", text) is not None
-    plain = _DROPPED.sub(" ", plain).strip()
+    coin = _COIN.search(plain)
+    plain = _DROPPED.sub(" ", plain if coin is None else plain.replace(coin[1], " ")).strip()
+    plain = _REPEATING.sub(_repeated, plain)
     words = re.sub(r"\\(?:text|mathrm|mbox|textbf|textrm|textit)\s*\{([^{}]*)\}", r" \1 ", plain)
     words = " ".join(words.split())
     if _WORDS.fullmatch(words) and not _is_formula(words):
@@ -128,11 +155,20 @@ def read(text: str) -> Value:
         plain = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), plain)
     try:
         value = _answer(_tokens(plain), 0)
-    except Unread:
+    except BeyondGrammar:
         raise
     except (ArithmeticError, ValueError):  # from a function where it has no value
-        raise Unread("a division by zero") from None
-    return Value(value.kind, value.parts, "$") if is_money and not value.unit else value
+        raise BeyondGrammar("a division by zero") from None
+    unit = value.unit or (_COINS[coin[1]] if coin is not None else "$" if is_money else "")
+    return Value(value.kind, value.parts, unit) if unit else value
+
+
+def _repeated(found: re.Match[str]) -> str:
+    """A repeating decimal as a fraction in parentheses."""
+    first, again = found["first"], found["again"]
+    below = 10 ** len(first) * (10 ** len(again) - 1)
+    above = int(f"{found['whole']}{first}{again}") - int(f"0{found['whole']}{first}")
+    return f"({above}/{below})"
 
 
 def _is_formula(words: str) -> bool:
@@ -147,17 +183,24 @@ def _tokens(text: str) -> list[Token]:
     while at < len(text):
         token = _TOKEN.match(text, at)
         if token is None:
-            raise Unread(f"the sign {text[at]!r}")
+            raise BeyondGrammar(f"the sign {text[at]!r}")
         at = token.end()
         kind = token.lastgroup
         if kind == "command" and token["command"] not in _KNOWN:
-            raise Unread(f"the command \\{token['command'][:20]}")
+            raise BeyondGrammar(f"the command \\{token['command'][:20]}")
         if kind == "word":
             found += _word(token["word"])
         elif kind == "text":
             name = token["text"].strip().rstrip(".").lower()
-            is_list = name in ("and", "or")
-            found.append(("sign", ",") if is_list else _unit(name) or ("text", name))
+            if name in ("and", "or"):
+                found.append(("sign", ","))
+                continue
+            first, _, rest = name.partition(" ")
+            if first in _SCALES and found:
+                found += [("sign", "*"), ("number", str(_SCALES[first]))]
+                name = rest.strip()
+            if name or not rest:
+                found += [unit] if (unit := _unit(name)) else [("text", name)] if name else []
         elif kind is not None:
             found.append((kind, token[0].lstrip("\\") if kind == "command" else token[0]))
     return found
@@ -168,6 +211,8 @@ def _word(word: str) -> list[Token]:
         return [("command", word)]
     if word in ("and", "or"):
         return [("sign", ",")]
+    if word in _SCALES:
+        return [("sign", "*"), ("number", str(_SCALES[word]))]
     unit = _unit(word) if len(word) > 1 else None
     if unit is not None:
         return [unit]
@@ -178,10 +223,13 @@ def _word(word: str) -> list[Token]:
 
 
 def _unit(name: str) -> Token | None:
-    first = re.sub(r"\A(?:square|sq|cubic) ", "", name)
-    if first == "percent":
+    if name == "percent":
         return ("sign", "%")
-    return ("unit", UNITS[first]) if first in UNITS else None
+    if (area := _AREA.fullmatch(name)) is not None:
+        unit = UNITS.get(area["name"] or area["unit"])
+        power = 3 if (area["before"] or area["after"]).startswith("cu") else 2
+        return None if unit is None else ("unit", f"{unit}^{power}")
+    return ("unit", UNITS[name]) if name in UNITS else None
 
 
 # --- lists, sets, equations -------------------------------------------------------------------
@@ -205,18 +253,20 @@ def _split(tokens: Tokens, is_border: Callable[[Token], bool]) -> list[tuple[Tok
 def _answer(tokens: Tokens, depth: int) -> Value:
     """A list, or a single value."""
     if depth > DEPTH_MAX:
-        raise Unread(f"nested deeper than {DEPTH_MAX}")
+        raise BeyondGrammar(f"nested deeper than {DEPTH_MAX}")
     parts = _split(tokens, lambda token: token in (("sign", ","), ("sign", ";")))
     given = [part for _, part in parts if part]
     if not given:
-        raise Unread("nothing")
+        raise BeyondGrammar("nothing")
     values = [value for part in given for value in _one(part, depth)]
     return values[0] if len(values) == 1 else _set(values)
 
 
 def _set(values: Sequence[Value]) -> Value:
+    if not values:
+        raise BeyondGrammar("a list of nothing")
     if len(values) > LISTED_MAX:
-        raise Unread(f"over {LISTED_MAX} values in a list")
+        raise BeyondGrammar(f"over {LISTED_MAX} values in a list")
     return Value("set", tuple(values))
 
 
@@ -255,6 +305,8 @@ def _joined(tokens: Tokens, depth: int) -> Value:
 def _bracketed(tokens: Tokens, depth: int) -> Value:
     """A tuple, interval, set, matrix or number."""
     first, last = (tokens[0], tokens[-1]) if tokens else (("", ""), ("", ""))
+    if tokens in _EMPTY:
+        return Value("words", ("the empty set",))
     if first == ("command", "begin"):
         return _matrix(tokens, depth)
     if first[0] == last[0] == "sign" and first[1] in ("(", "[", "\\{", "{") and last[1] in _CLOSING:
@@ -287,16 +339,18 @@ def _matrix(tokens: Tokens, depth: int) -> Value:
     name = [token[1] for token in tokens if token[0] == "letter"]
     size = next((at for at, token in enumerate(tokens) if token == ("sign", "}")), 0)
     if tokens[1:2] != [("sign", "{")] or "".join(name[: size - 2])[1:] != "matrix":
-        raise Unread("an environment that is no matrix")
+        raise BeyondGrammar("an environment that is no matrix")
     end = len(tokens) - size - 1
     if tokens[end : end + 1] != [("command", "end")]:
-        raise Unread("something after a matrix")
+        raise BeyondGrammar("something after a matrix")
     rows = [part for _, part in _split(tokens[size + 1 : end], lambda t: t == ("sign", "\\\\"))]
     cells = [
         tuple(_number(cell, depth + 1) for _, cell in _split(row, lambda t: t == ("sign", "&")))
         for row in rows
         if row
     ]
+    if not cells:
+        raise BeyondGrammar("a matrix of nothing")
     return Value("matrix", tuple(cells))
 
 
@@ -318,7 +372,10 @@ def _without_unit(tokens: Tokens) -> tuple[Tokens, str]:
             return tokens[:-end], "degree"
     place = next((at for at, t in enumerate(tokens) if at and t[0] in ("unit", "text")), None)
     unit = "" if place is None else "".join(t[1] for t in tokens[place:] if t[1] not in ("{", "}"))
-    return (tokens[:place], unit) if _UNIT.fullmatch(unit) else (tokens, "")
+    if place is not None and tokens[place][0] == "text" and re.search(r"[a-z]\d", unit):
+        return tokens, ""  # a number behind words, as in `5 to 3`
+    is_unit = _UNIT.fullmatch(unit) is not None and _NO_UNIT.isdisjoint(unit.split())
+    return (tokens[:place], unit) if is_unit else (tokens, "")
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -351,14 +408,14 @@ def _float(value: Any) -> Any:
 
 
 def _bounded(value: Any) -> Any:
-    """The value; `Unread` if it is infinite or has too many bits."""
+    """The value; `BeyondGrammar` if it is infinite or has too many bits."""
     if isinstance(value, Fraction):
         if max(abs(value.numerator), value.denominator).bit_length() > BITS_MAX:
-            raise Unread(f"a number of over {BITS_MAX} bits")
+            raise BeyondGrammar(f"a number of over {BITS_MAX} bits")
         return value
     size = _context().mag(value) if value else 0
     if not _context().isfinite(value) or abs(size) > BITS_MAX:
-        raise Unread(f"a number of over {BITS_MAX} bits")
+        raise BeyondGrammar(f"a number of over {BITS_MAX} bits")
     return value
 
 
@@ -373,7 +430,7 @@ class _Formula:
     def all(self) -> Any:
         value = self._sum()
         if self._at < len(self._tokens):
-            raise Unread(f"{self._tokens[self._at][1]!r} where a formula ends")
+            raise BeyondGrammar(f"{self._tokens[self._at][1]!r} where a formula ends")
         return value
 
     def _peek(self) -> Token:
@@ -442,11 +499,11 @@ class _Formula:
             part = self._divided(Fraction(ahead[0][1]), Fraction(ahead[2][1]))
             if 0 < part < 1 and value:
                 return 1 + part / value
-        raise Unread("two numbers side by side")
+        raise BeyondGrammar("two numbers side by side")
 
     def _divided(self, one: Any, other: Any) -> Any:
         if not other or (not isinstance(other, Fraction) and abs(other) < _float(_NEAR)):
-            raise Unread("a division by zero")
+            raise BeyondGrammar("a division by zero")
         return self._two(one, other, operator.truediv)
 
     def _power(self) -> Any:
@@ -464,7 +521,7 @@ class _Formula:
             if sign != "!":
                 value = self._divided(value, Fraction(100))
             elif abs(value) > FACTORIAL_MAX:
-                raise Unread(f"a factorial beyond {FACTORIAL_MAX}")
+                raise BeyondGrammar(f"a factorial beyond {FACTORIAL_MAX}")
             elif isinstance(value, Fraction) and value.denominator == 1 and value >= 0:
                 value = Fraction(math.factorial(int(value)))
             else:
@@ -478,11 +535,11 @@ class _Formula:
 
     def _raised(self, base: Any, exponent: Any) -> Any:
         if not base and (not isinstance(exponent, Fraction) or exponent <= 0):
-            raise Unread("a power of zero")
+            raise BeyondGrammar("a power of zero")
         if isinstance(exponent, Fraction) and isinstance(base, Fraction):
             size = max(abs(base.numerator), base.denominator).bit_length() * abs(exponent)
             if size > BITS_MAX:
-                raise Unread(f"a number of over {BITS_MAX} bits")
+                raise BeyondGrammar(f"a number of over {BITS_MAX} bits")
             if exponent.denominator == 1:
                 return base**exponent.numerator
             if exponent.denominator <= ROOT_MAX:
@@ -491,13 +548,13 @@ class _Formula:
                     return root**exponent.numerator
         one, other = _float(base), _float(exponent)
         if not base or abs(other) * (abs(_context().mag(one)) + 4) > BITS_MAX:
-            raise Unread(f"a number of over {BITS_MAX} bits")
+            raise BeyondGrammar(f"a number of over {BITS_MAX} bits")
         return _bounded(_context().power(one, other))
 
     def _group(self, closing: str) -> Any:
         value = self._sum()
         if not self._take(closing):
-            raise Unread(f"no {closing} where one is missing")
+            raise BeyondGrammar(f"no {closing} where one is missing")
         return value
 
     def _digit(self) -> Any:
@@ -511,7 +568,7 @@ class _Formula:
     def _atom(self) -> Any:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            raise Unread(f"nested deeper than {DEPTH_MAX}")
+            raise BeyondGrammar(f"nested deeper than {DEPTH_MAX}")
         value = self._any_atom()
         self._depth -= 1
         return value
@@ -534,7 +591,7 @@ class _Formula:
             return value
         if kind == "command":
             return self._command(text)
-        raise Unread(f"{text!r} where a number begins" if text else "a number is missing")
+        raise BeyondGrammar(f"{text!r} where a number begins" if text else "a number is missing")
 
     def _named(self, name: str) -> Any:
         if self._take("_"):
@@ -560,19 +617,21 @@ class _Formula:
         if name == "pi":
             return _context().pi + 0
         if name == "infty":
+            if len(self._tokens) > 1 + (self._tokens[0][1] in ("+", "-")):
+                raise BeyondGrammar("a calculation with infinity")
             return _letter("infinity", 0)
         if name in ("lfloor", "lceil"):
             value = self._group({"lfloor": "rfloor", "lceil": "rceil"}[name])
             if not isinstance(value, Fraction):
-                raise Unread("a rounded number that is not exact")
+                raise BeyondGrammar("a rounded number that is not exact")
             return Fraction(math.floor(value) if name == "lfloor" else math.ceil(value))
         if name in _FUNCTIONS:
             return self._function(name)
-        raise Unread(f"{name} where a number begins")
+        raise BeyondGrammar(f"{name} where a number begins")
 
     def _binomial(self, above: Any, below: Any) -> Any:
         if abs(above) > BINOMIAL_MAX or abs(below) > BINOMIAL_MAX:
-            raise Unread(f"a binomial beyond {BINOMIAL_MAX}")
+            raise BeyondGrammar(f"a binomial beyond {BINOMIAL_MAX}")
         is_whole = all(isinstance(e, Fraction) and e.denominator == 1 for e in (above, below))
         if is_whole and 0 <= below <= above:
             return Fraction(math.comb(int(above), int(below)))
@@ -580,7 +639,7 @@ class _Formula:
 
     def _root(self, value: Any, index: Any) -> Any:
         if not isinstance(index, Fraction) or index.denominator != 1 or not 1 < index <= ROOT_MAX:
-            raise Unread("a root that is none")
+            raise BeyondGrammar("a root that is none")
         if not value:
             return value
         if isinstance(value, Fraction):
@@ -598,9 +657,9 @@ class _Formula:
         if exponent == -1 and name in ("sin", "cos", "tan"):
             name, exponent = f"arc{name}", Fraction(1)
         if name in ("ln", "log") and not value:
-            raise Unread("a logarithm of zero")
+            raise BeyondGrammar("a logarithm of zero")
         if abs(value) > (_ANGLE_MAX if name != "exp" else BITS_MAX // 2):
-            raise Unread("a function of too large a number")
+            raise BeyondGrammar("a function of too large a number")
         if name == "log":
             base = Fraction(10) if base is None else base
         context = _context()

@@ -156,7 +156,7 @@ def _kept(row: Mapping[str, Any], columns: Columns, marked: bool) -> tuple[dict[
         raise ValueError("a worked solution without a marked answer; name another column as answer")
     if columns.choices is not None:
         shapes.check_there(row, "choices", columns.choices)
-        given = shapes.value_at(row, columns.choices)
+        given = shapes.choices_at(row, columns.choices)
         kept["choices"], labels = shapes.choices_of(given, columns.choices)
         typed = shapes.value_at(row, columns.answer)
         answer = shapes.lettered(typed, answer, kept["choices"], labels)

@@ -4,7 +4,7 @@ from fractions import Fraction
 from typing import Final
 
 from node.envs.answers import BOX, answer_in, bare, stated
-from node.envs.data.expressions import TEXT_CHARS_MAX, Unread, Value, read, same
+from node.envs.data.expressions import TEXT_CHARS_MAX, BeyondGrammar, Value, read, same
 from node.envs.data.items import Item
 from node.envs.data.scorers import ItemScorer, Settings, installed
 from node.envs.numerals import plain
@@ -28,7 +28,7 @@ class MathScorer(ItemScorer):
         answer = _final(item["answer"])
         try:
             value = read(answer)
-        except Unread as fault:
+        except BeyondGrammar as fault:
             raise ValueError(f"an answer that the scorer math does not read ({fault})") from None
         return _usual(answer, value)
 
@@ -38,7 +38,7 @@ class MathScorer(ItemScorer):
         answer = _final(item["answer"])
         try:
             return float(same(read(stated(text, _ENDS)), read(answer)))
-        except Unread:
+        except BeyondGrammar:
             return 0.0
 
 

@@ -39,7 +39,9 @@ def read_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Any]]:
             else:
                 yield from _text_rows(file)
     except OSError as error:
-        raise ConfigError(f"{error.filename or path}: {error.strerror or error}") from None
+        remedy = "pack" if isinstance(error, gzip.BadGzipFile) else "write"
+        told = error.strerror or f"its data are damaged ({str(error).strip()}); {remedy} it again"
+        raise ConfigError(f"{error.filename or path}: {told}") from None
     except (EOFError, zlib.error):
         raise ConfigError(
             f"{path}: its gzip data are damaged or end early; pack it again"
@@ -61,6 +63,8 @@ def _files(path: Path) -> list[Path]:
             "node of the run hands its items on"
         )
     if not path.is_dir():
+        if not path.is_file():
+            raise ConfigError(f"{path}: no regular file; write its rows to one")
         return [path]
     if (path / "dataset_dict.json").exists():
         named = ", ".join(sorted(each.name for each in path.iterdir() if each.is_dir()))
@@ -69,7 +73,7 @@ def _files(path: Path) -> list[Path]:
         return _saved_files(path)
     kinds: dict[str, list[Path]] = {}
     for file in sorted(path.iterdir())[:FILES_MAX]:
-        if _kind(file) in (*LINES, *SHEETS, *TABLES, ".json"):
+        if _kind(file) in (*LINES, *SHEETS, *TABLES, ".json") and file.is_file():
             kinds.setdefault(_kind(file), []).append(file)
     if len(kinds) != 1:
         found = f"files of {len(kinds)} kinds" if kinds else "no .jsonl or .parquet file"
@@ -229,7 +233,12 @@ def _arrow_rows(file: Path, columns: Columns | None) -> Iterator[tuple[str, Any]
 
 
 def _rows_in(batch: Any) -> Iterator[Any]:
-    """The rows of a batch. A value that Python has no type for spoils its row alone."""
+    """The rows of a batch. A value that Python has no type for spoils its row alone. Short floats
+    are as people write them: 0.1 and not 0.10000000149011612."""
+    for at, name in enumerate(batch.schema.names):
+        if str(batch.schema.field(at).type) == "float":
+            told = batch.column(at).cast("string").cast("float64")
+            batch = batch.set_column(at, name, told)
     try:
         yield from batch.to_pylist()
     except (ValueError, OverflowError, NotImplementedError):

@@ -21,15 +21,21 @@ CHOICES_MAX: Final = 26
 FINAL: Final = "####"  # GSM8K's mark before the answer
 WORKED_CHARS_MAX: Final = 200  # beyond it a solution without a marked answer is no answer
 NAMES_SHOWN_CHARS: Final = 160
+DIGITS_MAX: Final = 1024  # before or after the point of a number in a table
 _ROLES: Final = {"human": "user", "gpt": "assistant"}  # of ShareGPT, which has from and value
 _KINDS: Final = {"NoneType": "null", "dict": "a record", "list": "a list", "tuple": "a list"}
 _LETTERED: Final = re.compile(r"\(?([A-Z])[).:]\s*(\S.*)", re.DOTALL)
+_CHAT_AS_TEXT: Final = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from|content|value)["']\s*:""")
 _QUESTIONS: Final = ("question", "problem", "prompt", "query", "instruction")
 _ANSWERS: Final = (
     "answer", "final_answer", "expected_answer", "ground_truth", "answerKey", "solution",
     "completion", "output", "response", "target", "gold", "correct", "label",
 )  # fmt: skip
 _CHOICES: Final = ("choices", "options", "endings", "question.choices")
+# One column for each choice: A, B, C, D; option_a, option_b; choice1, choice2
+_ONE_CHOICE: Final = re.compile(
+    r"((?:choice|option|opt|op|ending)[ _-]?|)([A-J]|\d)", re.IGNORECASE
+)
 _SHAPES: Final = (  # before the names above, which some of them have too
     ("verl", "prompt", "reward_model.ground_truth"),
     ("prime-rl", "prompt", "verification_info.ground_truth"),
@@ -72,7 +78,7 @@ def found_in(rows: Sequence[Mapping[str, Any]], choices: str | None) -> Columns 
     """The columns of these rows, by the first shape that one of them has; None: of no shape.
     `choices`: their column, where somebody named it."""
     if choices is None:
-        choices = next((name for name in _CHOICES if _has_choices(rows, name)), None)
+        choices = next((name for name in _CHOICES if _has_choices(rows, name)), _one_each(rows))
     for shape, question, answer in _SHAPES:
         if all(_has(rows, part) for part in (*question.split("+"), answer)):
             return Columns(question, answer, choices, shape=shape)
@@ -91,6 +97,42 @@ def _has(rows: Sequence[Mapping[str, Any]], path: str) -> bool:
 def _has_choices(rows: Sequence[Mapping[str, Any]], path: str) -> bool:
     values = [value_at(row, path) for row in rows]
     return any(isinstance(v, list | dict) or (isinstance(v, str) and v[:1] == "[") for v in values)
+
+
+def _one_each(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The columns of choices that have one each, joined by `+`; None: there are none, or answers
+    that are neither a letter nor one of them."""
+    families: dict[str, list[str]] = {}
+    for name in dict.fromkeys(str(name) for row in rows for name in row):
+        if found := _ONE_CHOICE.fullmatch(name):
+            families.setdefault(found[1].lower(), []).append(name)
+    for names in families.values():
+        ends = "".join(name[-1].lower() for name in names)
+        answers = next((name for name in _ANSWERS if name not in names and _has(rows, name)), "")
+        in_order = any(ends in order for order in ("abcdefghij", "0123456789"))
+        if answers and in_order and 2 <= len(ends) <= CHOICES_MAX:
+            known = [_is_choice(row, names, value_at(row, answers)) for row in rows]
+            if all(known):
+                return "+".join(names)
+    return None
+
+
+def _is_choice(row: Mapping[str, Any], names: Sequence[str], answer: Any) -> bool:
+    """True if an answer is a choice's text, letter or place, or is missing."""
+    if answer is None or answer in (texts := [value_at(row, name) for name in names]):
+        return True
+    place = answer if isinstance(answer, int) else LETTERS.find(str(answer).strip().upper() or "?")
+    return 0 <= place < len(texts) and (isinstance(answer, int) or len(str(answer).strip()) == 1)
+
+
+def choices_at(row: Mapping[str, Any], path: str) -> Any:
+    """The value in the column of choices; of several, joined by `+`, those up to the last one."""
+    if "+" not in path or value_at(row, path) is not None:
+        return value_at(row, path)
+    found = [value_at(row, each) for each in path.split("+")]
+    while found and (found[-1] is None or found[-1] == ""):
+        del found[-1]
+    return found
 
 
 def names_in(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -141,8 +183,11 @@ def text_of(value: Any, path: str) -> str:
         return str(value)
     if isinstance(value, float | Decimal) and math.isfinite(value):
         exact = Decimal(repr(value)) if isinstance(value, float) else value
-        whole = exact == exact.to_integral_value()
-        return f"{exact.quantize(Decimal(1)) if whole else exact.normalize():f}"
+        if abs(exact.adjusted()) > DIGITS_MAX:
+            raise ValueError(f"its {path} is a number of over {DIGITS_MAX} digits")
+        written = f"{exact:f}"
+        written = written.rstrip("0").rstrip(".") if "." in written else written
+        return written if exact else "0"
     said = f"its {path} is {kind_of(value)}"
     if isinstance(value, Mapping) and value:
         raise ValueError(f"{said}; name one of its fields, such as {path}.{next(iter(value))}")
@@ -198,7 +243,7 @@ def question_of(row: Mapping[str, Any], columns: Columns) -> str | list[dict[str
     """The question: a text, or the messages of a chat that ends in it; ValueError says why there is
     none."""
     value = value_at(row, columns.question)
-    if isinstance(value, list):
+    if isinstance(value, list) or (columns.is_chat and value is not None):
         said = messages_of(value)[: -1 if columns.is_chat else None]
         if not said or said[-1].role != "user":
             raise ValueError("its chat does not end in a question of the user")
@@ -209,6 +254,8 @@ def question_of(row: Mapping[str, Any], columns: Columns) -> str | list[dict[str
         text, found = texts_of(row, columns.question), []
     if not text.strip() or text.startswith(MARK):
         raise ValueError("an empty question, or one that begins with a control character")
+    if _CHAT_AS_TEXT.match(text):
+        raise ValueError(f"its {columns.question} is a chat as text; write it as a list")
     return found if len(found) > 1 else text
 
 
