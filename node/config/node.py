@@ -323,7 +323,8 @@ class SavingSettings(Group):
     """The number of checkpoints to keep, besides the best policy's."""
     publish_precision: Precision = "bfloat16"
     """The precision of a learner's published versions. Small steps change few numbers of
-    `bfloat16`, so updates are small. Training and adapters stay in fp32."""
+    `bfloat16`, so updates are small, and the sum of many weights still moves with each step.
+    Training and adapters stay in fp32."""
 
 
 class FileSettings(Group):

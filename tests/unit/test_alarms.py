@@ -244,7 +244,7 @@ QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.CUT_THOUGHTS, learns(right=0.5, thoughts_cut=0.1), {}),
     (Alarm.CUT_THOUGHTS, node(), {}),
     (Alarm.VERSION_LAG, learner(version_lag_ratio=0.4), LEARNER),
-    (Alarm.VERSION_LAG, learner(version_lag_ratio=lambda i: 0.9 if i > 8 else 0.1), LEARNER),
+    (Alarm.VERSION_LAG, node(version_lag_ratio=lambda i: 0.9 if i > 10 else 0.1), {}),
     (Alarm.VERSION_LAG, node(), {}),
     (Alarm.WENT_BACK, falls(lambda i: 0), {}),
     (Alarm.WENT_BACK, falls(lambda i: 1), {}),  # long ago
