@@ -267,10 +267,8 @@ class Sapo:
             )
             if its.request.temperature is not None:
                 group = replace(group, temperature=its.request.temperature)
-            count, decided = (
-                len(each),
-                [at for at, verdict in enumerate(each) if verdict is not None],
-            )
+            count = len(each)
+            decided = [at for at, verdict in enumerate(each) if verdict is not None]
             scored = ScoredGroup(
                 GroupId(b""), group, its.assigned.prompt, tuple(verdict or 0.0 for verdict in each),
                 own=True, decided=len(decided) == count,
