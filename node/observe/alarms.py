@@ -377,8 +377,8 @@ def _version_lag(past: Past) -> AlarmReport | None:
         return None
     return _standing(
         Alarm.VERSION_LAG,
-        f"rounding to bf16 keeps {past.value(m.VERSION_LAG_RATIO):.0%} of what was learned from the "
-        "policy that generates",
+        f"rounding to bf16 keeps {past.value(m.VERSION_LAG_RATIO):.0%} of what was learned from "
+        "the policy that generates",
     )
 
 

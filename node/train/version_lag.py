@@ -45,8 +45,9 @@ class VersionLag:
         self._last = math.nan
 
     def measure(self, updates: int, seconds: float, logprobs: Callable[[], torch.Tensor]) -> float:
-        """mean |log p(now) - log p(version)| over mean |log p(now) - log p(start)|, as last measured;
-        nan: not yet. It is measured again once that costs a fiftieth of the training time.
+        """mean |log p(now) - log p(version)| over mean |log p(now) - log p(start)|, as last
+        measured; nan: not yet. It is measured again once that costs a fiftieth of the training
+        time.
 
         `updates`: made so far. `seconds`: what the last one took. `logprobs`: those of some tokens
         under the weights of the moment.

@@ -105,8 +105,8 @@ ADVICE: Final[Mapping[Alarm, str]] = {
         "Raise the run's limit of tokens, or have its table [thinking] end thoughts at a budget."
     ),
     Alarm.VERSION_LAG: (
-        "Raise --learning-rate, or have a learner publish in fp32: publish_precision under [node] of "
-        "the run file."
+        "Raise --learning-rate, or have a learner publish in fp32: publish_precision under [node] "
+        "of the run file."
     ),
     Alarm.WENT_BACK: (
         "Nothing has to be done about one fall; where it falls again, lower --learning-rate, or "
