@@ -367,7 +367,7 @@ def check_kind(config: PreTrainedConfig, model: str) -> None:
 def _refuse_encoder(network: PreTrainedModel, model: str) -> None:
     """Raise ConfigError if logits depend on tokens that come later."""
     ids = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]], device=network.device)
-    one, other = network(input_ids=ids).logits[:, :2].float()
+    one, other = network(input_ids=ids, use_cache=False).logits[:, :2].float()
     if float((one - other).abs().max()) > _CAUSAL_TOLERANCE * float(one.abs().max()):
         raise ConfigError(
             f"model {model}: {type(network).__name__} sees tokens before they are sampled: it is "

@@ -67,7 +67,8 @@ def _wrong(told: Mapping[str, Any]) -> str | None:
 def _is_tied_as_told(network: PreTrainedModel) -> bool:
     """False if a head that the configuration ties has weights of its own, which stay so."""
     head, words = network.get_output_embeddings(), network.get_input_embeddings()
-    is_tied = bool(network.config.get_text_config().tie_word_embeddings)
+    is_told = getattr(network.config.get_text_config(), "tie_word_embeddings", False)
+    is_tied = bool(is_told and network._tied_weights_keys)  # some classes never tie it
     return not (is_tied and isinstance(head, torch.nn.Linear)) or head.weight is words.weight
 
 

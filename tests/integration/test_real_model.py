@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 def test_a_file_that_is_no_gguf_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "junk.gguf"
-    file.write_bytes(b"GGUF" + bytes(100))
+    file.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + (1).to_bytes(8, "little") + bytes(100))
     with pytest.raises(ChildFailed, match=r"junk.gguf could not be converted") as caught:
         convert_file(file, tmp_path, print)
     assert "\n" not in str(caught.value)

@@ -28,7 +28,7 @@ from tests.unit.tasks_support import ALICE, NINE, SUMS, first_tasks, make_run
 
 PER_ENVIRONMENT = 25
 # of everything below with reasoning-gym 0.1.25; a change means another ADAPTER_REVISION
-DIGEST = "a440aab8c8311ce0ed2b678adf1131e0069d9821db0e06d9820406643a1fa440"
+DIGEST = "669b0065a755cdd78b0a689b283c16ad6c1e493e70b1f0d5425c87f04ecccf0f"
 
 
 def tasks_of(name: str, count: int = PER_ENVIRONMENT, **parameters: object) -> tuple[Task, ...]:
