@@ -369,14 +369,14 @@ def _cut_thoughts(past: Past) -> AlarmReport | None:
     )
 
 
-def _version_lag(past: Past) -> AlarmReport | None:
+def _lagging_version(past: Past) -> AlarmReport | None:
     """Rounding has kept most of what was learned from what generates, round after round."""
     history = past.since(ROUNDS_MIN, 0.0)
     least = min((_value(each, m.VERSION_LAG_RATIO) for each in history), default=0.0)
     if least <= LAG_MAX:
         return None
     return _standing(
-        Alarm.VERSION_LAG,
+        Alarm.LAGGING_VERSION,
         f"rounding to bf16 keeps {past.value(m.VERSION_LAG_RATIO):.0%} of what was learned from "
         "the policy that generates",
     )
@@ -412,6 +412,6 @@ CHECKS: Final[dict[Alarm, Callable[[Past], AlarmReport | None]]] = {
     Alarm.VERSION_SPLIT: _version_split,
     Alarm.NOTHING_TO_LEARN: _nothing_to_learn,
     Alarm.CUT_THOUGHTS: _cut_thoughts,
-    Alarm.VERSION_LAG: _version_lag,
+    Alarm.LAGGING_VERSION: _lagging_version,
     Alarm.WENT_BACK: _went_back,
 }

@@ -33,6 +33,6 @@ def to_bfloat16(value: torch.Tensor) -> torch.Tensor:
 
 
 def _thresholds(begin: int, block: torch.Tensor) -> torch.Tensor:
-    """What is added below the bits that stay, for the numbers from `begin` on: 0 to 65,535."""
+    """Numbers to add below the bits that stay, for the numbers from `begin` on: 0 to 65,535."""
     places = torch.arange(begin, begin + block.numel(), device=block.device)
     return (((places * _STEP) & 0xFFFFFFFF) >> _LOW_BITS).to(torch.int32)

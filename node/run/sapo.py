@@ -40,7 +40,7 @@ from node.stages.table import stages_of
 from node.verify.held_out import SKIPS_PER_TASK_MAX, TOO_LONG
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, GroupId, RolloutGroup, ScoredGroup, informative
-from swarm.telemetry.metrics import figures_of
+from swarm.telemetry.metrics import ALWAYS, FIGURES, figures_of
 from swarm.wire.messages import TOKENS_MAX
 
 
@@ -424,8 +424,11 @@ class Sapo:
 
     def _mismatch(self, report: Any) -> dict[str, float | None]:
         """Figures of engine against trainer, where both have one distribution."""
-        found = {name: finite(value) for name, value in figures_of(report).items()}
-        return found if self._sampling.is_whole else {"version_lag": found["version_lag"]}
+        return {
+            name: finite(value)
+            for name, value in figures_of(report).items()
+            if self._sampling.is_whole or FIGURES[name][ALWAYS]
+        }
 
 
 def _merged(found: Sequence[BatchGroup], more: Sequence[BatchGroup]) -> list[BatchGroup]:

@@ -1,4 +1,4 @@
-"""How much of what was learned is missing from the rounded policy that generates.
+"""The share of what was learned that is missing from the rounded policy that generates.
 
 A trainer keeps fp32, engines and published versions hold bf16. Rounding may hide steps for long:
 the policy that is trained moves, the one that generates does not, and no curve shows it.

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+ALWAYS: Final = "always"  # key of a figure's metadata: it needs no common distribution
 METRIC: Final = "metric"  # key of a figure's metadata: its metric's name; empty: none
 SHOWN: Final = "shown"  # key of a figure's metadata: makes its text for people; None: it has none
 
@@ -90,9 +91,9 @@ COMPUTED: Final[Mapping[tuple[str, str], Callable[[Any], float | None]]] = {
 
 
 def _figure(
-    shown: Callable[[float], str] | None = None, metric: str = ""
+    shown: Callable[[float], str] | None = None, metric: str = "", *, always: bool = False
 ) -> float | None:  # the default of a field
-    return field(default=None, metadata={SHOWN: shown, METRIC: metric})
+    return field(default=None, metadata={SHOWN: shown, METRIC: metric, ALWAYS: always})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,9 @@ class RoundFigures:
         lambda share: f"effective sample {100 * share:.1f} %", "effective_sample_ratio"
     )
     # Share of what was learned that rounding keeps from the policy that generates, as last measured
-    version_lag: float | None = _figure("version lags by {:.0%}".format, "version_lag_ratio")
+    version_lag: float | None = _figure(
+        "version lags by {:.0%}".format, "version_lag_ratio", always=True
+    )
     paused_s: float | None = _figure()  # of the engine, for the new policy; None: it needs none
 
     def with_figures(self, record: object) -> Self:

@@ -55,7 +55,7 @@ class Alarm(StrEnum):
     VERSION_SPLIT = "version_split"  # workers far behind the published version
     NOTHING_TO_LEARN = "nothing_to_learn"  # in every group, all rewards are alike
     CUT_THOUGHTS = "cut_thoughts"  # completions end before their thoughts do
-    VERSION_LAG = "version_lag"  # what is learned hardly reaches the policy that generates
+    LAGGING_VERSION = "lagging_version"  # what is learned hardly reaches the policy that generates
     WENT_BACK = "went_back"  # the policy fell, and is again the best one
 
 
@@ -104,7 +104,7 @@ ADVICE: Final[Mapping[Alarm, str]] = {
     Alarm.CUT_THOUGHTS: (
         "Raise the run's limit of tokens, or have its table [thinking] end thoughts at a budget."
     ),
-    Alarm.VERSION_LAG: (
+    Alarm.LAGGING_VERSION: (
         "Raise --learning-rate, or have a learner publish in fp32: publish_precision under [node] "
         "of the run file."
     ),

@@ -205,7 +205,7 @@ FIRES: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.REFUSING_NEWCOMERS, turned_away("too_many_of_one_block", 2), {}),
     (Alarm.NOTHING_TO_LEARN, learns(informative=7, right=0.5), {}),  # none since long ago
     (Alarm.CUT_THOUGHTS, learns(right=0.5, thoughts_cut=0.2), {}),
-    (Alarm.VERSION_LAG, learner(version_lag_ratio=0.6), LEARNER),
+    (Alarm.LAGGING_VERSION, learner(version_lag_ratio=0.6), LEARNER),
     (Alarm.WENT_BACK, falls(lambda i: int(i >= 7)), {}),
 ]
 QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
@@ -243,9 +243,9 @@ QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.NOTHING_TO_LEARN, node(), {}),
     (Alarm.CUT_THOUGHTS, learns(right=0.5, thoughts_cut=0.1), {}),
     (Alarm.CUT_THOUGHTS, node(), {}),
-    (Alarm.VERSION_LAG, learner(version_lag_ratio=0.4), LEARNER),
-    (Alarm.VERSION_LAG, node(version_lag_ratio=lambda i: 0.9 if i > 10 else 0.1), {}),
-    (Alarm.VERSION_LAG, node(), {}),
+    (Alarm.LAGGING_VERSION, learner(version_lag_ratio=0.4), LEARNER),
+    (Alarm.LAGGING_VERSION, node(version_lag_ratio=lambda i: 0.9 if i > 10 else 0.1), {}),
+    (Alarm.LAGGING_VERSION, node(), {}),
     (Alarm.WENT_BACK, falls(lambda i: 0), {}),
     (Alarm.WENT_BACK, falls(lambda i: 1), {}),  # long ago
     (Alarm.WENT_BACK, node(), {}),
