@@ -41,7 +41,9 @@ from swarm.weights.weights_service import VersionOutcome
 from swarm.wire.messages import LearnerReport
 from tests.unit.monitor_records import round_done, snapshot
 
-LOGGED_LAST = ["mismatch_mean", "mismatch_max", "mismatch_k3", "effective_share", "paused_s"]
+LOGGED_LAST = [
+    *("mismatch_mean", "mismatch_max", "mismatch_k3", "effective_share", "version_lag", "paused_s")
+]
 
 
 @pytest.mark.parametrize("name", FIGURES)
