@@ -263,10 +263,10 @@ def test_the_third_group_that_is_dear_and_undecided_is_an_offence() -> None:
                 await verifier.verify(make_group(run, *[fenced(text)] * 8, task=task))
             return refused.value.reason
 
-        first = verifier._first_limits  # of which a text that is cut off always pays more
-        verifier._first_limits = replace(first, cpu_s=0.09)
         cheap = [await refusal("import ctypes\nctypes.string_at(0)", each) for each in tasks[:5]]
         assert cheap == [Reject.UNDECIDED] * 5
+        first = verifier._first_limits  # of these a text that is cut off always pays more
+        verifier._first_limits = replace(first, cpu_s=0.09)
         dear = [await refusal("sum(range(10**12))", each) for each in tasks[5:9]]
         assert dear == [Reject.UNDECIDED] * 2 + [Reject.OVERRUN] * 2
 
