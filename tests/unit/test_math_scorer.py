@@ -1,6 +1,7 @@
 """Answers as mathematics: golds of real benchmarks, right and wrong texts, bounds on work."""
 
 import sys
+from pathlib import Path
 from random import Random
 from types import FrameType
 
@@ -278,6 +279,26 @@ REPEATED = r"""
 \lfloor e^ i \infty ' (x+1) (1,2)\cup \left( 1,000, * ** _
 """
 REPEATED_TEXTS = [*REPEATED.split(), "1 ", "5 cm ", "\\sin x", " ", "\n"]
+
+
+KNOWN = [  # told in docs/data.md
+    (r"-2 < x < 3", "(-2, 3)", 0.0),
+    (r"x > 5", r"(5, \infty)", 0.0),
+    ("AB = 5", "5", 0.0),
+    (r"\angle ABC = 30^\circ", "30", 0.0),
+    (r"\{2\}", "2", 0.0),
+    ("\u00bd", "1/2", 0.0),
+    ("10 000", "10000", 0.0),
+    (r"42\text{ apples}", "42", 1.0),
+    (r"y \in [1, 2]", "x \\in [1, 2]", 1.0),
+]
+
+
+@pytest.mark.parametrize(("text", "gold", "reward"), KNOWN)
+def test_misses_that_the_page_tells_are_as_it_says(text: str, gold: str, reward: float) -> None:
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    assert f"`{text}`" in page
+    assert SCORER.score(item(gold), text) == reward
 
 
 def calls(text: str) -> int:
