@@ -57,7 +57,8 @@ def check_file(
     path = located(name, Path.cwd())
     reading = read_file(path, DataRules.of(parameters))
     rules, content = reading.rules, reading.content
-    items = [Items(content.data).row(place) for place in range(content.items)]
+    kept = Items(content.data)
+    items = [kept.row(place) for place in range(len(kept))]
     prompts = [prompt_of(item) for item in items]
     answers = [rules.judge.own_answer(item) for item in items]
     yield f"{content.items} items, {amount(len(content.data), 'B')}, {store.sha256_of(content)}"
