@@ -35,6 +35,7 @@ from node.observe.status import serve_status
 from node.observe.telemetry import Sources, Telemetry, broker_of, machine_of
 from node.observe.tracker import Tracked, Tracker, open_tracker
 from node.policies.presets import PRESETS
+from node.run.checkpoints import Checkpoint
 from node.run.machine import AGENT, RealWorld
 from node.run.node import Node, open_node
 from node.run.role import Role, checkpoints_of
@@ -81,10 +82,11 @@ def run_node(
         membership = Membership.of(config)
         have_data(config, identity, membership, ask(config.yes, by_default=False), say)
         needs = role_class.needs(config, identity)
-        checkpoints_of(config).latest()  # one of another run is refused before a model is made
+        resumed = checkpoints_of(config).latest()  # refuses another run's before a model is made
         model = resolve_model(config, say) if needs.policy else ""
         start = _Start(
-            *(config, identity, membership, role_class, needs.draws, model, run_given, view, say)
+            *(config, identity, membership, role_class, needs.draws, resumed, model),
+            *(run_given, view, say),
         )
         try:
             with output_may_fail():
@@ -110,6 +112,7 @@ class _Start:
     membership: Membership
     role_class: type[Role]
     draws: int | None  # as in `Needs`
+    resumed: Checkpoint | None  # the node goes on from it
     model: str  # to begin with; empty where the role needs none
     run_given: str  # as --run had it
     view: LiveView
@@ -118,7 +121,6 @@ class _Start:
 
 async def _run(start: _Start) -> None:
     config, role_class, say = start.config, start.role_class, start.say
-    resumed = checkpoints_of(config).latest()
     with (
         EventLog(config.data_dir / EVENTS_FILE, time.time) as events,
         sample_log(config.data_dir, time.time) as samples,
@@ -132,8 +134,8 @@ async def _run(start: _Start) -> None:
             open_node(world, config, start.identity, start.membership, start.draws) as node,
         ):
             app = App(start, world, node, events, samples, tracker)
-            if resumed is not None:
-                say(f"resuming after round {resumed.progress.round}")
+            if start.resumed is not None:
+                say(f"resuming after round {start.resumed.progress.round}")
             transport = node.peer.transport
             assert isinstance(transport, Libp2pTransport)
             with suppress(OSError):  # a convenience, which a full disk does without
