@@ -147,10 +147,7 @@ class Policy(PromptEncoder):
         return self._ids(text, add_special_tokens=False, split_special_tokens=False)
 
     def encode_plain(self, text: str) -> list[int]:
-        ids = self._ids(text, split_special_tokens=True)
-        while len(ids) > 1 and ids[-1] in self.eos_ids:  # some tokenizers end each text
-            del ids[-1]
-        return ids
+        return self._ids(text, split_special_tokens=True)
 
     def _ids(self, text: str, **how: bool) -> list[int]:
         return list(self.tokenizer(text, **how)["input_ids"])

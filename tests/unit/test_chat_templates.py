@@ -300,7 +300,7 @@ def test_a_tokenizer_that_ends_plain_texts_does_not_end_prompts(tmp_path):
     steps = json.dumps(told["post_processor"]).replace("<answer>", "<eos>").replace("259", "257")
     file.write_text(json.dumps(told | {"post_processor": json.loads(steps)}))
     policy = load_policy(str(directory), "cpu")
-    assert policy.tokenizer("1+1?")["input_ids"][-1] == policy.eos_id
+    assert policy.encode_plain("1+1?")[-1] == policy.eos_id
     assert said(policy, "1+1?") == "<bos>1+1?"
     assert policy.eos_id not in policy.between_turns("no")
 

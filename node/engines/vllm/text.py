@@ -130,9 +130,7 @@ class ModelText(PromptEncoder):
 
     def take_affixes(self, ids: Sequence[int]) -> None:
         """Find the ids around any plain text, from the server's ids of one word."""
-        before, after = around(self.encode_completion(placeholder(0)), ids)
-        # Some tokenizers end each text, which a prompt must not be
-        self._around = before, tuple(each for each in after if each not in self.eos_ids)
+        self._around = around(self.encode_completion(placeholder(0)), ids)
 
     def encode_plain(self, text: str) -> list[int]:
         before, after = self._around or ((), ())
