@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 from node.envs import method_calls
 from node.envs.base import Problem, Undecided
+from node.envs.data.dataset import shuffled
 from node.envs.method_calls import MethodCall
 from node.envs.package_rules import PackageRules
 from node.envs.replay_turns import REPLY_CHARS_MAX
@@ -114,6 +115,11 @@ class CalledGames:
 
     def source(self, parameters: str) -> GameSource:
         raise NotImplementedError
+
+    def problem(self, task: Task) -> Problem:
+        count = self.source(task.parameters).count
+        epoch, place = divmod(task.index, count)
+        return self.posed(task, shuffled(place, count, task.seed, epoch))
 
     def turns(self, parameters: str) -> int:
         """The policy's turns at most. Calls in the last one are not made."""

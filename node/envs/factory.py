@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from node.envs.base import Problem, wrong_parameters
+from node.envs.base import wrong_parameters
 from node.envs.called_games import CalledGames, GameSource
-from node.envs.data.dataset import shuffled
 from node.envs.factory_rules import NAME, rules_from, rules_of
 from node.envs.package_identity import identify
-from swarm.rollouts import Task
 
 # Raise it with each change of the tasks' order, a prompt, a reply or a reward: nodes of different
 # revisions share nothing.
@@ -40,11 +38,6 @@ class EnvironmentFactory(CalledGames):
 
     def reads(self, parameters: str) -> Sequence[Path]:
         return rules_of(parameters).places()
-
-    def problem(self, task: Task) -> Problem:
-        count = self.source(task.parameters).count
-        epoch, place = divmod(task.index, count)
-        return self.posed(task, shuffled(place, count, task.seed, epoch))
 
     def source(self, parameters: str) -> GameSource:
         from node.envs.factory_upstream import loaded

@@ -83,11 +83,6 @@ class TasksetWithTools(CalledGames, Taskset):
     def _rules(self, parameters: Mapping[str, Any]) -> TasksetRules:
         return tool_rules_from(parameters)
 
-    def problem(self, task: Task) -> Problem:
-        count = self.source(task.parameters).count
-        epoch, place = divmod(task.index, count)
-        return self.posed(task, shuffled(place, count, task.seed, epoch))
-
     def source(self, parameters: str) -> GameSource:
         from node.envs.taskset_upstream import loaded_with_tools
 
