@@ -3,7 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from node.config import NodeConfig, RunConfig
+from node.envs.base import Problem, Undecided
+from node.envs.games import ScriptedSum
 from node.verify.assignment import assigned_task
 from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
@@ -35,6 +39,18 @@ def make_run(*environments: dict[str, Any], **rules: Any) -> RunConfig:
 
 def make_config(run: RunConfig, **settings: Any) -> NodeConfig:
     return NodeConfig(run=run, data_dir=Path("unused"), **settings)
+
+
+def leave_wrong_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the scorer of sums decide on right texts alone."""
+    score = ScriptedSum.score
+
+    def doubtful(self: ScriptedSum, problem: Problem, text: str) -> float:
+        if not (found := score(self, problem, text)):
+            raise Undecided
+        return found
+
+    monkeypatch.setattr(ScriptedSum, "score", doubtful)
 
 
 def first_tasks(run: RunConfig, producer: str, count: int) -> tuple[Task, ...]:

@@ -10,8 +10,6 @@ import torch
 
 from node.config import NodeConfig, RunConfig, load_config
 from node.engines.scripted import ScriptedPolicy
-from node.envs.base import Problem, Undecided
-from node.envs.games import ScriptedSum
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.losses import guided
@@ -22,6 +20,7 @@ from swarm.errors import ConfigError
 from swarm.identity import PeerId
 from swarm.rollouts import Author, Completion, FinishReason, Task, Turn
 from tests.unit.simulated_pair import rounds_beside
+from tests.unit.tasks_support import leave_wrong_undecided
 from tests.unit.training_support import open_policy, qwen_directory
 
 WRONG, MIXED, RIGHT = (0.0,) * 4, (0.0, 1.0, 0.0, 0.0), (1.0,) * 4
@@ -257,14 +256,7 @@ def test_a_node_that_solves_nothing_learns_from_one_that_does() -> None:
 
 def test_what_was_not_decided_is_neither_rescued_nor_learned(monkeypatch) -> None:
     """A judge that gave nothing away has not found a group wrong."""
-    score = ScriptedSum.score
-
-    def doubtful(self: ScriptedSum, problem: Problem, text: str) -> float:
-        if not (found := score(self, problem, text)):
-            raise Undecided
-        return found
-
-    monkeypatch.setattr(ScriptedSum, "score", doubtful)
+    leave_wrong_undecided(monkeypatch)
     rounds, _ = lives(CONFIG.model_copy(update={"replay": Rescue()}))
     assert sum(each.rescued_groups for each in rounds) == 0
 

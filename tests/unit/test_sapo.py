@@ -14,8 +14,6 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
-from node.envs.base import Problem, Undecided
-from node.envs.games import ScriptedSum
 from node.envs.scoring import pose
 from node.hosting.hand_over import EngineHandOver
 from node.interfaces.engine import EngineInfo, Sampling
@@ -39,6 +37,7 @@ from swarm.rollouts import Completion, GroupId, ScoredGroup
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import deterministic_run, open_world
 from tests import support
+from tests.unit.tasks_support import leave_wrong_undecided
 
 RUN = RunConfig.model_validate(
     {
@@ -527,14 +526,7 @@ def test_what_is_undecided_is_left_out_and_its_group_is_shared_with_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody knows that it is wrong: those that are right beside it gain nothing by it."""
-    score = ScriptedSum.score
-
-    def doubtful(self: ScriptedSum, problem: Problem, text: str) -> float:
-        if not (found := score(self, problem, text)):
-            raise Undecided
-        return found
-
-    monkeypatch.setattr(ScriptedSum, "score", doubtful)
+    leave_wrong_undecided(monkeypatch)
     policy = FrozenPolicy(0.5)
     config = change(CONFIG, rounds=24, external_groups=0, group_size=3)
     node = live(config, policy)
