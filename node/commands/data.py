@@ -111,7 +111,8 @@ class Sight:
 
         config = load_config({"model": model}, {}, Path(run) if run else None)
         self._answer = config.run.answer
-        self._text = ModelText(Path(resolve_model(config, say)))
+        directory = Path(resolve_model(config, say))
+        self._text = ModelText(directory, template_rules=config.run.template_rules)
 
     def _ids(self, prompt: str) -> list[int]:
         told = [(each.question, each.completion) for each in self._answer.examples]

@@ -378,6 +378,22 @@ def test_a_question_too_long_for_the_model_is_named_before_the_run(
     assert f"item 2: '<system>Be brief.<user>{ASKED}<assistant>' is answered by '7'" in said
 
 
+def test_prompts_are_shown_with_the_runs_values_for_templates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, [{"question": ASKED, "answer": "7"}])
+    (tmp_path / "run.toml").write_text(
+        'name = "mine"\n[chat]\narguments = \'{"mood": "calm"}\'\n'
+        '[[environments]]\nname = "chain_sum"\n'
+    )
+    model = chatting(tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text("{{ mood }};" + template.read_text())
+    words = ["data", "check", str(path), "--model", str(model)]
+    assert main([*words, "--run", str(tmp_path / "run.toml")]) == 0
+    assert f"item 1: 'calm;<user>{ASKED}" in capsys.readouterr().out
+
+
 LETTERED = {
     "letters": "question,A,B,C,D,answer\nSum?,5,6,7,8,C\nProduct?,1,2,3,4,D\n",
     "options": "question,option_a,option_b,option_c,answer\nSum?,5,6,7,c\n",
