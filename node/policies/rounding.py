@@ -1,11 +1,11 @@
 """From fp32 to bf16 so that many small steps are not lost.
 
 Rounding to the nearest number hides a step until a weight has moved by half of the distance between
-two bf16 numbers, some 1/512 of its size. At a rate of 1e-6 that takes hundreds of steps, and a
-rounded policy stays where it began. Here each weight has a threshold of its own: it rounds up where
-its place between two numbers exceeds the threshold. Thresholds are spread evenly, so a sum over
-many weights moves as it does in fp32. They stay the same from version to version, so a weight that
-did not move keeps its bits, and a delta holds no more numbers than moved.
+two bf16 numbers, some 1/512 of its size. At a rate of 1e-6 a weight of 0.05 takes a hundred steps,
+and a rounded policy stays where it began. Here each weight has a threshold of its own: it rounds up
+where its place between two numbers exceeds the threshold. Thresholds are spread evenly, so a sum
+over many weights moves as it does in fp32. They stay the same from version to version, so a weight
+that did not move keeps its bits, and a delta holds no more numbers than moved.
 """
 
 from typing import Final
