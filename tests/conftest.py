@@ -36,6 +36,17 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 TESTS = Path(__file__).parent
 
+LONGEST_ID = 200  # characters of a parameter that stand in a test's name
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes and long texts give no name: pytest-xdist needs the same names in each process.
+
+    gzip, for one, writes the time into what it compresses.
+    """
+    unfit = isinstance(val, bytes) or (isinstance(val, str) and len(val) > LONGEST_ID)
+    return argname if unfit else None
+
 
 def _no_gpu() -> str | None:
     import torch

@@ -1,6 +1,7 @@
 """House rules that no linter knows. Each check is tried on a planted fault as well."""
 
 import ast
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -125,3 +126,12 @@ def test_faults_are_found() -> None:
     assert may_run_code("AutoConfig.from_pretrained(model)")
     assert may_run_code("Auto.from_config(config, trust_remote_code=asked)")
     assert not may_run_code("Auto.from_config(config, trust_remote_code=False)")
+
+
+@pytest.mark.parametrize("noise", [os.urandom(8), os.urandom(8).hex() * 20])
+def test_no_tests_name_differs_between_processes(
+    noise: object, request: pytest.FixtureRequest
+) -> None:
+    """Names made of these bytes would differ in each process, and pytest-xdist would stop."""
+    assert noise
+    assert request.node.callspec.id in ("noise0", "noise1")

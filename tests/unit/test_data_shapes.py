@@ -481,7 +481,9 @@ def test_a_chat_that_is_written_as_text_is_no_question(tmp_path: Path) -> None:
         read(write(tmp_path, [{"messages": json.dumps(chat)}], "chats.jsonl"))
 
 
-@pytest.mark.parametrize("damage", [b"\x1f\x8babc" * 50, gzip.compress(b"{}")[:-8] + bytes(8)])
+@pytest.mark.parametrize(
+    "damage", [b"\x1f\x8babc" * 50, gzip.compress(b"{}", mtime=0)[:-8] + bytes(8)]
+)
 def test_damaged_gzip_says_what_to_do(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "rows.jsonl.gz").write_bytes(damage)
     with pytest.raises(ConfigError, match=r"its data are damaged .*; pack it again"):
