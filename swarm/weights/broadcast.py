@@ -8,9 +8,8 @@ artifact does not have is blamed and asked no more: it costs one chunk of traffi
 import hashlib
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from typing import Final, Protocol
 
@@ -33,11 +32,15 @@ from swarm.storage import RunSync, Runtime
 from swarm.weights.broadcast_time import PeerLink
 from swarm.weights.chunk_server import (
     ANSWER_S,
+    BATCH_BYTES_MAX,
     BYTES_PER_S_MIN,
     PARK_S,
     ArtifactKey,
     ChunkService,
     Kind,
+    answer_bytes_max,
+    join,
+    split,
 )
 from swarm.weights.chunk_store import ChunkStore
 from swarm.weights.manifest import ChunkRef
@@ -74,6 +77,9 @@ SLOW_CYCLE_SHARE = 0.05  # of the transfer's time for one chunk to all; below it
 UNSURE_CYCLE_SHARE = 0.25  # of the same; above it no relaying while others' uplinks are unknown
 NEWS_S = 0.5  # between two progress reports to one neighbour, at least
 NEWS_TIMEOUT_S = 10.0  # of such a report
+GATHERED_BYTES = 1_048_576  # of chunks, that are stored at once
+GATHER_S = 0.01  # wait for more, where fewer have come
+BATCH_S = 0.02  # of the slower link, in the chunks of one answer
 WRITING_BYTES_MAX = 8_388_608  # of chunks that wait to be stored; one chunk may be larger
 TICK_S = 0.1  # between two looks at what to ask for, at most
 TICK_S_MIN = 0.004  # and at least: chunks that come faster are looked at together
@@ -88,9 +94,13 @@ Blame = Callable[[PeerId, Reject, str], None]
 class ChunkSource(Protocol):
     """The store of an artifact's verified chunks, by number. It does not block the event loop."""
 
-    async def read(self, chunk: int) -> bytes: ...
+    async def read(self, chunks: Sequence[int]) -> bytes:
+        """An answer with these chunks."""
 
-    async def write(self, chunk: int, data: bytes) -> None: ...
+    def split(self, answer: bytes) -> list[bytes]:
+        """The chunks of such an answer. RemoteProtocolError: it is malformed."""
+
+    async def write(self, chunks: Mapping[int, bytes]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,16 @@ class BroadcastCounters:
     duplicate_bytes: int = 0
     corrupt_bytes: int = 0
     distrusted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A verified chunk that is not stored yet."""
+
+    peer: PeerId
+    kind: Kind
+    chunk: int
+    data: bytes
 
 
 # Long: sending and receiving share the state of each chunk.
@@ -162,7 +182,8 @@ class Broadcast:
         self._progress_s = 0.0  # when the last chunk came
         self._gap_s = 0.0  # between two chunks, in the mean
         self._unread = trio.Event()
-        self._nursery: trio.Nursery | None = None  # of all that this broadcast does
+        self._to_store: list[_Arrived] = []
+        self._arrival = trio.Event()  # of one of these
         self._writing_bytes = 0
         self._fresh_writing = 0  # chunks that will add to what we owe
         self._written = trio.lowlevel.ParkingLot()
@@ -197,10 +218,22 @@ class Broadcast:
         spare = self._is_last_lacking or self._service.pacer.is_idle(now_s)
         return self.picker.relayed_for(peer, now_s, spare=spare)
 
-    async def read(self, chunk: int) -> bytes:
-        data = await self._source.read(chunk)
-        self.counters.bytes_out += len(data)
-        return data
+    def batch_bytes(self, peer: PeerId, kind: Kind) -> float:
+        """Bytes of chunks that one answer may carry: what the slower link passes in `BATCH_S`.
+
+        A fresh chunk is sent on to all others, and that on the peer's uplink counts for it.
+        """
+        up, down = self.links.get(peer, (0, 0))
+        rate = min(self._service.pacer.rate(), down or math.inf)
+        others = len(self._asked) - 1
+        if kind == "fresh" and others:
+            rate = min(rate, up / others)
+        return min(BATCH_BYTES_MAX, BATCH_S * rate)
+
+    async def read(self, chunks: Sequence[int]) -> bytes:
+        answer = await self._source.read(chunks)
+        self.counters.bytes_out += sum(self.refs[chunk].size_bytes for chunk in chunks)
+        return answer
 
     def not_sent(self, peer: PeerId, chunk: int) -> None:
         self.picker.failed(peer, chunk)
@@ -211,7 +244,7 @@ class Broadcast:
         self._progress_s = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+                nursery.start_soon(self._store)
                 while True:
                     self._keep_neighbours(nursery)
                     self._tick(nursery)
@@ -428,15 +461,16 @@ class Broadcast:
                 CHUNKS_PROTOCOL,
                 codec.encode(request),
                 timeout_s=wait_s + ANSWER_S + self.chunk_bytes / BYTES_PER_S_MIN,
-                response_bytes_max=self.chunk_bytes,
+                response_bytes_max=answer_bytes_max(self.chunk_bytes),
             )
+            chunks = self._source.split(data)
         except RemoteProtocolError as error:
             self._distrust(peer, error.reason, error.detail)
             return False
         except TransportError:
             return False
-        if data:
-            await self._take(peer, kind, data)
+        for each in chunks:
+            await self._take(peer, kind, each)
         return True
 
     async def _take(self, peer: PeerId, kind: Kind, data: bytes) -> None:
@@ -461,33 +495,48 @@ class Broadcast:
             raise
         self._writing_bytes += len(data)
         self._fresh_writing += kind == "fresh"
-        assert self._nursery is not None
-        self._nursery.start_soon(self._keep, peer, kind, chunk, data)
+        self._to_store.append(_Arrived(peer, kind, chunk, data))
+        self._arrival.set()
 
-    async def _keep(self, peer: PeerId, kind: Kind, chunk: int, data: bytes) -> None:
-        """Store and count a chunk, while the next is asked for."""
-        counters, picker = self.counters, self.picker
-        try:
-            await self._source.write(chunk, data)
-        finally:
-            picker.arrived &= ~(1 << chunk)
-            self._writing_bytes -= len(data)
-            self._fresh_writing -= kind == "fresh"
-            self._written.unpark_all()
-        counters.chunks_in[kind] += 1
+    async def _store(self) -> None:
+        """Store chunks, while the next are asked for.
+
+        All that came meanwhile are written together: a turn of a thread costs more than a chunk.
+        """
+        while True:
+            await self._arrival.wait()
+            if self._writing_bytes < GATHERED_BYTES:
+                await trio.sleep(GATHER_S)
+            self._arrival = trio.Event()
+            batch, self._to_store = self._to_store, []
+            try:
+                await self._source.write({each.chunk: each.data for each in batch})
+            finally:
+                for each in batch:
+                    self.picker.arrived &= ~(1 << each.chunk)
+                    self._writing_bytes -= len(each.data)
+                    self._fresh_writing -= each.kind == "fresh"
+                self._written.unpark_all()
+            for each in batch:
+                self._count(each)
+            self._unread.set()
+            self._service.pump()
+
+    def _count(self, arrived: _Arrived) -> None:
+        """Count a stored chunk."""
+        picker, chunk = self.picker, arrived.chunk
+        self.counters.chunks_in[arrived.kind] += 1
         now_s = trio.current_time()
         self._gap_s += GAP_WEIGHT * (now_s - self._progress_s - self._gap_s)
         self._progress_s = now_s
         # A chunk that the publisher sent by number and that nobody else relays is passed on.
-        named = kind in ("named", "lost") and peer == self.publisher
+        named = arrived.kind in ("named", "lost") and arrived.peer == self.publisher
         orphan = named and picker.relay_of(chunk, distrusted=False) is None
-        picker.got(chunk, relay=kind == "fresh" or orphan, now_s=now_s)
+        picker.got(chunk, relay=arrived.kind == "fresh" or orphan, now_s=now_s)
         if picker.complete:
             self.complete.set()
             for scope in (*self._asked.values(), *self._fresh_scopes):
                 scope.cancel()  # what waits at others would take places from what comes next
-        self._unread.set()
-        self._service.pump()
 
     def _distrust(self, peer: PeerId, reason: Reject, detail: str) -> None:
         neighbour = self.picker.meet(peer)
@@ -515,23 +564,34 @@ class StoredChunks:
         self._refs = refs
         self._run_sync = run_sync
 
-    async def read(self, chunk: int) -> bytes:
-        """Raises `RequestRefused` where the chunk is gone, damaged or unreadable."""
-        sha256 = self._refs[chunk].sha256
-        if (cached := self._store.get_at_once(sha256)) is not None:
-            return cached
-        try:
-            data: bytes | None = await self._run_sync(self._store.get, sha256)
-        except StorageFailed as error:
-            raise RequestRefused(f"that chunk cannot be read: {error}") from None
-        if data is None:
+    async def read(self, chunks: Sequence[int]) -> bytes:
+        """Raises `RequestRefused` where a chunk is gone, damaged or unreadable."""
+        names = [self._refs[chunk].sha256 for chunk in chunks]
+        found = [self._store.get_at_once(name) for name in names]
+        if None in found:
+            try:
+                found = await self._run_sync(self._read, names)
+            except StorageFailed as error:
+                raise RequestRefused(f"that chunk cannot be read: {error}") from None
+        there = [data for data in found if data is not None]
+        if len(there) < len(chunks):
             raise RequestRefused("that chunk is no longer here")
-        return data
+        return join(there)
 
-    async def write(self, chunk: int, data: bytes) -> None:
+    def _read(self, names: Sequence[bytes]) -> list[bytes | None]:
+        return [self._store.get(name) for name in names]
+
+    def split(self, answer: bytes) -> list[bytes]:
+        """Raises `RemoteProtocolError` for a malformed answer."""
+        return split(answer)
+
+    async def write(self, chunks: Mapping[int, bytes]) -> None:
         """Raises `StoreFull` and `StorageFailed`."""
-        put = partial(self._store.put, verified=True)  # by the broadcast
-        await self._run_sync(put, self._refs[chunk].sha256, data)
+        await self._run_sync(self._write, chunks)
+
+    def _write(self, chunks: Mapping[int, bytes]) -> None:
+        for chunk, data in chunks.items():
+            self._store.put(self._refs[chunk].sha256, data, verified=True)  # by the broadcast
 
 
 @dataclass(frozen=True, slots=True)

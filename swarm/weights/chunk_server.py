@@ -4,13 +4,15 @@ A request waits until a chunk is found for it and the uplink has room. The peer 
 is served first.
 """
 
+import struct
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import trio
 
-from swarm.errors import LocalProtocolError, RequestRefused
+from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import PeerId
 from swarm.limits.quotas import Kind as Quota
 from swarm.peers.connection_gater import ConnectionGater
@@ -32,13 +34,44 @@ ANSWER_STALLED_S = 3.0  # after which an answer waits for its reader, beyond its
 ANSWER_BYTES_PER_S = 131_072.0  # of an answer that does not
 PEER_OUT_BYTES_MAX = 8_388_608  # on their way to one peer; one chunk may be larger
 SERVED_PEERS_MAX = 1_024  # whose bytes are counted
+BATCH_BYTES_MAX = 1_048_576  # of chunks in one answer; one chunk may be larger
+BATCH_CHUNKS_MAX = 32  # in one answer
+CHUNK_HEAD = struct.Struct("!I")  # before each chunk of an answer: its bytes
 
 Kind = Literal["fresh", "relayed", "named", "lost", "news"]
 ORDER: tuple[Kind, ...] = ("fresh", "lost", "named", "relayed")  # in which requests are answered
 
+
+def join(chunks: Sequence[bytes]) -> bytes:
+    """An answer with these chunks."""
+    return b"".join(part for each in chunks for part in (CHUNK_HEAD.pack(len(each)), each))
+
+
+def split(answer: bytes) -> list[bytes]:
+    """The chunks of an answer. Raises `RemoteProtocolError` for a malformed one."""
+    view = memoryview(answer)
+    chunks: list[bytes] = []
+    while view:
+        if len(chunks) == BATCH_CHUNKS_MAX or len(view) < CHUNK_HEAD.size:
+            raise RemoteProtocolError(Reject.MALFORMED, "an answer that is no list of chunks")
+        (size_bytes,) = CHUNK_HEAD.unpack_from(view)
+        view = view[CHUNK_HEAD.size :]
+        if not 0 < size_bytes <= len(view):
+            raise RemoteProtocolError(Reject.MALFORMED, "an answer that ends within a chunk")
+        chunks.append(bytes(view[:size_bytes]))
+        view = view[size_bytes:]
+    return chunks
+
+
+def answer_bytes_max(chunk_bytes: int) -> int:
+    """The size of the largest answer with chunks of up to so many bytes."""
+    several = BATCH_BYTES_MAX + BATCH_CHUNKS_MAX * CHUNK_HEAD.size
+    return max(several, chunk_bytes + CHUNK_HEAD.size)
+
+
 CHUNK_LIMITS = ServeLimits(
     request_bytes_max=CHUNK_REQUEST_BYTES_MAX,
-    response_bytes_max=CHUNK_BYTES_MAX,
+    response_bytes_max=CHUNK_BYTES_MAX + CHUNK_HEAD.size,
     concurrent_max=1024,  # most wait and hold nothing but their place
     concurrent_per_peer_max=32,
     timeout_s=PARK_S + ANSWER_S + CHUNK_BYTES_MAX / BYTES_PER_S_MIN,
@@ -66,7 +99,9 @@ class ChunkGiver(Protocol):
 
     def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None: ...
 
-    async def read(self, chunk: int) -> bytes: ...
+    def batch_bytes(self, peer: PeerId, kind: Kind) -> float: ...
+
+    async def read(self, chunks: Sequence[int]) -> bytes: ...
 
     def not_sent(self, peer: PeerId, chunk: int) -> None: ...
 
@@ -89,7 +124,8 @@ class _Waiting:
     kind: Kind
     chunk: int
     done: trio.Event = field(default_factory=trio.Event)
-    found: int | None = None
+    found: list[int] = field(default_factory=list)
+    size_bytes: int = 0  # of the answer
 
 
 class ChunkService:
@@ -142,29 +178,29 @@ class ChunkService:
         waiting = _Waiting(peer, broadcast, request.kind, request.chunk)
         leaves = False
         try:
-            chunk = await self._find(waiting, request)
-            if chunk is None:
+            await self._find(waiting, request)
+            if not waiting.found:
                 return b""
-            data = await broadcast.read(chunk)
+            answer = await broadcast.read(waiting.found)
             leaves = True
         finally:
-            if waiting.found is not None and not leaves:  # cancelled, or the disk failed
-                broadcast.not_sent(peer, waiting.found)
-                self._sent(peer, broadcast.refs[waiting.found].size_bytes)
-        return data
+            if waiting.found and not leaves:  # cancelled, or the disk failed
+                for chunk in waiting.found:
+                    broadcast.not_sent(peer, chunk)
+                self._sent(peer, waiting.size_bytes)
+        return answer
 
-    async def _find(self, waiting: _Waiting, request: ChunkRequest) -> int | None:
-        """The chunk for a request, once there is one and the uplink has room."""
+    async def _find(self, waiting: _Waiting, request: ChunkRequest) -> None:
+        """Find chunks for a request, once there is one and the uplink has room."""
         queue = self._waiting[waiting.kind]
         queue[waiting] = None
         try:
             self.pump()
-            if waiting.found is None:
+            if not waiting.found:
                 with trio.move_on_after(request.wait_ms / 1e3):
                     await waiting.done.wait()
         finally:
             queue.pop(waiting, None)
-        return waiting.found
 
     def pump(self) -> None:
         """Send what may go, fresh chunks first: others wait to pass them on."""
@@ -191,13 +227,33 @@ class ChunkService:
                 continue
             found = broadcast.find(waiting.peer, waiting.kind, waiting.chunk, now_s)
             if found is not None:
-                waiting.found = found
-                size = broadcast.refs[found].size_bytes
+                self._take(waiting, found)
+                self._take_more(waiting, now_s)
+                size = waiting.size_bytes
                 self.pacer.start(size, now_s)
                 self._count(waiting.peer, size)
                 self._leaving.setdefault(waiting.peer, []).append(_Leaving(size, now_s))
                 return waiting
         return None
+
+    def _take(self, waiting: _Waiting, chunk: int) -> None:
+        waiting.found.append(chunk)
+        waiting.size_bytes += CHUNK_HEAD.size + waiting.broadcast.refs[chunk].size_bytes
+
+    def _take_more(self, waiting: _Waiting, now_s: float) -> None:
+        """Let further chunks leave in the same answer: each request costs as much as a chunk."""
+        broadcast = waiting.broadcast
+        if waiting.kind not in ("fresh", "relayed"):
+            return
+        limit_bytes = broadcast.batch_bytes(waiting.peer, waiting.kind)
+        while len(waiting.found) < BATCH_CHUNKS_MAX:
+            size_bytes = waiting.size_bytes + broadcast.chunk_bytes
+            if size_bytes > limit_bytes or not self.pacer.has_room(size_bytes):
+                return
+            chunk = broadcast.find(waiting.peer, waiting.kind, waiting.chunk, now_s)
+            if chunk is None:
+                return
+            self._take(waiting, chunk)
 
     def _count(self, peer: PeerId, size_bytes: int) -> None:
         if len(self._served_bytes) >= SERVED_PEERS_MAX and peer not in self._served_bytes:

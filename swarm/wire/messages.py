@@ -18,7 +18,7 @@ REACH_PROTOCOL = "/swarm/reach/1.0.0"
 HOLDERS_PROTOCOL = "/swarm/holders/1.0.0"
 HEADS_PROTOCOL = "/swarm/heads/1.0.0"
 MANIFEST_PROTOCOL = "/swarm/manifest/1.0.0"
-CHUNKS_PROTOCOL = "/swarm/chunks/1.0.0"
+CHUNKS_PROTOCOL = "/swarm/chunks/2.0.0"
 LEASES_PROTOCOL = "/swarm/leases/1.1.0"
 SUBMISSIONS_PROTOCOL = "/swarm/submissions/1.0.0"
 REPORTS_PROTOCOL = "/swarm/learner-report/1.0.0"
@@ -470,7 +470,11 @@ ChunkSet = Annotated[bytes, Field(max_length=CHUNKS_MAX // 8)]  # bit i of byte 
 
 
 class ChunkRequest(WireModel):
-    """Asks for one chunk of an artifact, with the asker's progress; answered with its bytes."""
+    """Asks for a chunk of an artifact, with the asker's progress.
+
+    Answered with chunks, each behind its size (u32, big-endian); nothing: there is none. Kinds
+    `fresh` and `relayed` get several where both links are fast.
+    """
 
     type: Literal["chunk"]
     root: HashBytes  # of the manifest

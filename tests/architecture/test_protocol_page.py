@@ -35,7 +35,7 @@ def test_limits_are_those_of_the_code() -> None:
     code = limits(base) | limits(codec) | limits(messages)
     code |= limits(frames) | limits(yamux)
     code |= limits(relay) | limits(manifest)
-    code |= {"PEER_OUT_BYTES_MAX": chunk_server.PEER_OUT_BYTES_MAX}
+    code |= limits(chunk_server)
     assert {name: code[name] for name, _ in said()} == dict(said())
     assert all(code[name] == value for name, value in said())
 

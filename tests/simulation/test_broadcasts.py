@@ -1,6 +1,7 @@
 """Broadcasts of weights over simulated links: near the bound, through churn and lies."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,15 +45,15 @@ def test_the_same_seed_gives_the_same_broadcast_and_another_does_not(
 
 
 def slow_disks(monkeypatch: pytest.MonkeyPatch, write_s: float) -> dict[object, int]:
-    """Have each chunk take that long to store; the most that one host was storing at a time."""
+    """Have each write take that long; the most that one host was storing at a time."""
     now: Counter[object] = Counter()
     most: dict[object, int] = {}
 
-    async def write(self: object, chunk: int, data: bytes) -> None:
-        now[self] += 1
+    async def write(self: object, chunks: Mapping[int, bytes]) -> None:
+        now[self] += len(chunks)
         most[self] = max(most.get(self, 0), now[self])
         await trio.sleep(write_s)
-        now[self] -= 1
+        now[self] -= len(chunks)
 
     monkeypatch.setattr(broadcasts._Memory, "write", write)
     return most
@@ -252,3 +253,26 @@ def test_where_chunks_come_slowly_peers_tell_of_them_no_more_often(
     simulate(case)
     assert len(told) > 2 * seldom
     assert result.over_bound < 1.6
+
+
+def test_on_fast_links_answers_carry_several_chunks_and_on_slow_ones_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+    split = broadcasts._Memory.split
+
+    def count(self: object, answer: bytes) -> list[bytes]:
+        chunks = split(self, answer)
+        sizes.append(len(chunks))
+        return chunks
+
+    monkeypatch.setattr(broadcasts._Memory, "split", count)
+    assert simulate(replace(EQUAL, chunk_bytes=262_144)).unfinished == 0
+    assert max(sizes) == 1  # 12.5 MB/s pass 250 kB in 20 ms
+    sizes.clear()
+    fast = LinkProfile(latency_s=0.001, up_bytes_per_s=125 * MB, down_bytes_per_s=125 * MB)
+    result = simulate(replace(EQUAL, size_bytes=200 * MB, links=(fast,) * 9))
+    assert result.unfinished == 0
+    assert result.duplicate_share < 0.02
+    answers = [size for size in sizes if size]
+    assert sum(answers) / len(answers) > 2.0

@@ -10,11 +10,20 @@ import pytest
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.weights import artifacts, manifest
+from swarm.weights.chunk_server import (
+    BATCH_BYTES_MAX,
+    BATCH_CHUNKS_MAX,
+    CHUNK_LIMITS,
+    answer_bytes_max,
+    join,
+    split,
+)
 from swarm.weights.hot_swap import HeadRules, HeadTable
 from swarm.weights.manifest import DTYPE_BITS, Artifact, ChunkRef, Manifest, TensorSpec
 from swarm.wire import codec, messages
 from swarm.wire.messages import (
     ARTIFACTS_MAX,
+    CHUNK_BYTES_MAX,
     HEAD_BYTES_MAX,
     HEAD_DOMAIN,
     MANIFEST_BYTES_MAX,
@@ -227,3 +236,35 @@ def test_large_models_fit() -> None:
     body = manifest.encode_manifest(model)
     assert len(body) <= MANIFEST_BYTES_MAX
     assert manifest.decode_manifest(body) == model
+
+
+def test_an_answer_is_a_list_of_chunks() -> None:
+    chunks = [b"a", bytes(70_000), b"bc"]
+    assert split(join(chunks)) == chunks
+    assert split(b"") == []
+    most = [bytes([at]) for at in range(BATCH_CHUNKS_MAX)]
+    assert split(join(most)) == most
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\0\0\0",
+        b"\0\0\0\0",  # a chunk of no bytes
+        b"\0\0\0\2a",
+        b"\xff\xff\xff\xffa",
+        join([b"a"]) + b"\0",
+        join([b"a"] * (BATCH_CHUNKS_MAX + 1)),
+    ],
+)
+def test_a_malformed_answer_is_refused(answer: bytes) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        split(answer)
+    assert caught.value.reason is Reject.MALFORMED
+
+
+def test_the_largest_answers_fit_what_is_asked_for() -> None:
+    small = [bytes(BATCH_BYTES_MAX // BATCH_CHUNKS_MAX)] * BATCH_CHUNKS_MAX
+    assert len(join(small)) <= answer_bytes_max(len(small[0]))
+    assert len(join([bytes(CHUNK_BYTES_MAX)])) <= answer_bytes_max(CHUNK_BYTES_MAX)
+    assert answer_bytes_max(CHUNK_BYTES_MAX) == CHUNK_LIMITS.response_bytes_max

@@ -6,7 +6,7 @@ links with their nominal size (`Nominal`), so a broadcast of 16 GB to 128 peers 
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -18,7 +18,7 @@ from swarm.simulation.world import SimulatedWorld, deterministic_run, open_world
 from swarm.transport.memory.network import MemoryTransport
 from swarm.weights.broadcast import Broadcast, OfferedArtifact
 from swarm.weights.broadcast_time import PeerLink, bound_s
-from swarm.weights.chunk_server import ArtifactKey, ChunkService
+from swarm.weights.chunk_server import CHUNK_HEAD, ArtifactKey, ChunkService
 from swarm.weights.manifest import ChunkRef
 
 PUBLISHER = 0
@@ -41,6 +41,17 @@ class Nominal(bytes):
 
     def __len__(self) -> int:
         return self.size
+
+
+class _Answer(Nominal):
+    """Several chunks on their way, each behind its size."""
+
+    chunks: Sequence[Nominal]
+
+    def __new__(cls, chunks: Sequence[Nominal]) -> "_Answer":
+        made = super().__new__(cls, b"", sum(CHUNK_HEAD.size + len(each) for each in chunks))
+        made.chunks = chunks
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +102,20 @@ class _Memory:
         self._contents = contents
         self._garbage = rng
 
-    async def read(self, chunk: int) -> bytes:
+    async def read(self, chunks: Sequence[int]) -> bytes:
         await trio.lowlevel.checkpoint()
+        return _Answer([self._content(chunk) for chunk in chunks])
+
+    def _content(self, chunk: int) -> Nominal:
         content = self._contents[chunk]
         if self._garbage is None:
             return content
         return Nominal(self._garbage.randbytes(32), len(content))
 
-    async def write(self, chunk: int, data: bytes) -> None:
+    def split(self, answer: bytes) -> list[bytes]:
+        return list(answer.chunks) if isinstance(answer, _Answer) else []
+
+    async def write(self, chunks: Mapping[int, bytes]) -> None:
         await trio.lowlevel.checkpoint()
 
 
