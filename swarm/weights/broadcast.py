@@ -208,14 +208,16 @@ class Broadcast:
         accused = PeerId(request.accused) if request.accused else None
         return self.picker.holds_back(peer, request.chunk, trio.current_time(), accused)
 
-    def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
-        """The chunk that answers a request; None: none yet."""
+    def find(
+        self, peer: PeerId, kind: Kind, chunk: int, now_s: float, *, is_first: bool
+    ) -> int | None:
+        """A chunk that answers a request, the first or a further one; None: none yet."""
         if kind in ("named", "lost"):
             known = chunk < len(self.refs)
             return self.picker.wanted_by(peer, chunk, now_s) if known else None
         if kind == "fresh":
             return self.picker.fresh_for(peer, now_s)
-        spare = self._is_last_lacking or self._service.pacer.is_idle(now_s)
+        spare = self._is_last_lacking or (is_first and self._service.pacer.is_idle(now_s))
         return self.picker.relayed_for(peer, now_s, spare=spare)
 
     def batch_bytes(self, peer: PeerId, kind: Kind) -> float:

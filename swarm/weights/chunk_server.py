@@ -97,7 +97,9 @@ class ChunkGiver(Protocol):
 
     def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool: ...
 
-    def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None: ...
+    def find(
+        self, peer: PeerId, kind: Kind, chunk: int, now_s: float, *, is_first: bool
+    ) -> int | None: ...
 
     def batch_bytes(self, peer: PeerId, kind: Kind) -> float: ...
 
@@ -225,7 +227,7 @@ class ChunkService:
             out_bytes = sum(each.size_bytes for each in self._leaving.get(waiting.peer, ()))
             if out_bytes + broadcast.chunk_bytes > max(PEER_OUT_BYTES_MAX, broadcast.chunk_bytes):
                 continue
-            found = broadcast.find(waiting.peer, waiting.kind, waiting.chunk, now_s)
+            found = broadcast.find(waiting.peer, waiting.kind, waiting.chunk, now_s, is_first=True)
             if found is not None:
                 self._take(waiting, found)
                 self._take_more(waiting, now_s)
@@ -250,7 +252,7 @@ class ChunkService:
             size_bytes = waiting.size_bytes + broadcast.chunk_bytes
             if size_bytes > limit_bytes or not self.pacer.has_room(size_bytes):
                 return
-            chunk = broadcast.find(waiting.peer, waiting.kind, waiting.chunk, now_s)
+            chunk = broadcast.find(waiting.peer, waiting.kind, waiting.chunk, now_s, is_first=False)
             if chunk is None:
                 return
             self._take(waiting, chunk)
