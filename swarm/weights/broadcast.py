@@ -220,16 +220,10 @@ class Broadcast:
         spare = self._is_last_lacking or (is_first and self._service.pacer.is_idle(now_s))
         return self.picker.relayed_for(peer, now_s, spare=spare)
 
-    def batch_bytes(self, peer: PeerId, kind: Kind) -> float:
-        """Bytes of chunks that one answer may carry: what the slower link passes in `BATCH_S`.
-
-        A fresh chunk is sent on to all others, and that on the peer's uplink counts for it.
-        """
-        up, down = self.links.get(peer, (0, 0))
+    def batch_bytes(self, peer: PeerId) -> float:
+        """Bytes of chunks that one answer may carry: what the slower link passes in `BATCH_S`."""
+        down = self.links.get(peer, (0, 0))[1]
         rate = min(self._service.pacer.rate(), down or math.inf)
-        others = len(self._asked) - 1
-        if kind == "fresh" and others:
-            rate = min(rate, up / others)
         return min(BATCH_BYTES_MAX, BATCH_S * rate)
 
     async def read(self, chunks: Sequence[int]) -> bytes:

@@ -101,7 +101,7 @@ class ChunkGiver(Protocol):
         self, peer: PeerId, kind: Kind, chunk: int, now_s: float, *, is_first: bool
     ) -> int | None: ...
 
-    def batch_bytes(self, peer: PeerId, kind: Kind) -> float: ...
+    def batch_bytes(self, peer: PeerId) -> float: ...
 
     async def read(self, chunks: Sequence[int]) -> bytes: ...
 
@@ -245,9 +245,9 @@ class ChunkService:
     def _take_more(self, waiting: _Waiting, now_s: float) -> None:
         """Let further chunks leave in the same answer: each request costs as much as a chunk."""
         broadcast = waiting.broadcast
-        if waiting.kind not in ("fresh", "relayed"):
+        if waiting.kind != "relayed":  # nor a fresh one: its relay may turn out to lie
             return
-        limit_bytes = broadcast.batch_bytes(waiting.peer, waiting.kind)
+        limit_bytes = broadcast.batch_bytes(waiting.peer)
         while len(waiting.found) < BATCH_CHUNKS_MAX:
             size_bytes = waiting.size_bytes + broadcast.chunk_bytes
             if size_bytes > limit_bytes or not self.pacer.has_room(size_bytes):

@@ -472,8 +472,8 @@ ChunkSet = Annotated[bytes, Field(max_length=CHUNKS_MAX // 8)]  # bit i of byte 
 class ChunkRequest(WireModel):
     """Asks for a chunk of an artifact, with the asker's progress.
 
-    Answered with chunks, each behind its size (u32, big-endian); nothing: there is none. Kinds
-    `fresh` and `relayed` get several where both links are fast.
+    Answered with chunks, each behind its size (u32, big-endian); nothing: there is none. The
+    kind `relayed` gets several where both links are fast.
     """
 
     type: Literal["chunk"]

@@ -274,5 +274,5 @@ def test_on_fast_links_answers_carry_several_chunks_and_on_slow_ones_one(
     result = simulate(replace(EQUAL, size_bytes=200 * MB, links=(fast,) * 9))
     assert result.unfinished == 0
     assert result.duplicate_share < 0.02
-    answers = [size for size in sizes if size]
-    assert sum(answers) / len(answers) > 2.0
+    together = sum(size for size in sizes if size > 1)
+    assert together / sum(sizes) > 0.33  # relayed chunks, and not the first of any
