@@ -12,7 +12,8 @@ Arms of one seed have the same start, tasks and sampling seeds. Each measured st
     delta      bytes a parameter of the delta from the version before.
     held_out   pass rate of the version's likeliest answers to the held-out tasks.
 
-At the end: held-out by arm, and the paired difference with its 95 % interval.
+At the end: held-out by arm in the mean of the course and at its end, and the paired differences
+with intervals of 95 %.
 """
 
 import argparse
@@ -21,15 +22,18 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from typing import Any
 
 import torch
 from measuring import told
 from safetensors.torch import save_file
 
 from node.engines.torch_engine import Generation
+from node.envs.answers import answer_in
 from node.envs.registry import environment
 from node.interfaces.engine import Request, Sampling
 from node.interfaces.prompts import Prompt
@@ -70,10 +74,7 @@ def prompt_of(task: Task) -> str:
 def score(task: Task, completion: Completion) -> float:
     """1 if the last number of the text is the sum."""
     problem = environment("chain_sum").problem(task)
-    words = [
-        word for word in completion.text.replace(".", " ").split() if word.lstrip("-").isdigit()
-    ]
-    return float(bool(words) and words[-1] == problem.answer)
+    return float(answer_in("last_number", completion.text) == problem.answer)
 
 
 def sample(
@@ -102,21 +103,22 @@ class Learner:
         self._seed = seed
         self._rng = Random(seed)
         self.tokens = 0
-        self.start = self.version()
-        self.before = self.start
+        self.start = self.before = self.version = self._rounded()
 
-    def version(self) -> Weights:
+    def _rounded(self) -> Weights:
         return [self._round(each.detach()) for each in self.trained]
 
-    def as_version(self, version: Weights) -> Weights:
-        return [each.float() for each in version]
+    @contextmanager
+    def having(self, version: Weights) -> Iterator[None]:
+        """Within it the policy has a version's weights."""
+        with torch.no_grad(), swapped(self.trained, [each.float() for each in version]):
+            yield
 
     def step(self, number: int) -> list[TrainingGroup]:
-        """Generate by the version, and train the policy on it."""
-        self.before = self.version()
+        """Generate by the version, train the policy on it, and make the next version."""
         places = [self._rng.randrange(10_000) for _ in range(GROUPS)]
         tasks = numbered(TRAINING_SEED, places)
-        with torch.no_grad(), swapped(self.trained, self.as_version(self.before)):
+        with self.having(self.version):
             made = sample(self.policy, tasks, COMPLETIONS, TEMPERATURE, self._seed * 1000 + number)
         self.tokens += sum(len(each.token_ids) for group in made for each in group)
         groups = []
@@ -126,29 +128,30 @@ class Learner:
             advantages = tuple(each - mean for each in rewards)
             groups.append(TrainingGroup(prompt_of(task), group, advantages, own_tokens=True))
         self.trainer.train(groups)
+        self.before, self.version = self.version, self._rounded()
         return groups
 
     def lag(self, groups: Sequence[TrainingGroup]) -> float:
-        def logprobs(weights: Weights | None) -> torch.Tensor:
-            if weights is None:
-                found = self.trainer.logprobs(groups)
-            else:
-                with torch.no_grad(), swapped(self.trained, self.as_version(weights)):
-                    found = self.trainer.logprobs(groups)
+        def logprobs() -> torch.Tensor:
+            found = self.trainer.logprobs(groups)
             return torch.tensor([x for group in found for each in group for x in each])
 
-        now = logprobs(None)
-        moved = float((now - logprobs(self.start)).abs().mean())
-        return float((now - logprobs(self.version())).abs().mean()) / moved if moved else 0.0
+        now = logprobs()
+        with self.having(self.version):
+            version = logprobs()
+        with self.having(self.start):
+            start = logprobs()
+        moved = float((now - start).abs().mean())
+        return float((now - version).abs().mean()) / moved if moved else 0.0
 
     def delta(self) -> tuple[float, float]:
         """The share of numbers that the last step changed, and the delta's bytes a parameter."""
-        now, count = self.version(), sum(each.numel() for each in self.trained)
-        pairs = zip(now, self.before, strict=True)
+        count = sum(each.numel() for each in self.trained)
+        pairs = zip(self.version, self.before, strict=True)
         changed = sum(int((one != other).sum()) for one, other in pairs)
         with tempfile.TemporaryDirectory() as folder:
             opened = []
-            for name, version in (("new", now), ("base", self.before)):
+            for name, version in (("new", self.version), ("base", self.before)):
                 directory = Path(folder) / name
                 directory.mkdir()
                 named = dict(zip(self.names, version, strict=True))
@@ -162,14 +165,12 @@ class Learner:
 
     def held_out(self) -> float:
         tasks = numbered(HELD_OUT_SEED, range(HELD_OUT_TASKS))
-        with torch.no_grad(), swapped(self.trained, self.as_version(self.version())):
+        with self.having(self.version):
             made = sample(self.policy, tasks, 1, GREEDY, 0)
         return fmean(score(task, group[0]) for task, group in zip(tasks, made, strict=True))
 
 
-def run(
-    options: argparse.Namespace, rate: float, arm: str, seed: int
-) -> Iterator[dict[str, object]]:
+def run(options: argparse.Namespace, rate: float, arm: str, seed: int) -> Iterator[dict[str, Any]]:
     """One learner's course."""
     torch.manual_seed(seed)
     learner, began_s = Learner(options.model, rate, arm, seed), time.perf_counter()
@@ -203,22 +204,27 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    ends: dict[tuple[float, str], list[float]] = defaultdict(list)
+    mean: dict[tuple[float, str], list[float]] = defaultdict(list)
+    last: dict[tuple[float, str], list[float]] = defaultdict(list)
     for rate in options.rates:
         for seed in options.seeds:
             for arm in options.arms:
-                lines = []
+                passed = []
                 for line in run(options, rate, arm, seed):
                     print(json.dumps(line), flush=True)
-                    lines.append(line)
-                passed = [each["held_out"] for each in lines if each["held_out"] is not None]
-                ends[rate, arm].append(100.0 * fmean(passed))
-        for arm in options.arms:
-            print(f"{rate:g} {arm}: held-out in the mean of the course, {told(ends[rate, arm])} %")
-        if len(options.arms) > 1:
-            pairs = zip(*(ends[rate, arm] for arm in options.arms[:2]), strict=True)
-            difference = told([b - a for a, b in pairs], sign="+")
-            print(f"{rate:g} {options.arms[1]} - {options.arms[0]}: {difference} points")
+                    if line["held_out"] is not None:
+                        passed.append(100.0 * line["held_out"])
+                mean[rate, arm].append(fmean(passed))
+                last[rate, arm].append(passed[-1])
+        for what, found in (("mean of the course", mean), ("last evaluation", last)):
+            for arm in options.arms:
+                print(f"{rate:g} {arm}, held-out, {what}: {told(found[rate, arm])} %")
+            if len(options.arms) > 1:
+                pairs = zip(*(found[rate, arm] for arm in options.arms[:2]), strict=True)
+                difference = told([b - a for a, b in pairs], sign="+")
+                print(
+                    f"{rate:g} {options.arms[1]} - {options.arms[0]}, {what}: {difference} points"
+                )
 
 
 if __name__ == "__main__":

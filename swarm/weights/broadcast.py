@@ -2,7 +2,7 @@
 
 A `Broadcast` asks for chunks and verifies each before it is stored, served or counted.
 `chunk_server` answers others, `piece_selection` decides. A peer that sends a chunk which the
-artifact does not have is blamed and asked no more: it costs one chunk of traffic.
+artifact does not have is blamed and asked no more: it costs one answer of traffic.
 """
 
 import hashlib
