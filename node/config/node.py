@@ -39,6 +39,7 @@ from node.interfaces.trainer_spec import (
     Forward,
     Precision,
     Recomputing,
+    WantedPrecision,
 )
 from node.methods.advantages import Grpo
 from node.methods.choices import (
@@ -111,6 +112,10 @@ class PolicySettings(Group):
     """The precision of the frozen weights under an adapter. `4bit` applies to the adapted layers
     and needs bitsandbytes and an NVIDIA GPU. Adapter, gradients and optimizer stay in fp32. A
     worker that only loads adapters follows its learner unless this is set."""
+    precision: WantedPrecision = "auto"
+    """The precision that the trainer and the engine `torch` compute in. `auto`: bf16 on a GPU, and
+    on a processor where it is clearly faster for a model of 50 M parameters or more. Weights,
+    gradients and optimizer stay in fp32."""
     threads: Annotated[int, Field(ge=0, le=THREADS_MAX), OFTEN] = 0
     """The threads of torch and of vLLM. 0: the cores divided by this user's running nodes."""
     seed: Annotated[int, Field(ge=0, lt=2**63), OFTEN] = 0

@@ -529,10 +529,13 @@ class _LeanDecoder:
         self._cells, each = _grid(owners)
         shape = (len(prompts), self._model.key_value_heads, each, room, self._model.head_size)
         self._cache = lean.RowCache(
-            [(torch.empty(shape), torch.empty(shape)) for _ in range(self._model.layers)]
+            [(self._room(shape), self._room(shape)) for _ in range(self._model.layers)]
         )
         self._each = each
         self.logits = self._model.logits(hidden)[torch.tensor(owners)]
+
+    def _room(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._model.dtype)
 
     def select(self, rows: list[int]) -> None:
         self.logits = self.logits[rows]

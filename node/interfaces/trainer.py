@@ -174,6 +174,7 @@ class PolicyInfo:
     learning_rate: float = 0.0  # what was taken; 0: it does not learn
     warm_up_updates: int = 0
     rate_told: str = ""  # both in one line, and what decided them
+    precision_told: str = ""  # why it computes in `precision`, where that was timed
     thoughts_told: str = ""  # what the run lacks for the policy's thoughts; empty: nothing
     arguments_told: str = ""  # names of `chat.arguments` that its template does not read, in words
 

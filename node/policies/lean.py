@@ -19,6 +19,7 @@ from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from node.policies import frozen
+from node.policies.rounding import rounded
 
 PARAMETERS_MAX = 500_000_000
 ADAPTED_PARAMETERS_MAX = 50_000_000  # trained with an adapter; see `trains`
@@ -142,22 +143,25 @@ class LeanModel:
     """The weights of one model at one moment; build it anew after they change."""
 
     def __init__(self, model: PreTrainedModel, *, joined: bool = True) -> None:
-        """`joined`: adapters are merged into fp32 weights, and weights with the same input are one,
-        which is quick and copies the model; else its own layers are called."""
+        """`joined`: adapters are merged into weights, and weights with the same input are one,
+        which is quick and copies the model; else its own layers are called. Under autocast the
+        copy is in bf16."""
         config = model.config
         parts: Any = model  # modules have no types for their parts
         self._body = parts.model
         self._head: torch.Tensor = parts.lm_head.weight
+        self.dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
         if joined:
-            self._head = self._head.float()
+            self._head = _in(self._head, self.dtype)
         self._eps = config.rms_norm_eps
         self._heads = config.num_attention_heads
         self.key_value_heads = config.num_key_value_heads
         self.head_size = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
+        project = partial(_join, self.dtype) if joined else _apart
         self._layers = [
-            _layer_of(layer, self._heads, self.key_value_heads, _join if joined else _apart)
+            _layer_of(layer, self._heads, self.key_value_heads, project)
             for layer in self._body.layers
         ]
 
@@ -240,21 +244,26 @@ class LeanModel:
 def _weight(part: Any) -> torch.Tensor:
     """The weight of a projection, its adapter included if it has one."""
     if not hasattr(part, "lora_A"):
-        plain: torch.Tensor = part.weight.float()
+        plain: torch.Tensor = part.weight
         return plain
     from node.policies.adapters import effective_weight  # brings PEFT in
 
     return effective_weight(part)
 
 
-def _join(*parts: Any) -> _Project:
-    """Projections of the same input as one, in fp32."""
-    weights = [_weight(part) for part in parts]
+def _in(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    narrows = dtype == torch.bfloat16 and weight.dtype != dtype
+    return rounded(weight) if narrows else weight.to(dtype)
+
+
+def _join(dtype: torch.dtype, *parts: Any) -> _Project:
+    """Projections of the same input as one."""
+    weights = [_in(_weight(part), dtype) for part in parts]
     biases = [part.bias for part in parts if part.bias is not None]
     return partial(
         functional.linear,
         weight=torch.cat(weights) if len(weights) > 1 else weights[0],
-        bias=torch.cat(biases) if biases else None,
+        bias=torch.cat(biases).to(dtype) if biases else None,
     )
 
 
@@ -379,7 +388,10 @@ def mixed_segments(
         return prompt_segments(model, prompts, fill)
     width = max(len(prompt) for prompt in prompts)
     room = (len(prompts), model.key_value_heads, width, model.head_size)
-    layers = [(torch.zeros(room), torch.zeros(room)) for _ in range(model.layers)]
+    kind = model.dtype
+    layers = [
+        (torch.zeros(room, dtype=kind), torch.zeros(room, dtype=kind)) for _ in range(model.layers)
+    ]
     last: list[torch.Tensor] = [torch.empty(0)] * len(prompts)
     for members in kinds:
         segments, hidden = prompt_segments(model, [prompts[i] for i in members], fill)

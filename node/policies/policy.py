@@ -1,14 +1,15 @@
 """The policy: a Hugging Face causal LM with its tokenizer, loaded or refused in one line.
 
-Trained weights are in fp32; CUDA computes under bf16 autocast. Frozen weights under an adapter may
-be held in fewer bits: see `node.policies.frozen`."""
+Trained weights are in fp32. They may compute in bf16, under autocast and with linear layers rounded
+as in published versions. Frozen weights under an adapter may be held in fewer bits: see
+`node.policies.frozen`."""
 
 import hashlib
 import inspect
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,14 @@ from node.interfaces.prompts import (
     TemplateRules,
     Thinking,
 )
-from node.interfaces.trainer_spec import Device, Forward
+from node.interfaces.trainer_spec import Device, Forward, Precision
 from node.policies import frozen
 from node.policies import tensor_files as tensors
 from node.policies import tokenizer_files as tokenizers
 from node.policies.chat_templates import Renderer
 from node.policies.exported_files import files_of
 from node.policies.model_files import NEEDED, check_files
+from node.policies.rounding import RoundedWeights
 from node.policies.weight_diff import kinds_of
 from swarm.errors import ChildFailed, ConfigError
 from swarm.storage import shared_files
@@ -84,6 +86,8 @@ class Policy(PromptEncoder):
     device: torch.device
     adapter: Adapter | None = None
     forward: Forward = "auto"
+    computes_in: Precision = "float32"
+    rounded: RoundedWeights | None = field(default=None, repr=False, compare=False)
     template_rules: TemplateRules = PLAIN_RULES
     thinking: Thinking | None = None
     renderer: Renderer | None = field(default=None, repr=False, compare=False)  # from the first on
@@ -97,7 +101,7 @@ class Policy(PromptEncoder):
         """The precision of its computation, or the quantisation of its weights."""
         if self.adapter is not None and self.adapter.held == "4bit":
             return "nf4"
-        return "bfloat16" if self.device.type == "cuda" else "float32"
+        return self.computes_in
 
     @property
     def is_narrow(self) -> bool:
@@ -179,11 +183,28 @@ class Policy(PromptEncoder):
         known = len(self.tokenizer)  # slow to ask
         return text + NO_TEXT * sum(each >= known for each in ids)
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """bf16 on CUDA, nothing elsewhere."""
-        if self.device.type == "cuda":
-            return torch.autocast("cuda", dtype=torch.bfloat16)
-        return nullcontext()
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Within it the policy computes in its precision."""
+        if self.computes_in == "float32":
+            yield
+            return
+        with torch.autocast(self.device.type, dtype=torch.bfloat16), self.with_rounded():
+            yield
+
+    @contextmanager
+    def with_rounded(self) -> Iterator[None]:
+        """Within it linear layers have the weights that `autocast` computes with."""
+        if self.rounded is None or self.adapter is not None:  # under one nearly all is frozen
+            yield
+            return
+        with self.rounded.loaded():
+            yield
+
+    def compute_in(self, precision: Precision) -> None:
+        """Set the precision. In bf16 linear layers have rounded weights beside the fp32 ones."""
+        self.computes_in = precision
+        self.rounded = RoundedWeights(self.model) if precision == "bfloat16" else None
 
     def load_weights(self, directory: Path) -> None:
         """Load the weights of a model directory with the same names and shapes, or change nothing.
@@ -250,6 +271,7 @@ def load_policy(
         thinking=thinking,
         files=files_of(_directory(model)),
     )
+    policy.compute_in("bfloat16" if place.type == "cuda" else "float32")
     _give_ends(policy)
     question = policy.encode_prompt("1 + 1 = ?")
     tokenizers.check_covered(model, tokenizer, policy.vocabulary, [*policy.eos_ids, *question])

@@ -200,6 +200,8 @@ class TrainingRole(Role):
             if policy.rate_told != self._rate_said:
                 self._rate_said = policy.rate_told
                 self._listener.say(policy.rate_told)
+                if policy.precision_told:
+                    self._listener.say(policy.precision_told)
                 if policy.arguments_told:
                     self._listener.say(policy.arguments_told)
                 if policy.thoughts_told:

@@ -19,6 +19,7 @@ from node.policies import frozen, lean
 from node.policies.model_files import check_files
 from node.policies.policy import check_kind, load_error_line, pick_device
 from node.system.machine import free_memory_bytes
+from node.train.precision import FULL, Chosen, choose
 from node.train.ranks import Ranks
 from swarm.errors import ConfigError
 
@@ -67,6 +68,7 @@ class MemoryPlan:
     available_bytes: int
     held_bytes: int  # of the estimate, also between updates
     recomputes: bool = False  # layers run twice, and keep their inputs alone
+    computes_in: Chosen = FULL
 
 
 def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
@@ -89,14 +91,16 @@ def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
     mode = spec.activation_checkpointing
     if ranks is not None and mode == "on":
         raise ConfigError("activation_checkpointing = 'on': not yet for a trainer of several ranks")
-    return fit(
-        _shape(spec, ranks, device),
+    shape = _shape(spec, ranks, device)
+    found = fit(
+        shape,
         spec.micro_batch_tokens or MICRO_BATCH_TOKENS.get(device.type, MICRO_BATCH_TOKENS["cpu"]),
         available,
         spec.model,
         copies,
         "off" if ranks is not None else mode,
     )
+    return replace(found, computes_in=_chosen(spec, ranks, device, shape))
 
 
 def usual_bytes(spec: TrainerSpec, found: MemoryPlan, tokens: int) -> int:
@@ -117,9 +121,19 @@ def _shape(spec: TrainerSpec, ranks: Ranks | None, device: torch.device) -> Mode
         named = "kl_weight" if spec.kl_weight else f"loss = {spec.loss}"
         raise ConfigError(f"{named}: a trainer of several ranks keeps no other weights")
     shape = replace(shape_of(spec.model, spec.adapter, held), kept_copies=spec.kept_copies)
-    if device.type == "cuda":
-        return replace(shape, number_bytes=_HALF, is_lean=False)
-    return shape if ranks is None else replace(shape, is_lean=False)
+    is_lean = shape.is_lean and ranks is None and device.type == "cpu"
+    shape = replace(shape, is_lean=is_lean)
+    if _chosen(spec, ranks, device, shape).precision == "bfloat16":
+        return replace(shape, number_bytes=_HALF)
+    return shape
+
+
+def _chosen(
+    spec: TrainerSpec, ranks: Ranks | None, device: torch.device, shape: ModelShape
+) -> Chosen:
+    if ranks is not None and device.type == "cpu":
+        return FULL
+    return choose(spec, device.type, shape.parameters, shape.hidden, shape.intermediate)
 
 
 def _held(spec: TrainerSpec, ranks: Ranks | None) -> Held:
@@ -211,7 +225,9 @@ def _at_the_end(shape: ModelShape, copies: float, tokens: int, recomputes: bool)
 def _state_bytes(shape: ModelShape, copies: float) -> int:
     numbers = copies * shape.parameters + _COPIES * shape.adapter_parameters
     numbers += shape.kept_copies * (shape.adapter_parameters or shape.parameters)
-    return int(_FLOAT * numbers) - shape.spared_bytes
+    is_rounded = shape.number_bytes == _HALF and not shape.adapter_parameters
+    rounded_bytes = _HALF * shape.parameters * is_rounded  # what linear layers compute with
+    return int(_FLOAT * numbers) + rounded_bytes - shape.spared_bytes
 
 
 def _before_tokens(shape: ModelShape, copies: float, tokens: int) -> int:

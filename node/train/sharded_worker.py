@@ -65,6 +65,7 @@ class ShardedCore(TrainerCore):
         self._is_whole = False
         move(whole.model, self._shares.policy.device)
         whole.device = self._shares.policy.device
+        whole.computes_in = self._shares.policy.computes_in
         version = trainer.policy_version
         limits = (self._shares.micro_batch_tokens, self._shares.row_tokens_max)
         trainer = GroupTrainer(whole, self.spec, *limits)
@@ -189,7 +190,7 @@ def open_shares(spec: TrainerSpec, team: Team, plan: memory.MemoryPlan) -> Shard
     limits = torch.tensor([plan.micro_batch_tokens, plan.row_tokens_max])
     distributed.all_reduce(limits, distributed.ReduceOp.MIN)
     policy = opened(_held_whole(spec), "cpu")
-    policy.device = device
+    policy.device, policy.computes_in = device, plan.computes_in.precision
     tokens_max, row_max = limits.tolist()
     return ShardedTrainer(policy, spec, team.ranks, tokens_max, row_max)
 

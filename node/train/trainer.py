@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.autograd.graph import increment_version
 
 from node.engines.recording import states_after
 from node.interfaces.trainer import DamagedCheckpoint, TrainingGroup, TrainReport
@@ -143,6 +144,8 @@ class GroupTrainer:
         rate, warm_up = spec.learning_rate, spec.warm_up_updates
         self.suited = suited.suited(base, adapted, rate, warm_up)
         self.optimizer = torch.optim.Adam(trained, lr=self.suited.learning_rate, fused=True)
+        # a fused step leaves tensor versions alone, by which rounded copies are known to be old
+        self.optimizer.register_step_post_hook(lambda *_: increment_version(trained))
         self._trained = trained
         self._snapshots: dict[int, KeptWeights] = {}  # by policy version
         self._kept: dict[str, KeptWeights] = {}
@@ -447,7 +450,8 @@ class GroupTrainer:
 
     def _descend(self, loss: torch.Tensor) -> None:
         """Add to the gradient that of one micro-batch's part of the loss."""
-        loss.backward()
+        with self.policy.with_rounded():  # for layers that run again
+            loss.backward()
 
     def _clip_gradient(self, norm_max: float) -> float:
         """The norm of the whole gradient, which is at most `norm_max` afterwards."""
@@ -755,7 +759,8 @@ def _head_of(policy: Policy) -> Callable[[torch.Tensor], torch.Tensor] | None:
         factor = _LARGE / head(hidden).abs().max()  # to more than any cap lets pass
         hook = head.register_forward_hook(lambda _, given, logits: logits * factor)
         try:
-            ours, logits = head(hidden), policy.model(input_ids=ids, use_cache=False).logits
+            ours = head(hidden).float()
+            logits = policy.model(input_ids=ids, use_cache=False).logits.float()
         finally:
             hook.remove()
     same = ours.shape == logits.shape and torch.allclose(ours, logits, rtol=1e-3, atol=1e-4)
@@ -771,7 +776,7 @@ def _attention_mask(policy: Policy, seen: torch.Tensor, count: int) -> torch.Ten
     by_distance = getattr(config, "alibi", config.model_type in ("bloom", "mpt"))  # ALiBi
     if not takes or by_distance or not lean.looks_at_all(config):
         return seen
-    dtype = torch.bfloat16 if seen.device.type == "cuda" else torch.float32  # as autocast has it
+    dtype = torch.bfloat16 if policy.computes_in == "bfloat16" else torch.float32
     hidden = torch.full((), -torch.inf, dtype=dtype, device=seen.device)
     width = seen.shape[1]
     later = torch.ones(count, width, dtype=torch.bool, device=seen.device).triu(width - count + 1)

@@ -80,6 +80,7 @@ class TrainerCore:
         torch.set_num_threads(threads(spec.threads))
         self.plan = memory.plan(spec)
         policy = opened(spec, spec.device)
+        policy.compute_in(self.plan.computes_in.precision)
         limits = (self.plan.micro_batch_tokens, self.plan.row_tokens_max)
         trainer = GroupTrainer(policy, spec, *limits, self.plan.recomputes)
         self_check.check(trainer)
@@ -102,6 +103,7 @@ class TrainerCore:
             learning_rate=self.trainer.suited.learning_rate,
             warm_up_updates=self.trainer.suited.warm_up_updates,
             rate_told=str(self.trainer.suited),
+            precision_told=self.plan.computes_in.told,
             thoughts_told=self._thoughts_told(),
             arguments_told=self._arguments_told(),
         )

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
+from torch.autograd.graph import increment_version
 
 from node.policies import tensor_files
 from node.policies.rounding import to_bfloat16
@@ -26,6 +27,7 @@ def swapped(trained: Sequence[torch.Tensor], others: list[torch.Tensor]) -> Iter
     def swap() -> None:
         for place, now in enumerate(trained):
             others[place], now.data = now.data, others[place]
+        increment_version(trained)
 
     swap()
     try:
