@@ -117,6 +117,17 @@ def check_scorable(groups: Sequence[TrainingGroup]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class LagFigures:
+    """Figures of the tokens whose first version was so many updates old, as in `TrainReport`."""
+
+    lag: int  # the last of `LAGS_MAX` holds all that are older
+    tokens: int
+    effective_share: float | None  # None: without log-probs of its engine
+    clip_fraction: float
+    mask_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
 class TrainReport:
     """The figures of one update. Means are over trained tokens.
 
@@ -157,6 +168,7 @@ class TrainReport:
     mismatch_mean: float = math.nan  # of |delta log p|
     mismatch_max: float = math.nan
     version_lag: float = math.nan  # as last measured, see `node.train.version_lag`; nan: never
+    by_lag: tuple[LagFigures, ...] = ()  # of tokens of ours, at the first update, freshest first
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ REASONS_SHOWN = 3  # the most frequent reasons of refused groups
 REASON = "because of"  # the column whose texts fold
 TEXT_COLUMNS = ("runs", "role", "at", REASON)  # beside the first
 VALUE_CHARS_MAX = 400
+_AGES_SHOWN = 4  # of the fewest updates
 
 
 def facts_table(facts: Iterable[tuple[str, str]], *, fold: bool = False) -> Table:
@@ -99,7 +100,7 @@ def done_lines(s: StatusSnapshot, rewards: Sequence[float] = ()) -> list[tuple[s
     ]
     if s.role == "learner":
         bound = "" if s.staleness_bound is None else f", {s.staleness_bound} allowed"
-        return [*lines, *step_lines(s.step, bound), *mismatch_lines(s)]
+        return [*lines, *step_lines(s.step, bound), *_age_lines(s.step), *mismatch_lines(s)]
     return [
         *lines,
         *_trained_lines(s),
@@ -163,6 +164,13 @@ def step_lines(step: StepDone | None, bound: str = "") -> list[tuple[str, str]]:
             f" {sum(step.discarded_total.values())} discarded",
         ),
     ]
+
+
+def _age_lines(step: StepDone | None) -> list[tuple[str, str]]:
+    """The effective sample size of the last step's tokens by the age of their versions."""
+    known = [each for each in step.by_lag if each.effective_share is not None] if step else []
+    told = ", ".join(f"{each.effective_share:.2f} at {each.lag}" for each in known[:_AGES_SHOWN])
+    return [("by age", f"effective samples, by updates since: {told}")] if told else []
 
 
 def work_lines(work: WorkDone | None, tokens_per_s: float) -> list[tuple[str, str]]:

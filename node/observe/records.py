@@ -6,6 +6,7 @@ The event log is `events.jsonl` in the data directory: one JSON object a line, e
 
 from dataclasses import dataclass, field
 
+from node.interfaces.trainer import LagFigures
 from swarm.telemetry.metrics import RoundFigures
 from swarm.transport.connection_slots import SlotFigures
 
@@ -130,6 +131,7 @@ class StepDone:
     rate_scale: float = 1.0
     acted: dict[str, int] = field(default_factory=dict)  # how often each method acted
     version_lag: float | None = None  # see `RoundFigures`
+    by_lag: tuple[LagFigures, ...] = ()  # of groups, by their versions' age
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,6 +288,7 @@ class Learner:
             steps_taken_back=report.steps_taken_back,
             rate_scale=report.rate_scale,
             version_lag=finite(report.version_lag),
+            by_lag=report.by_lag,
             acted=self.stages.acted,
         )
 

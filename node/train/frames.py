@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgpack
 
 from node.interfaces.engine import Context, Outcome, Recorded, Request, Sampling
-from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
+from node.interfaces.trainer import LagFigures, PolicyInfo, TrainingGroup, TrainReport
 from node.methods.drafts import Draft
 from node.methods.generation import Speculative
 from swarm.errors import LocalProtocolError
@@ -22,6 +22,7 @@ _MADE: Final[Mapping[str, Callable[..., Any]]] = {
         Completion,
         Context,
         Draft,
+        LagFigures,
         Outcome,
         PolicyInfo,
         Recorded,

@@ -93,13 +93,13 @@ class ShardedTrainer(GroupTrainer):
         return torch.cat(whole, dim=1), sum(lengths[: self._ranks.rank])
 
     def _summed(self, sums: Sums) -> Sums:
-        names = [each.name for each in fields(Sums) if each.name != "known"]
+        names = [each.name for each in fields(Sums) if each.name not in ("known", "by_lag")]
         column = torch.tensor([getattr(sums, name) for name in names], dtype=torch.float64)
         distributed.all_reduce(column)
         known, _ = self._of_all(sums.known_columns().to(self.policy.device))
         whole = dict(zip(names, column.tolist(), strict=True))
         counts = {name: int(whole[name]) for name in ("masked", "unlikely", "tokens")}
-        return Sums(**whole | counts, known=[known])
+        return Sums(**whole | counts, known=[known], by_lag=sums.by_lag)
 
     def _clip_gradient(self, norm_max: float) -> float:
         parameters = [each for group in self.optimizer.param_groups for each in group["params"]]

@@ -19,7 +19,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from node.engines.recording import states_after
-from node.interfaces.trainer import DamagedCheckpoint, TrainingGroup, TrainReport
+from node.interfaces.trainer import DamagedCheckpoint, LagFigures, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
 from node.methods.choices import chosen_correction, chosen_loss, chosen_preference
@@ -55,9 +55,28 @@ from node.train.version_lag import VersionLag
 _AVERAGE: Final = "averaged"
 _REFERENCE: Final = "reference"
 _LARGE: Final = 1e3  # logits, in looking for a cap on them
+LAGS_MAX: Final = 16  # that are told apart in a report
 _BATCHES: Final = "batches"  # in a checkpoint, beside the step guard's record
 
 Pass = Callable[[Sequence[Unit], OfLogits], list[torch.Tensor]]
+
+
+@dataclass(slots=True)
+class _Lagged:
+    """The sums over tokens of one lag."""
+
+    tokens: int = 0
+    clipped: float = 0.0
+    masked: int = 0
+    known: list[torch.Tensor] = field(default_factory=list)  # (2, T): old, behaviour
+
+    def figures(self, lag: int) -> LagFigures:
+        share = None
+        if self.known:
+            share = losses.mismatch(*torch.cat(self.known, dim=1)).effective_share
+        return LagFigures(
+            lag, self.tokens, share, self.clipped / self.tokens, self.masked / self.tokens
+        )
 
 
 @dataclass(slots=True)
@@ -75,6 +94,18 @@ class Sums:
     own_pull: float = 0.0  # |d loss / d log p| over tokens of ours
     foreign_pull: float = 0.0  # the same over others'
     known: list[torch.Tensor] = field(default_factory=list)  # (2, T): old, behaviour
+    by_lag: dict[int, _Lagged] = field(default_factory=dict)  # of this process alone
+
+    def note_lag(self, row: Row, version: int, clipped: torch.Tensor, masked: torch.Tensor) -> None:
+        """Count a row by the age of its first token's version, in updates."""
+        if not row.spans:
+            return
+        lag = min(max(0, version - row.spans[0][0]), LAGS_MAX - 1)
+        found = self.by_lag.setdefault(lag, _Lagged())
+        found.tokens += row.count
+        found.clipped += float(clipped.sum())
+        found.masked += int(masked.sum())
+        found.known += self.known[-1:] if row.behaviour_logprobs is not None else []
 
     def known_columns(self) -> torch.Tensor:
         """Log-probs before the update and of the behaviour policy, where it is known: (2, T)."""
@@ -198,6 +229,7 @@ class GroupTrainer:
             **_distances(first),
             seconds=(seconds := time.perf_counter() - started),
             version_lag=self._lag(batches, seconds) if is_trained else math.nan,
+            by_lag=tuple(each.figures(lag) for lag, each in sorted(first.by_lag.items())),
         )
 
     def _lag(self, batches: Sequence[Sequence[Unit]], seconds: float) -> float:
@@ -502,6 +534,7 @@ class GroupTrainer:
             sums.tokens += row.count
             if row.own and row.behaviour_logprobs is not None:
                 sums.known.append(torch.stack([old, row.behaviour_logprobs]))
+            sums.note_lag(row, self.policy_version, clipped, masked)
             total = float(old.sum())
             sums.own_logprob += total if row.own else 0.0
             sums.foreign_logprob += 0.0 if row.own else total

@@ -24,6 +24,7 @@ COMPUTED = {
 # Of a learner's steps the record, the report of a run, and what goes to a coordinator by wire.
 STEPS = {
     "node/observe/records.py",
+    "node/observe/figures.py",
     "node/run/learner.py",
     "node/observe/saved_report.py",
     "node/run/coordinator_client.py",
