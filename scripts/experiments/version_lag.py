@@ -1,10 +1,11 @@
-"""The part of a step that reaches workers: training is in fp32, generation in bf16.
+"""The part of a step that reaches workers: weights are in fp32, versions in bf16.
 
     python version_lag.py --model DIRECTORY --rates 1e-6 1e-5 --steps 60 --seeds 1 2 3
 
 One learner in this process. Groups come from the published bf16 version. The production trainer
 makes a step, and the next version is the rounded policy. Tasks are sums of two numbers. The arm
-`nearest` rounds to the nearest number, `spread` by `node.policies.rounding` as versions are.
+`nearest` rounds to the nearest number, `spread` by `node.policies.rounding` as versions are; both
+train in fp32. `bf16` is `spread`, and computes in bf16 with the version's weights in linear layers.
 Arms of one seed have the same start, tasks and sampling seeds. Each measured step gives a line:
 
     lag        mean |log p(policy) - log p(version)| over mean |log p(policy) - log p(start)|.
@@ -47,7 +48,11 @@ from swarm.rollouts import Completion, Task
 from swarm.weights.artifacts import encode_artifact
 from swarm.weights.manifest import open_weights
 
-ARMS = {"nearest": lambda each: each.to(torch.bfloat16), "spread": to_bfloat16}
+ARMS = {
+    "nearest": (lambda each: each.to(torch.bfloat16), "float32"),
+    "spread": (to_bfloat16, "float32"),
+    "bf16": (to_bfloat16, "bfloat16"),
+}
 PARAMETERS = '{"max_digits":2,"max_terms":2,"min_digits":1,"min_terms":2}'
 SYSTEM = "Give the final answer only."
 GROUPS, COMPLETIONS, NEW_TOKENS = 4, 8, 16
@@ -98,8 +103,9 @@ class Learner:
         self.trained = list(self.policy.model.parameters())
         for each in self.trained:  # as a published version has them
             each.data = each.data.to(torch.bfloat16).float()
+        self._round, self._precision = ARMS[arm]
+        self.policy.compute_in(self._precision)
         self.trainer = GroupTrainer(self.policy, spec, MICRO_BATCH_TOKENS)
-        self._round = ARMS[arm]
         self._seed = seed
         self._rng = Random(seed)
         self.tokens = 0
@@ -136,11 +142,13 @@ class Learner:
             found = self.trainer.logprobs(groups)
             return torch.tensor([x for group in found for each in group for x in each])
 
+        self.policy.compute_in("float32")
         now = logprobs()
         with self.having(self.version):
             version = logprobs()
         with self.having(self.start):
             start = logprobs()
+        self.policy.compute_in(self._precision)
         moved = float((now - start).abs().mean())
         return float((now - version).abs().mean()) / moved if moved else 0.0
 
@@ -199,7 +207,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-6, 1e-5])
     parser.add_argument("--steps", type=int, default=60, help=f"at least {EACH}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["nearest", "spread"])
     parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
     if options.threads:
