@@ -21,6 +21,7 @@ from coordinator.estimates import (
     worker_of,
 )
 from coordinator.fleet_file import Fleet, Machine
+from coordinator.forecast import Forecast
 from coordinator.model.activation import (
     ActivationState,
     Decision,
@@ -127,6 +128,7 @@ class Coordinator:
         self._is_first = True
         self._pacing: Pacing | None = None
         self._refused_before = 0
+        self._forecast = Forecast()
         self._least: deque[int] = deque(maxlen=LEAST_LOOKED_AT)  # of the last beats
         self._memory = _Memory()
         self._busy: set[str] = set()  # machines that are being started or released
@@ -173,6 +175,9 @@ class Coordinator:
             capacity, least = await self._run_sync(outlook, real, active, report.pace.broadcast_s)
             self._pacing = self._paced(pacing, report, capacity, least)
         await self._set_plan(report, known, capacity)
+        self._forecast = self._forecast.looked(report, capacity)
+        if self._forecast.is_calm and _warns_of_age(decision):
+            decision = replace(decision, problem=None)
         self._say_why(decision.why)
         obstacle = None if decision.problem is None else decision.problem.obstacle
         if obstacle is not self._obstacle:  # its figures change all the time
@@ -492,7 +497,8 @@ class Coordinator:
         known: Mapping[str, _Known],
         capacity: Capacity | None,
     ) -> CoordinatorView:
-        pacing = self._pacing
+        pacing, forecast = self._pacing, self._forecast
+        predicted = None if capacity is None else forecast.corrected(capacity, report)
         running = [each for name, each in known.items() if self._state.of(name).runs]
         return CoordinatorView(
             learner=str(self._client.learner),
@@ -502,7 +508,8 @@ class Coordinator:
             plan=self._plan.number if self._plan else 0,
             depth=pacing.depth if pacing else report.rules.staleness_max,
             depth_why=pacing.why if pacing else "",
-            predicted=capacity,
+            predicted=predicted,
+            error=forecast.error,
             cost_per_h=sum(each.machine.price_per_h for each in running),
             rows=tuple(self._row(name, each) for name, each in sorted(known.items())),
         )
@@ -526,6 +533,10 @@ class Coordinator:
             heard_s=None if its is None else its.heard_s,
             note=self._memory.notes.get(name, ""),
         )
+
+
+def _warns_of_age(decision: Decision) -> bool:
+    return decision.problem is not None and decision.problem.obstacle is Obstacle.STALENESS
 
 
 def _is_fresh(each: _Known, report: LearnerReport) -> bool:

@@ -47,6 +47,7 @@ class CoordinatorView:
     depth: int = 0
     depth_why: str = ""
     predicted: Capacity | None = None
+    error: float | None = None  # of predicted waiting, in the mean of the last looks
     cost_per_h: float = 0.0
     rows: tuple[MachineRow, ...] = ()
 
@@ -103,6 +104,7 @@ def _head(state: dict[str, Any], now_s: float) -> Iterable[str]:
         f"version {report['version']}, step {pace['step_s']:.1f} s, of it "
         f"{pace['train_s']:.1f} s not waiting; waits {pace['idle_share']:.0%} of the time"
         + (f", predicted {1.0 - predicted['utilisation']:.0%}" if predicted else "")
+        + (f" (off by {100 * state['error']:.0f} points lately)" if state.get("error") else "")
     )
     yield (
         f"staleness {pace['staleness_mean']:.1f}, at most {pace['staleness_worst']}"
