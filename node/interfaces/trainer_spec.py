@@ -14,6 +14,8 @@ ForeignWeighting = Literal["auto", "none", "positives"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "bfloat16"]
 WantedPrecision = Literal["auto", "float32", "bfloat16"]
+# By device: bf16 on a GPU, else fp32, in which a scorer finds what bf16 would hide
+TrainerPrecision = WantedPrecision | Literal["by_device"]
 Recomputing = Literal["auto", "on", "off"]
 Forward = Literal["auto", "plain"]
 THREADS_MAX = 64
@@ -61,7 +63,7 @@ class TrainerSpec:
     lora_targets: tuple[str, ...] = ()  # layers with one, by name; none named: attention and MLP
     lora_base: Held | None = None  # the frozen weights; None: bf16, or as a loaded adapter has it
     writes_merged: bool = False  # an engine gets the adapter merged into the model
-    precision: WantedPrecision = "auto"  # to compute in; auto: by `node.train.precision`
+    precision: TrainerPrecision = "auto"  # to compute in; auto: by `node.train.precision`
     generates_in: Precision = "float32"  # the policy that generates, where that is another copy
     seed: int = 0
     threads: int = 0  # 0: one less than the cores, at least 1, at most `THREADS_MAX`

@@ -38,10 +38,10 @@ LOG_RATIO_MAX: Final = 20.0
 TEMPERATURE_MIN: Final = 0.25  # below it rounding hides what the checks look for
 
 FULL: Final = "float32"
-NOISE_KL: Final = {FULL: 1e-6, "bfloat16": 5e-4}
+NOISE_KL: Final = {FULL: 1e-6, "bfloat16": 1e-3}
 """KL (by w - 1 - log w, nats a token) that rounding in a precision adds between a scorer and an
 honest engine at temperature 1; half of all honest groups have less. Measured for bf16: 4e-6 where a
-tiny policy is nearly sure, 1e-4 where it is not."""
+tiny policy is nearly sure, 1e-4 where it is not, 7.7e-4 for SmolLM2."""
 NOISE_KL_OTHERS: Final = 2e-3  # of engines with quantised weights, and of those that say nothing
 
 ALARM_STAKE: Final = 3e5  # three stakes, and at most one false alarm in 10^5 honest groups
@@ -222,6 +222,11 @@ class Scorer:
         finally:
             await scorer._process.close()
 
+    @property
+    def precision(self) -> str:
+        """The precision that it has computed in; full before its first use."""
+        return self._process.maker.precision or FULL
+
     async def score(self, version: int, group: TrainingGroup) -> Columns | None:
         """Log-probs, means and variances of a group's tokens under a version; None if its files are
         gone. `ChildFailed` or `ConfigError` if that could not be found out."""
@@ -250,15 +255,13 @@ class LearnerChecks:
         scorer: Scorer | None,
         held: Callable[[], Sequence[int]] = tuple,
         temperature: float = 1.0,
-        precision: str = FULL,
     ) -> None:
         """Without a scorer only rewards are checked. `held`: the newest published versions without
-        gaps; empty: unknown. `temperature`: of sampling and scoring. `precision`: the scorer's."""
+        gaps; empty: unknown. `temperature`: of sampling and scoring."""
         self._guard = guard
         self._scorer = scorer
         self._held = held
         self._temperature = temperature
-        self._precision = precision
         self.doubts: dict[PeerId, str] = {}  # workers whose groups together look wrong, and why
         self._records: dict[PeerId, Record] = {}  # of workers, the one looked at last at the end
 
@@ -301,17 +304,18 @@ class LearnerChecks:
         if not samples:
             return ""
         fit = fit_of(samples)
-        return fault_of(fit, self._temperature) or self._fault_of_all(group, fit)
+        fault = fault_of(fit, self._temperature)
+        return fault or self._fault_of_all(group, fit, self._scorer.precision)
 
-    def _fault_of_all(self, group: RolloutGroup, fit: Fit) -> str | None:
+    def _fault_of_all(self, group: RolloutGroup, fit: Fit, precision: str) -> str | None:
         """The fault that a worker's groups show together. It counts against the worker only if
         engine and scorer both compute in full precision. At other precisions the spread of honest
         workers is not measured well enough, and the fault becomes a note."""
         worker = group.producer
-        noise = noise_between(group.precision, self._precision)
+        noise = noise_between(group.precision, precision)
         fault = self._record_of(worker).fault_after(fit, noise, self._temperature)
         self.doubts.pop(worker, None)
-        if fault is None or group.precision == self._precision == FULL:
+        if fault is None or group.precision == precision == FULL:
             return fault
         self.doubts[worker] = fault
         return None

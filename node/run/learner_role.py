@@ -248,7 +248,6 @@ class LearnerRole(TrainingRole):
             self._scorer if self._can_rescore() else None,
             publishing.held,
             run.sampling.temperature,
-            policy.precision,
         )
         self.intake = Intake(
             self._intake_rules(policy.tokenizer),

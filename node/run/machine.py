@@ -237,7 +237,7 @@ class RealWorld(RealNetwork, World):
     def open_scorer(
         self, config: NodeConfig, find: VersionDirectory
     ) -> AbstractAsyncContextManager[Scorer | None]:
-        spec = replace(trainer_spec(config, self._model), threads=1)
+        spec = replace(trainer_spec(config, self._model), threads=1, precision="by_device")
         if self._ranks is not None:  # several ranks train over bases in fp32
             spec = replace(spec, lora_base="float32")
         return Scorer.open(spec, config.data_dir / SCORER, find)

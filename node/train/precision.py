@@ -36,10 +36,12 @@ def choose(
 ) -> Chosen:
     """The precision for a model on a type of device. A base that an adapter's owner wants in fp32
     is computed in fp32."""
-    if spec.precision != "auto":
+    if spec.precision in ("float32", "bfloat16"):
         return Chosen(spec.precision)
     if device == "cuda":
         return Chosen("bfloat16")
+    if spec.precision == "by_device":
+        return FULL
     is_exact = spec.adapter is not None and spec.held == "float32"
     if is_exact or parameters < PARAMETERS_MIN:
         return FULL

@@ -169,6 +169,8 @@ def test_a_set_precision_is_taken_without_timing(device, wanted, monkeypatch):
     monkeypatch.setattr(precision, "measured_gain", lambda *_: pytest.fail("timed"))
     assert choose(TrainerSpec("x", precision=wanted), device, 1, 1, 1).precision == wanted
     assert choose(TrainerSpec("x"), "cuda", 1, 1, 1).precision == "bfloat16"
+    assert choose(TrainerSpec("x", precision="by_device"), "cuda", *LARGE).precision == "bfloat16"
+    assert choose(TrainerSpec("x", precision="by_device"), "cpu", *LARGE) == FULL
 
 
 def test_the_gain_is_a_ratio_of_two_times():
