@@ -32,9 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.observe.event_log import FILE_NAME, History, history, read_events
-from node.observe.records import StatusSnapshot
-from node.observe.samples import FILE_NAME as SAMPLES_NAME
-from node.observe.samples import ReadSample, read_samples
+from node.observe.records import SampledText, StatusSnapshot
 from node.observe.saved_report import ReportSummary, write_report
 from node.observe.status import fetch_status
 from node.observe.text_format import amount, duration, percent, short_id
@@ -43,7 +41,6 @@ from swarm.errors import ConfigError, RequestTimeout
 from swarm.texts import printable
 
 NODES_MAX: Final = 16
-SAMPLES: Final = 3  # completions shown of the first round, and of the last
 SAMPLE_CHARS_MAX: Final = 120
 POLL_INTERVAL_S: Final = 1.0
 PLAIN_INTERVAL_S: Final = 20.0  # between tables when the output is no terminal
@@ -454,32 +451,24 @@ def _points(rise: float | None) -> str:
     return "–" if rise is None else f"{rise:+.1f}"
 
 
-def samples_table(children: Sequence[Child]) -> Table:
-    """Completions of the first node in its first round and its last."""
+def samples_table(data_dir: Path) -> Table | None:
+    """Answers to the first held-out tasks, at the first evaluation and at the last."""
+    evaluated = [each for _, each in history(read_events(data_dir / FILE_NAME)).held_out]
+    if not evaluated or not evaluated[0].examples:
+        return None
     table = Table(title="What node 0 said", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in ("round", "question", "completion", "answer", "reward"):
+    first, last = evaluated[0], evaluated[-1]
+    for name in ("held-out question", f"round {first.round}", "", f"round {last.round}", ""):
         table.add_column(name, overflow="fold")
-    for sample in first_and_last(children[0].data_dir):
-        group, text = sample.group, sample.text
-        table.add_row(
-            str(group.round), Text(shown(group.prompt)), Text(shown(text.text)),
-            Text("none" if text.answer is None else shown(text.answer)), f"{text.reward:g}",
-        )  # fmt: skip
+    for before, after in zip(first.examples, last.examples, strict=False):
+        said = (part for each in (before, after) for part in told(each.texts))
+        table.add_row(Text(shown(before.prompt)), *map(Text, said))
     return table
 
 
-def first_and_last(data_dir: Path) -> list[ReadSample]:
-    """A completion each of some groups of the first and the last round on record."""
-    found = read_samples(data_dir, own=True, order="newest", count=sys.maxsize)[::-1]
-    rounds = sorted({sample.group.round for sample in found})
-    ends = dict.fromkeys((rounds[0], rounds[-1])) if rounds else {}
-    chosen: list[ReadSample] = []
-    for number in ends:
-        by_prompt = {
-            sample.group.prompt: sample for sample in found if sample.group.round == number
-        }
-        chosen += list(by_prompt.values())[:SAMPLES]
-    return chosen
+def told(texts: Sequence[SampledText]) -> tuple[str, str]:
+    """One completion, and whether it is right."""
+    return (shown(texts[0].text), f"{texts[0].reward:g}") if texts else ("none: too long", "")
 
 
 def shown(text: str) -> str:
@@ -520,9 +509,9 @@ def finish(settings: Settings, console: Console, children: Sequence[Child]) -> i
     summary = write_report([child.data_dir for child in logged], settings.out)
     console.print()
     console.print(summary_table(logged, summary))
-    if (logged[0].data_dir / SAMPLES_NAME).is_file():
+    if (samples := samples_table(logged[0].data_dir)) is not None:
         console.print()
-        console.print(samples_table(logged))
+        console.print(samples)
     console.print(f"\nReport: {summary.html}", soft_wrap=True)
     found = problems(children, summary)
     for problem in found:

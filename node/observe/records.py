@@ -243,6 +243,7 @@ class HeldOut:
     seconds: float
     validation: float | None = None  # the same on the node's validation tasks; None: it has none
     validation_tasks: int = 0
+    examples: tuple[SampledGroup, ...] = ()  # the first tasks with their answers
 
 
 @dataclass(frozen=True, slots=True)

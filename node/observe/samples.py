@@ -16,6 +16,7 @@ FILE_NAME: Final = "samples.jsonl"
 FILE_BYTES_MAX: Final = 2 * 1024 * 1024
 GROUPS_MAX: Final = 8  # of one round, own and foreign each
 TEXTS_MAX: Final = 16  # of one group
+EXAMPLES: Final = 4  # tasks of an evaluation that are kept with their answers
 TEXT_CHARS_MAX: Final = 2000  # beginning and end; what is between is left out
 SHOWN_CHARS_MAX: Final = 4 * TEXT_CHARS_MAX  # with escapes
 

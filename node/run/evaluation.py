@@ -16,7 +16,7 @@ from node.envs.replay_turns import said_of
 from node.interfaces.engine import Engine, Sampling
 from node.observe.abilities import TaskResult
 from node.observe.records import HeldOut
-from node.run.groups import seed_of
+from node.run.groups import examples, seed_of
 from node.run.parts import NodeParts
 from node.run.progress import Progress
 from node.run.turns import Player, completions
@@ -64,6 +64,7 @@ async def evaluate(
         seconds=trio.current_time() - started_s,
         validation=fmean(reward for group in validated for reward in group) if validated else None,
         validation_tasks=len(validated),
+        examples=examples(run, progress.round, held_out, made[: len(held_out)], test),
     )
 
 

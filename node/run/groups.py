@@ -4,7 +4,7 @@ Answers are found by the verifier's function. Its work on strangers' texts is bo
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isfinite
 
 from node.config import RunConfig
@@ -12,10 +12,10 @@ from node.envs.answers import after_thought
 from node.interfaces.engine import Serving
 from node.interfaces.prompts import Prompt
 from node.observe.records import AnswerCounts, SampledGroup, SampledText
-from node.observe.samples import TEXTS_MAX, shortened
+from node.observe.samples import EXAMPLES, TEXTS_MAX, shortened
 from node.run.parts import LivePolicy, NodeParts
 from node.verify.held_out import Assignment
-from swarm.rollouts import Author, Completion, FinishReason, RolloutGroup, ScoredGroup
+from swarm.rollouts import Author, Completion, FinishReason, RolloutGroup, ScoredGroup, Task
 
 
 def seed_of(*parts: object) -> int:
@@ -73,10 +73,38 @@ def outcome_counts(run: RunConfig, groups: Iterable[ScoredGroup]) -> AnswerCount
 def sampled(run: RunConfig, round_: int, scored: ScoredGroup) -> SampledGroup:
     """The group as people look at it."""
     group = scored.group
-    task = group.task
+    texts = _texts(run, group.task, group.completions, scored.rewards)
+    prompt, where = shortened(Prompt.read(scored.prompt).plain), group.task.environment
+    return SampledGroup(round_, scored.own, str(group.producer), where, prompt, texts)
+
+
+def examples(
+    run: RunConfig,
+    round_: int,
+    assigned: Sequence[Assignment],
+    made: Sequence[Sequence[Completion]],
+    rewards: Sequence[Sequence[float]],
+) -> tuple[SampledGroup, ...]:
+    """The first of an evaluation's tasks with their answers, always of the same tasks."""
+    return tuple(
+        SampledGroup(
+            round_,
+            True,
+            "",
+            each.task.environment,
+            shortened(Prompt.read(each.prompt).plain),
+            _texts(run, each.task, completions, scores),
+        )
+        for each, completions, scores in list(zip(assigned, made, rewards, strict=True))[:EXAMPLES]
+    )
+
+
+def _texts(
+    run: RunConfig, task: Task, completions: Sequence[Completion], rewards: Sequence[float]
+) -> tuple[SampledText, ...]:
     rule = run.answer_rule(task.environment, task.parameters)
     texts = []
-    for completion, reward in list(zip(group.completions, scored.rewards, strict=True))[:TEXTS_MAX]:
+    for completion, reward in list(zip(completions, rewards, strict=True))[:TEXTS_MAX]:
         answer = rule.find(completion.text)
         texts.append(
             SampledText(
@@ -86,10 +114,7 @@ def sampled(run: RunConfig, round_: int, scored: ScoredGroup) -> SampledGroup:
                 str(completion.finish_reason),
             )
         )
-    prompt = shortened(Prompt.read(scored.prompt).plain)
-    return SampledGroup(
-        round_, scored.own, str(group.producer), task.environment, prompt, tuple(texts)
-    )
+    return tuple(texts)
 
 
 def _shown(completion: Completion) -> str:

@@ -15,8 +15,10 @@ import pytest
 import trio
 from rich.console import Console
 
-from node.observe.event_log import FILE_NAME
+from node.observe.event_log import FILE_NAME, EventLog
+from node.observe.records import HeldOut, SampledGroup, SampledText
 from tests.support import run
+from tests.unit.monitor_records import held_out
 
 pytestmark = pytest.mark.integration
 
@@ -231,3 +233,33 @@ def test_a_model_that_does_not_fit_is_not_tried(
     found = run(lambda: demo.prepared(settings, Console(file=text, width=300)))
     assert found.model == model
     assert ("7.9 are free" in text.getvalue()) == (model == "tiny")
+
+
+def test_the_same_questions_are_shown_with_their_first_and_last_answers(
+    tmp_path: Path, demo: ModuleType
+) -> None:
+    def evaluated(round_: int, answers: Sequence[str]) -> HeldOut:
+        shown = tuple(
+            SampledGroup(
+                round_, True, "", "sums", f"{n} + 1 = ?", (SampledText(text, text, n % 2, "stop"),)
+            )
+            for n, text in enumerate(answers)
+        )
+        return held_out(round_, 0.5, examples=shown)
+
+    log = EventLog(tmp_path / FILE_NAME, lambda: 1.0)
+    assert demo.samples_table(tmp_path) is None
+    log.write(evaluated(0, ["x", "\x1b[2Jy"]))
+    log.write(evaluated(3, ["in the middle", "z"]))
+    log.write(evaluated(8, ["1", "2"]))
+    console = Console(width=100, file=io.StringIO())
+    console.print(demo.samples_table(tmp_path))
+    text = console.file.getvalue()
+    assert "round 0" in text
+    assert "round 8" in text
+    for row in (("0 + 1 = ?", "x", "0", "1", "0"), ("1 + 1 = ?", "\\x1b[2Jy", "1", "2", "1")):
+        assert " ".join(row) in " ".join(text.split())
+    assert "middle" not in text
+    log = EventLog(tmp_path / "older" / FILE_NAME, lambda: 1.0)
+    log.write(held_out(0, 0.5))
+    assert demo.samples_table(tmp_path / "older") is None

@@ -18,6 +18,7 @@ from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.observe.records import HeldOut, RoundDone, WentBack
+from node.observe.samples import EXAMPLES
 from node.policies.presets import TinyRecipe
 from node.policies.tiny import make_tiny
 from node.run.checkpoints import Checkpoints
@@ -223,6 +224,10 @@ def test_an_evaluation_is_one_call_and_says_the_same_of_the_test() -> None:
     node = NodeParts(change(CONFIG, run=MANY), unused, verifier, guard, *[unused] * 4)
     alone = support.run(evaluate, node, policy, Progress())
     both = support.run(evaluate, node, policy, Progress(), validation)
+    assert both.examples == alone.examples  # of the held-out tasks alone, and always the same
+    prompts = [each.prompt for each in both.examples]
+    assert len(set(prompts)) == len(prompts) == EXAMPLES
+    assert all(len(each.texts) == 1 for each in both.examples)
     assert policy.prompts == [10, 74]
     assert replace(both, validation=None, validation_tasks=0, seconds=alone.seconds) == alone
     assert both.validation_tasks == 64
