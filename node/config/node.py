@@ -120,6 +120,10 @@ class PolicySettings(Group):
     """The threads of torch and of vLLM. 0: the cores divided by this user's running nodes."""
     seed: Annotated[int, Field(ge=0, lt=2**63), OFTEN] = 0
     """The seed of this node's sampling."""
+    task_seed: Annotated[int | None, Field(ge=0, lt=2**63), OFTEN] = None
+    """The number that tasks and sampling follow in place of the node's key, so that a run repeats
+    with any key. It needs `share = "none"`: others know a node's tasks by its key. None: they
+    follow the key."""
 
 
 class NetworkSettings(Group):
@@ -498,6 +502,9 @@ class NodeConfig(
     def _check_groups(self) -> None:
         if self.local_groups == 0 and self.external_groups == 0:
             raise Conflict("local_groups", "no groups to train on", "4")
+        if self.task_seed is not None and self.share != "none":
+            told = "others refuse groups of a task_seed, as they know a node's tasks by its key"
+            raise Conflict("share", told, "none")
         if self.over_provision > 1.0:
             if self.engine != "vllm" and not self.run.has_turns:
                 raise Conflict("over_provision", "needs the engine vllm, or a run with turns", "1")

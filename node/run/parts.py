@@ -33,6 +33,12 @@ class NodeParts:
     enter: Callable[[str], None] = lambda _: None  # told of each phase of a round
 
     @property
+    def stream(self) -> str:
+        """The name that tasks and randomness of the node follow: its key's, or a seed's."""
+        given = self.config.task_seed
+        return self.peer_id if given is None else f"seed/{given}"  # the latter is no peer id
+
+    @property
     def the_exchange(self) -> Exchange:
         """The exchange of a node that has one."""
         assert self.exchange is not None

@@ -16,8 +16,8 @@ workers (ECHO-2, arXiv 2602.02192). Read this first.
 `Stages` runs the methods that the node's settings name (`node.stages`). Without any, each stage
 leaves things as they are. No stage waits for peers: with fewer than J usable groups the batch is
 smaller. A served teacher is waited for, for at most `wait_s`. With J = 0 this is plain GRPO, and
-all randomness follows from the node's seed, its peer id and the round. Results are equal bit for
-bit with the torch engine, equal `--threads`, and memory for the whole micro-batch.
+all randomness follows from the node's seed, its stream (`NodeParts`) and the round. Results are
+equal bit for bit with the torch engine, equal `--threads`, and memory for the whole micro-batch.
 """
 
 from collections import defaultdict

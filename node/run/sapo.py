@@ -150,7 +150,7 @@ class Sapo:
 
     def _view(self, number: int) -> View:
         def seed(purpose: str, *more: int) -> int:
-            return seed_of(self._config.seed, self._node.peer_id, purpose, (number, *more))
+            return seed_of(self._config.seed, self._node.stream, purpose, (number, *more))
 
         return view_of(self._node, self._policy, "node", number, seed)
 
@@ -191,7 +191,7 @@ class Sapo:
 
         async def assign(count: int) -> Sequence[Wanted]:
             assigned, self._next_index = await self._node.guard.assignments(
-                self._node.peer_id, self._next_index, count, choose, self.stages.ahead
+                self._node.stream, self._next_index, count, choose, self.stages.ahead
             )
             return self.stages.plan([Wanted(a, Request(a.prompt, each)) for a in assigned], at)
 
@@ -352,7 +352,7 @@ class Sapo:
         before = self.progress.validated
         since = before.best if before.went_back else before.last
         gain = None if since is None else record.validation - since
-        seed = seed_of(self._config.seed, self._node.peer_id, "external", (record.round,))
+        seed = seed_of(self._config.seed, self._node.stream, "external", (record.round,))
         self.stages.evaluated(gain, Random(seed))
 
     # Long: one record, field by field.

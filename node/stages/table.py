@@ -75,7 +75,9 @@ STAGES: Final[Mapping[type[MethodSettings], type[Stage[Any]]]] = {
 
 
 def refuse_of_others(config: NodeConfig, role: Role) -> None:
-    """ConfigError: a setting names a method that does nothing in this role."""
+    """ConfigError: a setting does nothing in this role."""
+    if config.task_seed is not None and role != "node":
+        raise ConfigError(f"--task-seed: for a node, and this is a {role}; leave it out")
     for family, each in config.named_methods():
         if role not in each.roles:
             flag = family.replace("_", "-")

@@ -24,7 +24,6 @@ from node.verify.assignment import (
 )
 from node.verify.verifier import Verifier
 from swarm.errors import ConfigError, Reject, RemoteProtocolError
-from swarm.identity import PeerId
 from swarm.rollouts import RolloutGroup, ScoredGroup, Task
 from swarm.texts import printable
 
@@ -143,7 +142,7 @@ class HeldOutGuard:
 
     async def assignments(
         self,
-        producer: PeerId,
+        producer: str,
         index: int,
         count: int,
         choose: Choose = lambda due, count: due[:count],

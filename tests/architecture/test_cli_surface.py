@@ -33,7 +33,7 @@ SETTINGS = (
     "--pool-bytes-max --precision --preference --publish-precision --quiet-hours --replay "
     "--report-project "
     "--report-to --reward --role --rounds --run --seed --serve-bytes-per-s-max --share --steps "
-    "--stop-after "
+    "--stop-after --task-seed "
     "--telemetry --telemetry-ca --telemetry-interval --threads --tokens-per-s-max "
     "--updates-per-batch --validation-tasks --verify-cpu-s --verify-read --verify-sandbox "
     "--warm-up-updates --web-name -v"

@@ -203,6 +203,9 @@ def told(
          "try --private false"),
         ({"local_groups": 0, "external_groups": 0},
          "--local 0: no groups to train on; try --local 4"),
+        ({"task_seed": 3},
+         "--share all: others refuse groups of a task_seed, as they know a node's tasks by its "
+         "key; try --share none"),
         ({"peers": ("/ip4/1.2.3.4/tcp/1",)},
          "--peer /ip4/1.2.3.4/tcp/1: must look like /ip4/<address>/tcp/<port>/p2p/<peer id>"),
         ({"peers": "/ip4/1.2.3.4/udp/1/quic-v1"}, "--peer /ip4/1.2.3.4/udp/1/quic-v1: "

@@ -220,6 +220,20 @@ def test_without_foreign_groups_it_is_plain_grpo_to_the_bit(model: Path, tmp_pat
     assert with_foreign[1] != alone[1]
 
 
+def test_a_task_seed_repeats_a_run_under_another_key(model: Path, tmp_path: Path) -> None:
+    def outcome(name: str, key: int, **values: object) -> tuple[str, bytes]:
+        policy = PacedTrainer(model)
+        node = live(change(CONFIG, share="none", **values), policy, seed=key)
+        return str(node.node.peer.identity.peer_id), weights(policy, tmp_path / name)
+
+    one, repeated = outcome("one", 1, task_seed=7), outcome("repeated", 2, task_seed=7)
+    assert one[0] != repeated[0], "the keys are equal: the comparison says nothing"
+    assert one[1] == repeated[1]
+    assert outcome("tasks", 2, task_seed=8)[1] != one[1]
+    assert outcome("seed", 2, task_seed=7, seed=1)[1] != one[1]
+    assert outcome("key", 1)[1] != outcome("other key", 2)[1]
+
+
 class Diary(FrozenPolicy):
     """Policy and `EngineHandOver` in one, which writes down what it is asked for."""
 
