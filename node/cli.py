@@ -36,8 +36,8 @@ FINE_TUNING = (
     "context_tokens_max",
 )
 DOCTORED = (
-    *("run", "model", "data_dir", "lora_rank", "peers", "invite", "listen", "telemetry"),
-    *("telemetry_ca", "engine", "engine_url", "engine_key_env", "engine_quantization"),
+    *("run", "model", "data_dir", "lora_rank", "device", "peers", "invite", "listen"),
+    *("telemetry", "telemetry_ca", "engine", "engine_url", "engine_key_env", "engine_quantization"),
 )
 
 
@@ -100,9 +100,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_running(commands: Any) -> None:
     told = "start a swarm, or join one with --peer; work for its learner, if it has one"
-    add_command(commands, "join", _join, told).take_settings()
+    join = add_command(commands, "join", _join, told)
     told = "be the central learner of a run that names this key"
-    add_command(commands, "learn", _learn, told).take_settings()
+    learn = add_command(commands, "learn", _learn, told)
+    for starting in (join, learn):
+        starting.take_settings()
+        told = "say all settings, what would be fetched and held, and start nothing"
+        starting.add_argument("--dry-run", action="store_true", help=told)
     told = "print a line with which others can join"
     add_data_dir(add_command(commands, "invite", _invite, told))
     told = "what works from here, and what to do about it"
@@ -278,8 +282,18 @@ def _config(options: argparse.Namespace, *, joins: bool = False) -> Any:
     return config
 
 
+def _described(options: argparse.Namespace, *, is_learner: bool) -> int:
+    from node.commands.starts import describe
+    from node.config.load import load_with_sources
+
+    describe(*load_with_sources(*given(options)), say, is_learner=is_learner)
+    return EXIT_OK
+
+
 def _join(options: argparse.Namespace) -> int:
     config = _config(options, joins=True)
+    if options.dry_run:
+        return _described(options, is_learner=False)
     if config.run.learner is None or config.role == "node":
         from node.run.sapo_role import SapoRole
 
@@ -302,6 +316,8 @@ def _learn(options: argparse.Namespace) -> int:
     from node.run.learner_role import LearnerRole
 
     rules_of(config)  # before anything is made on disk
+    if options.dry_run:
+        return _described(options, is_learner=True)
     return _run_app(options, config, LearnerRole)
 
 

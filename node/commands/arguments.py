@@ -212,12 +212,23 @@ def add_runs(commands: Any, config_of: Callable[[argparse.Namespace], Any]) -> N
     """`swarm-node runs`. `config_of`: the settings by flags."""
 
     def run_command(options: argparse.Namespace) -> int:
+        if options.mine is not None:
+            from node.commands.starts import list_starts
+
+            return list_starts(options.cache_dir, options.mine, say)
         from node.commands.doctor import list_runs
 
         return list_runs(config_of(options), say)
 
-    told = "which runs peers take part in, and what each needs"
-    add_command(commands, "runs", run_command, told).take_settings("peers", "invite")
+    told = "which runs peers take part in, and what each needs; or the starts on this machine"
+    runs = add_command(commands, "runs", run_command, told)
+    runs.take_settings("peers", "invite", "cache_dir")
+    runs.add_argument(
+        "--mine",
+        nargs="*",
+        metavar="START",
+        help="the nodes that were started on this machine; of two names: their differences",
+    )
 
 
 def add_completion(commands: Any, whole: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from node.commands.environments import check_repository, push
 from node.config import NodeConfig
+from node.config.joined import DIRECTORIES_FILE
 from node.config.run import ChatRules
 from node.hosting.fetched_models import DONE_FILE, fetch_preset, preset_directory
 from node.hosting.models import code_note, resolve_model, trainer_spec
@@ -233,6 +234,7 @@ def clean(cache_dir: Path | None, agreed: Callable[[str], bool], say: Callable[[
     """Remove cached models and policies after consent; the bytes freed. Data directories stay."""
     cache = cache_directory(cache_dir)
     kept = [path for kind in CACHED for path in sorted((cache / kind).glob("*"))]
+    kept += cache.glob(DIRECTORIES_FILE)
     # Locks are empty, and a node that is just making something holds its own
     sizes = {path: _bytes_of(path) for path in kept if path.suffix != ".lock"}
     if not sizes:

@@ -307,6 +307,18 @@ def _host_and_port(text: str) -> str:
     return text
 
 
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
+        raise ValueError("must be auto, cpu, cuda, or one GPU such as cuda:1")
+    return text
+
+
+def _start_name(text: str) -> str:
+    if "/" in text or not text.isprintable() or " " in text:
+        raise ValueError("must have no blanks and no /")
+    return text
+
+
 _AddressText = Annotated[str, Field(max_length=ADDRESS_CHARS_MAX)]
 ListenAddress = Annotated[_AddressText, AfterValidator(_listen_address)]
 AnnounceAddress = Annotated[_AddressText, AfterValidator(_check_address)]
@@ -319,3 +331,5 @@ ServerUrl = Annotated[str, AfterValidator(_server_url)]
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
 WebName = Annotated[str, _parsed(checked_name)]
 Name = Annotated[str, Field(min_length=1)]
+DeviceName = Annotated[str, AfterValidator(_device)]
+StartName = Annotated[str, Field(max_length=64), AfterValidator(_start_name)]

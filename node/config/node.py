@@ -15,6 +15,7 @@ from node.config.described import (
     METHOD,
     AnnounceAddress,
     BrokerUrl,
+    DeviceName,
     Flag,
     HostAndPort,
     HoursText,
@@ -25,6 +26,7 @@ from node.config.described import (
     PeerAddress,
     PublisherId,
     ServerUrl,
+    StartName,
     WebName,
 )
 from node.config.run import Count, Frozen, LearnerRules, RunConfig
@@ -56,6 +58,7 @@ from node.methods.choices import (
     Replay,
     Reward,
 )
+from node.methods.loss_settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
 from node.methods.method import Family, MethodSettings, Need
 from node.methods.task_control import AdaptiveExternal
 from node.system.child_environment import PASSPHRASE_VARIABLE
@@ -118,6 +121,9 @@ class PolicySettings(Group):
     gradients and optimizer stay in fp32."""
     threads: Annotated[int, Field(ge=0, le=THREADS_MAX), OFTEN] = 0
     """The threads of torch and of vLLM. 0: the cores divided by this user's running nodes."""
+    device: Annotated[DeviceName, OFTEN] = "auto"
+    """The device that trains, and that samples with the engine `torch`: `cpu`, `cuda`, or one of
+    several GPUs, such as `cuda:1`. `auto`: the first GPU if there is one."""
     seed: Annotated[int, Field(ge=0, lt=2**63), OFTEN] = 0
     """The seed of this node's sampling."""
     task_seed: Annotated[int | None, Field(ge=0, lt=2**63), OFTEN] = None
@@ -372,6 +378,8 @@ class LimitSettings(Group):
 class WatchingSettings(Group):
     """Output and monitoring."""
 
+    start_name: Annotated[StartName, Flag("name", metavar="NAME", often=True)] = ""
+    """The name of this start in `swarm-node runs --mine` and in trackers. None: a number."""
     log: Annotated[Literal["text", "json"], OFTEN] = "text"
     """The form of the output: lines for people, or one JSON object a line."""
     verbose: Annotated[bool, Flag(alias="v", often=True)] = False
@@ -469,6 +477,9 @@ class NodeConfig(
                 raise Conflict("engine_gpus", "needs the engine vllm", "1")
             if self.engine_quantization != "none":
                 raise Conflict("engine_quantization", "needs the engine vllm", "none")
+        if self.engine == "vllm" and self.device not in ("auto", "cuda"):
+            told = "vLLM takes the GPUs that CUDA_VISIBLE_DEVICES names: set that variable"
+            raise Conflict("device", told, "auto")
         if self.run.has_turns and self.engine in ("openai", "scripted"):
             raise Conflict("engine", "samples no tasks of several turns", "torch")
 
@@ -577,6 +588,13 @@ class Conflict(Exception):
         self.field = field
         self.problem = problem
         self.fix = fix
+
+
+def loss_of(config: NodeConfig, *, is_learner: bool) -> str:
+    """The loss that a node or a learner trains by, with its parameters."""
+    has_own = is_learner and config.correction is None  # which is of the loss `sapo`
+    default = DEFAULT_LEARNER_LOSS if has_own else DEFAULT_LOSS
+    return str(config.loss or config.run.training.loss or default)
 
 
 def rules_of(config: NodeConfig) -> LearnerRules:

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from node.config.described import PublisherId
+from node.config.described import METHOD, Flag, PublisherId
 from node.envs.answers import FORMAT_REWARD_MAX, AnswerFormat, AnswerRule, answer_in
 from node.envs.answers import REVISION as ANSWERS_REVISION
 from node.envs.base import Settles
@@ -329,7 +329,7 @@ class LearnerRules(Frozen):
 class TrainingRules(Frozen):
     """The training of nodes that do not set their own."""
 
-    loss: RunLoss | None = None
+    loss: Annotated[RunLoss | None, Flag(metavar=METHOD)] = None
     """The loss, by a method's name and parameters, as in `tis, behaviour_weight_max=3`. None:
     `dapo` for a learner, `sapo` for other nodes. `swarm-node methods` lists them."""
 

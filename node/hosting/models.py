@@ -21,6 +21,7 @@ from typing import Final
 
 from node.config import NodeConfig, RunConfig
 from node.config.joined import lasting
+from node.config.node import loss_of
 from node.engines.openai_engine import ServedModel, open_served_model
 from node.engines.openai_server import ChatAsks, ServerTrouble
 from node.engines.openai_tokenizer import fingerprint_of, ids_of
@@ -38,7 +39,6 @@ from node.hosting.fetched_models import (
 from node.hosting.hand_over import share_left
 from node.hosting.hub import use_cache_offline
 from node.interfaces.trainer_spec import Precision, TrainerSpec
-from node.methods.loss_settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
 from node.methods.replay import Teacher
 from node.observe.progress_bars import Work, on_stderr
 from node.policies.model_files import check_files, text_note
@@ -90,8 +90,6 @@ def lasting_model(model: str) -> str:
 def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) -> TrainerSpec:
     """The trainer of this node; `model` is a directory or a hub id. `is_learner`: decides the loss
     where the run names none."""
-    has_own = is_learner and config.correction is None  # which is of the loss `sapo`
-    default = DEFAULT_LEARNER_LOSS if has_own else DEFAULT_LOSS
     same = NodeConfig.model_fields.keys() & {each.name for each in fields(TrainerSpec)}
     teacher = config.method(Teacher)
     others = {
@@ -108,7 +106,7 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         "gpu_share_left": share_left(config),
         "correction": "" if config.correction is None else str(config.correction),
         "preference": "" if config.preference is None else str(config.preference),
-        "loss": str(config.loss or config.run.training.loss or default),
+        "loss": loss_of(config, is_learner=is_learner),
     }
     return TrainerSpec(**{name: getattr(config, name) for name in same} | others)
 

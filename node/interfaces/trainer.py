@@ -147,6 +147,7 @@ class TrainReport:
     step_kl: float = math.nan  # k3 of the largest step on its own batch; nan: not measured
     steps_taken_back: int = 0  # of the updates, by the guard
     rate_scale: float = 1.0  # the share of the rate that the next update takes, for caution
+    step_rate: float = math.nan  # the learning rate of the last update; nan: there was none
     unlikely_tokens: int = 0  # foreign ones left out, below a floor of likelihood
     left_out_completions: int = 0  # foreign ones, for their advantage below zero (`positives`)
     weighted_tokens: int = 0  # foreign ones that count by the log-probs that came along

@@ -11,7 +11,7 @@ from node.methods.loss_settings import DEFAULT_LOSS, EwmaLoss, StaleLoss
 from swarm.errors import ConfigError
 
 ForeignWeighting = Literal["auto", "none", "positives"]
-Device = Literal["auto", "cpu", "cuda"]
+Device = str  # auto, cpu, cuda, or one GPU such as cuda:1
 Precision = Literal["float32", "bfloat16"]
 WantedPrecision = Literal["auto", "float32", "bfloat16"]
 # By device: bf16 on a GPU, else fp32, in which a scorer finds what bf16 would hide

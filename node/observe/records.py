@@ -132,6 +132,10 @@ class StepDone:
     acted: dict[str, int] = field(default_factory=dict)  # how often each method acted
     version_lag: float | None = None  # see `RoundFigures`
     by_lag: tuple[LagFigures, ...] = ()  # of groups, by their versions' age
+    step_rate: float | None = None  # this and the next two as well
+    completion_tokens_mean: float | None = None
+    completion_tokens_max: float | None = None
+    own_logprob: float | None = None  # mean log-prob per token of leased groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ class Tracked:
     run: str  # for people
     run_id: str  # the same at each start of this node in this run
     directory: str  # for what it writes on this machine
-    settings: Mapping[str, str | int | float | bool | None]
+    settings: Mapping[str, str | float | None]
+    started_s: float = 0.0  # unix time
 
 
 class Tracker:

@@ -25,9 +25,17 @@ class Log(NamedTuple):
 
 
 def tensorboard(tracked: Mapping[str, Any]) -> Log:
-    """Event files below the node's data directory."""
+    """Event files below the node's data directory; one of them has the settings."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.summary import Writer
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+    settings = {name: "none" if v is None else v for name, v in tracked["settings"].items()}
+    file = EventFileWriter(tracked["directory"], filename_suffix=".settings")
+    told = hparams_pb(settings, tracked["run_id"], tracked["started_s"])
+    file.add_event(Event(wall_time=tracked["started_s"], summary=told))
+    file.close()
     writer = Writer(tracked["directory"])
 
     def add(step: int, time_s: float, figures: Figures) -> None:

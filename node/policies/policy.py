@@ -395,12 +395,16 @@ def _refuse_encoder(network: PreTrainedModel, model: str) -> None:
 
 
 def pick_device(device: Device) -> torch.device:
-    """The device to compute on; ConfigError: CUDA was asked for by name and is not there."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device = 'cuda': torch sees no CUDA device; take 'cpu' or 'auto'")
+    """The device to compute on; ConfigError: a GPU was asked for by name and is not there."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
+        device = "cuda" if count else "cpu"
+    place = torch.device(device)
+    if place.type == "cuda" and (place.index or 0) >= count:
+        sees = ", ".join(f"cuda:{number}" for number in range(count)) or "no GPU"
+        fix = "cuda:0" if count else "cpu"
+        raise ConfigError(f"--device {device}: torch sees {sees} here; take {fix} or auto")
+    return place
 
 
 def load_error_line(model: str, error: BaseException) -> str:

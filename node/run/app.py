@@ -20,7 +20,8 @@ import psutil
 import trio
 
 from node.config import NodeConfig, run_argument
-from node.config.joined import remember
+from node.config.explain import effective
+from node.config.joined import keep_start, remember
 from node.hosting.fetched_models import ask
 from node.hosting.membership import Membership, load_identity
 from node.hosting.models import lasting_model, resolve_model
@@ -88,6 +89,8 @@ def run_node(
             *(config, identity, membership, role_class, needs.draws, resumed, model),
             *(run_given, view, say),
         )
+        with suppress(OSError):  # a convenience, which a full disk does without
+            keep_start(config, role_class.KIND, time.time())
         try:
             with output_may_fail():
                 trio.run(_run, start)
@@ -173,23 +176,17 @@ async def _open_tracker(
     tracked = Tracked(
         config.report_to,
         config.report_project,
-        run=f"{run.name}-{peer[-8:]}",
+        run=config.start_name or f"{run.name}-{peer[-8:]}",
         run_id=f"{run.run_id}-{peer[-12:]}",
         directory=str(config.data_dir.absolute() / "tracking" / config.report_to),
         settings={
+            **effective(config, is_learner=kind == "learner"),
             "run_id": run.run_id,
             "peer_id": peer,
             "role": kind,
             "agent": AGENT,
-            "model": config.model,
-            "engine": config.engine,
-            "local_groups": config.local_groups,
-            "external_groups": config.external_groups,
-            "group_size": config.group_size,
-            "share": config.share,
-            "learning_rate": config.learning_rate,
-            "seed": config.seed,
         },
+        started_s=time.time(),
     )
     async with open_tracker(tracked, say) as tracker:
         yield tracker

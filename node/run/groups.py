@@ -6,6 +6,7 @@ Answers are found by the verifier's function. Its work on strangers' texts is bo
 import hashlib
 from collections.abc import Iterable, Sequence
 from math import isfinite
+from statistics import fmean
 
 from node.config import RunConfig
 from node.envs.answers import after_thought
@@ -53,6 +54,14 @@ def rollout_group(
 def finite(value: float | None) -> float | None:
     """The value; None where it is unknown or no number."""
     return value if value is not None and isfinite(value) else None
+
+
+def lengths(completions: Iterable[Completion]) -> dict[str, float]:
+    """The mean and the largest number of tokens; nothing if the engine tells no tokens."""
+    counts = [len(each.token_ids) for each in completions if each.token_ids]
+    if not counts:
+        return {}
+    return {"completion_tokens_mean": fmean(counts), "completion_tokens_max": float(max(counts))}
 
 
 def outcome_counts(run: RunConfig, groups: Iterable[ScoredGroup]) -> AnswerCounts:

@@ -29,7 +29,7 @@ from node.observe.records import HeldOut, StepDone
 from node.observe.samples import bounded
 from node.run.checkpoints import Checkpoints
 from node.run.evaluation import evaluate
-from node.run.groups import finite, outcome_counts, sampled, seed_of
+from node.run.groups import finite, lengths, outcome_counts, sampled, seed_of
 from node.run.parts import LivePolicy, NodeParts, OnSamples
 from node.run.progress import Progress
 from node.run.round import Round, Stopwatch, view_of
@@ -290,6 +290,9 @@ class Learner:
             version_lag=finite(report.version_lag),
             by_lag=report.by_lag,
             acted=self.stages.acted,
+            own_logprob=finite(report.own_logprob),
+            step_rate=finite(report.step_rate),
+            **lengths(c for each in leased for c in each.group.completions),
         )
 
     def _comparable(self, value: float) -> float | None:

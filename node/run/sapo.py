@@ -22,7 +22,7 @@ from node.methods.samplers import distinct
 from node.observe.records import HeldOut, RoundDone
 from node.observe.samples import bounded
 from node.run.evaluation import evaluate
-from node.run.groups import finite, outcome_counts, rollout_group, sampled, seed_of
+from node.run.groups import finite, lengths, outcome_counts, rollout_group, sampled, seed_of
 from node.run.partial_rollouts import EngineWorks, PartialRollouts
 from node.run.parts import LivePolicy, NodeParts, OnSamples
 from node.run.progress import Progress
@@ -419,6 +419,7 @@ class Sapo:
             groups_quantised=sum(each.group.is_quantised for each in trained),
             paused_s=outcome.paused_s,
             acted=acted,
+            **lengths(completions),
             **self._mismatch(report),
         )
 

@@ -126,6 +126,7 @@ class _Done:
     grad_norm: float = 0.0  # of the first
     step_kl: float = math.nan  # of the largest step
     taken_back: int = 0
+    rate: float = math.nan  # of the last
 
     def note(self, sums: Sums, grad_norm: float, *, is_first: bool) -> None:
         self.whole.clipped += sums.clipped
@@ -221,6 +222,7 @@ class GroupTrainer:
             step_kl=done.step_kl,
             steps_taken_back=done.taken_back,
             rate_scale=self.step_guard.caution,
+            step_rate=done.rate,
             unlikely_tokens=first.unlikely,
             foreign_gradient=first.foreign_share(),
             mask_fraction=whole.masked / whole.tokens if whole.tokens else 0.0,
@@ -389,6 +391,7 @@ class GroupTrainer:
     def _step(self, batches: Sequence[Sequence[Unit]], done: "_Done") -> bool:
         """Take one step. False: it moved the policy too far and was taken back."""
         factor = self.suited.warmth(self.policy_version) * self.step_guard.caution * self.rate_share
+        done.rate = factor * self.suited.learning_rate
         with _rate_times(self.optimizer, factor):
             self.optimizer.step()
             if not self.spec.step_guard:

@@ -80,6 +80,10 @@ COMPUTED: Final[Mapping[tuple[str, str], Callable[[Any], float | None]]] = {
     ),
     ("tokens_per_s", "StatusSnapshot"): lambda status: status.tokens_per_s or None,
     ("tokens_per_s", "WorkDone"): lambda work: _rate(work.generated_tokens, work.generate_s),
+    ("entropy_nats", "RoundDone"): lambda done: -done.own_logprob,
+    ("entropy_nats", "StepDone"): lambda step: (
+        None if step.own_logprob is None else -step.own_logprob
+    ),
     ("idle_ratio", "StepDone"): lambda step: _share(step.idle_s, step.train_s),
     ("idle_ratio", "WorkDone"): lambda work: _share(work.wait_s, work.generate_s),
     ("broadcast_bound_ratio", "VersionOutcome"): lambda outcome: (
@@ -116,6 +120,9 @@ class RoundFigures:
     version_lag: float | None = _figure(
         "version lags by {:.0%}".format, "version_lag_ratio", always=True
     )
+    step_rate: float | None = _figure(None, "learning_rate", always=True)  # of the last update
+    completion_tokens_mean: float | None = _figure(None, "completion_mean_tokens")
+    completion_tokens_max: float | None = _figure(None, "completion_max_tokens")
     paused_s: float | None = _figure()  # of the engine, for the new policy; None: it needs none
 
     def with_figures(self, record: object) -> Self:

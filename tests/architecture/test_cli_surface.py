@@ -22,14 +22,15 @@ SWITCHES = (
 SETTINGS = (
     "--activation-checkpointing --advantage --allow --announce --busy-share --cache-dir "
     "--checkpoint-every --checkpoints-kept --context-tokens-max --control --coordinator "
-    "--correction --data-dir --draw --engine --engine-gpu-share --engine-gpus --engine-key-env "
+    "--correction --data-dir --device --draw --engine --engine-gpu-share --engine-gpus "
+    "--engine-key-env "
     "--engine-prompts --engine-quantization --engine-requests-max --engine-tokenizer "
     "--engine-update --engine-url --evaluate-every --external --external-rule "
     "--fetch-bytes-per-s-max --filter --foreign-logprob-min --foreign-share-max "
     "--foreign-weighting --forward --generate --group-size --help-all --invite --invite-file "
     "--key-file --kl-reset-every --kl-weight --learning-rate "
     "--listen --local --log --lora-alpha --lora-base --lora-rank --lora-targets --loss "
-    "--metrics-listen --micro-batch-tokens --model --over-provision --passphrase-env --peer "
+    "--metrics-listen --micro-batch-tokens --model --name --over-provision --passphrase-env --peer "
     "--pool-bytes-max --precision --preference --publish-precision --quiet-hours --replay "
     "--report-project "
     "--report-to --reward --role --rounds --run --seed --serve-bytes-per-s-max --share --steps "
@@ -40,8 +41,8 @@ SETTINGS = (
     + "".join(f" --{name} --no-{name}" for name in SWITCHES.split())
 )
 SURFACE = {
-    "join": SETTINGS,
-    "learn": SETTINGS,
+    "join": f"{SETTINGS} --dry-run",
+    "learn": f"{SETTINGS} --dry-run",
     "config": SETTINGS,
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --model --question --relative-tolerance --rule "
@@ -49,8 +50,8 @@ SURFACE = {
     "sft": "--answer --batch --context-tokens-max --epochs --held-out --learning-rate --lora-rank "
     "--model --no-yes --out --question --run --seed --system --threads --yes data",
     "methods": "--engine --family --literature --run name words",
-    "doctor": "--data-dir --engine --engine-key-env --engine-quantization --engine-url --invite "
-    "--invite-file --listen --lora-rank --model --peer --run --telemetry --telemetry-ca",
+    "doctor": "--data-dir --device --engine --engine-key-env --engine-quantization --engine-url "
+    "--invite --invite-file --listen --lora-rank --model --peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",
     "status": "--data-dir --json",
     "samples": "--best --data-dir --foreign --worst -n",
@@ -62,7 +63,7 @@ SURFACE = {
     "chat": "--chat --max-new-tokens --system --temperature directory",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run --no-yes --yes",
-    "runs": "--invite --invite-file --peer",
+    "runs": "--cache-dir --invite --invite-file --mine --peer",
     "completion": "shell",
     "clean": "--cache-dir --yes",
     "pause": "--data-dir",
@@ -131,7 +132,8 @@ def test_every_setting_is_a_flag() -> None:
 OTHERS = {
     *("--build-arg", "--format", "--full", "--kill-after", "--logdir", "--max-restarts", "--net"),
     *("--no-python", "--nproc-per-node", "--overrides", "--port", "--project", "--property"),
-    *("--python", "--query-gpu", "--seconds", "--torch-backend", "--worker-extension-cls"),
+    *("--install", "--python", "--query-gpu", "--reinstall", "--seconds", "--shutdown"),
+    *("--torch-backend", "--worker-extension-cls"),
 }
 # An argument of a subprocess has a quote on both sides, a custom property of CSS is in a style.
 NAMED = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\"\w-])")

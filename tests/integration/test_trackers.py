@@ -16,10 +16,14 @@ TENSORBOARD = """
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 found = EventAccumulator(sys.argv[1]); found.Reload()
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.util import tensor_util
+(told,) = found.PluginTagToContent("hparams").values()
+told = HParamsPluginData.FromString(told).session_start_info.hparams
+print(json.dumps({name: getattr(value, value.WhichOneof("kind")) for name, value in told.items()}))
 print(json.dumps({
     tag: [[e.step, float(tensor_util.make_ndarray(e.tensor_proto))] for e in found.Tensors(tag)]
-    for tag in found.Tags()["tensors"]
+    for tag in found.Tags()["tensors"] if not tag.startswith("_")
 }))
 """
 # Its file is a log as LevelDB's: after a head of 7 bytes blocks of 32 KiB, and in them pieces of
@@ -29,7 +33,7 @@ import json, struct, sys
 from pathlib import Path
 from wandb.proto.wandb_internal_pb2 import Record
 (file,) = Path(sys.argv[1]).rglob("*.wandb")
-data, at, piece, found = file.read_bytes(), 7, b"", {}
+data, at, piece, found, settings = file.read_bytes(), 7, b"", {}, {}
 while at + 7 <= len(data):
     left = 32768 - at % 32768
     if left < 7:
@@ -41,16 +45,19 @@ while at + 7 <= len(data):
     if kind in (1, 4):
         record = Record(); record.ParseFromString(piece)
         piece = b""
+        settings |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
         told = {".".join(i.nested_key) or i.key: json.loads(i.value_json)
                 for i in record.history.item}
         for name, value in told.items():
             found.setdefault(name, []).append([told["round"], value])
+print(json.dumps(settings))
 print(json.dumps(found))
 """
 TRACKIO = """
 import json, sys
 from trackio.sqlite_storage import SQLiteStorage
 (run,) = SQLiteStorage.get_runs("swarm-node")
+print(json.dumps(SQLiteStorage.get_run_config("swarm-node", run)))
 found = {}
 for row in SQLiteStorage.get_logs("swarm-node", run):
     for name, value in row.items():
@@ -86,3 +93,7 @@ def test_rounds_and_evaluations_are_there_by_their_metrics_names(
     )
     assert [step for step, _ in found["held_out_ratio"]][:2] == [0, 2]
     assert found["trained_tokens_total"][-1][1] == rounds[-1].trained_tokens_total
+    for name in ("loss", "grad_norm", "entropy_nats", "learning_rate", "completion_mean_tokens"):
+        assert len(found[name]) == len(rounds), name
+    settings = json.loads(done.stdout.splitlines()[-2])
+    assert (settings["loss"], settings["advantage"], settings["group_size"]) == ("sapo", "grpo", 4)

@@ -42,7 +42,8 @@ from swarm.wire.messages import LearnerReport
 from tests.unit.monitor_records import round_done, snapshot
 
 LOGGED_LAST = [
-    *("mismatch_mean", "mismatch_max", "mismatch_k3", "effective_share", "version_lag", "paused_s")
+    *("mismatch_mean", "mismatch_max", "mismatch_k3", "effective_share", "version_lag"),
+    *("step_rate", "completion_tokens_mean", "completion_tokens_max", "paused_s"),
 ]
 
 
