@@ -1,5 +1,6 @@
 """What is written for readers agrees with the tree. Each check is tried on a planted fault too."""
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -13,12 +14,14 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, Field
 
+from node.cli import main
 from node.config.load import load_run
 from node.config.node import Group, NodeConfig
 from node.config.run import Frozen
 from node.envs import factory, taskset
 from node.envs.taskset import Taskset
 from swarm.identity import Identity
+from swarm.simulation.links import LinkProfile
 from tests.architecture.test_cli_surface import COORDINATOR, SETTINGS, SURFACE
 from tests.support import script
 
@@ -215,6 +218,29 @@ def test_run_files_on_the_pages_are_right(tmp_path: Path, monkeypatch: pytest.Mo
                 assert load_run(file, {})[0].name, page
                 seen += 1
     assert seen >= 4
+
+
+def test_examples_of_data_are_accepted_and_a_run_on_them_tells_a_model_how_to_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_NODE_CACHE_DIR", str(tmp_path))
+    page = PAGES["docs/data.md"]
+    rows = [row for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL) for row in [block]]
+    (tmp_path / "items.jsonl").write_text("".join(rows))
+    assert main(["data", "check", str(tmp_path / "items.jsonl"), "--scorer", "numeric"]) == 0
+    assert "1" in capsys.readouterr().out
+    for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL):
+        file = tmp_path / "mine.toml"
+        file.write_text(block)
+        assert main(["config", "--run", str(file), "--model", "smollm2"]) == 0
+        told = capsys.readouterr().out
+        assert "run.answer.system = Give" in told
+        assert "run.answer.format = whole" not in told
+
+
+def test_fields_of_links_are_on_the_page() -> None:
+    told = re.findall(r"^\| `(\w+)` \|", PAGES["docs/simulation.md"], re.M)
+    assert told == [each.name for each in dataclasses.fields(LinkProfile)]
 
 
 def test_the_reference_has_every_command_and_argument() -> None:

@@ -4,11 +4,14 @@ asks that one."""
 
 import copy
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import promql_parser
 import pytest
+import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models import dashboard as models
@@ -70,6 +73,15 @@ def problems(expr: str) -> list[str]:
 def test_every_query_is_promql_on_what_a_node_s_page_has() -> None:
     asked = queries()
     assert len(asked) > len(dashboard()["panels"])
+    assert [problem for expr in asked for problem in problems(expr)] == []
+
+
+def test_alerting_rules_on_the_page_ask_for_what_a_node_has() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    rules = yaml.safe_load(block)["groups"][0]["rules"]
+    asked = [rule["expr"] for rule in rules if not rule["expr"].startswith("up{")]
+    assert len(asked) == len(rules) - 1
     assert [problem for expr in asked for problem in problems(expr)] == []
 
 
