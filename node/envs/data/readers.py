@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 
 from node.envs.data.items import LINE_BYTES_MAX, Unread, rows_of
 from node.envs.data.shapes import Columns
+from node.system.extras import extra_line
 from swarm.errors import ConfigError
 
 LINES: Final = (".jsonl", ".ndjson")
@@ -209,8 +210,8 @@ def _arrow_rows(file: Path, columns: Columns | None) -> Iterator[tuple[str, Any]
         import pyarrow.parquet
     except ImportError:
         raise ConfigError(
-            f"{file}: reading {file.suffix} takes pyarrow; install swarm-node[data], or write the "
-            "rows as JSON lines"
+            f"{file}: reading {file.suffix} takes pyarrow: {extra_line('data')}; or "
+            "write the rows as JSON lines"
         ) from None
     wanted = None if columns is None else columns.tops
     number = 0

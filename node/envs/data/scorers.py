@@ -14,6 +14,7 @@ from typing import Final, Literal, get_args
 from node.envs.answers import bare, stated
 from node.envs.data.items import Item
 from node.envs.numerals import number_at_end, plain
+from node.system.extras import extra_line
 from swarm.errors import ConfigError
 
 ScorerName = Literal["exact", "numeric", "choice", "math", "regex", "json_schema"]
@@ -33,8 +34,7 @@ def installed(scorer: ScorerName, package: str, extra: str, why: str = "") -> st
         return version(package)
     except PackageNotFoundError:
         raise ConfigError(
-            f"environment dataset: the scorer {scorer} takes {package}{why}; install "
-            f"swarm-node[{extra}]"
+            f"environment dataset: the scorer {scorer} takes {package}{why}: {extra_line(extra)}"
         ) from None
 
 
