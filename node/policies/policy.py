@@ -201,10 +201,12 @@ class Policy(PromptEncoder):
         with self.rounded.loaded():
             yield
 
-    def compute_in(self, precision: Precision) -> None:
-        """Set the precision. In bf16 linear layers have rounded weights beside the fp32 ones."""
-        self.computes_in = precision
-        self.rounded = RoundedWeights(self.model) if precision == "bfloat16" else None
+    def compute_in(self, precision: Precision, *, keeps: bool = True) -> None:
+        """Set the precision. In bf16 linear layers have rounded weights beside the fp32 ones:
+        in memory if `keeps`, else while each layer runs."""
+        self.computes_in, self.rounded = precision, None
+        if precision == "bfloat16":
+            self.rounded = RoundedWeights(self.model, keeps=keeps)
 
     def load_weights(self, directory: Path) -> None:
         """Load the weights of a model directory with the same names and shapes, or change nothing.

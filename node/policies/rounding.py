@@ -8,9 +8,9 @@ over many weights moves as it does in fp32. They stay the same from version to v
 that did not move keeps its bits, and a delta holds no more numbers than moved.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -18,7 +18,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 _LOW_BITS: Final = 16  # of fp32, which bf16 does without
-_BLOCK: Final = 2**18  # numbers at a time, which caches of processors hold
+_BLOCKS: Final = {"cpu": 2**18}  # numbers at a time, which its caches hold
+_BLOCK: Final = 2**24  # of other devices, where each call takes its time
 _STEP: Final = 0x9E3779B1  # 2^32 over the golden ratio: multiples of it spread evenly, modulo 2^32
 _LINEAR: Final = (nn.Linear, Conv1D)
 
@@ -31,14 +32,16 @@ def to_bfloat16(value: torch.Tensor) -> torch.Tensor:
     value = value.detach().contiguous()
     rounded = torch.empty_like(value, dtype=torch.bfloat16)
     whole, out = value.view(-1).view(torch.int32), rounded.view(-1).view(torch.int16)
-    for begin in range(0, whole.numel(), _BLOCK):
-        block = whole[begin : begin + _BLOCK]
-        bits = _multiples(value.device)[: block.numel()] + _signed(begin * _STEP)
+    multiples = _multiples(value.device)
+    most = multiples.numel()
+    for begin in range(0, whole.numel(), most):
+        block = whole[begin : begin + most]
+        bits = multiples[: block.numel()] + _signed(begin * _STEP)
         bits >>= _LOW_BITS
         bits &= 0xFFFF  # thresholds, to add below the bits that stay
         bits += block
         bits >>= _LOW_BITS
-        out[begin : begin + _BLOCK] = bits
+        out[begin : begin + most] = bits
     return rounded
 
 
@@ -46,8 +49,8 @@ def to_bfloat16(value: torch.Tensor) -> torch.Tensor:
 def _multiples(device: torch.device) -> torch.Tensor:
     """The first multiples of `_STEP`, modulo 2^32."""
     with torch.inference_mode(mode=False):
-        places = torch.arange(_BLOCK, dtype=torch.int32, device=device)
-        return places * _signed(_STEP)
+        count = _BLOCKS.get(device.type, _BLOCK)
+        return torch.arange(count, dtype=torch.int32, device=device) * _signed(_STEP)
 
 
 def _signed(number: int) -> int:
@@ -77,8 +80,11 @@ class RoundedWeights:
     """The bf16 weights of a model's linear layers, made anew once the fp32 ones change. Weights
     that change outside of an operation in place are told by `increment_version` of torch."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, *, keeps: bool = True) -> None:
+        """`keeps`: they stay in memory. Else each layer makes its own when it runs. In inference
+        mode, without gradients and activations, all are made at once and dropped at the end."""
+        self._layers = [each for each in model.modules() if isinstance(each, _LINEAR)]
+        self._keeps = keeps
         self._kept: dict[nn.Parameter, tuple[tuple[int, int], torch.Tensor]] = {}
         self._is_loaded = False
 
@@ -88,20 +94,34 @@ class RoundedWeights:
         if self._is_loaded:
             yield
             return
-        self._is_loaded, taken = True, []
-        try:
-            for module in self._model.modules():
-                weight = module._parameters.get("weight") if isinstance(module, _LINEAR) else None
-                if weight is not None and weight.dtype == torch.float32:
-                    taken.append((module, weight))
-                    module._parameters["weight"] = self._of(weight)  # type: ignore[assignment]
+        self._is_loaded, at_once = True, self._keeps or torch.is_inference_mode_enabled()
+        with ExitStack() as stack:
+            stack.callback(setattr, self, "_is_loaded", False)
+            for layer in self._layers:
+                if at_once:
+                    stack.callback(self._take(layer))
+                else:
+                    self._hook(stack, layer)
             yield
-        finally:
-            for module, weight in taken:
-                module._parameters["weight"] = weight
-            self._is_loaded = False
+
+    def _hook(self, stack: ExitStack, layer: nn.Module) -> None:
+        taken: list[Callable[[], None]] = []
+        before = layer.register_forward_pre_hook(lambda *_: taken.append(self._take(layer)))
+        after = layer.register_forward_hook(lambda *_: taken.pop()(), always_call=True)
+        stack.callback(before.remove)
+        stack.callback(after.remove)
+
+    def _take(self, layer: nn.Module) -> Callable[[], None]:
+        """Give a layer its rounded weight; the result puts the fp32 one back."""
+        weight = layer._parameters["weight"]
+        if weight is None or weight.dtype != torch.float32:
+            return lambda: None
+        layer._parameters["weight"] = self._of(weight)  # type: ignore[assignment]
+        return partial(layer._parameters.__setitem__, "weight", weight)
 
     def _of(self, weight: nn.Parameter) -> torch.Tensor:
+        if not self._keeps:
+            return rounded(weight)
         now = (weight.data_ptr(), weight._version)
         was, kept = self._kept.get(weight, (None, None))
         if kept is None or was != now:

@@ -181,7 +181,7 @@ def fit(
             f"model {name}: training needs about {_mib(estimate)} of memory and "
             f"{_mib(available_bytes)} are free: take a smaller model or free memory"
         )
-    held = estimate_bytes(shape, 0, copies)
+    held = estimate_bytes(shape, 0, copies, recomputes=recomputes)
     most = range(1, available_bytes // _token_bytes(shape, recomputes) + 2)
     room = bisect_right(
         most,
@@ -202,14 +202,14 @@ def estimate_bytes(
     """Peak bytes of a training process with `copies` numbers for each parameter; without tokens,
     the bytes between updates. `recomputes`: layers keep their input alone, and one at a time has
     all of its own. `is_one_row`: the tokens are a single row."""
-    states = _state_bytes(shape, copies)
+    base = RUNTIME_BYTES + _rounded_bytes(shape, recomputes)
     if not micro_batch_tokens:
-        return RUNTIME_BYTES + states
+        return base + _state_bytes(shape, copies)
     forward = _before_tokens(shape, copies, micro_batch_tokens)
     forward += _token_bytes(shape, recomputes) * micro_batch_tokens
     if not recomputes:
         forward += _score_bytes(shape, micro_batch_tokens, is_one_row)
-    return RUNTIME_BYTES + max(forward, _at_the_end(shape, copies, micro_batch_tokens, recomputes))
+    return base + max(forward, _at_the_end(shape, copies, micro_batch_tokens, recomputes))
 
 
 def _at_the_end(shape: ModelShape, copies: float, tokens: int, recomputes: bool) -> int:
@@ -225,9 +225,15 @@ def _at_the_end(shape: ModelShape, copies: float, tokens: int, recomputes: bool)
 def _state_bytes(shape: ModelShape, copies: float) -> int:
     numbers = copies * shape.parameters + _COPIES * shape.adapter_parameters
     numbers += shape.kept_copies * (shape.adapter_parameters or shape.parameters)
-    is_rounded = shape.number_bytes == _HALF and not shape.adapter_parameters
-    rounded_bytes = _HALF * shape.parameters * is_rounded  # what linear layers compute with
-    return int(_FLOAT * numbers) + rounded_bytes - shape.spared_bytes
+    return int(_FLOAT * numbers) - shape.spared_bytes
+
+
+def _rounded_bytes(shape: ModelShape, recomputes: bool) -> int:
+    """Of the weights that linear layers compute with in bf16; those of layers that run twice are
+    made for each run."""
+    if shape.number_bytes != _HALF or shape.adapter_parameters or recomputes:
+        return 0
+    return _HALF * shape.parameters
 
 
 def _before_tokens(shape: ModelShape, copies: float, tokens: int) -> int:

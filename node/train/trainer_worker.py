@@ -80,7 +80,7 @@ class TrainerCore:
         torch.set_num_threads(threads(spec.threads))
         self.plan = memory.plan(spec)
         policy = opened(spec, spec.device)
-        policy.compute_in(self.plan.computes_in.precision)
+        policy.compute_in(self.plan.computes_in.precision, keeps=not self.plan.recomputes)
         limits = (self.plan.micro_batch_tokens, self.plan.row_tokens_max)
         trainer = GroupTrainer(policy, spec, *limits, self.plan.recomputes)
         self_check.check(trainer)

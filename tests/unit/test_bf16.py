@@ -28,9 +28,9 @@ LARGE = (100_000_000, 576, 1536)  # parameters, hidden and intermediate size
 NEAR = 0.1  # of a gradient's norm
 
 
-def rounded_policy(directory):
+def rounded_policy(directory, *, keeps=True):
     policy = open_policy(directory)
-    policy.compute_in("bfloat16")
+    policy.compute_in("bfloat16", keeps=keeps)
     return policy
 
 
@@ -40,9 +40,10 @@ def logits_of(policy):
         return policy.model(input_ids=ids, use_cache=False).logits.float()
 
 
+@pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("make", [qwen_directory, gpt2_directory, mamba_directory])
-def test_engine_and_all_passes_agree_within_the_noise(tmp_path, make):
-    policy = rounded_policy(make(tmp_path / "a"))
+def test_engine_and_all_passes_agree_within_the_noise(tmp_path, make, keeps):
+    policy = rounded_policy(make(tmp_path / "a"), keeps=keeps)
     trainer = GroupTrainer(policy, TrainerSpec("x"), 4096)
     found = self_check.findings(trainer)
     assert all(each.stands for each in found), found
@@ -51,11 +52,11 @@ def test_engine_and_all_passes_agree_within_the_noise(tmp_path, make):
 
 
 @pytest.mark.parametrize("make", [qwen_directory, gpt2_directory])
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_gradients_reach_the_fp32_weights(tmp_path, make, recomputes):
+@pytest.mark.parametrize(("recomputes", "keeps"), [(False, True), (True, True), (True, False)])
+def test_gradients_reach_the_fp32_weights(tmp_path, make, recomputes, keeps):
     directory = make(tmp_path / "a")
     found = []
-    for policy in (open_policy(directory), rounded_policy(directory)):
+    for policy in (open_policy(directory), rounded_policy(directory, keeps=keeps)):
         groups = [group(policy, "1+1=", ["2", "34"], [1.0, -1.0])]
         trainer = GroupTrainer(
             policy, TrainerSpec("x", learning_rate=0.0), 4096, recomputes=recomputes
@@ -71,6 +72,21 @@ def test_gradients_reach_the_fp32_weights(tmp_path, make, recomputes):
         off = (ours[name] - gradient).norm()
         assert float(off) <= NEAR * float(gradient.norm()) + 1e-6, name
     assert any(not torch.equal(exact[name], ours[name]) for name in exact)
+
+
+def test_what_is_not_kept_computes_the_same_and_leaves_nothing(tmp_path):
+    policies = [rounded_policy(qwen_directory(tmp_path / "a"), keeps=k) for k in (True, False)]
+    kept, made = (logits_of(each) for each in policies)
+    assert torch.equal(kept, made)
+    with torch.inference_mode():
+        assert torch.equal(logits_of(policies[1]), kept)
+    rounded = policies[1].rounded
+    assert not rounded._kept
+    weights = [each.weight for each in rounded._layers]
+    assert all(each.dtype == torch.float32 for each in weights)
+    with pytest.raises(RuntimeError, match="shape"), policies[1].autocast():
+        policies[1].model.lm_head(torch.zeros(1, 3))
+    assert policies[1].model.lm_head.weight.dtype == torch.float32
 
 
 def test_linear_layers_compute_with_the_weights_of_the_published_version(tmp_path):
@@ -194,3 +210,5 @@ def test_the_plan_counts_the_rounded_weights(tmp_path):
     )
     assert half.held_bytes - full.held_bytes == 2 * open_policy(tmp_path / "a").parameters
     assert (full.computes_in, half.computes_in.precision) == (FULL, "bfloat16")
+    twice = memory.plan(TrainerSpec(directory, precision="bfloat16", activation_checkpointing="on"))
+    assert twice.held_bytes == full.held_bytes
