@@ -203,6 +203,10 @@ def told(
          "try --private false"),
         ({"local_groups": 0, "external_groups": 0},
          "--local 0: no groups to train on; try --local 4"),
+        ({"device": "gpu"}, "--device gpu: must be auto, cpu, cuda, or one GPU such as cuda:1; "
+         "try --device auto"),
+        ({"device": "cuda:1", "engine": "vllm"}, "--device cuda:1: vLLM takes the GPUs that "
+         "CUDA_VISIBLE_DEVICES names: set that variable; try --device auto"),
         ({"task_seed": 3},
          "--share all: others refuse groups of a task_seed, as they know a node's tasks by its "
          "key; try --share none"),

@@ -12,7 +12,7 @@ from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import checkpoint
-from node.policies.policy import CONTEXT_TOKENS_MAX, load_policy
+from node.policies.policy import CONTEXT_TOKENS_MAX, load_policy, pick_device
 from node.policies.rounding import to_bfloat16
 from node.train.memory import (
     MICRO_BATCH_TOKENS,
@@ -497,3 +497,23 @@ def test_a_copied_checkpoint_directory_is_whole(tmp_path):
     checkpoint.save(saved, policy, trainer.optimizer, 1)
     shutil.move(saved, tmp_path / "moved")
     assert checkpoint.load(tmp_path / "moved", policy, trainer.optimizer) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "line"),
+    [
+        (0, "--device cuda:1: torch sees no GPU here; take cpu or auto"),
+        (1, "--device cuda:1: torch sees cuda:0 here; take cuda:0 or auto"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused_in_one_line(
+    count: int, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ConfigError) as refused:
+        pick_device("cuda:1")
+    assert str(refused.value) == line
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
