@@ -131,7 +131,7 @@ def test_a_directory_without_a_model_says_so(tmp_path):
 def test_cuda_by_name_needs_cuda(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    with pytest.raises(ConfigError, match="no CUDA device"):
+    with pytest.raises(ConfigError, match="torch sees no GPU"):
         load_policy(str(tmp_path), "cuda")
 
 
