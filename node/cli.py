@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_running(commands: Any) -> None:
     told = "start a swarm, or join one with --peer; work for its learner, if it has one"
     join = add_command(commands, "join", _join, told)
+    join.add_argument("link", nargs="?", metavar="LINK", help="a link, invitation or address")
     told = "be the central learner of a run that names this key"
     learn = add_command(commands, "learn", _learn, told)
     for starting in (join, learn):
@@ -274,6 +275,10 @@ def _config(options: argparse.Namespace, *, joins: bool = False) -> Any:
     if joins:
         from node.hosting.run_data import fetch_unknown_run
 
+        if options.run_command is _join and not options.run:
+            from node.commands.doctor import run_of_peers
+
+            options.run = run_of_peers(*given(options)[:2], say)
         fetch_unknown_run(*given(options), say)
     config = load_config(*given(options))
     withhold(config.passphrase_env)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 from swarm.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from swarm.errors import ConfigError
+from swarm.texts import printable
 
 if TYPE_CHECKING:
     from node.config.described import Setting
@@ -50,7 +52,8 @@ class Parser(argparse.ArgumentParser):
                     self.settings[setting.name] = setting
                     _add_setting(group, setting)
         if not names:
-            self.usage = "%(prog)s [SETTING ...]"
+            words = [f"[{each.metavar}] " for each in self._get_positional_actions()]
+            self.usage = f"%(prog)s {''.join(words)}[SETTING ...]"
             self.add_argument("--help-all", action=_HelpAll, help="show every setting, and exit")
 
     def format_help(self) -> str:
@@ -168,6 +171,7 @@ def given(
     from swarm.peers.invite_flags import take_invitation
 
     take_invitation(options)
+    _take_links(options)
     flags = {
         name: value
         for name, value in vars(options).items()
@@ -179,6 +183,45 @@ def given(
 
         flags, run_file = as_joined(flags, os.environ, run_file)
     return flags, os.environ, run_file
+
+
+def _take_links(options: argparse.Namespace) -> None:
+    """Put addresses, links and invitations where flags would: into peers, invitation and model."""
+    from swarm.peers.invite import INVITE_PREFIX, Invitation
+
+    given, peers = getattr(options, "invite", None), list[str]()
+    link, options.link = getattr(options, "link", None), None
+    invites = {given} if given else set()
+    for word in (*([link] if link else ()), *(getattr(options, "peers", None) or ())):
+        if word.startswith(INVITE_PREFIX):
+            invites.add(word)
+        elif (found := Invitation.of_link(word)) is not None:
+            peers += found.addresses
+            invites.add(Invitation(found.run_id, (), model=found.model).encode())
+        else:
+            peers.append(word)
+    if len(invites) > 1:
+        raise ConfigError("these links and invitations differ in run or model; take one of them")
+    options.peers, options.invite = peers or None, next(iter(invites), None)
+    invited = options.invite or os.environ.get("SWARM_NODE_INVITE")
+    is_set = getattr(options, "model", "") is not None or "SWARM_NODE_MODEL" in os.environ
+    if invited and not is_set:
+        options.model = _invited_model(invited)
+
+
+def _invited_model(invited: str) -> str | None:
+    from node.config import NodeConfig
+    from node.policies.presets import PRESETS
+    from swarm.peers.invite import Invitation
+
+    try:
+        model = Invitation.decode(invited).model
+    except ConfigError:
+        return None  # told when all settings are checked
+    if model not in ("", NodeConfig.model_fields["model"].default, *PRESETS):
+        shown = printable(model, 64)
+        raise ConfigError(f"the link's model {shown!r} is not known here; name one with --model")
+    return model or None
 
 
 def say(line: str) -> None:

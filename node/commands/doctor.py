@@ -22,14 +22,17 @@ from typing import Any, Final, Literal
 import trio
 
 from node.commands.service import running_role
-from node.config import NodeConfig
+from node.config import DEFAULT_RUN, NodeConfig, load_run
+from node.config.joined import recall
+from node.config.load import RUN_VARIABLE
 from node.config.run import RUN_ID
 from node.engines.vllm.server import is_installed
 from node.envs.registry import is_known, needs_sandbox
+from node.hosting.fetched_models import ask, at_terminal
 from node.hosting.hub import use_cache_offline
-from node.hosting.membership import known_key
+from node.hosting.membership import known_key, load_identity
 from node.hosting.models import resolved_model, served_model, trainer_spec
-from node.hosting.run_data import ask_each
+from node.hosting.run_data import ask_each, own_settings
 from node.interfaces.trainer_spec import TrainerSpec
 from node.observe.telemetry import broker_of
 from node.observe.text_format import amount, printable
@@ -50,10 +53,12 @@ from swarm.errors import (
 from swarm.identity import Identity, PeerId
 from swarm.limits.address_blocks import GLOBAL, LOCAL
 from swarm.peers.address_book import AddressBook, reach_of
-from swarm.peers.invite import JoinKey
+from swarm.peers.discovery import NOBODYS_RUN
+from swarm.peers.invite import Invitation, JoinKey
 from swarm.peers.mdns import LanUnavailable, announced, run_lan, tag_of
 from swarm.peers.run_data import ask_for_rules
 from swarm.peers.upnp import NoRouter, map_port
+from swarm.storage import data_directory
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 from swarm.telemetry.mqtt import knock
 from swarm.texts import listed
@@ -526,7 +531,6 @@ def _check_punching(keeps_ports: bool | None) -> Finding:
 
 # `swarm-node runs`: which runs peers take part in, and what each needs of a machine.
 
-NOBODYS_RUN: Final = "nobody-000000000000"  # of who only asks
 PEERS_MAX: Final = 16
 ASK_TIMEOUT_S: Final = 10.0
 NAMES_SHOWN: Final = 6
@@ -584,7 +588,7 @@ def described(run: FoundRun) -> list[str]:
         lines.append(f"  needs: {'; '.join(needs)}")
     if not RUN_ID.fullmatch(run.run_id):  # it may be written for whoever pastes it into a shell
         return [*lines, "  no run has such an id: nothing joins it"]
-    return [*lines, f"  swarm-node join --peer {run.address} --run {run.run_id}"]
+    return [*lines, f"  swarm-node join {Invitation(run.run_id, (run.address,)).links[0]}"]
 
 
 def _told(rules: Mapping[str, Any]) -> dict[str, str]:
@@ -634,7 +638,21 @@ def list_runs(config: NodeConfig, say: Callable[[str], None]) -> int:
     """List the runs of the peers in these settings. 0 if there is one, else 1."""
     if not config.bootstrap:
         raise ConfigError("runs: of whom? name a node with --peer, or its --invite")
-    identity, now_s = Identity.generate(), RealNetwork().now_s
+    key = known_key(config.invitation, config.data_dir)
+    runs, troubles = _found_runs(Identity.generate(), key, config.bootstrap)
+    for trouble in troubles:
+        say(f"! {trouble}")
+    for run in sorted(runs, key=lambda run: (-len(run.nodes), run.run_id)):
+        for line in described(run):
+            say(line)
+    return 0 if runs else 1
+
+
+def _found_runs(
+    identity: Identity, key: JoinKey | None, addresses: Sequence[str], most: int | None = None
+) -> tuple[list[FoundRun], list[str]]:
+    """The runs of the nodes at these addresses, from `most` of them; and the failures."""
+    now_s = RealNetwork().now_s
     runs: dict[str, FoundRun] = {}
 
     async def ask(transport: Transport, peer: PeerId, address: str) -> None:
@@ -646,11 +664,47 @@ def list_runs(config: NodeConfig, say: Callable[[str], None]) -> int:
         if run.rules is None:
             run.rules = _table(await ask_for_rules(transport, peer, reply.run_id))
 
-    key = known_key(config.invitation, config.data_dir)
-    _, troubles = ask_each(identity, key, config.bootstrap[:PEERS_MAX], ask)
-    for trouble in troubles:
-        say(f"! {trouble}")
-    for run in sorted(runs.values(), key=lambda run: (-len(run.nodes), run.run_id)):
-        for line in described(run):
-            say(line)
-    return 0 if runs else 1
+    _, troubles = ask_each(identity, key, addresses[:PEERS_MAX], ask, most=most)
+    return list(runs.values()), troubles
+
+
+def run_of_peers(
+    flags: Mapping[str, Any], environ: Mapping[str, str], say: Callable[[str], None]
+) -> str | None:
+    """The run of the named peers, as --run takes it, where the settings name peers and no run. At a
+    terminal the user agrees to it first, unless the node's last start was in it. None: the settings
+    name a run or no peer. ConfigError: no peer answers, or the user does not agree."""
+    named = flags.get("invite") or {"SWARM_NODE_INVITE", RUN_VARIABLE} & environ.keys()
+    config = own_settings(flags, environ)
+    if named or not config.peers:
+        return None
+    last = recall(config.data_dir)
+    with data_directory(config.data_dir, say=say):
+        key = known_key(None, config.data_dir)
+        runs, troubles = _found_runs(load_identity(config), key, config.peers, most=1)
+    if not runs and last.ports:
+        say(f"! {'; '.join(troubles)}; going on in the run of the last start")
+        return last.run or DEFAULT_RUN
+    if not runs:
+        raise ConfigError(
+            f"--peer: which run is it? no answer: {'; '.join(troubles)}; try again when that node "
+            "runs, or name the run with --run"
+        )
+    run = runs[0]
+    if not RUN_ID.fullmatch(run.run_id):
+        raise ConfigError(f"--peer {run.address}: its run has no valid id; nothing joins it")
+    if last.ports and _id_of(last.run, config.data_dir) == run.run_id:
+        return last.run or DEFAULT_RUN
+    say("that node's run:")
+    for line in described(run)[:-1]:
+        say(f"  {line}")
+    if at_terminal() and not ask(config.yes)("Join it?"):
+        raise ConfigError("not joined; name another run with --run, or start one without --peer")
+    return run.run_id
+
+
+def _id_of(run: str, data_dir: Path) -> str:
+    try:
+        return load_run(Path(run or DEFAULT_RUN), {}, data_dir)[0].run_id
+    except ConfigError:
+        return ""  # its file is gone

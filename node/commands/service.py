@@ -214,11 +214,17 @@ def described(name: str, words: Sequence[str], directory: Path) -> Service:
 def without_invitation(words: Sequence[str]) -> tuple[list[str], str]:
     """A command without its invitation, and the invitation. It may hold a join key, and other users
     can read a service's command. Empty: the command has none, or names a file."""
+    from swarm.peers.invite import INVITE_PREFIX
     from swarm.peers.invite_flags import take_invitation
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--invite", nargs="?", const="")
     options, others = parser.parse_known_args(list(words))
+    for word in others:
+        if word.startswith(INVITE_PREFIX) and options.invite is None:
+            others.remove(word)
+            options.invite = word
+            break
     if options.invite == "":
         return [*others, "--invite"], ""  # the command itself says what is missing
     return others, take_invitation(options) or ""

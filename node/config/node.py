@@ -500,8 +500,8 @@ class NodeConfig(
         run = self.run
         if self.invitation is not None and self.invitation.run_id != run.run_id:
             raise ConfigError(
-                f"the invitation is to run {self.invitation.run_id}, but this is run "
-                f"{run.run_id}: give the other's file with --run"
+                f"the link or invitation is to run {self.invitation.run_id}, but this is run "
+                f"{run.run_id}: leave --run out, or give the other's file with it"
             )
         if self.group_size > run.limits.group_size_max:
             most = run.limits.group_size_max

@@ -139,7 +139,7 @@ def ask(yes: bool, *, by_default: bool = True) -> Consent:
     def agreed(question: str) -> bool:
         if yes:
             return True
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not at_terminal():
             return False
         sys.stderr.write(f"{question} [{'Y/n' if by_default else 'y/N'}] ")
         sys.stderr.flush()
@@ -147,6 +147,11 @@ def ask(yes: bool, *, by_default: bool = True) -> Consent:
         return by_default if said == "\n" else said.strip().lower() in {"y", "yes"}
 
     return agreed
+
+
+def at_terminal() -> bool:
+    """True if there is somebody to ask."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 @contextmanager

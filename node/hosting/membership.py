@@ -83,7 +83,8 @@ def invitation_of(data_dir: Path) -> Invitation:
     addresses = sorted(status.addresses, key=_reach)[:INVITE_ADDRESSES_MAX]
     if any(_reach(address) < 2 for address in addresses):
         addresses = [address for address in addresses if _reach(address) < 2]
-    return Invitation(status.run_id, tuple(addresses), JoinKey.load(data_dir / JOIN_KEY_FILE))
+    key = JoinKey.load(data_dir / JOIN_KEY_FILE)
+    return Invitation(status.run_id, tuple(addresses), key, status.link_model)
 
 
 def _reach(address: str) -> int:

@@ -59,12 +59,7 @@ def fetch_unknown_run(
     wanted = unknown_run(flags, environ, run_file)
     if wanted is None:
         return
-    settings = {f"{ENVIRON_PREFIX}{name.upper()}" for name in _OWN}
-    config = load_config(
-        {name: flags.get(name) for name in _OWN},
-        {name: value for name, value in environ.items() if name in settings},
-        Path(DEFAULT_RUN),
-    )
+    config = own_settings(flags, environ)
     text = flags.get("invite") or environ.get(f"{ENVIRON_PREFIX}INVITE")
     invitation = Invitation.decode(str(text)) if text else None
     addresses = [*config.peers, *(invitation.addresses if invitation else ())]
@@ -81,6 +76,16 @@ def fetch_unknown_run(
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_whole(path, run.as_json())
     say(f"{peer} handed on the rules of run {wanted}: {path}")
+
+
+def own_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> NodeConfig:
+    """The settings that depend on no run; all others have defaults."""
+    settings = {f"{ENVIRON_PREFIX}{name.upper()}" for name in _OWN}
+    return load_config(
+        {name: flags.get(name) for name in _OWN},
+        {name: value for name, value in environ.items() if name in settings},
+        Path(DEFAULT_RUN),
+    )
 
 
 def _ask(

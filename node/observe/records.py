@@ -337,6 +337,7 @@ class StatusSnapshot(RoundFigures):
     bans: tuple[BanStatus, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())  # alarms and hints, most urgent first
     pool_age_s: float | None = None  # of the oldest foreign group that may still be drawn
+    link_model: str = ""  # the model that links and invitations name; empty: none
     precision: str = ""  # of the engine; empty: unsaid
     role: str = "node"  # or learner, or worker: a step or a batch is its round
     step: StepDone | None = None  # a learner's last

@@ -29,6 +29,7 @@ from node.observe.records import BanStatus, PeerStatus, StatusSnapshot
 from node.observe.text_format import amount, duration, printable, short_id, terminal_width
 from node.system.bounded_server import CLIENTS_MAX, serve_answers
 from swarm.errors import ConfigError, RequestTimeout
+from swarm.peers.invite import Invitation
 
 SOCKET_NAME: Final = "status.sock"
 POINTER_NAME: Final = "status.path"
@@ -175,8 +176,8 @@ def _pointed_path(data_dir: Path) -> Path:
 
 
 def render_status(snapshot: StatusSnapshot, *, private: bool = False) -> str:
-    """The snapshot, `terminal_width()` wide; only addresses are wider, so that they can be copied.
-    `private`: an address alone lets nobody join."""
+    """The snapshot, `terminal_width()` wide; only links are wider, so that they can be copied.
+    `private`: a link lets nobody join."""
     console = Console(width=terminal_width(), color_system=None, legacy_windows=False)
     with console.capture() as captured:
         console.print(_view(snapshot))
@@ -184,8 +185,9 @@ def render_status(snapshot: StatusSnapshot, *, private: bool = False) -> str:
     if private:
         lines += ["", "others join with what swarm-node invite prints"]
     elif snapshot.addresses:
-        lines += ["", "others join with"]
-        lines += [f"  --peer {printable(address, 400)}" for address in snapshot.addresses]
+        lines += ["", "others join with any one of these lines"]
+        open_to = Invitation(snapshot.run_id, snapshot.addresses, model=snapshot.link_model)
+        lines += [f"  swarm-node join {printable(link, 400)}" for link in open_to.links]
     return "\n".join(lines)
 
 

@@ -35,7 +35,6 @@ from node.observe.samples import keep, sample_log
 from node.observe.status import serve_status
 from node.observe.telemetry import Sources, Telemetry, broker_of, machine_of
 from node.observe.tracker import Tracked, Tracker, open_tracker
-from node.policies.presets import PRESETS
 from node.run.checkpoints import Checkpoint
 from node.run.machine import AGENT, RealWorld
 from node.run.node import Node, open_node
@@ -55,6 +54,7 @@ from swarm.errors import (
 )
 from swarm.identity import Identity
 from swarm.leaving import set_when_asked
+from swarm.peers.invite import Invitation
 from swarm.peers.mdns import LanUnavailable, announced, run_lan, tag_of
 from swarm.peers.reputation import Ban
 from swarm.peers.upnp import keep_mapped
@@ -251,18 +251,15 @@ class App:
         await self._serve_metrics(nursery)
 
     def _greet(self, addresses: tuple[str, ...]) -> None:
-        argument = run_argument(self._config.run)
-        same = f" --run {argument}" if argument else ""
-        if self._config.model in PRESETS and self._config.run.learner is None:
-            same += f" --model {self._config.model}"  # which anybody can fetch
-        self.say(f"this node is {self._node.peer.identity.peer_id}, run {self._config.run.run_id}")
+        run_id, model = self._config.run.run_id, self._node.link_model
+        self.say(f"this node is {self._node.peer.identity.peer_id}, run {run_id}")
         if self._membership.key is not None:
             self.say("this swarm is private: this prints an invitation for the next machine:")
             self.say(f"  swarm-node invite --data-dir {self._config.data_dir}")
             return
         self.say("the next machine joins with any one of these lines:")
-        for address in addresses:
-            self.say(f"  swarm-node join --peer {address}{same}")
+        for link in Invitation(run_id, addresses, model=model).links:
+            self.say(f"  swarm-node join {link}")
 
     async def _look_on_the_lan(self, addresses: Sequence[str]) -> None:
         """Find nodes on the local network, unless this node listens on loopback alone."""

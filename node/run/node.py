@@ -28,6 +28,7 @@ from node.observe.records import (
     Trouble,
     WorkDone,
 )
+from node.policies.presets import PRESETS
 from node.run.parts import NodeParts
 from node.run.peer import Network, Peer, open_peer
 from node.run.progress import Progress
@@ -313,6 +314,7 @@ class Node:
             pool_foreign=pool.foreign_eligible,
             pool_bytes=pool.bytes,
             pool_age_s=None if oldest_s is None else max(0.0, self._world.now_s() - oldest_s),
+            link_model=self.link_model,
             precision=self.precision,
             accepted=self.ledger.accepted,
             rejected={str(k): v for k, v in sorted(self.ledger.rejected.items())},
@@ -327,6 +329,12 @@ class Node:
             notes=(*self.notes.values(), *self.discovery.notes, *self._left_out()),
             door=self._door(),
         )
+
+    @property
+    def link_model(self) -> str:
+        """The model, if newcomers may begin with it and anybody can fetch it."""
+        model = self._config.model
+        return model if model in PRESETS and self._config.run.learner is None else ""
 
     def _left_out(self) -> tuple[str, ...]:
         note = self.verifier.counters.note

@@ -45,6 +45,7 @@ from swarm.wire.messages import (
 
 log = logging.getLogger(__name__)
 
+NOBODYS_RUN = "nobody-000000000000"  # of who only asks, and takes part in nothing
 HEARTBEAT_S = 5.0
 HELLO_TIMEOUT_S = 10.0
 DIAL_TIMEOUT_S = 10.0
@@ -439,10 +440,12 @@ class Discovery:
         if signer != peer:
             self._ledger.reject(peer, Reject.WRONG_PRODUCER)
             raise RemoteProtocolError(Reject.WRONG_PRODUCER, "hello of another peer")
-        self._compare(peer, hello.packages)
-        if hello.run_id != self._run_id:
+        asks_only = hello.run_id == NOBODYS_RUN
+        if not asks_only:
+            self._compare(peer, hello.packages)
+        if hello.run_id != self._run_id and not asks_only:
             self._record_stranger(peer, hello.run_id)  # it may leave before answering ours
-        else:
+        elif not asks_only:
             self._strangers.pop(peer, None)
             addresses = self._plausible(peer, peer, hello.addresses)
             self.peers[peer] = PeerInfo(hello.agent, addresses)
@@ -455,7 +458,7 @@ class Discovery:
             packages=self._own_packages,
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
             known_peers=self._known_peers(peer),
-            other_hello=self._record_instance(peer, hello.instance, payload),
+            other_hello=None if asks_only else self._record_instance(peer, hello, payload),
         )
         while len(encoded := codec.encode(reply)) > HELLO_REPLY_BYTES_MAX and reply.known_peers:
             fewer = reply.known_peers[: len(reply.known_peers) // 2]
@@ -470,12 +473,12 @@ class Discovery:
         ]
         return tuple(self._rng.sample(known, min(len(known), KNOWN_PEERS_TOLD)))
 
-    def _record_instance(self, peer: PeerId, instance: bytes, record: bytes) -> bytes | None:
+    def _record_instance(self, peer: PeerId, hello: Hello, record: bytes) -> bytes | None:
         """Keep this hello; returns the newest one of another instance of the peer."""
         where = self._gater.path_of(peer)
         instances = self._heard.obtain(peer, lambda: BoundedTable(2), where)
-        instances.put(instance, record)
-        return next((r for i, r in instances.items() if i != instance), None)
+        instances.put(hello.instance, record)
+        return next((r for i, r in instances.items() if i != hello.instance), None)
 
 
 def _peer_of(address: str) -> PeerId:

@@ -1,12 +1,13 @@
-"""Invitations to a swarm: one line with addresses, run, and the join key of a private swarm. The
-key is in a file with mode 0600 and never in logs, errors or status. The wire uses only keys
-derived from it."""
+"""Invitations to a swarm: one line with addresses, run, model, and the join key of a private swarm.
+The key is in a file with mode 0600 and never in logs, errors or status. The wire uses only keys
+derived from it. A link says the same of an open swarm in the form of an address."""
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import base58
 from pydantic import Field
@@ -14,8 +15,9 @@ from pydantic import Field
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
 from swarm.storage import write_new
+from swarm.texts import printable
 from swarm.wire import codec
-from swarm.wire.messages import Addresses, RunId, WireModel
+from swarm.wire.messages import NAME_CHARS_MAX, Addresses, RunId, WireModel
 
 INVITE_PREFIX = "swarm1-"
 INVITE_BYTES_MAX = 2048
@@ -25,6 +27,9 @@ CHECKSUM_BYTES = 4
 JOIN_KEY_BYTES = 32
 HANDSHAKE_DOMAIN = b"swarm/join-key/handshake/1\x00"
 DISCOVERY_DOMAIN = b"swarm/join-key/discovery/1\x00"
+_LINK: Final = re.compile(
+    r"(/.+)/run/([a-z0-9-]{1,46}-[0-9a-f]{32})(?:/model/([\w.-]{1,64}))?", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +83,24 @@ class _Body(WireModel):
     run_id: RunId
     addresses: Addresses
     key: Annotated[bytes, Field(min_length=JOIN_KEY_BYTES, max_length=JOIN_KEY_BYTES)] | None
+    model: Annotated[str, Field(max_length=NAME_CHARS_MAX)] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """Address of a swarm. `key` None: it is open."""
+    """Address of a swarm. `key` None: it is open. `model`: to begin with; empty: unsaid."""
 
     run_id: str
     addresses: tuple[str, ...]
     key: JoinKey | None = None
+    model: str = ""
 
     def encode(self) -> str:
         body = _Body(
             run_id=self.run_id,
             addresses=self.addresses[:INVITE_ADDRESSES_MAX],
             key=self.key.secret if self.key else None,
+            model=self.model,
         )
         raw = codec.encode(body)
         return INVITE_PREFIX + base58.b58encode(raw + _checksum(raw)).decode()
@@ -113,7 +121,25 @@ class Invitation:
                 public_key_of(address.rpartition("/p2p/")[2])
         except (ValueError, RemoteProtocolError):
             raise ConfigError("the invitation is of another version or damaged") from None
-        return cls(body.run_id, body.addresses, JoinKey(body.key) if body.key else None)
+        key = JoinKey(body.key) if body.key else None
+        return cls(body.run_id, body.addresses, key, body.model)
+
+    @classmethod
+    def of_link(cls, text: str) -> "Invitation | None":
+        """The content of a link, whose address is unchecked; None: the text is no link.
+        ConfigError: it is cut short or changed."""
+        if "/run/" not in text and "/model/" not in text:
+            return None
+        match = _LINK.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{printable(text, 100)}: no whole link; copy it again")
+        return cls(match[2], (match[1],), model=match[3] or "")
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """A link for each address."""
+        more = f"/run/{self.run_id}" + (f"/model/{self.model}" if self.model else "")
+        return tuple(f"{address}{more}" for address in self.addresses)
 
 
 def _checksum(raw: bytes) -> bytes:

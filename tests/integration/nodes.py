@@ -76,7 +76,7 @@ class NodeProcess:
     unless `command` says otherwise."""
 
     data_dir: Path
-    run_file: Path
+    run_file: Path | None  # None: `flags` say which run, or a peer does
     cache_dir: Path
     flags: tuple[str, ...] = ()
     command: tuple[str, ...] = JOIN
@@ -86,7 +86,8 @@ class NodeProcess:
 
     def start(self, *more: str) -> "NodeProcess":
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        common = ["--run", str(self.run_file), "--data-dir", str(self.data_dir)]
+        common = ["--run", str(self.run_file)] if self.run_file else []
+        common += ["--data-dir", str(self.data_dir)]
         common += ["--listen", LOOPBACK, "--threads", "1"]
         with self.log.open("ab") as log:
             self.starts.append(

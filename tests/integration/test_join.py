@@ -157,7 +157,8 @@ def test_runs_of_peers_are_told_and_can_be_joined(make_node: MakeNode, tmp_path:
     assert lines[0].startswith(f"! {nobody}: ")
     run_id = node.until(node.status).run_id
     assert lines[1].startswith(f"{run_id}: 1 node, ")
-    assert lines[-1] == f"  swarm-node join --peer {address} --run {run_id}"
+    assert lines[-1] == f"  swarm-node join {address}/run/{run_id}"
+    assert node.until(node.status).rejected == {}, "who only asks breaks no rule"
     assert swarm_node("runs", "--peer", nobody).returncode == 1
     words = lines[-1].split()[1:]
     assert words[0] == "join"

@@ -2,13 +2,21 @@
 
 from argparse import SUPPRESS, ArgumentParser, _SubParsersAction
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from node.cli import _parser, main
 from node.commands.arguments import given
-from node.config import NodeConfig
+from node.config import NodeConfig, load_config, load_run
 from node.config.described import settings_of
+from swarm.errors import ConfigError
+from swarm.identity import Identity
+from swarm.peers.invite import Invitation
+
+RUN = load_run(Path("sums"), {})[0]
+ADDRESS = f"/ip4/203.0.113.7/tcp/4001/p2p/{Identity(b'a' * 32).peer_id}"
+(LINK,) = Invitation(RUN.run_id, (ADDRESS,), model="smollm2").links
 
 
 @pytest.mark.parametrize(
@@ -22,7 +30,7 @@ from node.config.described import settings_of
         ("join --round 3", "there is no --round; did you mean --rounds?"),
         ("weights fetch --follo", "there is no --follo; did you mean --follow?"),
         ("join --zzz", "swarm-node join: there is no --zzz; swarm-node join --help-all lists them"),
-        ("join here", "swarm-node join: here is one argument too many"),
+        ("join here there", "swarm-node join: there is one argument too many"),
         ("weights publsh x", "swarm-node weights: there is no publsh; did you mean publish?"),
         ("model get", "arguments are required: NAME; swarm-node model get --help says more"),
         ("", "arguments are required: COMMAND; swarm-node --help says more"),
@@ -96,6 +104,26 @@ def test_flags_say_what_settings_hold() -> None:
         "rounds": "3",
         "verbose": True,
     }
+
+
+@pytest.mark.parametrize("how", [[LINK], ["--peer", LINK], [LINK, "--peer", LINK]])
+def test_a_link_sets_peer_run_and_model(how: list[str]) -> None:
+    flags, _, run_file = given(_parser().parse_args(["join", *how]))
+    config = load_config(flags, {}, run_file)
+    assert set(config.bootstrap) == {ADDRESS}
+    assert (config.run.run_id, config.model) == (RUN.run_id, "smollm2")
+    flags, _, run_file = given(_parser().parse_args(["join", *how, "--model", "tiny"]))
+    assert load_config(flags, {}, run_file).model == "tiny"
+
+
+def test_an_address_in_place_of_a_link_is_a_peer_and_an_invitation_is_one() -> None:
+    assert given(_parser().parse_args(["join", ADDRESS]))[0]["peers"] == [ADDRESS]
+    text = Invitation(RUN.run_id, (ADDRESS,), model="smollm2").encode()
+    flags = given(_parser().parse_args(["join", text]))[0]
+    assert (flags["invite"], flags["model"]) == (text, "smollm2")
+    for wrong, told in (([text, "--peer", LINK], "differ"), ([f"{LINK}x"], "not known here")):
+        with pytest.raises(ConfigError, match=told):
+            given(_parser().parse_args(["join", *wrong]))
 
 
 def commands_of(parser: ArgumentParser, name: str = "") -> Iterator[tuple[str, ArgumentParser]]:

@@ -33,10 +33,7 @@ def test_a_run_is_described_and_joined_by_its_last_line() -> None:
     (needs,) = [line for line in lines if line.startswith("  needs: ")]
     assert "reasoning-gym 0.1.24 (here is 0.1" in needs
     assert "nowhere 2 (not installed here)" in needs
-    assert (
-        lines[-1]
-        == f"  swarm-node join --peer {ADDRESS} --run sums-0123456789abcdef0123456789abcdef"
-    )
+    assert lines[-1] == f"  swarm-node join {ADDRESS}/run/sums-0123456789abcdef0123456789abcdef"
 
 
 def test_a_learner_and_what_is_not_here_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import io
 import os
+import shlex
 from pathlib import Path
 
 import base58
@@ -18,9 +19,28 @@ ADDRESS = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"
 KEY = JoinKey(b"s" * 32)
 
 
+RUN_ID = "sums-0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize("model", ["", "smollm2"])
+def test_a_link_is_an_address_with_run_and_model(model: str) -> None:
+    relayed = f"{ADDRESS}/p2p-circuit/p2p/{PEER}"
+    invitation = Invitation(RUN_ID, (ADDRESS, relayed), model=model)
+    for link, address in zip(invitation.links, invitation.addresses, strict=True):
+        assert shlex.quote(link) == link
+        assert Invitation.of_link(link) == Invitation(RUN_ID, (address,), model=model)
+
+
+def test_what_is_no_link_is_told_from_a_damaged_one() -> None:
+    assert Invitation.of_link(ADDRESS) is None
+    for wrong in ("/run/", f"{ADDRESS}/run/{RUN_ID[:-1]}", f"{ADDRESS}/run/{RUN_ID}/model/"):
+        with pytest.raises(ConfigError, match="copy it again"):
+            Invitation.of_link(wrong)
+
+
 @pytest.mark.parametrize("key", [None, KEY])
 def test_an_invitation_says_what_was_put_in(key: JoinKey | None) -> None:
-    invitation = Invitation("sums-1", (ADDRESS,), key)
+    invitation = Invitation("sums-1", (ADDRESS,), key, "smollm2")
     text = invitation.encode()
     assert text.isascii()
     assert text.split() == [text]

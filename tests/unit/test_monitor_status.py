@@ -221,7 +221,8 @@ def _listening(path: Path) -> trio.socket.SocketType:
 def test_the_view_fits_a_terminal_and_says_what_matters() -> None:
     text = render_status(snapshot(notes=("pool is full", "one peer only")))
     lines = text.splitlines()
-    assert lines[-1] == f"  --peer {snapshot().addresses[0]}"  # whole, to be copied
+    link = f"{snapshot().addresses[0]}/run/{snapshot().run_id}"
+    assert lines[-1] == f"  swarm-node join {link}"  # whole, to be copied
     assert max(len(line) for line in lines[:-1]) <= WIDTH_COLUMNS
     assert lines[:2] == ["! pool is full", "! one peer only"]
     for part in (
@@ -239,7 +240,7 @@ def test_the_view_fits_a_terminal_and_says_what_matters() -> None:
 def test_an_address_is_no_way_into_a_private_swarm() -> None:
     text = render_status(snapshot(), private=True)
     assert text.splitlines()[-1] == "others join with what swarm-node invite prints"
-    assert "--peer" not in text
+    assert "swarm-node join" not in text
 
 
 def test_a_node_that_just_started_can_be_viewed() -> None:

@@ -93,7 +93,7 @@ def test_settings_of_the_terminal_alone_are_named():
     assert command.left_behind({"SWARM_NODE_RUN": "x", "PATH": "y"}) == ["SWARM_NODE_RUN"]
 
 
-@pytest.mark.parametrize("how", ["--invite TEXT", "--invite=TEXT", "--invite -"])
+@pytest.mark.parametrize("how", ["--invite TEXT", "--invite=TEXT", "--invite -", "TEXT"])
 def test_a_unit_names_a_file_in_place_of_an_invitation(how, tmp_path, monkeypatch, capsys):
     peer = Identity(b"a" * 32).peer_id
     key, run = JoinKey(b"s" * 32), load_run(Path("sums"), {})[0]
