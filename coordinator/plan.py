@@ -1,12 +1,14 @@
 """`swarm-coordinator plan`: the planned workers, and why. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from coordinator.model.activation import Choice, cheapest_set
 from coordinator.model.capacity import (
     SECONDS_PER_H,
+    STALENESS_MAX,
+    WORKERS_MAX,
     Capacity,
     Form,
     Infeasible,
@@ -19,6 +21,9 @@ from coordinator.model.capacity import (
 from coordinator.plan_file import PlanFile
 
 PER_GROUPS = 1000  # unit of the workers' prices
+MORE_MAX = 64  # workers that are tried for an infeasible plan
+KINDS_MAX = 8  # of workers
+SMALLER_MAX = 256  # groups fewer in a step
 
 
 def make_report(file: PlanFile) -> dict[str, Any]:
@@ -57,8 +62,43 @@ def make_report(file: PlanFile) -> dict[str, Any]:
         "chosen": choice | _found_json(chosen.capacity if isinstance(chosen, Choice) else chosen),
         "forms": forms,
         "workers": [_worker_row(run, workers, each, chosen) for each in workers],
-        "notes": list(_notes(run, forms, is_feasible=bool(choice))),
+        "notes": [
+            *_notes(run, forms, is_feasible=bool(choice)),
+            *([] if choice else _would_suffice(run, workers, margin)),
+        ],
     }
+
+
+def _would_suffice(run: Run, workers: Sequence[Worker], margin: float) -> Iterable[str]:
+    """A line for each single change that makes a plan feasible."""
+
+    def suffices(run: Run, members: Sequence[Worker]) -> bool:
+        found = assess(run, members, Form.OVERLAPPED)
+        return isinstance(found, Capacity) and found.offered_per_s >= margin * found.required_per_s
+
+    def needed(kind: Worker) -> int:
+        """The number of further workers of a kind that suffices; 0: `MORE_MAX` do not."""
+        more = [replace(kind, name=f"{kind.name} more {number}") for number in range(MORE_MAX)]
+        room = range(1, min(MORE_MAX, WORKERS_MAX - len(workers)) + 1)
+        return next((n for n in room if suffices(run, [*workers, *more[:n]])), 0)
+
+    kinds = list({replace(each, name="kind"): each for each in workers}.values())[:KINDS_MAX]
+    found = [(n * kind.price_per_h, n, kind.name) for kind in kinds if (n := needed(kind))]
+    lines = [
+        f"{n} more {'worker' if n == 1 else 'workers'} like {name} would suffice, for "
+        f"${price:.2f} an hour more"
+        for price, n, name in sorted(found)[:1]
+    ]
+    bounds = range(run.staleness_max + 1, STALENESS_MAX + 1)
+    sizes = range(run.groups_per_step - 1, max(0, run.groups_per_step - SMALLER_MAX), -1)
+    tried = {
+        "S": ((n, replace(run, staleness_max=n)) for n in bounds),
+        "groups_per_step": ((n, replace(run, groups_per_step=n)) for n in sizes),
+    }
+    for name, changed in tried.items():
+        least = next((n for n, other in changed if workers and suffices(other, workers)), None)
+        lines += [] if least is None else [f"{name} = {least} would suffice"]
+    return lines or ["no single change of workers, S or groups_per_step suffices"]
 
 
 def _notes(run: Run, forms: Sequence[Mapping[str, Any]], *, is_feasible: bool) -> Iterable[str]:

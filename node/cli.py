@@ -230,6 +230,7 @@ def _add_simulate(commands: Any) -> None:
     simulate.add_argument("--nodes", metavar="N", help="default: the scenario's")
     simulate.add_argument("--seed", default="0", metavar="S", help="decides all else")
     simulate.add_argument("--profile", metavar="NAME", help="links, e.g. volunteer, adsl, lan")
+    simulate.add_argument("--json", action="store_true", help="the figures as JSON")
     simulate.add_argument("--plot", type=Path, metavar="FILE", help="draw latencies and bytes: PNG")
 
 
@@ -367,9 +368,14 @@ def _keygen(options: argparse.Namespace) -> None:
 
 def _explain_config(options: argparse.Namespace) -> None:
     from node.config.explain import explained
-    from node.config.load import load_with_sources
+    from node.config.load import load_with_sources, packaged_run_ids
 
-    for line in explained(*load_with_sources(*given(options))):
+    config, sources = load_with_sources(*given(options))
+    if config.run.run_id not in packaged_run_ids():
+        from node.commands.environments import check_tasks
+
+        check_tasks(config)
+    for line in explained(config, sources):
         say(line)
 
 
@@ -480,14 +486,16 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from node.observe.progress_bars import on_stderr
+    from node.observe.progress_bars import Work, on_stderr
     from node.simulation.simulate import replay_of, simulate
-    from node.simulation.simulation_report import plot, render
+    from node.simulation.simulation_report import plot, render, report_json
 
     replay = replay_of(options.scenario, options.seed, nodes=options.nodes, profile=options.profile)
-    with on_stderr().showing(f"simulating {options.scenario}"):
-        report = simulate(replay)
-    say(render(report))
+    name = f"simulating {replay.nodes} nodes for {replay.scenario.duration_s:g} virtual seconds"
+    print(f"{name}; this may take minutes", file=sys.stderr, flush=True)
+    with on_stderr().showing(name) as show:
+        report = simulate(replay, lambda share: show(Work(name, share, 1.0)))
+    say(report_json(report) if options.json else render(report))
     if options.plot is not None:
         plot(report, options.plot)
     return EXIT_FAILED if report.violation_count else EXIT_OK

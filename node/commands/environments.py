@@ -19,6 +19,9 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
+import trio
+
+from node.config import NodeConfig
 from node.envs.base import Environment, Interaction, Problem
 from node.envs.groups import group_version, is_group
 from node.envs.gym.datasets import GROUPS, OFFERED, REFUSED
@@ -27,7 +30,8 @@ from node.envs.registry import environment_names, is_plug_in
 from node.envs.scoring import made
 from node.envs.trial import TEXT_CPU_S, loaded, memory_for_problems, scored, settled_text, tasks_of
 from node.system.extras import install_line
-from swarm.errors import ChildFailed, ConfigError
+from node.verify.verifier import ProcessVerifier
+from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.rollouts import Task
 from swarm.texts import listed, printable
 
@@ -207,6 +211,19 @@ Say = Callable[[str], None]
 Answerer = Callable[[str, bool], str]  # what was said so far, whether one line is enough
 SHOWN_CHARS_MAX: Final = 4000
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+def check_tasks(config: NodeConfig) -> None:
+    """Make a problem of each environment of the run. ConfigError: it has no such parameters."""
+
+    async def make() -> None:
+        async with ProcessVerifier.open(config) as verifier:
+            await verifier.problems([])
+
+    try:
+        trio.run(make)
+    except* ConfigError as group:
+        raise first_of(group) from None
 
 
 def list_environments(say: Say) -> None:

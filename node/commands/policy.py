@@ -49,7 +49,8 @@ def examine_node(config: NodeConfig, say: Say, *, samples: int, against: str | N
     directory, or a model directory to compare with."""
     if not 0 <= samples <= SAMPLES_MAX:
         raise ConfigError(f"--samples {samples}: must be from 0 to {SAMPLES_MAX}")
-    _check_directory(config)
+    if "data_dir" in config.model_fields_set or config.data_dir.exists():
+        _check_directory(config)  # else there is no node yet, and its policy is the model
     model = resolve_model(config, say)
     other = None if against is None else _other(config, against)
     with checkpoints_of(config).held() as saved:
@@ -186,6 +187,11 @@ def chat(
 def _check_directory(config: NodeConfig) -> None:
     if not config.data_dir.is_dir():
         raise ConfigError(f"--data-dir {config.data_dir}: no such directory; name a node's")
+    if (config.data_dir / DONE_FILE).is_file():
+        raise ConfigError(
+            f"--data-dir {config.data_dir}: a model directory and no node's; name it with "
+            f"--model {config.data_dir}, and leave --data-dir out"
+        )
 
 
 @asynccontextmanager

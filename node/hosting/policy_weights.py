@@ -114,9 +114,8 @@ def verify(directory: Path, manifest: Path | None, against: Path | None) -> Veri
     shown = lines[:DIFFERENCES_SHOWN_MAX]
     if len(lines) > len(shown):
         shown.append(f"and {len(lines) - len(shown)} more")
-    return VerifyResult(
-        False, (*shown, f"not the same: {len(lines)} of {len(wanted)} entries differ")
-    )
+    entries = len({spec.name for spec in (*found, *wanted)})
+    return VerifyResult(False, (*shown, f"not the same: {len(lines)} of {entries} entries differ"))
 
 
 def differences(found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> Iterator[str]:

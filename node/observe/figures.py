@@ -45,7 +45,7 @@ def rows_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left_out: 
     return table
 
 
-PEER_COLUMNS = ("accepted", "trained on", "rejected")  # after the peer's id
+PEER_COLUMNS = ("accepted", "trained on", "rejected", "out/s")  # after the peer's id
 
 
 def peer_cells(peer: PeerStatus) -> tuple[str, ...]:
@@ -56,6 +56,7 @@ def peer_cells(peer: PeerStatus) -> tuple[str, ...]:
         f"{peer.groups_accepted}",
         f"{peer.groups_trained}",
         f"{rejected}",
+        amount(peer.out_bytes_per_s, "B"),
     )
 
 

@@ -258,6 +258,7 @@ def _panel(s: r.StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
     )
     now = f"{now_line(s)}, up {duration(s.uptime_s)}"
     table = facts_table([("now", now), *done_lines(s, rewards), ("swarm", swarm)])
-    notes = [Text(f"{WARNS}{printable(n, 200)}", style="yellow") for n in s.notes[:NOTES_SHOWN_MAX]]
+    shown = [printable(note, TROUBLE_CHARS_MAX) for note in s.notes[:NOTES_SHOWN_MAX]]
+    notes = [Text(f"{WARNS}{note}", style="yellow") for note in shown]
     title = Text(f"swarm-node {short_id(s.peer_id)}", style="bold")
     return Group(title, table, *notes)

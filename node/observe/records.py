@@ -299,6 +299,8 @@ class PeerStatus:
     groups_accepted: int
     groups_trained: int
     rejected: dict[str, int]
+    in_bytes_per_s: float = 0.0  # of the last half minute; gossip that is sent is not in it
+    out_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

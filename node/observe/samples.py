@@ -60,7 +60,7 @@ class ReadSample:
 
 def read_samples(data_dir: Path, *, own: bool, order: Order, count: int) -> list[ReadSample]:
     """The newest completions, or those with the highest or lowest rewards, newer ones first. Equal
-    ones of a group are one.
+    ones of a group are one. `own`: of the node, or of others where it made none.
 
     Raises:
         ConfigError: nothing is kept there.
@@ -71,10 +71,13 @@ def read_samples(data_dir: Path, *, own: bool, order: Order, count: int) -> list
             f"--data-dir {data_dir}: no samples; name a node's, after its first round"
         )
     events: Iterable[tuple[float, object]] = read_events(path)
+    groups = [(at, each) for at, each in events if isinstance(each, SampledGroup)]
+    if own and not any(each.own for _, each in groups):
+        own = False  # a learner has what its workers made
     found = [
         ReadSample(time_s, group, text, times)
-        for time_s, group in events
-        if isinstance(group, SampledGroup) and group.own is own
+        for time_s, group in groups
+        if group.own is own
         for text, times in Counter(group.texts).items()
     ][::-1]
     if order != "newest":

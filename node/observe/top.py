@@ -46,7 +46,7 @@ from swarm.telemetry.fleet_view import Watch
 
 SPARK_POINTS: Final = 24
 ALARMS_SHOWN: Final = 4
-ADVICE_LINES: Final = 2
+ALARM_CHARS_MAX: Final = 400
 VERSIONS_SHOWN: Final = 3
 ROWS_PLAIN: Final = 32  # of the table, where there is no terminal whose height would say it
 
@@ -69,21 +69,24 @@ def render(screen: Screen, height: int | None = None) -> RenderableType:
     parts: list[RenderableType] = [_cut(screen.title, "bold")]
     if screen.trouble:
         parts.append(_cut(f"! {screen.trouble}", "bold red"))
+    room = math.inf if height is None else height - len(screen.facts) - ALARMS_SHOWN - 6
     for text, advice in screen.alarms[:ALARMS_SHOWN]:
-        parts.append(_cut(f"! {text}", "bold yellow"))
-        parts += [_cut(f"  {line}", "yellow") for line in _wrapped(advice)]
+        told, advised = _wrapped(f"! {text}"), _wrapped(advice)
+        room -= len(told) + len(advised) - 1
+        whole = room >= 0
+        parts += [_cut(line, "bold yellow") for line in (told if whole else [f"! {text}"])]
+        parts += [_cut(f"  {line}", "yellow") for line in advised if whole]
     if len(screen.alarms) > ALARMS_SHOWN:
         parts.append(_cut(f"  and {len(screen.alarms) - ALARMS_SHOWN} more alarms", "yellow"))
     parts += [Text(), figures.facts_table(screen.facts), Text()]
     used = len(parts) + len(screen.facts) + 1  # one of the parts is all facts, and a line for keys
-    room = ROWS_PLAIN if height is None else max(0, height - used - 2)
-    parts.append(_rows(screen, room))
+    rows = ROWS_PLAIN if height is None else max(0, height - used - 2)
+    parts.append(_rows(screen, rows))
     return Group(*parts)
 
 
-def _wrapped(advice: str) -> list[str]:
-    text = printable(advice, ADVICE_LINES * (WIDTH_COLUMNS - 4))
-    return wrap(text, WIDTH_COLUMNS - 2, max_lines=ADVICE_LINES, placeholder="…")
+def _wrapped(text: str) -> list[str]:
+    return wrap(printable(text, ALARM_CHARS_MAX), WIDTH_COLUMNS - 2)
 
 
 def _cut(text: str, style: str) -> Text:

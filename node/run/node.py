@@ -48,6 +48,7 @@ from swarm.transport.connection_slots import SlotFigures
 
 STOCK_FACTOR: Final = 3  # foreign groups kept ready, in multiples of what a round or step draws
 POOL_LOOK_S: Final = 2.0  # how old the pool's figures in a snapshot may be
+RATE_LOOKS: Final = 15  # over which traffic by peer is averaged, each `POOL_LOOK_S` apart
 FETCH_PARALLEL: Final = 4  # peers that groups are fetched from at a time
 POOL_FILE: Final = "pool.sqlite"
 
@@ -141,6 +142,7 @@ class Node:
         self._started_at = trio.current_time()
         self._first_round_at: float | None = None
         self._rates: deque[float] = deque(maxlen=TOKENS_PER_S_ROUNDS)
+        self._looks: deque[tuple[float, dict[PeerId, tuple[int, int]]]] = deque(maxlen=RATE_LOOKS)
         self.peer = peer
         self.gater, self.discovery, self.ledger = peer.gater, peer.discovery, peer.ledger
         self.verifier = verifier
@@ -337,8 +339,10 @@ class Node:
         return model if model in PRESETS and self._config.run.learner is None else ""
 
     def _left_out(self) -> tuple[str, ...]:
-        note = self.verifier.counters.note
-        return () if note is None else (note,)
+        note, peer = self.verifier.counters.note, self.gater.last_unlisted
+        listed = f"--allow {self._config.allow}: refused {peer}, which is not in that file"
+        unlisted = f"{listed}; to let it in, add a line with that id and start again"
+        return tuple(filter(None, (note, unlisted if peer else None)))
 
     def _door(self) -> SlotFigures | None:
         """The transport's figures, with the refusals of our own rules."""
@@ -359,7 +363,7 @@ class Node:
         """Connected peers, and those that are gone but broke a rule."""
         connected = self.discovery.peers
         offenders = {p for p in self.ledger.peers() if self.ledger.account(p).rejected}
-        statuses = []
+        statuses, rates = [], self._traffic_rates()
         for peer in sorted(connected.keys() | offenders):
             info, account = connected.get(peer), self.ledger.account(peer)
             statuses.append(
@@ -370,9 +374,28 @@ class Node:
                     groups_accepted=account.accepted,
                     groups_trained=account.trained,
                     rejected={str(k): v for k, v in sorted(account.rejected.items())},
+                    in_bytes_per_s=rates.get(peer, (0.0, 0.0))[0],
+                    out_bytes_per_s=rates.get(peer, (0.0, 0.0))[1],
                 )
             )
         return tuple(statuses)
+
+    def _traffic_rates(self) -> dict[PeerId, tuple[float, float]]:
+        """Bytes a second from and to each connected peer, since the oldest look at it."""
+        now, by_peer = trio.current_time(), self.peer.transport.counters.by_peer
+        totals = {peer: by_peer.of(peer) for peer in self.discovery.peers}
+        counts = {peer: (each.bytes_in, each.bytes_out) for peer, each in totals.items()}
+        rates = {}
+        for peer, (came, went) in counts.items():
+            at, before = next(
+                ((t, was[peer]) for t, was in self._looks if peer in was), (now, None)
+            )
+            if before is not None and now > at:
+                span_s = now - at
+                rates[peer] = max(0, came - before[0]) / span_s, max(0, went - before[1]) / span_s
+        if not self._looks or now - self._looks[-1][0] >= POOL_LOOK_S:
+            self._looks.append((now, counts))
+        return rates
 
 
 @asynccontextmanager

@@ -90,11 +90,14 @@ def replay_of(
     return Replay(name, scenario, wanted, number, chosen)
 
 
-def simulate(replay: Replay) -> Report:
+def simulate(replay: Replay, show: Callable[[float], None] = lambda share: None) -> Report:
+    """`show` gets the share of the virtual time that is over, now and then."""
     place = MEMORY_DISK if MEMORY_DISK.is_dir() else None
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="swarm-", dir=place) as disks:
-        report: Report = deterministic_run(_Simulation(replay, Path(disks)).run, seed=replay.seed)
+        report: Report = deterministic_run(
+            _Simulation(replay, Path(disks), show).run, seed=replay.seed
+        )
     report.real_s = time.perf_counter() - started
     return report
 
@@ -157,8 +160,9 @@ class _Host:
 class _Simulation:
     """One run. `run` is its body."""
 
-    def __init__(self, replay: Replay, disks: Path) -> None:
+    def __init__(self, replay: Replay, disks: Path, show: Callable[[float], None]) -> None:
         self._replay = replay
+        self._show = show
         self._scenario = replay.scenario
         self._disks = disks
         swarm = self._scenario.swarm
@@ -491,6 +495,7 @@ class _Simulation:
         next_thorough_s = THOROUGH_LOOK_S
         while True:
             await trio.sleep(LOOK_S)
+            self._show(min(1.0, trio.current_time() / self._scenario.duration_s))
             thorough = trio.current_time() >= next_thorough_s
             if thorough:
                 next_thorough_s += THOROUGH_LOOK_S

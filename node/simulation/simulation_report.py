@@ -1,11 +1,13 @@
 """The result of a simulated run: figures, a table for people, and the command that replays it."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
 
+from node.observe.event_log import plain_json
 from node.simulation.scenario import CHAOS, Scenario
 from swarm.errors import ConfigError, Reject
 from swarm.simulation.delivery import Deliveries
@@ -71,6 +73,25 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     if not ordered:
         return 0.0
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+def report_json(report: Report) -> str:
+    """The figures of a report as one JSON object. What never came is "inf"."""
+    figures = {each.name: getattr(report, each.name) for each in fields(report)}
+    deliveries = report.deliveries
+    figures |= {
+        "scenario": report.replay.name,
+        "nodes": report.replay.nodes,
+        "replay": report.replay.line,
+        "violations": [str(each) for each in report.violations],
+        "deliveries": {
+            name: getattr(deliveries, name)
+            for name in ("due", "delivered", "orphans_due", "orphans_delivered")
+        },
+        "latency_p50_s": report.latency_s(0.5),
+        "latency_p99_s": report.latency_s(0.99),
+    }
+    return json.dumps(plain_json(figures), allow_nan=False)
 
 
 # Long: one text, line by line.

@@ -194,6 +194,8 @@ class Intake:
             batch = self.book.account.consume()
             taken = [self._kept.pop(each.group_id).admitted for each in batch]
             self._forget_gone()
+            for each in taken:
+                self._gater.ledger.account(each.group.producer).trained += 1
             if taken:
                 return taken
             self._arrived = trio.Event()

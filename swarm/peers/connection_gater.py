@@ -59,6 +59,7 @@ class ConnectionGater:
         self._wake = trio.Event()
         self._membership = admits
         self.refused_connections: Counter[str] = Counter()  # by reason
+        self.last_unlisted: PeerId | None = None  # the last that `admits` refused
         self.dials = DialBackoff()
         self.on_ban: OnBan | None = None
         transport.set_gate(self._admits, limits)
@@ -66,10 +67,12 @@ class ConnectionGater:
         ledger.on_accept, ledger.on_reject = self._good, self._bad
 
     def _admits(self, peer: PeerId, ip: str | None) -> bool:
-        why = self._objection(peer, ip) if self._membership(peer, ip) else "no member"
+        is_member = self._membership(peer, ip)
+        why = self._objection(peer, ip) if is_member else "no member"
         if why is None:
             return True
         self.refused_connections[why] += 1
+        self.last_unlisted = self.last_unlisted if is_member else peer
         log.debug("%s, from %s, is not let in: %s", peer, ip, why)
         return False
 

@@ -7,7 +7,7 @@ rejoins: a node with enough peers still dials one more now and then.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -125,14 +125,24 @@ class Discovery:
         self._dialling: set[PeerId] = set()
         self._greeted_at: dict[PeerId, float] = {}
         self._unreachable: dict[str, str] = {}  # bootstrap address -> problem
+        self._shut: set[PeerId] = set()  # bootstrap peers that ended a connection unanswered
         self.sought: PeerId | None = None  # dialled whenever it is not connected
 
     @property
     def notes(self) -> list[str]:
         """Messages for the user, e.g. that a bootstrap peer is unreachable."""
-        unreachable = {**self._unreachable, **self._strange()}
+        unreachable = {**self._shut_out(), **self._unreachable, **self._strange()}
         lines = [f"cannot join through {text}" for text in sorted(unreachable.values())]
         return [*lines, *self._other_versions.values()]
+
+    def _shut_out(self) -> dict[str, str]:
+        """Bootstrap addresses whose peers end each connection, with the problem."""
+        told = (
+            "it ended the connection without an answer: if its owner accepts listed nodes alone, "
+            f"have this one added (--allow), {self._identity.peer_id}; if its swarm is private, "
+            "ask for an invitation"
+        )
+        return {a: f"{a}: {told}" for a in self._bootstrap if _peer_of(a) in self._shut}
 
     @property
     def meets_strangers(self) -> bool:
@@ -301,6 +311,7 @@ class Discovery:
             here = set(connected)
             for gone in self.peers.keys() - here:
                 log.debug("%s is gone", gone)
+            self._note_shut(self._dialled.keys() - here - self.peers.keys())
             for known in (self.peers, self._dialled, self._greeted_at):
                 for gone in known.keys() - here:
                     del known[gone]
@@ -316,6 +327,12 @@ class Discovery:
                     self._asked.add(peer)
                     nursery.start_soon(self._hello, peer, record)
             await trio.sleep(max(0.0, min(NEW_PEER_LOOK_S, next_beat - trio.current_time())))
+
+    def _note_shut(self, gone: Iterable[PeerId]) -> None:
+        """Note bootstrap peers that were dialled and left before they answered."""
+        named = set(map(_peer_of, self._bootstrap))
+        self._shut |= named.intersection(gone) - self._strangers.keys()
+        self._shut -= self.peers.keys()
 
     def _own_hello(self) -> bytes:
         body = Hello(
@@ -458,7 +475,7 @@ class Discovery:
             packages=self._own_packages,
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
             known_peers=self._known_peers(peer),
-            other_hello=None if asks_only else self._record_instance(peer, hello, payload),
+            other_hello=None if asks_only else self._record_instance(peer, hello.instance, payload),
         )
         while len(encoded := codec.encode(reply)) > HELLO_REPLY_BYTES_MAX and reply.known_peers:
             fewer = reply.known_peers[: len(reply.known_peers) // 2]
@@ -473,12 +490,12 @@ class Discovery:
         ]
         return tuple(self._rng.sample(known, min(len(known), KNOWN_PEERS_TOLD)))
 
-    def _record_instance(self, peer: PeerId, hello: Hello, record: bytes) -> bytes | None:
+    def _record_instance(self, peer: PeerId, instance: bytes, record: bytes) -> bytes | None:
         """Keep this hello; returns the newest one of another instance of the peer."""
         where = self._gater.path_of(peer)
         instances = self._heard.obtain(peer, lambda: BoundedTable(2), where)
-        instances.put(hello.instance, record)
-        return next((r for i, r in instances.items() if i != hello.instance), None)
+        instances.put(instance, record)
+        return next((r for i, r in instances.items() if i != instance), None)
 
 
 def _peer_of(address: str) -> PeerId:

@@ -78,7 +78,7 @@ SURFACE = {
     "env try": "--max-new-tokens --model --parameters --seed name",
     "env check": "--parameters name",
     "env new": "directory",
-    "simulate": "--nodes --plot --profile --scenario --seed",
+    "simulate": "--json --nodes --plot --profile --scenario --seed",
     "weights ls": "data_dir",
     "weights publish": "--announce --data-dir --follow --key-file --listen --once --peer --policy "
     "--run --store-bytes directory",

@@ -15,6 +15,7 @@ import pytest
 from node.observe.status import SOCKET_NAME, socket_path
 from swarm.identity import Identity
 from tests.integration.nodes import (
+    ENVIRON,
     LOOPBACK,
     WAIT_S,
     MakeNode,
@@ -164,6 +165,37 @@ def test_runs_of_peers_are_told_and_can_be_joined(make_node: MakeNode, tmp_path:
     assert words[0] == "join"
     config = swarm_node("config", "--run", run_id, "--data-dir", tmp_path / "new")
     assert config.returncode == 2  # its rules are not here yet
+
+
+def test_who_is_not_on_a_list_and_who_has_the_list_both_say_so(
+    make_node: MakeNode, tmp_path: Path
+) -> None:
+    (tmp_path / "allowed").write_text("# nobody yet\n")
+    owner = make_node("owner", "--allow", str(tmp_path / "allowed")).start()
+    guest = make_node("guest", "--peer", owner.address()).start()
+    guest_id = peer_id(guest)
+
+    def notes(node: NodeProcess) -> str:
+        return "".join(node.until(node.status).notes)
+
+    guest.until(lambda: "cannot join through" in notes(guest))
+    assert f"(--allow), {guest_id}" in notes(guest)
+    owner.until(lambda: f"refused {guest_id}, which is not in that file" in notes(owner))
+
+
+def test_a_model_that_no_node_has_trained_is_evaluated(
+    prepared: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_file, cache = prepared
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(ENVIRON, "PYTHONPATH", str(Path(__file__).parents[2]))
+    words = ("eval", "--run", run_file, "--samples", 0)
+    done = swarm_node(*words, SWARM_NODE_CACHE_DIR=str(cache))  # in a folder without swarm-data
+    assert done.returncode == 0, done.stderr
+    assert "the model as it was before training" in done.stdout
+    (tmp_path / "config.json").write_text("{}")
+    done = swarm_node(*words, "--data-dir", tmp_path, SWARM_NODE_CACHE_DIR=str(cache))
+    refused(done, "a model directory and no node's", f"--model {tmp_path}")
 
 
 def test_a_paused_node_does_nothing_serves_on_and_goes_on(make_node: MakeNode) -> None:

@@ -178,6 +178,8 @@ def test_groups_come_in_and_are_consumed_once() -> None:
             assert (counts.consumed, counts.buffered, counts.leased) == (8, 0, 0)
             assert counts.consumed_by_staleness == {0: 8}
             assert there.learner.checks.rewarded == 8
+            account = intake._gater.ledger.account(taken[0].group.producer)
+            assert (account.accepted, account.trained) == (8, 8)
 
     play(body)
 

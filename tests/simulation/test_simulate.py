@@ -1,5 +1,6 @@
 """Whole swarms by scenario: what a report says, and that a seed replays it."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from node.cli import EXIT_OK, main
 from node.simulation.scenario import packaged_scenarios
 from node.simulation.simulate import replay_of, simulate
-from node.simulation.simulation_report import Replay, render
+from node.simulation.simulation_report import Replay, render, report_json
 
 SHORT = """
 title = "short"
@@ -40,6 +41,16 @@ def test_a_calm_swarm_delivers_all_it_should() -> None:
     assert report.groups == report.rounds
     assert not report.rejected
     assert {"record", "trainer", "pool", "collections", "budget", "reach"} <= set(report.checks)
+
+
+def test_a_report_is_also_json_and_progress_is_shown() -> None:
+    shares: list[float] = []
+    report = simulate(replay_of("calm", 0, nodes=3), shares.append)
+    told = json.loads(report_json(report))
+    assert told["deliveries"]["due"] == report.deliveries.due
+    assert told["replay"] == report.replay.line
+    assert len(shares) > 10
+    assert shares == sorted(shares)
 
 
 def test_one_command_prints_a_table_and_the_line_that_replays_it(

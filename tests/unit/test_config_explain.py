@@ -58,6 +58,17 @@ def test_the_command_prints_them(tmp_path, capsys):
     assert "run.id = demo-" in out
 
 
+def test_parameters_that_make_no_task_are_refused(tmp_path, capsys):
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(
+        'name = "x"\n[[environments]]\nname = "chain_sum"\nparameters = { maxx = 2 }\n'
+    )
+    assert main(["config", "--run", str(run_file)]) == 2
+    told = capsys.readouterr()
+    assert "maxx: no such parameter" in told.err
+    assert told.out == ""
+
+
 def test_a_setting_of_several_lines_takes_one(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(

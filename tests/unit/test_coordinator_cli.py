@@ -1,6 +1,7 @@
 """swarm-coordinator: what `plan` tells of a file, and what it says of a bad one."""
 
 import json
+import re
 import socket
 from pathlib import Path
 
@@ -81,9 +82,12 @@ def test_no_plan_says_why_and_is_no_success(
     assert plan(tmp_path, SMALL.replace("count = 3", "count = 2")) == 1
     said = capsys.readouterr().out
     assert "No plan (supply): all 2 workers together bring 0.6" in said
+    assert re.search(r"- 1 more worker like \S+ would suffice, for \$\S+ an hour more", said)
+    assert re.search(r"- groups_per_step = \d+ would suffice", said)
     assert plan(tmp_path, SMALL.replace("staleness_max = 6", "staleness_max = 1"), "--json") == 1
     told = json.loads(capsys.readouterr().out)
     assert told["chosen"]["obstacle"] == "staleness"
+    assert re.search(r"S = \d would suffice", " ".join(told["notes"]))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """`swarm-node weights ls` and `weights verify`."""
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from node.cli import main
-from node.hosting.policy_weights import DIFFERENCES_SHOWN_MAX, POLICIES, STORE, differences
+from node.hosting.policy_weights import DIFFERENCES_SHOWN_MAX, POLICIES, STORE, differences, verify
 from swarm.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from swarm.weights import manifest as manifest_wire
 from swarm.weights.chunk_store import ChunkStore
@@ -146,6 +149,16 @@ def test_damage_is_told(
     assert len(lines) == 2
     assert told in lines[0]
     assert lines[1].startswith("not the same")
+
+
+def test_what_differs_is_counted_among_the_entries_of_both(tmp_path: Path) -> None:
+    for name, tensors in (("a", ("x", "y", "z")), ("b", ("w",))):
+        (tmp_path / name).mkdir()
+        arrays = {each: np.zeros(2, np.float32) for each in tensors}
+        save_file(arrays, tmp_path / name / "model.safetensors")
+    told = verify(tmp_path / "a", None, tmp_path / "b").lines[-1]
+    differ, entries = map(int, re.findall(r"[0-9]+", told))
+    assert 4 <= differ <= entries
 
 
 def test_what_is_no_part_of_weights_is_named(model: Path, tmp_path: Path, capsys: Output) -> None:

@@ -62,6 +62,11 @@ def test_the_newest_the_best_and_the_worst(tmp_path: Path) -> None:
     assert rewards(own=False) == [0.1]
 
 
+def test_a_learner_shows_what_its_workers_made(tmp_path: Path) -> None:
+    kept(tmp_path, group(1, 0.2, own=False))
+    assert [each.text.reward for each in read_samples(tmp_path, own=True, order="newest", count=1)]
+
+
 def test_what_a_group_says_again_is_shown_once(tmp_path: Path) -> None:
     kept(tmp_path, group(1, 1.0, 1.0, 0.0), group(2, 1.0))
     found = read_samples(tmp_path, own=True, order="newest", count=9)
@@ -137,7 +142,7 @@ def test_strangers_texts_are_shown_harmless(
     assert "\\x1b[31m\\x1b]0;title\\x07 \\u202e\\u200b\\r\\n\\x9b2J [red]<b>&   »" in shown
     assert "answer      «8»" in shown
     assert main(["samples", "--data-dir", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "none kept\n"
+    assert capsys.readouterr().out == shown  # it made none itself
     assert main(["samples", "--data-dir", str(tmp_path), "-n", "0"]) == 2
 
 

@@ -115,14 +115,13 @@ def test_alarms_come_first_and_with_advice() -> None:
     assert lines[1 + ALARMS_SHOWN] == "  and 3 more alarms"
 
 
-def test_long_advice_is_read_whole_in_two_lines() -> None:
-    advice = (
-        "Start more rollout workers, or ask `swarm-coordinator plan` how many are needed for it."
-    )
+def test_long_advice_is_read_whole() -> None:
+    advice = " ".join(["Start more rollout workers, or ask how many are needed for it."] * 4)
     alarm = AlarmReport(kind=Alarm.LEARNER_STARVING, level="warning", text="so", advice=advice)
     lines = drawn(swarm_of(seen("a", alarms=(alarm,))))
-    assert " ".join(line.strip() for line in lines[2:4]) == advice
-    assert lines[4] == ""
+    assert " ".join(line.strip() for line in lines[2 : lines.index("")]) == advice
+    lines = drawn(node_screen(snapshot(notes=(advice,)), (), (), ()))
+    assert " ".join(line.strip() for line in lines[1 : lines.index("")]) == f"! {advice}"
 
 
 def test_a_broker_that_is_away_and_an_empty_swarm_are_said() -> None:
