@@ -61,6 +61,7 @@ class NodeView:
     heard_s: float  # ago
     gone: Gone | None
     lost: int  # reports of this instance that never came
+    left: bool = False  # it said goodbye
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ class _Entry:
     lost: int = 0
     connection: int = 0  # the highest that was online
     offline: bool = False
+    left: bool = False  # it said so
     remembered: bool = False  # from before nobody listened
     window_from_s: float = 0.0
     window_reports: int = 0
@@ -141,7 +143,10 @@ class Watch:
     def nodes(self, now_s: float) -> list[NodeView]:
         """All nodes, those heard last first."""
         return [
-            NodeView(each.report, max(0.0, now_s - each.heard_at_s), each.gone(now_s), each.lost)
+            NodeView(
+                *(each.report, max(0.0, now_s - each.heard_at_s), each.gone(now_s), each.lost),
+                left=each.offline and each.left,
+            )
             for each in reversed(self._entries.values())
         ]
 
@@ -222,6 +227,7 @@ class Watch:
         if status.connection < entry.connection:
             raise _Refused(Drop.REPLAYED)
         entry.connection, entry.offline = status.connection, not status.online
+        entry.left = status.left
         return status
 
     def _take_report(
@@ -253,6 +259,7 @@ class Watch:
         status = self._early.pop(key, None)
         if status is not None and status.instance == entry.report.instance:
             entry.connection, entry.offline = status.connection, retained and not status.online
+            entry.left = status.left
 
     def _follow(self, before: _Entry, entry: _Entry, retained: bool) -> None:
         """Carry over counts and windows to the next report."""
@@ -265,7 +272,7 @@ class Watch:
         missed = 0 if before.remembered else report.sequence - last.sequence - 1
         entry.lost = before.lost + min(GAP_MAX, missed)
         entry.connection = before.connection
-        entry.offline = before.offline and retained
+        entry.offline, entry.left = before.offline and retained, before.left
 
     def _make_room(self, key: _Key, before: _Entry | None, size_bytes: int, now_s: float) -> bool:
         """Forget gone nodes, oldest first, until a report fits; False: it does not fit."""

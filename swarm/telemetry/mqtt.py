@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import aiomqtt
 import trio
@@ -272,14 +272,18 @@ def _tls_context(broker: Broker) -> ssl.SSLContext | None:
         raise ConfigError(f"{broker.ca_file}: no CA certificates in PEM ({error})") from None
 
 
+class StatusOf(Protocol):
+    def __call__(self, connection: int, online: bool, *, left: bool = False) -> Outgoing: ...
+
+
 class MqttPublisher(_Connecting):
-    """Publishes messages. `status` makes the first message and the last will of each connection, by
-    its number and by whether it stands."""
+    """Publishes messages. `status` makes the first message, the last will and the goodbye of each
+    connection, by its number, by whether it stands, and by whether the process leaves."""
 
     def __init__(
         self,
         broker: Broker,
-        status: Callable[[int, bool], Outgoing],
+        status: StatusOf,
         rng: Random,
         *,
         queue_max: int = PUBLISH_QUEUE_MAX,
@@ -319,7 +323,7 @@ class MqttPublisher(_Connecting):
                 self.published += 1
             if self._wanted:
                 await self._news.wait()
-        await _publish(client, self._status(self.connections, False))
+        await _publish(client, self._status(self.connections, False, left=True))
 
 
 async def _publish(client: Client, message: Outgoing) -> None:
@@ -347,8 +351,10 @@ def publisher_of(
     """A publisher that announces this process as online, and by its last will as offline."""
     topic = str(Topic(run_id, identity.peer_id, "status"))
 
-    def status(connection: int, online: bool) -> Outgoing:
-        said = Status(run_id=run_id, instance=instance, connection=connection, online=online)
+    def status(connection: int, online: bool, *, left: bool = False) -> Outgoing:
+        said = Status(
+            run_id=run_id, instance=instance, connection=connection, online=online, left=left
+        )
         return Outgoing(topic, sealed(said, identity), qos=1)
 
     return MqttPublisher(broker, status, rng)

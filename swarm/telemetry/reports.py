@@ -208,12 +208,14 @@ class NodeReport(_Part):
 
 
 class Status(_Part):
-    """Connection state of a process at the broker. Offline is the last will of one connection."""
+    """Connection state of a process at the broker. Offline is the last will of one connection, or
+    with `left` its goodbye."""
 
     run_id: _Name
     instance: Annotated[str, Field(max_length=32)]
     connection: _Count  # of this instance, rising
     online: bool
+    left: bool = False
 
 
 class AlarmsReport(_Part):

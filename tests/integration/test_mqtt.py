@@ -65,8 +65,8 @@ def report(sequence: int, **metrics: float) -> Outgoing:
     return Outgoing(str(Topic(RUN, NODE.peer_id, "report")), encode_report(made, NODE))
 
 
-def status(connection: int, *, online: bool) -> Outgoing:
-    said = Status(run_id=RUN, instance="i", connection=connection, online=online)
+def status(connection: int, *, online: bool, left: bool = False) -> Outgoing:
+    said = Status(run_id=RUN, instance="i", connection=connection, online=online, left=left)
     return Outgoing(str(Topic(RUN, NODE.peer_id, "status")), sealed(said, NODE), qos=1)
 
 
@@ -82,7 +82,10 @@ trio.run(sending.run)
 
 def publisher(broker: Broker, **options: Any) -> MqttPublisher:
     return MqttPublisher(
-        broker, lambda connection, online: status(connection, online=online), Random(1), **options
+        broker,
+        lambda connection, online, left=False: status(connection, online=online, left=left),
+        Random(1),
+        **options,
     )
 
 
@@ -116,6 +119,11 @@ class Seen:
     def gone(self) -> Gone | None:
         [view] = self.watch.nodes(100.0)
         return view.gone
+
+    @property
+    def left(self) -> bool:
+        [view] = self.watch.nodes(100.0)
+        return view.left
 
 
 @contextmanager
@@ -177,6 +185,7 @@ def test_who_leaves_says_so_and_who_is_killed_is_said_to_be_gone(tmp_path: Path)
                         sending.put(report(0))
                         await until(lambda: seen.sequence == 0)
                 await until(lambda: seen.gone is Gone.OFFLINE)
+                assert seen.left
                 words = [sys.executable, "-c", CHILD, str(broker)]
                 child = await trio.lowlevel.open_process(words)
                 try:
@@ -186,6 +195,7 @@ def test_who_leaves_says_so_and_who_is_killed_is_said_to_be_gone(tmp_path: Path)
                     child.kill()
                     await child.wait()
                 await until(lambda: seen.gone is Gone.OFFLINE)
+                assert not seen.left
 
     with open_mosquitto(tmp_path) as mosquitto:
         run(body, at(mosquitto))
@@ -404,7 +414,7 @@ def test_a_bug_of_ours_is_no_broker_that_cannot_be_reached() -> None:
                 nursery.start_soon(trio.serve_listeners, let_in, listeners)
                 broker = Broker.parse(f"mqtt://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
 
-                def told(connection: int, online: bool) -> Outgoing:
+                def told(connection: int, online: bool, *, left: bool = False) -> Outgoing:
                     if online:
                         raise ZeroDivisionError
                     return status(connection, online=False)

@@ -1,6 +1,7 @@
 """What the page is told: figures, tables, curves and the map, from what is watched."""
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -173,6 +174,38 @@ def test_who_is_gone_for_long_is_no_news_and_then_not_shown() -> None:
     page = look(seen("a"), *away)
     assert (page["headline"]["gone"], page["headline"]["gone_lately"]) == (2, 2)
     assert {row["id"] for row in rows(page["nodes"])} == {"a", "n0", "n1"}
+
+
+def test_who_said_goodbye_left_and_is_no_news() -> None:
+    page = look(seen("a"), replace(seen("b", gone=True), left=True), seen("c", gone=True))
+    head = page["headline"]
+    assert (head["gone"], head["left"], head["gone_lately"]) == (2, 1, 1)
+    assert {row["id"]: row["left"] for row in rows(page["nodes"])} == {
+        "a": False, "b": True, "c": False,
+    }  # fmt: skip
+
+
+def test_nobody_moves_the_held_out_curve_by_coming_or_going() -> None:
+    state = DashboardState()
+
+    def point(second: int, **passed: float) -> float:
+        nodes = [seen(peer, metrics={"held_out_ratio": each}) for peer, each in passed.items()]
+        page = look(*nodes, state=state, now_s=NOW_S + second)
+        return page["history"]["recent"]["held_out"][-1]  # type: ignore[no-any-return]
+
+    assert point(1, a=0.4, b=0.6) == pytest.approx(0.5)
+    assert point(2, a=0.6, b=0.6) == pytest.approx(0.6)
+    assert point(3, a=0.6, b=0.6, newcomer=0.0) == pytest.approx(0.6)
+    assert point(4, a=0.6, b=0.6, newcomer=0.3) == pytest.approx(0.7)
+    assert point(5, a=0.6) == pytest.approx(0.7)
+
+
+def test_the_last_minutes_are_no_more_after_a_pause() -> None:
+    series = Series(("a",))
+    for at_s in (0.0, 1.0, 2_400.0, 2_401.0):
+        series.add(at_s, {"a": at_s})
+    assert series.as_json()["recent"]["t"] == [2_400.0, 2_401.0]
+    assert series.as_json()["all"]["t"][0] == 0.0
 
 
 def test_a_broker_that_is_away_makes_no_node_gone() -> None:

@@ -63,8 +63,10 @@ def send(
     )
 
 
-def say(watch: Watch, *, online: bool, connection: int = 1, instance: str = "a") -> bool:
-    status = Status(run_id=RUN, instance=instance, connection=connection, online=online)
+def say(
+    watch: Watch, *, online: bool, connection: int = 1, instance: str = "a", left: bool = False
+) -> bool:
+    status = Status(run_id=RUN, instance=instance, connection=connection, online=online, left=left)
     return watch.take(topic(kind="status"), sealed(status, NODE), 100.0) is not None
 
 
@@ -106,8 +108,12 @@ def test_a_node_is_gone_when_it_says_so_and_back_with_its_next_report() -> None:
     assert say(watch, online=True)
     assert say(watch, online=False)
     assert view(watch, 100.0).gone is Gone.OFFLINE
+    assert not view(watch, 100.0).left  # its broker said it
+    assert say(watch, online=False, left=True)
+    assert view(watch, 100.0).left
     send(watch, report_of(sequence=1, sent_at_s=101.0))
     assert view(watch, 101.0).gone is None
+    assert not view(watch, 101.0).left
 
 
 def test_nobody_else_takes_a_node_offline() -> None:

@@ -84,6 +84,21 @@ class DashboardState:
         self._can_act = can_act
         self._number = 0
         self._sampled_s = -math.inf
+        self._passed: dict[tuple[str, str], float] = {}  # held-out pass rates at the last point
+
+    def _held_out(self, present: Sequence[NodeView]) -> float | None:
+        """The next point of the curve. It begins at the mean, and moves by the mean change of those
+        nodes that were there before, so that nobody moves it by coming or going."""
+        name = m.HELD_OUT_RATIO
+        passed = {
+            _key(n): plausible(n.report.metrics[name]) for n in present if name in n.report.metrics
+        }
+        steps = [value - self._passed[key] for key, value in passed.items() if key in self._passed]
+        level = self._series.last("held_out")
+        self._passed = passed
+        if not passed:
+            return None
+        return mean([*passed.values()]) if level is None else level + (mean(steps) or 0.0)
 
     def curves(self) -> dict[str, Any]:
         """The curves, for `go_on`."""
@@ -122,12 +137,16 @@ class DashboardState:
         headline = _headline(nodes, present, rates) | {
             "heard_of": heard_of,
             "gone_lately": sum(
-                n.gone is not None and (n.heard_s <= LATELY_S or _key(n) in missed) for n in nodes
+                n.gone is not None and ((n.heard_s <= LATELY_S and not n.left) or _key(n) in missed)
+                for n in nodes
             ),
+            "left": sum(n.gone is not None and n.left for n in nodes),
         }
         if not 0 <= now_s - self._sampled_s < SAMPLE_S:
             self._sampled_s = now_s
-            heard = _points(present, headline) if source.connected else dict.fromkeys(HISTORY)
+            heard = dict.fromkeys(HISTORY)
+            if source.connected:
+                heard = _points(present, headline) | {"held_out": self._held_out(present)}
             self._series.add(now_s, heard)
         self._number += 1
         return {
@@ -346,6 +365,7 @@ def _node_row(node: NodeView, rates: Mapping[str, float]) -> dict[str, Any]:
         m.MEMORY_BYTES: figure(m.MEMORY_BYTES),
         "heard_s": round(node.heard_s, 1),
         "gone": node.gone is not None,
+        "left": node.left,
         "alarms": [alarm.kind.value for alarm in report.alarms],
         "lost": node.lost,
         "agent": report.agent,

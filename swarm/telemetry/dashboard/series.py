@@ -14,6 +14,7 @@ from swarm.telemetry.fleet_view import Gone, NodeView, gone_after_s, plausible
 from swarm.telemetry.reports import NodeReport
 
 RECENT_POINTS: Final = 180
+RECENT_S: Final = 600.0  # an older point is none of the last minutes, after a pause for one
 FOLDED_POINTS_MAX: Final = 256
 DIGITS: Final = 4  # of a value on the page; more than that nobody can see in a curve
 
@@ -107,6 +108,11 @@ class Series:
         self._recent.append(row)
         self._all.add(row)
 
+    def last(self, name: str) -> float | None:
+        """The newest value of a name; None: no recent point has one."""
+        place = self._names.index(name)
+        return next((row[place] for row in reversed(self._recent) if row[place] is not None), None)
+
     def as_kept(self) -> dict[str, Any]:
         """All that `go_on` needs, in values of JSON."""
         return {"names": self._names, "recent": list(self._recent), "all": self._all.as_kept()}
@@ -121,8 +127,10 @@ class Series:
 
     def as_json(self) -> dict[str, dict[str, list[float | None]]]:
         """`recent` and `all`: each a list of values for each name, `t` their times."""
+        newest = (self._recent[-1][0] or 0.0) if self._recent else 0.0
+        recent = [row for row in self._recent if newest - (row[0] or 0.0) <= RECENT_S]
         return {
-            "recent": self._columns(tuple(self._recent)),
+            "recent": self._columns(recent),
             "all": self._columns(self._all.rows),
         }
 

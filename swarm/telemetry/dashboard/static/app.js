@@ -44,10 +44,10 @@ const nodes = new Table($("node-table"), [
   { name: "refused", key: "rejected", write: whole },
   { name: "J", key: "foreign_groups", write: (v, row) => (missing(v) || missing(row.foreign_wanted) ? DASH : `${number(v)} of ${number(row.foreign_wanted)}`), title: "foreign groups trained on in the last round" },
   { name: "tokens/s", key: "tokens_per_s", write: (v) => amount(v) },
-  { name: "heard", key: "heard_s", write: (v, row) => (row.gone ? `gone, ${duration(v)} ago` : `${duration(v)} ago`) },
+  { name: "heard", key: "heard_s", write: (v, row) => (row.gone ? `${row.left ? "left" : "gone"}, ${duration(v)} ago` : `${duration(v)} ago`) },
 ], {
   identity: (row) => row.id,
-  classes: (row) => (row.gone ? "gone" : row.alarms.length ? "warn" : ""),
+  classes: (row) => (row.left ? "gone left" : row.gone ? "gone" : row.alarms.length ? "warn" : ""),
   detail: (row) => [
     ["peer id", printable(row.id)], ["program", printable(row.agent)], ["up", seconds(row.uptime_s)],
     ["received in all", `${number(row.in_bytes)} bytes`], ["sent in all", `${number(row.out_bytes)} bytes`],
@@ -172,7 +172,11 @@ function verdict(state) {
   say($("verdict-text"), text);
   const roles = Object.entries(head.roles).map(([role, count]) => plural(count, role)).join(", ");
   const there = all ? `All ${plural(head.nodes, "node")} ${head.nodes === 1 ? "reports" : "report"}` : `${number(head.present)} of ${plural(head.nodes, "node")} report`;
-  say($("verdict-detail"), `${there}${Object.keys(head.roles).length > 1 ? ` (${roles})` : ""}. ${sharing(head)}`);
+  say($("verdict-detail"), `${there}${Object.keys(head.roles).length > 1 ? ` (${roles})` : ""}. ${sharing(head)}${several(state.runs)}`);
+}
+
+function several(runs) {
+  return runs.length < 2 ? "" : ` ${number(runs.length)} runs share this page, and its figures are of all of them. For one run: swarm-node monitor --run-id ${printable(runs[0])}`;
 }
 
 function sharing(head) {
@@ -201,7 +205,7 @@ function figures(head, model) {
   const spread = head.round_low !== head.round_high ? `from ${number(head.round_low)} to ${number(head.round_high)}` : seconds(head.round_s) === DASH ? "" : `${fixed(head.round_s, 1)} s each`;
   const judged = (head.accepted || 0) + (head.rejected || 0);
   const entries = [
-    ["Nodes", plain(head.present), head.gone ? `${number(head.gone)} gone` : "all present"],
+    ["Nodes", plain(head.present), absent(head)],
     ["Throughput", scaled(head.in_bytes_per_s, "B/s"), `${amount(head.in_bytes, "B")} received`],
     [head.roles.learner ? "Step" : "Round", plain(head.round), spread],
     ["Held-out", missing(head.held_out) ? [DASH, ""] : [(100 * head.held_out).toFixed(1), "%"], "pass rate, mean"],
@@ -219,6 +223,11 @@ function figures(head, model) {
     say(dt, label); say(dd.children[0], value); say(dd.children[1], unit); say(rest, more);
   });
   while (list.children.length > entries.length) list.lastChild.remove();
+}
+
+function absent(head) {
+  const left = head.left || 0, gone = head.gone - left;
+  return [gone ? `${number(gone)} gone` : "", left ? `${number(left)} left` : ""].filter(Boolean).join(", ") || "all present";
 }
 
 function curves() {
