@@ -680,15 +680,16 @@ def run_of_peers(
         return None
     last = recall(config.data_dir)
     with data_directory(config.data_dir, say=say):
-        key = known_key(None, config.data_dir)
-        runs, troubles = _found_runs(load_identity(config), key, config.peers, most=1)
+        identity, key = load_identity(config), known_key(None, config.data_dir)
+        runs, troubles = _found_runs(identity, key, config.peers, most=1)
     if not runs and last.ports:
         say(f"! {'; '.join(troubles)}; going on in the run of the last start")
         return last.run or DEFAULT_RUN
     if not runs:
         raise ConfigError(
-            f"--peer: which run is it? no answer: {'; '.join(troubles)}; try again when that node "
-            "runs, or name the run with --run"
+            f"--peer: which run is it? no answer: {'; '.join(troubles)}; see that the node runs, "
+            f"have its owner accept {identity.peer_id} if it has a list (--allow), or name the "
+            "run with --run"
         )
     run = runs[0]
     if not RUN_ID.fullmatch(run.run_id):

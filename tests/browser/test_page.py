@@ -13,7 +13,15 @@ from node.observe.records import Trouble, VersionPublished
 from node.observe.saved_report import write_report
 from swarm.identity import Identity
 from swarm.telemetry.dashboard.page_state import DashboardState
-from swarm.telemetry.reports import Alarm, AlarmReport, BroadcastReport, PeerTraffic, WorkerRow
+from swarm.telemetry.reports import (
+    Alarm,
+    AlarmReport,
+    BroadcastReport,
+    PeerTraffic,
+    Status,
+    WorkerRow,
+    sealed,
+)
 from tests.browser.live_page import LivePage, blank_page, figures
 from tests.unit.monitor_records import held_out, round_done, started
 
@@ -281,6 +289,28 @@ def test_a_node_that_falls_silent_is_gone_and_comes_back(
     shoot(page, "gone")
     live.report(FOUR[0], metrics=dict(figures(11)))
     reads(page, "#verdict-text", "All is well")
+
+
+def test_a_goodbye_is_no_trouble_and_two_runs_are_named(
+    live: LivePage, open_page: Callable[..., Any]
+) -> None:
+    page = open_page(live.url)
+    report_four(live)
+    reads(page, "#verdict-text", "All is well")
+    leaver = FOUR[0]
+    said = Status(run_id="sums", instance="1", connection=1, online=False, left=True)
+    live.take(f"swarm/sums/{leaver.peer_id}/status", sealed(said, leaver))
+    for node in FOUR[1:]:
+        live.report(node, metrics=dict(figures(11)))
+    page.locator("#figures", has_text="1 left").wait_for()
+    assert page.inner_text("#verdict-text") == "All is well"
+    assert column(page, leaver.peer_id, "heard").startswith("left")
+    live.report(Identity(b"o" * 32), run_id="other", metrics=dict(figures(11)))
+    page.locator("#verdict-detail", has_text="2 runs share this page").wait_for()
+    assert "swarm-node monitor --run-id other" in page.inner_text("#verdict-detail")
+    page.set_viewport_size({"width": 420, "height": 900})
+    hint = "getComputedStyle(document.querySelector('#nodes .scroll')).backgroundAttachment"
+    assert page.evaluate(hint) == "local, scroll"
 
 
 @pytest.mark.parametrize("silent_s", [20.0, 700.0, 7_200.0])  # just now, no news, not shown

@@ -181,6 +181,8 @@ def test_who_is_not_on_a_list_and_who_has_the_list_both_say_so(
     guest.until(lambda: "cannot join through" in notes(guest))
     assert f"(--allow), {guest_id}" in notes(guest)
     owner.until(lambda: f"refused {guest_id}, which is not in that file" in notes(owner))
+    newcomer = swarm_node("join", "--peer", owner.address(), "--data-dir", tmp_path / "new")
+    refused(newcomer, "which run is it?", "(--allow)")
 
 
 def test_a_model_that_no_node_has_trained_is_evaluated(
