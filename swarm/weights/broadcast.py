@@ -47,6 +47,7 @@ from swarm.weights.manifest import ChunkRef
 from swarm.weights.piece_selection import Picker, from_bytes, members, to_bytes
 from swarm.wire import codec
 from swarm.wire.messages import (
+    BATCH_CHUNKS_MAX,
     CHUNK_WAIT_MS_MAX,
     CHUNKS_MAX,
     CHUNKS_PENDING_MAX,
@@ -97,8 +98,8 @@ class ChunkSource(Protocol):
     async def read(self, chunks: Sequence[int]) -> bytes:
         """An answer with these chunks."""
 
-    def split(self, answer: bytes) -> list[bytes]:
-        """The chunks of such an answer. RemoteProtocolError: it is malformed."""
+    def split(self, answer: bytes, most: int) -> list[bytes]:
+        """The chunks of such an answer. RemoteProtocolError: it is malformed, or has more."""
 
     async def write(self, chunks: Mapping[int, bytes]) -> None: ...
 
@@ -174,7 +175,9 @@ class Broadcast:
         self._named: Counter[PeerId] = Counter()  # in flight
         self._relayed: Counter[PeerId] = Counter()  # in flight, or waiting there
         self._gave_nothing: Counter[PeerId] = Counter()  # named requests in a row
+        self._proven: set[PeerId] = set()  # who sent a chunk of the artifact
         self._took_no_part: Counter[PeerId] = Counter()  # relayed requests since it asked us
+        self._first_heard: dict[PeerId, trio.Event] = {}  # of peers that took no part before
         self._told_s: dict[PeerId, float] = {}
         self._telling: set[PeerId] = set()
         self._fresh_asked = 0
@@ -198,6 +201,8 @@ class Broadcast:
         self.picker.learn(peer, have, relaying, request.pending, now_s)
         self._avoid_until_s.pop(peer, None)
         self._took_no_part.pop(peer, None)
+        if peer not in self.links and peer in self._first_heard:
+            self._first_heard.pop(peer).set()
         if len(self.links) < NEIGHBOURS_MAX or peer in self.links:
             self.links[peer] = (request.up_bytes_per_s, request.down_bytes_per_s)
 
@@ -209,13 +214,13 @@ class Broadcast:
         return self.picker.holds_back(peer, request.chunk, trio.current_time(), accused)
 
     def find(
-        self, peer: PeerId, kind: Kind, chunk: int, now_s: float, *, is_first: bool
+        self, peer: PeerId, request: ChunkRequest, now_s: float, *, is_first: bool
     ) -> int | None:
         """A chunk that answers a request, the first or a further one; None: none yet."""
-        if kind in ("named", "lost"):
-            known = chunk < len(self.refs)
-            return self.picker.wanted_by(peer, chunk, now_s) if known else None
-        if kind == "fresh":
+        if request.kind in ("named", "lost"):
+            known = request.chunk < len(self.refs)
+            return self.picker.wanted_by(peer, request.chunk, now_s) if known else None
+        if request.kind == "fresh":
             return self.picker.fresh_for(peer, now_s)
         spare = self._is_last_lacking or (is_first and self._service.pacer.is_idle(now_s))
         return self.picker.relayed_for(peer, now_s, spare=spare)
@@ -258,7 +263,7 @@ class Broadcast:
             self._asked.pop(peer).cancel()
         for peer in [peer for peer in self.picker.neighbours if peer not in there]:
             self.picker.leave(peer)
-            for about in (self.links, self._told_s, self._avoid_until_s):
+            for about in (self.links, self._first_heard, self._told_s, self._avoid_until_s):
                 about.pop(peer, None)
             self._gave_nothing.pop(peer, None)
             self._took_no_part.pop(peer, None)
@@ -327,7 +332,9 @@ class Broadcast:
             while not self.picker.complete and not self._is_distrusted(peer):
                 if not await self._request(peer, "relayed", 0, PARK_S):
                     self._took_no_part[peer] += 1
-                    await trio.sleep(RETRY.spread(self._took_no_part[peer] - 1, self._rng))
+                    first = self._first_heard.setdefault(peer, trio.Event())
+                    with trio.move_on_after(RETRY.spread(self._took_no_part[peer] - 1, self._rng)):
+                        await first.wait()
                 if self._relayed[peer] > self._to_park(peer):
                     return
         finally:
@@ -436,6 +443,8 @@ class Broadcast:
     ) -> bool:
         """Ask a neighbour for a chunk and take what comes. False: it does not take part."""
         picker, count = self.picker, len(self.refs)
+        # A stranger may lie: one chunk bounds the garbage, and the memory for it.
+        most = BATCH_CHUNKS_MAX if kind == "relayed" and peer in self._proven else 1
         self._told_s[peer] = trio.current_time()
         request = ChunkRequest(
             type="chunk",
@@ -450,6 +459,7 @@ class Broadcast:
             wait_ms=min(CHUNK_WAIT_MS_MAX, int(wait_s * 1e3)),
             up_bytes_per_s=int(self._service.pacer.rate()),
             down_bytes_per_s=int(self.down_measured or self._down),
+            most=most,
         )
         try:
             data = await self._transport.request(
@@ -457,26 +467,33 @@ class Broadcast:
                 CHUNKS_PROTOCOL,
                 codec.encode(request),
                 timeout_s=wait_s + ANSWER_S + self.chunk_bytes / BYTES_PER_S_MIN,
-                response_bytes_max=answer_bytes_max(self.chunk_bytes),
+                response_bytes_max=answer_bytes_max(self.chunk_bytes, most),
             )
-            chunks = self._source.split(data)
+            chunks = self._verified(data, most)
         except RemoteProtocolError as error:
             self._distrust(peer, error.reason, error.detail)
             return False
         except TransportError:
             return False
-        for each in chunks:
-            await self._take(peer, kind, each)
+        if chunks:
+            self._proven.add(peer)
+        for chunk, each in chunks:
+            await self._take(peer, kind, chunk, each)
         return True
 
-    async def _take(self, peer: PeerId, kind: Kind, data: bytes) -> None:
-        """Take a chunk that is one of the artifact's."""
+    def _verified(self, answer: bytes, most: int) -> list[tuple[int, bytes]]:
+        """The chunks of an answer with their numbers. RemoteProtocolError: one is not the
+        artifact's, or the answer is malformed."""
+        chunks = self._source.split(answer, most)
+        numbers = [self._numbers.get(hashlib.sha256(each).digest()) for each in chunks]
+        if None in numbers:
+            self.counters.corrupt_bytes += len(answer)
+            raise RemoteProtocolError(Reject.MALFORMED, "a chunk that the manifest does not list")
+        return [(at, each) for at, each in zip(numbers, chunks, strict=True) if at is not None]
+
+    async def _take(self, peer: PeerId, kind: Kind, chunk: int, data: bytes) -> None:
+        """Have a verified chunk stored."""
         counters, picker = self.counters, self.picker
-        chunk = self._numbers.get(hashlib.sha256(data).digest())
-        if chunk is None:
-            counters.corrupt_bytes += len(data)
-            self._distrust(peer, Reject.MALFORMED, "a chunk that the manifest does not list")
-            return
         counters.bytes_in += len(data)
         if picker.here >> chunk & 1:
             counters.duplicate_bytes += len(data)
@@ -577,9 +594,9 @@ class StoredChunks:
     def _read(self, names: Sequence[bytes]) -> list[bytes | None]:
         return [self._store.get(name) for name in names]
 
-    def split(self, answer: bytes) -> list[bytes]:
-        """Raises `RemoteProtocolError` for a malformed answer."""
-        return split(answer)
+    def split(self, answer: bytes, most: int) -> list[bytes]:
+        """Raises `RemoteProtocolError` for more than `most` chunks, and for a malformed answer."""
+        return split(answer, most)
 
     async def write(self, chunks: Mapping[int, bytes]) -> None:
         """Raises `StoreFull` and `StorageFailed`."""

@@ -34,8 +34,7 @@ ANSWER_STALLED_S = 3.0  # after which an answer waits for its reader, beyond its
 ANSWER_BYTES_PER_S = 131_072.0  # of an answer that does not
 PEER_OUT_BYTES_MAX = 8_388_608  # on their way to one peer; one chunk may be larger
 SERVED_PEERS_MAX = 1_024  # whose bytes are counted
-BATCH_BYTES_MAX = 1_048_576  # of chunks in one answer; one chunk may be larger
-BATCH_CHUNKS_MAX = 32  # in one answer
+BATCH_BYTES_MAX = 1_048_576  # of an answer with several chunks
 CHUNK_HEAD = struct.Struct("!I")  # before each chunk of an answer: its bytes
 
 Kind = Literal["fresh", "relayed", "named", "lost", "news"]
@@ -47,12 +46,13 @@ def join(chunks: Sequence[bytes]) -> bytes:
     return b"".join(part for each in chunks for part in (CHUNK_HEAD.pack(len(each)), each))
 
 
-def split(answer: bytes) -> list[bytes]:
-    """The chunks of an answer. Raises `RemoteProtocolError` for a malformed one."""
+def split(answer: bytes, most: int) -> list[bytes]:
+    """The chunks of an answer. Raises `RemoteProtocolError` for more than `most`, and for a
+    malformed one."""
     view = memoryview(answer)
     chunks: list[bytes] = []
     while view:
-        if len(chunks) == BATCH_CHUNKS_MAX or len(view) < CHUNK_HEAD.size:
+        if len(chunks) == most or len(view) < CHUNK_HEAD.size:
             raise RemoteProtocolError(Reject.MALFORMED, "an answer that is no list of chunks")
         (size_bytes,) = CHUNK_HEAD.unpack_from(view)
         view = view[CHUNK_HEAD.size :]
@@ -63,10 +63,10 @@ def split(answer: bytes) -> list[bytes]:
     return chunks
 
 
-def answer_bytes_max(chunk_bytes: int) -> int:
-    """The size of the largest answer with chunks of up to so many bytes."""
-    several = BATCH_BYTES_MAX + BATCH_CHUNKS_MAX * CHUNK_HEAD.size
-    return max(several, chunk_bytes + CHUNK_HEAD.size)
+def answer_bytes_max(chunk_bytes: int, most: int) -> int:
+    """The size of the largest answer with up to `most` chunks of up to so many bytes."""
+    one = CHUNK_HEAD.size + chunk_bytes
+    return min(most * one, max(BATCH_BYTES_MAX, one))
 
 
 CHUNK_LIMITS = ServeLimits(
@@ -98,7 +98,7 @@ class ChunkGiver(Protocol):
     def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool: ...
 
     def find(
-        self, peer: PeerId, kind: Kind, chunk: int, now_s: float, *, is_first: bool
+        self, peer: PeerId, request: ChunkRequest, now_s: float, *, is_first: bool
     ) -> int | None: ...
 
     def batch_bytes(self, peer: PeerId) -> float: ...
@@ -123,8 +123,7 @@ class _Waiting:
 
     peer: PeerId
     broadcast: ChunkGiver
-    kind: Kind
-    chunk: int
+    request: ChunkRequest
     done: trio.Event = field(default_factory=trio.Event)
     found: list[int] = field(default_factory=list)
     size_bytes: int = 0  # of the answer
@@ -177,10 +176,10 @@ class ChunkService:
         broadcast.hear(peer, request)
         if request.kind == "news" or broadcast.holds_back(peer, request):
             return b""
-        waiting = _Waiting(peer, broadcast, request.kind, request.chunk)
+        waiting = _Waiting(peer, broadcast, request)
         leaves = False
         try:
-            await self._find(waiting, request)
+            await self._find(waiting)
             if not waiting.found:
                 return b""
             answer = await broadcast.read(waiting.found)
@@ -192,14 +191,14 @@ class ChunkService:
                 self._sent(peer, waiting.size_bytes)
         return answer
 
-    async def _find(self, waiting: _Waiting, request: ChunkRequest) -> None:
+    async def _find(self, waiting: _Waiting) -> None:
         """Find chunks for a request, once there is one and the uplink has room."""
-        queue = self._waiting[waiting.kind]
+        queue = self._waiting[waiting.request.kind]
         queue[waiting] = None
         try:
             self.pump()
             if not waiting.found:
-                with trio.move_on_after(request.wait_ms / 1e3):
+                with trio.move_on_after(waiting.request.wait_ms / 1e3):
                     await waiting.done.wait()
         finally:
             queue.pop(waiting, None)
@@ -218,7 +217,7 @@ class ChunkService:
         asked: set[tuple[PeerId, ArtifactKey]] = set()
         for waiting in sorted(queue, key=lambda each: self._served_bytes[each.peer]):
             broadcast = waiting.broadcast
-            if waiting.kind in ("fresh", "relayed"):  # all of one peer ask for the same
+            if waiting.request.kind in ("fresh", "relayed"):  # all of one peer ask for the same
                 if (waiting.peer, broadcast.key) in asked:
                     continue
                 asked.add((waiting.peer, broadcast.key))
@@ -227,7 +226,7 @@ class ChunkService:
             out_bytes = sum(each.size_bytes for each in self._leaving.get(waiting.peer, ()))
             if out_bytes + broadcast.chunk_bytes > max(PEER_OUT_BYTES_MAX, broadcast.chunk_bytes):
                 continue
-            found = broadcast.find(waiting.peer, waiting.kind, waiting.chunk, now_s, is_first=True)
+            found = broadcast.find(waiting.peer, waiting.request, now_s, is_first=True)
             if found is not None:
                 self._take(waiting, found)
                 self._take_more(waiting, now_s)
@@ -245,14 +244,14 @@ class ChunkService:
     def _take_more(self, waiting: _Waiting, now_s: float) -> None:
         """Let further chunks leave in the same answer: each request costs as much as a chunk."""
         broadcast = waiting.broadcast
-        if waiting.kind != "relayed":  # nor a fresh one: its relay may turn out to lie
+        if waiting.request.kind != "relayed":  # nor a fresh one: its relay may turn out to lie
             return
         limit_bytes = broadcast.batch_bytes(waiting.peer)
-        while len(waiting.found) < BATCH_CHUNKS_MAX:
+        while len(waiting.found) < waiting.request.most:
             size_bytes = waiting.size_bytes + broadcast.chunk_bytes
             if size_bytes > limit_bytes or not self.pacer.has_room(size_bytes):
                 return
-            chunk = broadcast.find(waiting.peer, waiting.kind, waiting.chunk, now_s, is_first=False)
+            chunk = broadcast.find(waiting.peer, waiting.request, now_s, is_first=False)
             if chunk is None:
                 return
             self._take(waiting, chunk)

@@ -102,7 +102,8 @@ class Picker:
 
     def _take_back(self, chunk: int) -> None:
         relay, _ = self._given.pop(chunk)
-        others = (each.have for peer, each in self.neighbours.items() if peer != relay)
+        honest = (peer for peer, each in self.neighbours.items() if not each.distrusted)
+        others = (self.neighbours[peer].have for peer in honest if peer != relay)
         if not any(have >> chunk & 1 for have in others):
             self.fresh |= 1 << chunk
             self._sent_at.pop(chunk, None)

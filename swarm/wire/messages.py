@@ -97,6 +97,7 @@ ARTIFACTS_MAX = 8
 CHUNKS_MAX = 65_536
 CHUNK_BYTES_MAX = 16_777_216
 CHUNKS_PENDING_MAX = 64
+BATCH_CHUNKS_MAX = 32  # in one answer
 CHUNK_REQUEST_BYTES_MAX = 20_480
 CHUNK_WAIT_MS_MAX = 20_000
 WANT_LEASE_BYTES_MAX = 512
@@ -473,7 +474,7 @@ class ChunkRequest(WireModel):
     """Asks for a chunk of an artifact, with the asker's progress.
 
     Answered with chunks, each behind its size (u32, big-endian); nothing: there is none. The
-    kind `relayed` gets several where both links are fast.
+    kind `relayed` gets several where both links are fast, at most `most`.
     """
 
     type: Literal["chunk"]
@@ -491,6 +492,7 @@ class ChunkRequest(WireModel):
     wait_ms: Annotated[int, Field(ge=0, le=CHUNK_WAIT_MS_MAX)]  # for a chunk that is not there yet
     up_bytes_per_s: Annotated[int, Field(ge=0, lt=2**50)]  # of the asker's link; 0: unknown
     down_bytes_per_s: Annotated[int, Field(ge=0, lt=2**50)]
+    most: Annotated[int, Field(ge=1, le=BATCH_CHUNKS_MAX)] = 1  # chunks that the answer may have
 
 
 LeaseId = Annotated[bytes, Field(min_length=16, max_length=16)]

@@ -121,6 +121,69 @@ def test_peers_that_send_garbage_are_found_out_and_cost_little(
     assert result.last_s < 1.5 * plain.last_s
 
 
+VERY_FAST = LinkProfile(latency_s=0.001, up_bytes_per_s=125 * MB, down_bytes_per_s=125 * MB)
+LARGE = replace(EQUAL, size_bytes=100 * MB, links=(VERY_FAST,) * 9, corrupt_share=0.25)
+
+
+def watch_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[tuple[object, object], list[list[bytes]]]:
+    """The chunks of each answer, by who gave it and who asked."""
+    answers: dict[tuple[object, object], list[list[bytes]]] = {}
+    serve = broadcasts.ChunkService._serve
+
+    async def watch(self: object, peer: object, payload: bytes) -> bytes:
+        answer: bytes = await serve(self, peer, payload)
+        if isinstance(answer, broadcasts._Answer):
+            answers.setdefault((self, peer), []).append(list(answer.chunks))
+        return answer
+
+    monkeypatch.setattr(broadcasts.ChunkService, "_serve", watch)
+    return answers
+
+
+def test_a_peer_is_asked_for_one_chunk_until_it_sent_a_good_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = watch_answers(monkeypatch)
+    assert simulate(LARGE).unfinished == 0
+    assert {len(each[0]) for each in answers.values()} == {1}
+    assert max(len(chunks) for each in answers.values() for chunks in each) > 1
+
+
+def test_an_answer_of_garbage_is_one_offence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liars send good chunks first here, so that answers have several."""
+    blames = 0
+    content, distrust = broadcasts._Memory._content, broadcasts.Broadcast._distrust
+
+    def lie_late(self: Any, chunk: int) -> Any:
+        self.told = getattr(self, "told", 0) + 1
+        return self._contents[chunk] if self.told <= 100 else content(self, chunk)
+
+    def count(self: broadcasts.Broadcast, *arguments: Any) -> None:
+        nonlocal blames
+        blames += 1
+        distrust(self, *arguments)
+
+    monkeypatch.setattr(broadcasts._Memory, "_content", lie_late)
+    monkeypatch.setattr(broadcasts.Broadcast, "_distrust", count)
+    given = watch_answers(monkeypatch)
+    assert simulate(LARGE).unfinished == 0
+    lies = [chunks for each in given.values() for chunks in each if is_garbage(chunks)]
+    assert max(map(len, lies)) > 1
+    assert 0 < blames <= len(lies)
+
+
+def is_garbage(chunks: list[bytes]) -> bool:
+    return not all(bytes(each)[:5] == b"chunk" for each in chunks)
+
+
+def test_who_begins_before_the_others_asks_each_as_soon_as_it_takes_part() -> None:
+    early = replace(LINK, latency_s=0.001)
+    result = simulate(replace(EQUAL, size_bytes=4 * MB, links=(LINK, early) + (LINK,) * 7))
+    assert result.last_s < 0.8
+
+
 def test_without_distrust_garbage_would_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgive(self: broadcasts.Broadcast, peer: str, reason: str, detail: str) -> None:
         self.counters.distrusted += 1
@@ -261,8 +324,8 @@ def test_on_fast_links_answers_carry_several_chunks_and_on_slow_ones_one(
     sizes: list[int] = []
     split = broadcasts._Memory.split
 
-    def count(self: object, answer: bytes) -> list[bytes]:
-        chunks = split(self, answer)
+    def count(self: object, answer: bytes, most: int) -> list[bytes]:
+        chunks = split(self, answer, most)
         sizes.append(len(chunks))
         return chunks
 

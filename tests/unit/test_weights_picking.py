@@ -201,6 +201,15 @@ def test_what_only_a_relay_that_left_was_given_is_fresh_again() -> None:
     assert [chunk for chunk in (0, 1) if picker.fresh >> chunk & 1] == [0]
 
 
+def test_what_a_liar_says_it_has_is_fresh_again() -> None:
+    picker = publisher(A, B, C, D)
+    assert picker.fresh_for(A, 0.0) == 0
+    picker.learn(B, 0b1, 0b1, (), 0.1)
+    picker.meet(B).distrusted = True
+    picker.leave(A)
+    assert picker.fresh & 0b1
+
+
 def test_what_nobody_got_from_its_relay_in_time_is_fresh_again() -> None:
     picker = publisher(A, B)
     assert [picker.fresh_for(A, 0.0), picker.fresh_for(A, 0.0)] == [0, 1]

@@ -12,7 +12,6 @@ from swarm.identity import PeerId
 from swarm.weights import artifacts, manifest
 from swarm.weights.chunk_server import (
     BATCH_BYTES_MAX,
-    BATCH_CHUNKS_MAX,
     CHUNK_LIMITS,
     answer_bytes_max,
     join,
@@ -23,15 +22,18 @@ from swarm.weights.manifest import DTYPE_BITS, Artifact, ChunkRef, Manifest, Ten
 from swarm.wire import codec, messages
 from swarm.wire.messages import (
     ARTIFACTS_MAX,
+    BATCH_CHUNKS_MAX,
     CHUNK_BYTES_MAX,
+    CHUNK_REQUEST_BYTES_MAX,
     HEAD_BYTES_MAX,
     HEAD_DOMAIN,
     MANIFEST_BYTES_MAX,
+    ChunkRequest,
     HeadBody,
 )
 from tests.fuzz.fuzz_codec import manifest_faults
 from tests.unit.test_codec import refused, sealed
-from tests.wire_samples import ALICE, BOB, sample_head, sample_manifest
+from tests.wire_samples import ALICE, BOB, sample_head, sample_manifest, sample_messages
 
 NOW_S = 1_800_000_010
 SKEW_S = 120.0
@@ -240,10 +242,10 @@ def test_large_models_fit() -> None:
 
 def test_an_answer_is_a_list_of_chunks() -> None:
     chunks = [b"a", bytes(70_000), b"bc"]
-    assert split(join(chunks)) == chunks
-    assert split(b"") == []
+    assert split(join(chunks), 3) == chunks
+    assert split(b"", 1) == []
     most = [bytes([at]) for at in range(BATCH_CHUNKS_MAX)]
-    assert split(join(most)) == most
+    assert split(join(most), BATCH_CHUNKS_MAX) == most
 
 
 @pytest.mark.parametrize(
@@ -254,17 +256,28 @@ def test_an_answer_is_a_list_of_chunks() -> None:
         b"\0\0\0\2a",
         b"\xff\xff\xff\xffa",
         join([b"a"]) + b"\0",
-        join([b"a"] * (BATCH_CHUNKS_MAX + 1)),
+        join([b"a", b"b", b"c"]),  # more than were asked for
     ],
 )
 def test_a_malformed_answer_is_refused(answer: bytes) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
-        split(answer)
+        split(answer, 2)
     assert caught.value.reason is Reject.MALFORMED
 
 
 def test_the_largest_answers_fit_what_is_asked_for() -> None:
     small = [bytes(BATCH_BYTES_MAX // BATCH_CHUNKS_MAX)] * BATCH_CHUNKS_MAX
-    assert len(join(small)) <= answer_bytes_max(len(small[0]))
-    assert len(join([bytes(CHUNK_BYTES_MAX)])) <= answer_bytes_max(CHUNK_BYTES_MAX)
-    assert answer_bytes_max(CHUNK_BYTES_MAX) == CHUNK_LIMITS.response_bytes_max
+    assert len(join(small[1:])) <= answer_bytes_max(len(small[0]), BATCH_CHUNKS_MAX)
+    assert len(join(small[:1])) == answer_bytes_max(len(small[0]), 1)
+    largest = answer_bytes_max(CHUNK_BYTES_MAX, BATCH_CHUNKS_MAX)
+    assert len(join([bytes(CHUNK_BYTES_MAX)])) == largest == CHUNK_LIMITS.response_bytes_max
+
+
+def test_who_does_not_say_how_many_chunks_it_takes_gets_one() -> None:
+    request = sample_messages()["chunk"]
+    assert codec.decode(codec.encode(request), ChunkRequest, CHUNK_REQUEST_BYTES_MAX).most == 1
+    for most in (0, BATCH_CHUNKS_MAX + 1):
+        payload = msgpack.packb(request.model_dump() | {"most": most})
+        with pytest.raises(RemoteProtocolError) as caught:
+            codec.decode(payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
+        assert caught.value.reason is Reject.MALFORMED

@@ -103,8 +103,8 @@ class MemoryChunks:
     async def read(self, chunks: Sequence[int]) -> bytes:
         return join([self._chunks[chunk] for chunk in chunks])
 
-    def split(self, answer: bytes) -> list[bytes]:
-        return split(answer)
+    def split(self, answer: bytes, most: int) -> list[bytes]:
+        return split(answer, most)
 
     async def write(self, chunks: Mapping[int, bytes]) -> None:
         self._chunks.update(chunks)

@@ -112,7 +112,7 @@ class _Memory:
             return content
         return Nominal(self._garbage.randbytes(32), len(content))
 
-    def split(self, answer: bytes) -> list[bytes]:
+    def split(self, answer: bytes, most: int) -> list[bytes]:
         return list(answer.chunks) if isinstance(answer, _Answer) else []
 
     async def write(self, chunks: Mapping[int, bytes]) -> None:
