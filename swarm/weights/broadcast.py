@@ -89,7 +89,7 @@ RETRY = Backoff(1.0, 15.0, 1.5)  # seconds, for one that does not take part yet
 IDLE_S = 0.15  # without a chunk, at least, before chunks that are relayed are pulled
 GAP_WEIGHT = 0.1  # of the newest gap between two chunks, in their mean
 
-Blame = Callable[[PeerId, Reject, str], None]
+Blame = Callable[[PeerId, Reject], None]
 
 
 class ChunkSource(Protocol):
@@ -285,6 +285,8 @@ class Broadcast:
         self.picker.cycle_s = others * self.chunk_bytes / rate if rate else 0.0
         if self.publisher == self._own:
             self.picker.reclaim(now_s)
+            room = TICK_S * rate / self.chunk_bytes - self.picker.copies_owed()
+            self.picker.take_over(room, now_s)
         self._service.release_stalled(now_s)
         self._service.pump()
         if not self.picker.complete:
@@ -471,7 +473,7 @@ class Broadcast:
             )
             chunks = self._verified(data, most)
         except RemoteProtocolError as error:
-            self._distrust(peer, error.reason, error.detail)
+            self._distrust(peer, error.reason)
             return False
         except TransportError:
             return False
@@ -551,12 +553,12 @@ class Broadcast:
             for scope in (*self._asked.values(), *self._fresh_scopes):
                 scope.cancel()  # what waits at others would take places from what comes next
 
-    def _distrust(self, peer: PeerId, reason: Reject, detail: str) -> None:
+    def _distrust(self, peer: PeerId, reason: Reject) -> None:
         neighbour = self.picker.meet(peer)
         if not neighbour.distrusted:
             neighbour.distrusted = True
             self.counters.distrusted += 1
-        self._blame(peer, reason, detail)
+        self._blame(peer, reason)
 
 
 # All broadcasts of one policy.
@@ -583,16 +585,13 @@ class StoredChunks:
         found = [self._store.get_at_once(name) for name in names]
         if None in found:
             try:
-                found = await self._run_sync(self._read, names)
+                found = await self._run_sync(lambda: [self._store.get(name) for name in names])
             except StorageFailed as error:
                 raise RequestRefused(f"that chunk cannot be read: {error}") from None
         there = [data for data in found if data is not None]
         if len(there) < len(chunks):
             raise RequestRefused("that chunk is no longer here")
         return join(there)
-
-    def _read(self, names: Sequence[bytes]) -> list[bytes | None]:
-        return [self._store.get(name) for name in names]
 
     def split(self, answer: bytes, most: int) -> list[bytes]:
         """Raises `RemoteProtocolError` for more than `most` chunks, and for a malformed answer."""
@@ -808,7 +807,7 @@ class Sharing:
             StoredChunks(self.store, offered.refs, self._run_sync),
             have,
             Random(self._rng.random()),
-            self._blame,
+            self._ledger.reject,
             self.down_bytes_per_s,
         )
         running = self._running[offered.key] = _Running(version, on_behalf, broadcast)
@@ -833,9 +832,6 @@ class Sharing:
             del self._running[running.broadcast.key]
             running.done.set()
             running.ended.set()
-
-    def _blame(self, peer: PeerId, reason: Reject, detail: str) -> None:
-        self._ledger.reject(peer, reason)
 
     def drop(self, version: int) -> None:
         """End the broadcasts on behalf of a version."""

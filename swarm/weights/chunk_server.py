@@ -273,7 +273,8 @@ class ChunkService:
             del self._leaving[peer]
         now_s = trio.current_time()
         if not answer.stalled:
-            self.pacer.done(size_bytes, now_s - answer.begun_s, now_s)
+            peers = len(self.transport.peers())
+            self.pacer.done(size_bytes, now_s - answer.begun_s, now_s, peers)
         self.pump()
 
     def release_stalled(self, now_s: float) -> None:

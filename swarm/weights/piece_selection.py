@@ -31,6 +31,7 @@ CONFIRM_CYCLES = 4.0  # the same, times the time of one chunk to all
 ORPHAN_S = 2.0  # after a chunk was sent to one peer, in which another that asks gets none
 COMPLAINTS = 2  # of different peers, after which a relay is given no more
 EXAMINED_MAX = 64  # chunks that one choice of a pull looks at
+TAKE_OVER_SHARE = 0.25  # of all peers, at least, that lack a chunk which the publisher takes over
 NEWS_MAX = 1024  # times at which chunks were first heard of
 
 
@@ -204,6 +205,27 @@ class Picker:
             self._relay(oldest)
         return None if oldest is None else self._send(peer, oldest, now_s)
 
+    def take_over(self, copies: float, now_s: float) -> None:
+        """As the publisher with nothing fresh, relay what slow relays hold up: the rarest chunks,
+        in so many copies."""
+        if self.fresh or copies <= 0:
+            return
+        least_s = max(OVERDUE_S, OVERDUE_LAGS * self.cycle_s)
+        late = sum(1 << chunk for chunk, (_, at_s) in self._given.items() if now_s - at_s > least_s)
+        haves = [each.have for each in self.neighbours.values() if not each.distrusted]
+        lacked = 0
+        for have in haves:
+            lacked |= self.all & ~have
+        lacking = {
+            chunk: sum(1 for have in haves if not have >> chunk & 1)
+            for chunk in _some(late & lacked & ~self.relaying, EXAMINED_MAX, self._rng)
+        }
+        for chunk in sorted(lacking, key=lacking.__getitem__, reverse=True):
+            copies -= lacking[chunk]
+            if copies < 0 or lacking[chunk] < TAKE_OVER_SHARE * len(haves):
+                return
+            self._relay(chunk)
+
     def _relay(self, chunk: int) -> None:
         self.relaying |= 1 << chunk
         self._relayed[chunk] = None
@@ -349,9 +371,11 @@ ANSWERS_MIN = 4  # on their way at once, whatever is measured
 MEMORY_S = 10.0
 TIME_S = 0.15  # that an answer takes, before one has left
 BUCKET_S = 0.25  # over which a rate is measured, at least
+BURST_S_MIN = 1e-3  # of a shorter time, after which nothing is on its way
 BUCKET_ANSWERS = 3.0  # or so many times what an answer takes: concurrent ones end together
 SAMPLES_MAX = 4096
 UNSENT_BYTES = 65_536  # that sockets hold of answers which left, about
+HELD_BYTES = 32_768  # the same, of one socket
 UNSENT_S_MIN = 0.01  # below which a link is too fast for that to matter
 
 
@@ -404,7 +428,8 @@ class Pacer:
         self._out -= 1
         self._out_bytes -= size_bytes
 
-    def done(self, size_bytes: int, took_s: float, now_s: float) -> None:
+    def done(self, size_bytes: int, took_s: float, now_s: float, peers: int = 1) -> None:
+        """Record an answer that left. `peers`: the connections that share the uplink."""
         self.give_up(size_bytes)
         gone_bytes = self.rate() * (now_s - self._left_s)  # infinitely many before the first
         left_bytes = max(0.0, self._unsent_bytes - gone_bytes) if self._unsent_bytes else 0.0
@@ -418,11 +443,16 @@ class Pacer:
         self._bucket_bytes += size_bytes
         width_s = now_s - self._bucket_since_s
         is_whole = not self._out  # nothing was on its way at the start either
+        held_bytes = peers * HELD_BYTES
         if width_s >= (BUCKET_S if is_whole else max(BUCKET_S, BUCKET_ANSWERS * took_s)):
             rate = self._bucket_bytes / width_s
-            # a pause says nothing of the link: only what is more than was known counts then
-            if self._was_full or rate > self.rate():
-                self._rates.append((now_s, rate))
-            while len(self._rates) > 1 and self._rates[0][0] < now_s - MEMORY_S:
-                self._rates.popleft()
-            self._bucket_since_s, self._bucket_bytes, self._was_full = now_s, 0, False
+        elif is_whole and self._bucket_bytes >= 2 * held_bytes:  # a fast link soon has nothing out
+            rate = (self._bucket_bytes - held_bytes) / max(width_s, BURST_S_MIN)
+        else:
+            return
+        # a pause says nothing of the link: only what is more than was known counts then
+        if self._was_full or rate > self.rate():
+            self._rates.append((now_s, rate))
+        while len(self._rates) > 1 and self._rates[0][0] < now_s - MEMORY_S:
+            self._rates.popleft()
+        self._bucket_since_s, self._bucket_bytes, self._was_full = now_s, 0, False

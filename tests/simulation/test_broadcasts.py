@@ -185,7 +185,7 @@ def test_who_begins_before_the_others_asks_each_as_soon_as_it_takes_part() -> No
 
 
 def test_without_distrust_garbage_would_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgive(self: broadcasts.Broadcast, peer: str, reason: str, detail: str) -> None:
+    def forgive(self: broadcasts.Broadcast, peer: str, reason: str) -> None:
         self.counters.distrusted += 1
 
     kept = simulate(replace(EQUAL, corrupt_share=0.25))
@@ -249,8 +249,9 @@ def test_where_nobody_knows_a_rate_relays_ask_for_enough_to_keep_the_publisher_b
     result = simulate(case)
     assert result.over_bound < 1.6
     assert result.publisher_copies < 1.3
-    monkeypatch.setattr(broadcast, "RELAY_AHEAD_COPIES", 1)
-    assert simulate(case).publisher_copies > 1.5
+    if not shared:  # where answers share the uplink, a rate is measured soon
+        monkeypatch.setattr(broadcast, "RELAY_AHEAD_COPIES", 1)
+        assert simulate(case).publisher_copies > 1.5
 
 
 def test_few_relays_on_slow_links_that_answers_share_suffice() -> None:
@@ -263,15 +264,10 @@ def test_few_relays_on_slow_links_that_answers_share_suffice() -> None:
     assert result.publisher_copies < 1.1
 
 
-def test_relays_ask_ahead_so_that_a_publisher_finds_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = replace(EQUAL, rates_known=False)
-    result = simulate(case)
+def test_relays_ask_ahead_so_that_a_publisher_finds_work() -> None:
+    result = simulate(replace(EQUAL, rates_known=False))
     assert result.over_bound < 1.3
     assert result.publisher_copies < 1.1
-    monkeypatch.setattr(broadcast, "RELAY_AHEAD_COPIES", 1)
-    worse = simulate(case)
-    assert worse.over_bound > 1.4
-    assert worse.publisher_copies > 1.25
 
 
 def test_a_broadcast_over_shared_uplinks_replays_and_differs_from_one_in_turns(
@@ -293,6 +289,18 @@ def test_a_publisher_with_an_uplink_to_spare_is_asked_for_as_much_as_a_round_tri
     assert result.unfinished == 0
     monkeypatch.setattr(broadcast, "PUBLISHER_AHEAD_BYTES", 0)
     assert simulate(case).last_s > 1.2 * result.last_s
+
+
+def test_a_publisher_sends_by_itself_what_relays_of_unknown_rates_hold_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = replace(LINK, up_bytes_per_s=0.5 * MB, down_bytes_per_s=25.0 * MB)
+    fast = replace(LINK, up_bytes_per_s=125.0 * MB, down_bytes_per_s=125.0 * MB)
+    case = BroadcastCase(4 * MB, 65_536, (fast,) + (slow,) * 12, rates_known=False, seed=3)
+    result = simulate(case)
+    assert result.unfinished == 0
+    monkeypatch.setattr(Picker, "take_over", lambda *_: None)
+    assert simulate(case).last_s > 1.25 * result.last_s
 
 
 def test_where_chunks_come_slowly_peers_tell_of_them_no_more_often(

@@ -1,21 +1,29 @@
 """Whatever goes wrong on a version's way, the weights in the end are those that were published."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import trio
 
 from swarm.errors import Reject
 from swarm.identity import PeerId
 from swarm.simulation.links import LinkProfile
 from swarm.transport.base import ServeLimits
+from swarm.transport.memory.network import MemoryTransport
+from swarm.weights.chunk_server import CHUNK_LIMITS, join
+from swarm.weights.manifest import decode_manifest
 from swarm.wire import codec
 from swarm.wire.messages import (
+    CHUNK_REQUEST_BYTES_MAX,
+    CHUNKS_PROTOCOL,
     HEADS_PROTOCOL,
     HEADS_REPLY_BYTES_MAX,
     MANIFEST_BYTES_MAX,
     MANIFEST_PROTOCOL,
     WANT_HEADS_BYTES_MAX,
     WANT_MANIFEST_BYTES_MAX,
+    ChunkRequest,
     HeadsReply,
     weights_topic,
 )
@@ -185,6 +193,91 @@ def test_a_forged_head_and_a_forged_manifest_cost_their_sender_alone(tmp_path: P
         assert late.has_exactly(hosts.source(1))
 
     play(scene, tmp_path)
+
+
+Answering = Callable[[list[bytes]], bytes]
+FAULTS: dict[str, Answering] = {
+    "cut in the middle": lambda chunks: join(chunks)[:-1],
+    "garbage": lambda chunks: join([bytes(len(each)) for each in chunks]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_relay_that_is_good_at_first_is_found_out_and_blamed_alone(
+    tmp_path: Path, fault: Answering
+) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.all_at(1, range(1, 2))
+        liar = await lying_relay(hosts, 2, fault)
+        late = await hosts.start(3, connect=False)
+        await late.transport.connect(liar.addresses()[0])  # knows nobody else at first
+        await hosts.until(lambda: bool(late.blamed(liar.peer_id)))
+        assert late.chunks()  # what it sent before it lied
+        await late.transport.connect(hosts[1].transport.addresses()[0])
+        await hosts.until_all_have(1, range(3, 4))
+        assert told(late) == "version 1 from nothing"
+        assert set(late.blamed(liar.peer_id)) == {Reject.MALFORMED}
+        assert sum(late.blamed(liar.peer_id).values()) < 9
+        assert not late.blamed(hosts[1].peer_id)
+        assert late.has_exactly(hosts.source(1))
+
+    play(scene, tmp_path)
+
+
+async def lying_relay(hosts: Hosts, number: int, fault: Answering) -> MemoryTransport:
+    """A host that tells of version 1 and gives a good chunk to who asks for one; its answers with
+    two have a fault."""
+    relay, source = hosts.world.join(number), hosts[PUBLISHER]
+    body, record = source.service.versions.manifest_body(1), source.service.heads.record(POLICY, 1)
+    assert record is not None
+    refs = decode_manifest(body).artifacts[0].chunks
+    chunks = [source.store.get(ref.sha256) or b"" for ref in refs]
+    given = 0
+
+    async def manifest(peer: PeerId, payload: bytes) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return body
+
+    async def heads(peer: PeerId, payload: bytes) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return codec.encode(HeadsReply(type="heads", records=(record,)))
+
+    async def chunk(peer: PeerId, payload: bytes) -> bytes:
+        nonlocal given
+        await trio.lowlevel.checkpoint()
+        request = codec.decode(payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
+        if request.kind != "relayed":
+            return b""
+        given += 1
+        return join(chunks[given : given + 1]) if request.most == 1 else fault(chunks[-2:])
+
+    limits = ServeLimits(WANT_MANIFEST_BYTES_MAX, MANIFEST_BYTES_MAX)
+    relay.serve(MANIFEST_PROTOCOL, manifest, limits)
+    relay.serve(HEADS_PROTOCOL, heads, ServeLimits(WANT_HEADS_BYTES_MAX, HEADS_REPLY_BYTES_MAX))
+    relay.serve(CHUNKS_PROTOCOL, chunk, CHUNK_LIMITS)
+    return relay
+
+
+def test_a_publisher_that_restarts_in_a_broadcast_goes_on_with_it(tmp_path: Path) -> None:
+    peers = range(1, 4)
+
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        for number in peers:
+            await hosts.start(number)
+        await hosts.publish(1)
+        every = hosts[PUBLISHER].chunks()
+        assert await hosts.until(lambda: all(hosts[number].chunks() for number in peers))
+        assert set().union(*(hosts[number].chunks() for number in peers)) < every
+        await hosts.kill(PUBLISHER)
+        await hosts.start(PUBLISHER)
+        await hosts.until_all_have(1, peers)
+        for number in peers:
+            assert told(hosts[number]) == "version 1 from nothing"
+            assert hosts[number].has_exactly(hosts.source(1))
+            assert not hosts[number].blamed(hosts[PUBLISHER].peer_id)
+
+    play(scene, tmp_path, link=LINK)
 
 
 def is_on_its_way(host: SimulatedHost, version: int) -> bool:

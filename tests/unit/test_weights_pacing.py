@@ -98,7 +98,7 @@ def test_a_slow_link_is_idle_when_its_sockets_have_sent_what_they_took(
     assert pacer.is_idle(0.0)  # nothing was sent yet
     pacer.start(4 * MB, 0.0)
     assert not pacer.is_idle(0.1)
-    pacer.done(4 * MB, 0.1, 0.1)
+    pacer.done(4 * MB, 0.1, 0.1, peers=64)
     assert pacer.is_idle(0.1) == (not later_s)
     if later_s:
         assert not pacer.is_idle(0.1 + 0.9 * later_s)
@@ -132,3 +132,26 @@ def test_a_transfer_that_is_over_before_three_answers_in_a_row_tells_the_rate_to
     for at in range(4):  # they share the link, and end together
         pacer.done(MB // 10, 0.97 + at / 100, 0.97 + at / 100)
     assert pacer.rate() == 0.4 * MB
+
+
+def burst(rate: float, held_bytes: int, answers: int = 64, peers: int = 8) -> Pacer:
+    """Answers of 64 KiB to several peers, whose sockets take some bytes of each peer at once; then
+    nothing is on its way."""
+    pacer = Pacer()
+    for _ in range(answers):
+        pacer.start(65_536, 0.0)
+    for at in range(answers):
+        left_s = max(0.0, 65_536 * (at + 1) - peers * held_bytes) / rate
+        pacer.done(65_536, left_s, left_s, peers)
+    return pacer
+
+
+def test_a_fast_link_that_soon_has_nothing_out_tells_its_rate() -> None:
+    assert 0.9 * 125 * MB < burst(125 * MB, 0).rate() < 125 * MB
+    assert burst(125 * MB, 0, answers=4).rate() == 0.0  # so few say nothing
+
+
+def test_what_sockets_take_at_once_does_not_make_a_link_look_fast() -> None:
+    rate = 25 * MB
+    assert burst(rate, 32_768).rate() == pytest.approx(rate)
+    assert burst(rate, 32_768, answers=8).rate() == pytest.approx(rate)

@@ -221,6 +221,29 @@ def test_what_nobody_got_from_its_relay_in_time_is_fresh_again() -> None:
     assert picker.fresh & 0b11 == 0b01
 
 
+def test_the_publisher_takes_over_what_a_slow_relay_holds_up() -> None:
+    picker = publisher(A, B, C, D)
+    for _ in range(7):
+        picker.fresh_for(A, 0.0)
+    late_s = OVERDUE_S + 0.01
+    picker.take_over(99.0, late_s)
+    assert not picker.relaying  # while something is fresh
+    picker.fresh_for(A, 0.0)
+    picker.learn(A, ALL, ALL, (), 0.1)
+    for peer, lacks in ((B, 0b0111), (C, 0b0011), (D, 0)):
+        picker.learn(peer, ALL ^ lacks, 0, (), 0.1)
+    picker.take_over(99.0, OVERDUE_S)
+    assert not picker.relaying  # its relay may still bring it
+    picker.take_over(1.0, late_s)
+    assert not picker.relaying  # the uplink has no room
+    picker.take_over(2.0, late_s)
+    assert picker.relaying in (0b01, 0b10)  # what most lack
+    picker.take_over(99.0, late_s)
+    assert picker.relaying == 0b111
+    assert [picker.relayed_for(D, late_s, spare=False)] == [None]
+    assert picker.relayed_for(B, late_s, spare=False) in (0, 1)
+
+
 def test_on_slow_links_a_relay_has_as_long_as_it_needs() -> None:
     """It may have others to send first, and those that got it tell of it later."""
     picker = publisher(A, B)

@@ -110,8 +110,8 @@ class MemoryChunks:
         self._chunks.update(chunks)
 
 
-def blame(peer: PeerId, reason: Reject, detail: str) -> None:
-    raise AssertionError(f"{peer}: {reason} {detail}")
+def blame(peer: PeerId, reason: Reject) -> None:
+    raise AssertionError(f"{peer}: {reason}")
 
 
 def broadcast(

@@ -207,7 +207,7 @@ def _prepare(
         source,
         have=(1 << len(contents)) - 1 if host.number == PUBLISHER else 0,
         rng=Random(f"{case.seed}/picker/{host.number}"),
-        blame=lambda peer, reason, detail: None,  # the broadcast counts distrusted peers
+        blame=lambda peer, reason: None,  # the broadcast counts distrusted peers
         down_bytes_per_s=link.down_bytes_per_s,
     )
 
