@@ -237,6 +237,7 @@ def test_optional_fields_are_these() -> None:
     group = ("engine", "precision", "attempt", "context", "counters")
     completion = ("segments", "spans", "propensity", "splices")
     assert found == {
+        ("ChunkRequest", "most"),
         *(("GroupBody", name) for name in group),
         *(("CompletionBody", name) for name in completion),
     }

@@ -241,8 +241,26 @@ def test_each_alarm_has_one_sentence_on_what_to_do() -> None:
 
 def test_metrics_end_in_their_unit() -> None:
     without = {"peers", "round", "policy_version", "own_reward", "published_version"}
-    without |= {"connections", "connections_max", "largest_origin_connections"}
-    units = ("_total", "_s", "_bytes", "_groups", "_ratio", "_steps", "_wanted", "_per_h", "_nats")
+    without |= {
+        "loss",
+        "grad_norm",
+        "learning_rate",
+        "connections",
+        "connections_max",
+        "largest_origin_connections",
+    }
+    units = (
+        "_total",
+        "_s",
+        "_bytes",
+        "_groups",
+        "_ratio",
+        "_steps",
+        "_wanted",
+        "_per_h",
+        "_nats",
+        "_tokens",
+    )
     for name, metric in METRICS.items():
         assert name in without or name.endswith(units), name
         assert (metric.kind == "counter") == name.endswith("_total"), name
