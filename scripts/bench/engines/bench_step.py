@@ -54,16 +54,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--server", help="an OpenAI-compatible server of the same model")
-    parser.add_argument("--without-trl", action="store_true")
+    parser.add_argument("--only", choices=("step", "sampling"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        steps = _steps(options, Path(scratch))
-        print(f"{'step':16} {'seconds':>8} {'to trl in float32':>18}")
-        base = median(steps["trl", "float32"]) if ("trl", "float32") in steps else float("nan")
-        for (name, precision), seconds in steps.items():
-            taken = median(seconds)
-            print(f"{name + ' ' + precision:16} {taken:8.2f} {taken / base:18.2f}", flush=True)
-        rates = trio.run(_sampling, options, Path(scratch))
+        if options.only != "sampling":
+            _print_steps(_steps(options, Path(scratch)))
+        if options.only != "step":
+            _print_rates(trio.run(_sampling, options, Path(scratch)))
+
+
+def _print_steps(steps: dict[tuple[str, str], list[float]]) -> None:
+    print(f"{'step':16} {'seconds':>8} {'to trl in float32':>18}")
+    base = median(steps["trl", "float32"])
+    for (name, precision), seconds in steps.items():
+        taken = median(seconds)
+        print(f"{name + ' ' + precision:16} {taken:8.2f} {taken / base:18.2f}", flush=True)
+
+
+def _print_rates(rates: dict[str, list[float]]) -> None:
     print(f"{'sampling':24} {'tokens/s':>8} {'to the fastest':>15}")
     fastest = max(median(each) for each in rates.values())
     for name, found in rates.items():
@@ -71,16 +79,15 @@ def main() -> None:
 
 
 def _steps(options: argparse.Namespace, scratch: Path) -> dict[tuple[str, str], list[float]]:
-    python = None if options.without_trl else _trl_python(scratch)
+    python = _trl_python(scratch)
     found: dict[tuple[str, str], list[float]] = {}
     for _ in range(options.repeats):
         for precision in PRECISIONS:
             found.setdefault(("ours", precision), []).extend(
                 trio.run(_our_steps, options, scratch, precision)
             )
-            if python is not None:
-                taken = _trl_steps(python, options, precision)
-                found.setdefault(("trl", precision), []).extend(taken)
+            taken = _trl_steps(python, options, precision)
+            found.setdefault(("trl", precision), []).extend(taken)
     return found
 
 
