@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from math import isnan, nan
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,10 @@ def test_rounds_and_evaluations_are_there_by_their_metrics_names(
     )
     assert [step for step, _ in found["held_out_ratio"]][:2] == [0, 2]
     assert found["trained_tokens_total"][-1][1] == rounds[-1].trained_tokens_total
-    for name in ("loss", "grad_norm", "entropy_nats", "learning_rate", "completion_mean_tokens"):
+    known = [each.round for each in rounds if not isnan(each.own_logprob or nan)]
+    assert known
+    assert [step for step, _ in found["entropy_nats"]] == known
+    for name in ("loss", "grad_norm", "learning_rate", "completion_mean_tokens"):
         assert len(found[name]) == len(rounds), name
     settings = json.loads(done.stdout.splitlines()[-2])
     assert (settings["loss"], settings["advantage"], settings["group_size"]) == ("sapo", "grpo", 4)

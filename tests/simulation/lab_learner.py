@@ -346,6 +346,8 @@ def with_logprobs(prompt: str, completion: Completion) -> Completion:
 class ScriptedScorer:
     """Scores tokens as `logprob` does, under versions that are kept."""
 
+    precision = "float32"
+
     def __init__(self, find: VersionDirectory) -> None:
         self._find = find
 

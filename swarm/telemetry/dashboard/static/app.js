@@ -11,8 +11,6 @@ const $ = (id) => document.getElementById(id);
 const alarmName = (kind) => printable(kind[0].toUpperCase() + kind.slice(1)).replaceAll("_", " ");
 let frame = null, lastUnix = null, skewS = 0, showAll = false, span = "recent";
 
-// --- parts ---
-
 const rate = (value) => amount(value, "B/s");
 const throughput = new Chart($("throughput-chart"), {
   label: "Network throughput", area: "in_bytes_per_s", write: rate,
@@ -83,8 +81,6 @@ const allFigures = new Table($("figure-table"), [
 function records({ columns, rows }) {
   return rows.map((row) => Object.fromEntries(columns.map((name, place) => [name, row[place]])));
 }
-
-// --- states ---
 
 function enter(state, link, banner = "") {
   document.body.dataset.state = state;
@@ -176,7 +172,7 @@ function verdict(state) {
 }
 
 function several(runs) {
-  return runs.length < 2 ? "" : ` ${number(runs.length)} runs share this page, and its figures are of all of them. For one run: swarm-node monitor --run-id ${printable(runs[0])}`;
+  return runs.length < 2 ? "" : ` ${number(runs.length)} runs share this page. For one run: swarm-node monitor --run-id ${printable(runs[0])}`;
 }
 
 function sharing(head) {
@@ -197,8 +193,6 @@ function alarms({ shown, kinds }) {
     h("p", {}, printable(alarm.advice)),
     h("p", { class: "who" }, `${plural(alarm.count, "node")}: `, h("span", { class: "id" }, alarm.nodes.map(short).join(" ")), alarm.count > alarm.nodes.length ? ` and ${number(alarm.count - alarm.nodes.length)} more` : ""))));
 }
-
-// --- figures ---
 
 function figures(head, model) {
   const plain = (value) => [number(value), ""];
@@ -247,8 +241,6 @@ function both(state) {
   }
   return [...sums].map(([name, [taken, given]]) => [printable(name), Math.max(taken, given), `${amount(taken, "B")} in, ${amount(given, "B")} out`]).sort((a, b) => b[1] - a[1]);
 }
-
-// --- broadcast and capacity ---
 
 function broadcast(data) {
   $("broadcast").hidden = !data;
@@ -314,8 +306,6 @@ function compared(name, predicted, measured, most, bound, write) {
   return h("div", { class: "pair" }, h("span", {}, name), row("predicted", predicted), row("measured", measured));
 }
 
-// --- tables ---
-
 function showWorkers(data, canAct) {
   $("workers").hidden = !data.rows.length && !canAct;
   $("act").hidden = !canAct;
@@ -378,8 +368,6 @@ function telemetry(state) {
     ["frame", `${number(state.number)}, made ${clock(state.unix_s)}`],
   ]);
 }
-
-// --- input ---
 
 for (const button of document.querySelectorAll("[data-span]")) {
   button.addEventListener("click", () => {

@@ -124,7 +124,6 @@ function closed(times, values, x, y, base) {
   return `M${x(times[there[0][1]])} ${base}L${points.join("L")}L${x(times[there[there.length - 1][1]])} ${base}Z`;
 }
 
-// Round ends of an axis.
 function nice(low, high) {
   const span = high - low || Math.abs(high) || 1;
   const unit = 10 ** Math.floor(Math.log10(span));
