@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -94,10 +94,14 @@ def test_rounds_and_evaluations_are_there_by_their_metrics_names(
     )
     assert [step for step, _ in found["held_out_ratio"]][:2] == [0, 2]
     assert found["trained_tokens_total"][-1][1] == rounds[-1].trained_tokens_total
-    known = [each.round for each in rounds if not isnan(each.own_logprob or nan)]
-    assert known
-    assert [step for step, _ in found["entropy_nats"]] == known
-    for name in ("loss", "grad_norm", "learning_rate", "completion_mean_tokens"):
+    for name, field in (("entropy_nats", "own_logprob"), ("learning_rate", "step_rate")):
+        values = [
+            (each.round, getattr(each, field)) for each in rounds
+        ]  # none: nothing to train on
+        known = [number for number, value in values if value is not None and not isnan(value)]
+        assert known, name
+        assert [step for step, _ in found[name]] == known, name
+    for name in ("loss", "grad_norm", "completion_mean_tokens"):
         assert len(found[name]) == len(rounds), name
     settings = json.loads(done.stdout.splitlines()[-2])
     assert (settings["loss"], settings["advantage"], settings["group_size"]) == ("sapo", "grpo", 4)
