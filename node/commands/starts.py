@@ -30,8 +30,8 @@ def describe(
     """Say all settings of a start, what it would fetch, and the memory that it would take."""
     for line in explained(config, sources, is_learner=is_learner):
         say(line)
-    say(f"to fetch: {_to_fetch(config, is_learner=is_learner)}")
     is_worker = config.run.learner is not None and config.role == "worker" and not is_learner
+    say(f"to fetch: {_to_fetch(config, is_worker=is_worker)}")
     spec = None
     if not is_worker and config.engine != "openai" and find_spec("torch") is not None:
         spec = trainer_spec(config, resolved_model(config)[0], is_learner=is_learner)
@@ -47,8 +47,8 @@ def _to_hold(config: NodeConfig, spec: TrainerSpec | None) -> str:
     return check_model(config, spec).said
 
 
-def _to_fetch(config: NodeConfig, *, is_learner: bool) -> str:
-    if config.run.learner is not None and config.role == "worker" and not is_learner:
+def _to_fetch(config: NodeConfig, *, is_worker: bool) -> str:
+    if is_worker:
         return "the learner's newest version, from peers"
     if config.engine == "openai" or find_spec("torch") is None:
         return "no model"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from node.interfaces.adapter_files import AdapterShape, Held
 from node.interfaces.trainer_spec import Recomputing, TrainerSpec
@@ -284,25 +284,28 @@ def shape_of(model: str, adapter: AdapterShape | None = None, held: Held = "floa
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         check_kind(config, model)
+        network = without_weights(config)
     except ConfigError:
         raise
     except Exception as error:  # boundary: as in `load_policy`
         raise ConfigError(load_error_line(model, error)) from error
-    return shape_of_config(config, model, adapter, held)
+    return shape_of_network(network, model, adapter, held)
 
 
-def shape_of_config(
-    config: PreTrainedConfig,
+def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
+    """The network of a configuration; its parameters have shapes alone."""
+    with torch.device("meta"):
+        network: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    return network
+
+
+def shape_of_network(
+    network: PreTrainedModel,
     model: str,
     adapter: AdapterShape | None = None,
     held: Held = "float32",
 ) -> ModelShape:
-    """As `shape_of`, by a configuration."""
-    try:
-        with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception as error:  # boundary: as in `load_policy`
-        raise ConfigError(load_error_line(model, error)) from error
+    """As `shape_of`, by a network with or without weights."""
     trained, spared = 0, 0.0
     if adapter is not None:
         from node.policies import adapters  # brings PEFT in
@@ -312,7 +315,7 @@ def shape_of_config(
             spared = (_FLOAT - _HALF) * frozen.numbers(network)
         if held == "4bit":
             spared += (_HALF - frozen.FOUR_BITS_BYTES) * adapters.covered(network, adapter, model)
-    text = config.get_text_config()
+    text = network.config.get_text_config()
     hidden = int(text.hidden_size)
 
     def largest(name: str) -> int:

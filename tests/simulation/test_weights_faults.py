@@ -117,6 +117,17 @@ def test_a_full_disk_leaves_the_version_before_until_there_is_room(tmp_path: Pat
     play(scene, tmp_path, hosts=2, link=LINK)
 
 
+async def comes_to_the_end(hosts: Hosts, late: SimulatedHost, liar: PeerId) -> None:
+    """Host 3 meets an honest peer, has the version, and has blamed the liar alone."""
+    await late.transport.connect(hosts[1].transport.addresses()[0])
+    await hosts.until_all_have(1, range(3, 4))
+    assert told(late) == "version 1 from nothing"
+    assert set(late.blamed(liar)) == {Reject.MALFORMED}
+    assert sum(late.blamed(liar).values()) < 9
+    assert not late.blamed(hosts[1].peer_id)
+    assert late.has_exactly(hosts.source(1))
+
+
 def test_who_serves_damaged_chunks_is_blamed_and_nobody_else(tmp_path: Path) -> None:
     async def scene(hosts: Hosts) -> None:
         await hosts.all_at(1, range(1, 3))
@@ -126,13 +137,7 @@ def test_who_serves_damaged_chunks_is_blamed_and_nobody_else(tmp_path: Path) -> 
         late = await hosts.start(3, connect=False)
         await late.transport.connect(liar.transport.addresses()[0])  # knows nobody else at first
         await hosts.until(lambda: bool(late.blamed(liar.peer_id)))
-        await late.transport.connect(hosts[1].transport.addresses()[0])
-        await hosts.until_all_have(1, range(3, 4))
-        assert told(late) == "version 1 from nothing"
-        assert set(late.blamed(liar.peer_id)) == {Reject.MALFORMED}
-        assert sum(late.blamed(liar.peer_id).values()) < 9
-        assert not late.blamed(hosts[1].peer_id)
-        assert late.has_exactly(hosts.source(1))
+        await comes_to_the_end(hosts, late, liar.peer_id)
 
     play(scene, tmp_path)
 
@@ -213,13 +218,7 @@ def test_a_relay_that_is_good_at_first_is_found_out_and_blamed_alone(
         await late.transport.connect(liar.addresses()[0])  # knows nobody else at first
         await hosts.until(lambda: bool(late.blamed(liar.peer_id)))
         assert late.chunks()  # what it sent before it lied
-        await late.transport.connect(hosts[1].transport.addresses()[0])
-        await hosts.until_all_have(1, range(3, 4))
-        assert told(late) == "version 1 from nothing"
-        assert set(late.blamed(liar.peer_id)) == {Reject.MALFORMED}
-        assert sum(late.blamed(liar.peer_id).values()) < 9
-        assert not late.blamed(hosts[1].peer_id)
-        assert late.has_exactly(hosts.source(1))
+        await comes_to_the_end(hosts, late, liar.peer_id)
 
     play(scene, tmp_path)
 

@@ -3,6 +3,7 @@
 python -m tests.unit.test_gpu_page      prints it
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,18 @@ WAYS: dict[str, tuple[AdapterShape | None, Held, float]] = {
 }
 
 
-def qwen(hidden: int, layers: int, heads: int, kv: int, inter: int, **more: Any) -> Qwen2Config:
-    sizes = {"vocab_size": 151_936, "tie_word_embeddings": True, **more}
-    return Qwen2Config(
+def sized(
+    kind: type[PreTrainedConfig], vocabulary: int,
+    hidden: int, layers: int, heads: int, kv: int, inter: int, **more: Any,
+) -> PreTrainedConfig:  # fmt: skip
+    return kind(
         hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv, intermediate_size=inter, **sizes,
+        num_key_value_heads=kv, intermediate_size=inter,
+        **{"vocab_size": vocabulary, "tie_word_embeddings": True, **more},
     )  # fmt: skip
 
 
-def llama(hidden: int, layers: int, heads: int, kv: int, inter: int, **more: Any) -> LlamaConfig:
-    sizes = {"vocab_size": 49_152, "tie_word_embeddings": True, **more}
-    return LlamaConfig(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv, intermediate_size=inter, **sizes,
-    )  # fmt: skip
-
-
+qwen, llama = partial(sized, Qwen2Config, 151_936), partial(sized, LlamaConfig, 49_152)
 UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
 # The sizes in the `config.json` of each
 MODELS: dict[str, PreTrainedConfig] = {
@@ -57,7 +54,7 @@ MODELS: dict[str, PreTrainedConfig] = {
 def need(name: str, way: str) -> str:
     """The estimate in GiB and the smallest card whose usable part holds it."""
     adapter, held, copies = WAYS[way]
-    shape = memory.shape_of_config(MODELS[name], name, adapter, held)
+    shape = memory.shape_of_network(memory.without_weights(MODELS[name]), name, adapter, held)
     shape = memory.replace(shape, number_bytes=memory._HALF, is_lean=False)  # as on a GPU
     for card in CARDS_GIB:
         usable = int(memory._USABLE * card * 2**30)
@@ -84,7 +81,7 @@ def test_the_models_have_the_sizes_in_their_names() -> None:
     sizes = {"135M": 134.5e6, "360M": 361.8e6, "1.7B": 1.711e9, "0.5B": 494e6}
     sizes |= {"1.5B": 1.544e9, "3B": 3.086e9, "7B": 7.616e9, "8B": 8.030e9}
     for name, config in MODELS.items():
-        parameters = memory.shape_of_config(config, name).parameters
+        parameters = memory.shape_of_network(memory.without_weights(config), name).parameters
         assert parameters == pytest.approx(sizes[name.rpartition("-")[2]], rel=0.002)
 
 
