@@ -403,8 +403,8 @@ def mixed_segments(
             for (keys, values), (more_keys, more_values) in zip(
                 layers, segment.layers, strict=True
             ):
-                keys[members, :, begin:end] = more_keys
-                values[members, :, begin:end] = more_values
+                keys[members, :, begin:end] = more_keys.to(kind)
+                values[members, :, begin:end] = more_values.to(kind)
             begin = end
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     return [Segment(layers, padding_bias(lengths, width))], torch.stack(last)

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from node.interfaces.engine import Sampling
+from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
+from node.policies import lean
 from node.policies.lean import LeanModel
 from node.policies.rounding import to_bfloat16
 from node.train import memory, precision, self_check
@@ -49,6 +51,23 @@ def test_engine_and_all_passes_agree_within_the_noise(tmp_path, make, keeps):
     assert all(each.stands for each in found), found
     assert min(each.most for each in found) > self_check.EXACT_NATS  # rounding was noticed
     assert policy.precision == "bfloat16"
+
+
+def test_prompts_of_several_kinds_are_sampled_together(tmp_path):
+    """Each kind has a beginning of its own that is worth a pass."""
+    policy = rounded_policy(qwen_directory(tmp_path / "a"))
+    begins = [" ".join(map(str, range(n, n + 40))) + "=" for n in (1, 50)]
+    prompts = [f"{begin}{n}" for begin in begins for n in range(4)]
+    assert len(lean.alike([policy.encode_prompt(each) for each in prompts])) == 2
+    made = generate(policy, prompts, 2, Sampling(max_new_tokens=3), seed=1, policy_version=0)
+    groups = [
+        TrainingGroup(prompt, each, (1.0, -1.0), own_tokens=True)
+        for prompt, each in zip(prompts, made, strict=True)
+    ]
+    trained = GroupTrainer(policy, TrainerSpec("x"), 4096).logprobs(groups)
+    for each, rows in zip(made, trained, strict=True):
+        for completion, row in zip(each, rows, strict=True):
+            assert completion.logprobs == pytest.approx(row, abs=self_check.EXACT_NATS + 0.05)
 
 
 @pytest.mark.parametrize("make", [qwen_directory, gpt2_directory])
