@@ -14,7 +14,6 @@ from swarm.wire.messages import LearnerReport
 LOOKS: Final = 10  # that count, for the error and for calm
 LATEST_SHARE: Final = 0.3  # weight of the latest look
 CORRECTION_MAX: Final = 20.0
-WAITED_MAX: Final = 0.99  # share of the time; more gives no step time
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +21,7 @@ class Forecast:
     """The lessons of the looks at one learner."""
 
     correction: float = 1.0  # measured over modelled time from step to step
+    overhead: float = 1.0  # time that steps do not wait over `train_s`: evaluations, disks
     waits: float | None = None  # the predicted share of the time, for the next look
     errors: tuple[float, ...] = ()  # measured less predicted share, of the last looks
     calm: int = 0  # looks in a row at which no group was too old
@@ -52,15 +52,18 @@ class Forecast:
         errors = self.errors
         if self.waits is not None:
             errors = (*errors, pace.idle_share - self.waits)[-LOOKS:]
-        step_s = pace.train_s / (1.0 - min(pace.idle_share, WAITED_MAX))
-        ratio = min(max(step_s / modelled.step_s, 1.0 / CORRECTION_MAX), CORRECTION_MAX)
-        correction = self.correction + LATEST_SHARE * (ratio - self.correction)
-        found = replace(found, correction=correction, errors=errors)
+        working_s = pace.step_s * (1.0 - pace.idle_share)
+        found = replace(
+            found,
+            correction=_nearer(self.correction, pace.step_s / modelled.step_s),
+            overhead=_nearer(self.overhead, working_s / pace.train_s),
+            errors=errors,
+        )
         return replace(found, waits=1.0 - found.corrected(modelled, report).utilisation)
 
     def corrected(self, modelled: Capacity, report: LearnerReport) -> Capacity:
         """The model's capacity with the time that steps take, and no age that is never admitted."""
-        train_s = modelled.utilisation * modelled.step_s
+        train_s = modelled.utilisation * modelled.step_s * self.overhead
         step_s = max(train_s, modelled.step_s * self.correction)
         worst = report.pace.staleness_worst if self.is_calm else report.rules.staleness_max
         return replace(
@@ -69,3 +72,8 @@ class Forecast:
             utilisation=train_s / step_s,
             staleness_worst=min(modelled.staleness_worst, worst),
         )
+
+
+def _nearer(before: float, measured: float) -> float:
+    within = min(max(measured, 1.0 / CORRECTION_MAX), CORRECTION_MAX)
+    return before + LATEST_SHARE * (within - before)

@@ -10,11 +10,13 @@ from tests.unit.test_coordinator_reporting import learner_report, predicted
 TRAIN_S = predicted().utilisation * predicted().step_s
 
 
-def report(version: int, waits: float, *, stale: int = 0, worst: int = 2) -> LearnerReport:
-    made = learner_report()
-    pace = made.pace.model_copy(
-        update={"train_s": TRAIN_S, "idle_share": waits, "staleness_worst": worst}
-    )
+def report(
+    version: int, waits: float, *, stale: int = 0, worst: int = 2, evaluates_s: float = 0.0
+) -> LearnerReport:
+    """`evaluates_s`: of each step, in the mean."""
+    made, step_s = learner_report(), (TRAIN_S + evaluates_s) / (1.0 - waits)
+    figures = {"train_s": TRAIN_S, "step_s": step_s, "idle_share": waits}
+    pace = made.pace.model_copy(update=figures | {"staleness_worst": worst})
     work = made.work.model_copy(update={"would_be_stale": stale, "discarded": 0})
     rules = made.rules.model_copy(update={"staleness_max": 4})
     return made.model_copy(update={"version": version, "pace": pace, "work": work, "rules": rules})
@@ -27,14 +29,16 @@ def after(looks: list[LearnerReport]) -> Forecast:
     return found
 
 
+@pytest.mark.parametrize("evaluates_s", [0.0, TRAIN_S])
 @pytest.mark.parametrize("waits", [0.0, 0.3, 0.57, 0.9])
-def test_the_prediction_comes_to_what_is_measured(waits: float) -> None:
-    looks = [report(1 + n, waits) for n in range(2 * LOOKS)]
+def test_the_prediction_comes_to_what_is_measured(waits: float, evaluates_s: float) -> None:
+    looks = [report(1 + n, waits, evaluates_s=evaluates_s) for n in range(2 * LOOKS)]
     found = after(looks)
     assert found.waits == pytest.approx(waits, abs=0.05)
     assert found.error == pytest.approx(0.0, abs=0.05)
     shown = found.corrected(predicted(), looks[-1])
     assert 1.0 - shown.utilisation == found.waits
+    assert shown.step_s == pytest.approx(looks[-1].pace.step_s, rel=0.05)
 
 
 def test_the_error_is_of_predictions_made_before() -> None:
