@@ -85,14 +85,26 @@ class Checkpoints:
         for directory, progress, facts in sorted(whole, key=lambda each: -each[1].round):
             if directory == best and progress.round == 0:
                 continue
-            for name, value in self._facts.items():
-                if facts.get(name) != value:
-                    raise ConfigError(
-                        f"--data-dir {self._directory.parent}: its checkpoint has {name} "
-                        f"{facts.get(name)!r}, not {value!r}; name these, or another --data-dir"
-                    )
+            self._check(facts, self._directory.parent)
             return Checkpoint(directory, progress)
         return None
+
+    def at(self, directory: Path) -> Checkpoint | None:
+        """The checkpoint in this directory, of any node; None: there is none. `ConfigError` as
+        `latest`."""
+        state = _read_state(directory)
+        if state is None:
+            return None
+        self._check(state[1], directory)
+        return Checkpoint(directory, state[0])
+
+    def _check(self, facts: Mapping[str, Any], where: Path) -> None:
+        for name, value in self._facts.items():
+            if facts.get(name) != value:
+                raise ConfigError(
+                    f"--data-dir {where}: its checkpoint has {name} "
+                    f"{facts.get(name)!r}, not {value!r}; name these, or another --data-dir"
+                )
 
     @contextmanager
     def held(self) -> Iterator[Checkpoint | None]:

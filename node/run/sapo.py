@@ -18,6 +18,7 @@ from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEG
 from node.envs.replay_turns import said_of
 from node.interfaces.engine import Outcome, Request
 from node.interfaces.prompts import Prompt
+from node.interfaces.trainer import TrainReport
 from node.methods.samplers import distinct
 from node.observe.records import HeldOut, RoundDone
 from node.observe.samples import bounded
@@ -37,7 +38,7 @@ from node.stages.stage import (
     Wanted,
 )
 from node.stages.table import stages_of
-from node.verify.held_out import SKIPS_PER_TASK_MAX, TOO_LONG
+from node.verify.held_out import SKIPS_PER_TASK_MAX, TOO_LONG, Choose
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, GroupId, RolloutGroup, ScoredGroup, informative
 from swarm.telemetry.metrics import ALWAYS, FIGURES, figures_of
@@ -148,7 +149,7 @@ class Sapo:
         self.stages = self._round.stages
         self.stages.restore(progress.methods)
 
-    def _view(self, number: int) -> View:
+    def view(self, number: int) -> View:
         def seed(purpose: str, *more: int) -> int:
             return seed_of(self._config.seed, self._node.stream, purpose, (number, *more))
 
@@ -157,7 +158,7 @@ class Sapo:
     async def round(self) -> RoundDone:
         """Run one round. If cancelled before the update, it leaves only the groups it shared."""
         start = self.progress
-        outcome = await self._round.run(self._view(start.round + 1))
+        outcome = await self._round.run(self.view(start.round + 1))
         assert outcome is not None
         measured = [
             each.scored
@@ -165,35 +166,35 @@ class Sapo:
             if each.scored.decided and each.is_bare and not each.private
         ]
         self._node.choice.learn([(each.group.task, each.rewards) for each in measured])
-        counts = self._engine.capabilities.counts
+        return self._record(outcome, self.advance(outcome.report, outcome.shared))
+
+    def advance(self, report: TrainReport, shared: int) -> int:
+        """Count a round that is over; the number of tokens that it sampled."""
+        start, counts = self.progress, self._engine.capabilities.counts
         generated = self._engine.take_sampled() if counts else self._tokens
         self.progress = replace(
             start,
             round=start.round + 1,
             next_index=self._next_index,
             generated_tokens=start.generated_tokens + generated,
-            trained_tokens=start.trained_tokens + outcome.report.trained_tokens,
-            groups_shared=start.groups_shared + outcome.shared,
+            trained_tokens=start.trained_tokens + report.trained_tokens,
+            groups_shared=start.groups_shared + shared,
             methods=self.stages.to_record(),
         )
-        return self._record(outcome, generated)
+        return generated
 
     # --- tasks, completions, rewards -------------------------------------------------------
 
     async def own(self, at: View, clock: Stopwatch) -> list[BatchGroup]:
         """The round's own groups, with what methods asked for more."""
-        self._next_index, self._tokens = self.progress.next_index, 0
-        self._node.choice.expire()
+        self.begin()
         wanted, each = self._config.local_groups, self._config.group_size
         if wanted == 0:
             return []
         choose = partial(self.stages.choose, rng=at.rng("tasks"), at=at)
 
         async def assign(count: int) -> Sequence[Wanted]:
-            assigned, self._next_index = await self._node.guard.assignments(
-                self._node.stream, self._next_index, count, choose, self.stages.ahead
-            )
-            return self.stages.plan([Wanted(a, Request(a.prompt, each)) for a in assigned], at)
+            return self.stages.plan(await self.assign(count, each, choose), at)
 
         self._node.enter("generating")
         if self._partial is not None:
@@ -203,10 +204,10 @@ class Sapo:
             begun = [(its, got) for its, got in begun if got.completions]
             self._tokens += _total(begun)
         else:
-            begun = await self._generate(await assign(wanted), 0, at)
+            begun = await self.generate(await assign(wanted), 0, at)
             while (left := self._long) and len(begun) < wanted:  # others take their places
-                begun += await self._generate(await assign(left), 0, at)
-        found = _merged((), await self._scored(begun, clock))
+                begun += await self.generate(await assign(left), 0, at)
+        found = _merged((), await self.scored(begun, clock))
         for attempt in range(1, MORE_MAX + 1):
             more = self.stages.more(found, at)
             further = [*more.wanted, *(await assign(more.tasks) if more.tasks else ())]
@@ -215,11 +216,23 @@ class Sapo:
             if not further:
                 break
             self._node.enter("generating")
-            scored = await self._scored(await self._generate(further, attempt, at), clock)
+            scored = await self.scored(await self.generate(further, attempt, at), clock)
             found = _merged(found, scored)
         return found
 
-    async def _generate(
+    def begin(self) -> None:
+        """Begin a round's own groups."""
+        self._next_index, self._tokens = self.progress.next_index, 0
+        self._node.choice.expire()
+
+    async def assign(self, count: int, each: int, choose: Choose) -> list[Wanted]:
+        """`each` completions wanted of the next `count` tasks of the node's stream."""
+        assigned, self._next_index = await self._node.guard.assignments(
+            self._node.stream, self._next_index, count, choose, self.stages.ahead
+        )
+        return [Wanted(a, Request(a.prompt, each)) for a in assigned]
+
+    async def generate(
         self, wanted: Sequence[Wanted], attempt: int, at: View
     ) -> list[tuple[Wanted, Outcome]]:
         calls = self._long = 0
@@ -252,7 +265,7 @@ class Sapo:
                 "smaller task settings, or a model with a longer context"
             )
 
-    async def _scored(
+    async def scored(
         self, made: Sequence[tuple[Wanted, Outcome]], clock: Stopwatch
     ) -> list[BatchGroup]:
         clock.lap("generate")
@@ -317,8 +330,10 @@ class Sapo:
         self._external_wanted = wanted = self.stages.foreign_wanted(
             self._config.external_groups, at
         )
-        if wanted == 0:
-            return []
+        return await self.take(wanted, at) if wanted else []
+
+    async def take(self, wanted: int, at: View) -> list[ScoredGroup]:
+        """At most so many groups of others that have arrived."""
         candidates = await self._node.the_exchange.candidates()
         chosen = await self.stages.draw(candidates, wanted, at)
         taken = distinct(await self._node.the_exchange.take(chosen, at.number))

@@ -120,6 +120,20 @@ class TrainerClient(Engine):
         report: TrainReport = await self._call("train", groups)
         return report
 
+    async def forward_backward(self, groups: Sequence[TrainingGroup], loss: Any = None) -> float:
+        """Add the gradient of a batch's loss to that of the batches before it, and return the loss.
+        `loss`: as in settings; None: as before."""
+        return float(await self._call("forward_backward", groups, loss))
+
+    async def optim_step(self, learning_rate: float | None = None) -> TrainReport:
+        """Update by the gradient so far; None: at the trainer's own learning rate."""
+        report: TrainReport = await self._call("optim_step", learning_rate)
+        return report
+
+    async def resume(self, directory: Path) -> None:
+        """Load all that `save` wrote, version and momentum included. Errors as `roll_back`."""
+        await self._call("resume", directory)
+
     async def score(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
         """Columns under the loaded weights, see `node.train.rescoring`. LocalProtocolError: a group
         without `own_tokens`."""

@@ -25,7 +25,7 @@ from node.methods import losses
 from node.methods.choices import chosen_correction, chosen_loss, chosen_preference
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
 from node.methods.importance_weights import importance_weights
-from node.methods.loss_settings import EwmaLoss, StaleLoss
+from node.methods.loss_settings import EwmaLoss, LossSettings, StaleLoss
 from node.methods.losses import Tokens
 from node.methods.samplers import within_unknown_share
 from node.policies import checkpoint, lean, prefixes
@@ -118,22 +118,35 @@ class Sums:
 
 
 @dataclass(slots=True)
-class _Done:
-    """The results of the updates on one batch."""
+class _Batch:
+    """Groups whose gradient is added up for the next steps, and what came of the steps."""
 
-    first: Sums = field(default_factory=Sums)
+    units: list[Unit] = field(default_factory=list)
+    batches: list[list[Unit]] = field(default_factory=list)  # of micro-batches
+    skipped: int = 0  # completions
+    left_out: int = 0
+    left_out_groups: int = 0
+    sums: Sums = field(default_factory=Sums)  # of the step to come
+    first: Sums | None = None  # of the first step
     whole: Sums = field(default_factory=Sums)  # what was clipped, masked and seen over all
     grad_norm: float = 0.0  # of the first
     step_kl: float = math.nan  # of the largest step
     taken_back: int = 0
     rate: float = math.nan  # of the last
+    is_trained: bool = False  # a step was made that stands
+    seconds: float = 0.0
 
-    def note(self, sums: Sums, grad_norm: float, *, is_first: bool) -> None:
+    @property
+    def rows(self) -> list[Row]:
+        return [row for unit in self.units for row in unit.rows]
+
+    def note(self, sums: Sums, grad_norm: float) -> None:
         self.whole.clipped += sums.clipped
         self.whole.masked += sums.masked
         self.whole.tokens += sums.tokens
-        if is_first:
+        if self.first is None:
             self.first, self.grad_norm = sums, grad_norm
+        self.sums = Sums()
 
 
 # Long: the ways of one forward pass share the model and the memory's bounds.
@@ -152,8 +165,6 @@ class GroupTrainer:
         `recomputes`: layers keep their input alone and run again in the backward pass."""
         self.policy = policy
         self.spec = spec
-        self._set_to = chosen_loss(spec.loss)
-        self._objective = losses.objective_of(self._set_to)
         self._correction = chosen_correction(spec.correction) if spec.correction else None
         self.micro_batch_tokens = micro_batch_tokens
         self.row_tokens_max = row_tokens_max
@@ -161,9 +172,9 @@ class GroupTrainer:
         self._preference = chosen_preference(spec.preference) if spec.preference else None
         self._batches = 0  # trained on so far
         self._update = 0  # number of the one on the present batch
+        self._batch: _Batch | None = None  # whose gradient waits for a step
         self.step_guard = StepGuard()
         self.rate_share = 1.0  # that updates take, by what evaluations showed
-        self._encoder = Encoder(policy, spec, row_tokens_max, self._objective)
         self._recomputes = recomputes and recompute_layers(policy.model)
         if self._recomputes:
             give_back_at_once()
@@ -181,58 +192,111 @@ class GroupTrainer:
         self._trained = trained
         self._snapshots: dict[int, KeptWeights] = {}  # by policy version
         self._kept: dict[str, KeptWeights] = {}
-        if isinstance(self._set_to, EwmaLoss):
-            self._kept[_AVERAGE] = KeptWeights(trained)
+        self._learn_by(chosen_loss(spec.loss))
         if spec.kl_weight:
             self._kept[_REFERENCE] = KeptWeights(trained)
         rounds = spec.generates_in == "bfloat16" and policy.adapter is None
         self._version_lag = VersionLag(spec.model, policy.model) if rounds else None
 
+    def _learn_by(self, set_to: LossSettings) -> None:
+        self._set_to, self._objective = set_to, losses.objective_of(set_to)
+        self._encoder = Encoder(self.policy, self.spec, self.row_tokens_max, self._objective)
+        if isinstance(set_to, EwmaLoss) and _AVERAGE not in self._kept:
+            self._kept[_AVERAGE] = KeptWeights(self._trained)
+
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """Update on one batch. Without a single trainable token the policy stays as it is."""
-        started, version = time.perf_counter(), self.policy_version
-        units, made, left_out_groups = self._prepare(groups)
-        rows = [row for unit in units for row in unit.rows]
-        weigh(rows, self._set_to.aggregation, self.spec.completion_tokens_max)
-        batches = self._micro_batches(units)
-        try:
-            done = self._updates(batches)
-            is_trained = self.policy_version > version
-            pairs, pairs_loss = self._prefer(units) if is_trained else (0, math.nan)
-        except BaseException:
-            self.optimizer.zero_grad(set_to_none=True)
-            raise
-        first, whole = done.first, done.whole
+        self._drop()
+        self.forward_backward(groups)
+        return self.optim_step()
+
+    def forward_backward(self, groups: Sequence[TrainingGroup], loss: Any = None) -> float:
+        """Add the gradient of these groups' loss to that of the groups before them since the last
+        `optim_step`, and return the loss. The denominator is of these groups alone. `loss`: as in
+        settings, from here on; None: as before."""
+        if loss is not None:
+            self._learn_by(chosen_loss(loss))
+        with self._whole_or_none() as batch:
+            units, made, left_out_groups = self._prepare(groups)
+            rows = [row for unit in units for row in unit.rows]
+            weigh(rows, self._set_to.aggregation, self.spec.completion_tokens_max)
+            batches = self._micro_batches(units)
+            batch.skipped += made.skipped
+            batch.left_out += made.left_out
+            batch.left_out_groups += left_out_groups
+            before = batch.sums.loss
+            if batches:
+                self._remember_kept(batches, _REFERENCE)
+                self._whiten_entropies(batches)
+                if self.spec.updates_per_batch > 1:
+                    self._remember(batches, "old_logprobs")
+                self._add_gradient(batches, batch.sums, 0)
+            batch.units += units
+            batch.batches += batches
+            return batch.sums.loss - before
+
+    def optim_step(self, learning_rate: float | None = None) -> TrainReport:
+        """Update by the gradient so far, and by the later gradients of `updates_per_batch`.
+        `learning_rate`: of this update; None: the trainer's own, with its warm-up and caution."""
+        with self._whole_or_none() as batch:
+            for update in range(self.spec.updates_per_batch if batch.batches else 0):
+                if update:
+                    self._add_gradient(batch.batches, batch.sums, update)
+                if not self._take(batch, learning_rate):
+                    break
+            pairs = self._prefer(batch.units) if batch.is_trained else (0, math.nan)
+        self._batch = None
+        return self._report(batch, *pairs)
+
+    def _report(self, batch: _Batch, pairs: int, pairs_loss: float) -> TrainReport:
+        first, whole, rows = batch.first or Sums(), batch.whole, batch.rows
         own = sum(row.count for row in rows if row.own)
         foreign = first.tokens - own
         return TrainReport(
             policy_version=self.policy_version,
             loss=first.loss,
-            grad_norm=done.grad_norm,
-            trained_tokens=first.tokens if is_trained else 0,
+            grad_norm=batch.grad_norm,
+            trained_tokens=first.tokens if batch.is_trained else 0,
             clip_fraction=whole.clipped / whole.tokens if whole.tokens else 0.0,
             own_logprob=first.own_logprob / own if own else math.nan,
             foreign_logprob=first.foreign_logprob / foreign if foreign else math.nan,
             reference_kl=first.reference_kl / own if own and self.spec.kl_weight else math.nan,
             preference_pairs=pairs,
             preference_loss=pairs_loss,
-            skipped_completions=made.skipped,
-            left_out_completions=made.left_out,
+            skipped_completions=batch.skipped,
+            left_out_completions=batch.left_out,
             weighted_tokens=sum(row.count for row in rows if row.weighing is not None),
-            step_kl=done.step_kl,
-            steps_taken_back=done.taken_back,
+            step_kl=batch.step_kl,
+            steps_taken_back=batch.taken_back,
             rate_scale=self.step_guard.caution,
-            step_rate=done.rate,
+            step_rate=batch.rate,
             unlikely_tokens=first.unlikely,
             foreign_gradient=first.foreign_share(),
             mask_fraction=whole.masked / whole.tokens if whole.tokens else 0.0,
             unknown_tokens=self._unknown_tokens(rows) if first.tokens else 0,
-            left_out_groups=left_out_groups,
+            left_out_groups=batch.left_out_groups,
             **_distances(first),
-            seconds=(seconds := time.perf_counter() - started),
-            version_lag=self._lag(batches, seconds) if is_trained else math.nan,
+            seconds=batch.seconds,
+            version_lag=self._lag(batch.batches, batch.seconds) if batch.is_trained else math.nan,
             by_lag=tuple(each.figures(lag) for lag, each in sorted(first.by_lag.items())),
         )
+
+    @contextmanager
+    def _whole_or_none(self) -> Iterator[_Batch]:
+        """The batch under way, timed. An error within the block drops it."""
+        began_s = time.perf_counter()
+        self._batch = batch = self._batch or _Batch()
+        try:
+            yield batch
+        except BaseException:
+            self._drop()
+            raise
+        batch.seconds += time.perf_counter() - began_s
+
+    def _drop(self) -> None:
+        """Forget gradients that no step has taken."""
+        self._batch = None
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _lag(self, batches: Sequence[Sequence[Unit]], seconds: float) -> float:
         if self._version_lag is None:
@@ -293,6 +357,8 @@ class GroupTrainer:
 
     def resume(self, directory: Path) -> None:
         """Restore what `save` wrote; errors as in `checkpoint.load`."""
+        self._drop()
+        self._snapshots.clear()
         self.policy_version = checkpoint.load(directory, self.policy, self.optimizer)
         for name, kept in self._kept.items():
             kept.load(directory / f"{name}.safetensors")
@@ -321,32 +387,26 @@ class GroupTrainer:
         for kept in self._kept.values():
             kept.restart()
 
-    def _updates(self, batches: Sequence[Sequence[Unit]]) -> "_Done":
-        """All optimizer steps of one batch."""
-        done = _Done()
-        if not batches:
-            return done
-        self._remember_kept(batches, _REFERENCE)
-        self._whiten_entropies(batches)
-        if self.spec.updates_per_batch > 1:
-            self._remember(batches, "old_logprobs")
-        for step in range(self.spec.updates_per_batch):
-            self._update, sums = step, Sums()
-            self._remember_kept(batches, _AVERAGE)
-            self._decide_kept(batches)
-            for batch in batches:
-                self._backward(batch, sums)
-            sums = self._summed(sums)
-            grad_norm = self._clipped_gradient()
-            done.note(sums, grad_norm, is_first=step == 0)
-            finite = math.isfinite(sums.loss) and math.isfinite(grad_norm)
-            stands = finite and self._step(batches, done)
-            if stands:
-                self._stood()
-            self.optimizer.zero_grad(set_to_none=True)
-            if not stands:  # what is not finite would spoil the weights for good
-                break
-        return done
+    def _add_gradient(self, batches: Sequence[Sequence[Unit]], sums: Sums, update: int) -> None:
+        """One backward pass over micro-batches, for the update of this number on their batch."""
+        self._update = update
+        self._remember_kept(batches, _AVERAGE)
+        self._decide_kept(batches)
+        for batch in batches:
+            self._backward(batch, sums)
+
+    def _take(self, batch: _Batch, learning_rate: float | None) -> bool:
+        """One step by the gradient so far. False: it is not finite, or the guard took it back."""
+        sums = self._summed(batch.sums)
+        grad_norm = self._clipped_gradient()
+        batch.note(sums, grad_norm)
+        finite = math.isfinite(sums.loss) and math.isfinite(grad_norm)
+        stands = finite and self._step(batch.batches, batch, learning_rate)
+        if stands:
+            self._stood()
+            batch.is_trained = True
+        self.optimizer.zero_grad(set_to_none=True)
+        return stands
 
     def _stood(self) -> None:
         """Note a step that was made."""
@@ -374,7 +434,7 @@ class GroupTrainer:
             found = zip(rows, self._forward(batch), strict=True)
             self._descend(torch.stack([row.push * values.sum() for row, values in found]).sum())
         norm = self._clip_gradient(self.spec.grad_norm_max)
-        if math.isfinite(norm) and self._step(batches, _Done()):
+        if math.isfinite(norm) and self._step(batches, _Batch()):
             self._stood()
         self.optimizer.zero_grad(set_to_none=True)
         return len(pairs), loss
@@ -388,9 +448,13 @@ class GroupTrainer:
         self.step_guard.note_norm(norm)
         return norm
 
-    def _step(self, batches: Sequence[Sequence[Unit]], done: "_Done") -> bool:
+    def _step(
+        self, batches: Sequence[Sequence[Unit]], done: _Batch, learning_rate: float | None = None
+    ) -> bool:
         """Take one step. False: it moved the policy too far and was taken back."""
         factor = self.suited.warmth(self.policy_version) * self.step_guard.caution * self.rate_share
+        if learning_rate is not None:
+            factor = learning_rate / self.suited.learning_rate
         done.rate = factor * self.suited.learning_rate
         with _rate_times(self.optimizer, factor):
             self.optimizer.step()

@@ -46,7 +46,7 @@ OPERATIONS: Final = frozenset(
     {
         *("advance", "begin", "end", "export", "export_whole", "info", "lend", "load", "logprobs"),
         *("memory_bytes", "release", "save", "score", "slow_down", "train", "roll_back"),
-        *("features", "prompt_logprobs"),
+        *("features", "prompt_logprobs", "forward_backward", "optim_step", "resume"),
     }
 )  # of `TrainerCore`, by request
 GENERATIONS: Final[Mapping[str, type[Generation]]] = {
@@ -178,6 +178,16 @@ class TrainerCore:
         self._lender.forget()
         return self.trainer.train(groups)
 
+    def forward_backward(self, groups: Sequence[TrainingGroup], loss: Any) -> float:
+        """One half of `train`, as `GroupTrainer` has it."""
+        self._weights_changed()
+        return self.trainer.forward_backward(groups, loss)
+
+    def optim_step(self, learning_rate: float | None) -> TrainReport:
+        self._weights_changed()
+        self._lender.forget()
+        return self.trainer.optim_step(learning_rate)
+
     def score(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
         return rescoring.score(self.trainer, groups)
 
@@ -196,6 +206,10 @@ class TrainerCore:
 
     def save(self, directory: Path) -> None:
         self.trainer.save(directory)
+
+    def resume(self, directory: Path) -> None:
+        self._weights_changed()
+        self.trainer.resume(directory)
 
     def roll_back(self, directory: Path) -> int:
         self._weights_changed()
