@@ -16,6 +16,8 @@ by a bootstrap over tasks. They hold for these first policies: all seeds have on
 the best control works against the arms that share. A last table and a plot compare the results to
 the model of when sharing pays (`expectations`).
 
+Conditions with `levels` are races: their figure is the own tokens until a level (`races`).
+
 Results are kept under a key of settings, policies, code, packages and processor.
 """
 
@@ -23,6 +25,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -38,6 +41,7 @@ from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
+import races
 from measuring import told, train_swarm, value_at
 from on_record import CODE as LIBRARY
 from on_record import code_of, files_of, kept, key_of, run_missing
@@ -47,9 +51,10 @@ HERE: Final = Path(__file__).parent
 PLAN: Final[dict[str, Any]] = tomllib.loads((HERE / "sharing_plan.toml").read_text())
 CONDITIONS: Final[dict[str, Any]] = PLAN["conditions"]
 ARMS: Final[dict[str, Any]] = PLAN["arms"]
-CODE: Final = (*LIBRARY, "scripts/experiments/measuring.py")
+CODE: Final = (*LIBRARY, "scripts/experiments/measuring.py", "scripts/experiments/shuffled.py")
 AXES: Final = {"round": "rounds", "tokens": "generated tokens", "seconds": "seconds"}
 MEASURED: Final = 1  # raise it where `run_one` writes down something else
+VETERAN, VETERAN_ARM, VETERAN_SEED = "veteran", "4/4", 100  # of no swarm that is compared
 STRONG_TO: Final = 0.20  # of the one that was warmed longer
 SHARING: Final = [arm for arm in ARMS if arm not in PLAN["controls"]]
 COMPARISONS: Final = len(SHARING) * len(PLAN["controls"])
@@ -65,7 +70,21 @@ COUNTED: Final = (
 
 def threads_of(condition: str) -> int:
     """Threads of a swarm's process: a real model fills the memory, so it gets all cores."""
-    return 2 if "smollm2" in CONDITIONS[condition]["nodes"] else 1
+    is_real = "smollm2" in CONDITIONS[condition]["nodes"]
+    return int(CONDITIONS[condition].get("threads", 2 if is_real else 1))
+
+
+def arms_of(condition: str, asked: Sequence[str] | None = None) -> list[str]:
+    """The arms to run: those asked for, the condition's, or the default ones."""
+    default = [arm for arm, told in ARMS.items() if told.get("default")]
+    return list(asked or CONDITIONS[condition].get("arms", default))
+
+
+def places_of(condition: str, arm: str) -> list[int]:
+    """The nodes of a swarm that run. Where nothing is shared, those that do not count may rest."""
+    every = list(range(len(CONDITIONS[condition]["nodes"])))
+    is_alone = ARMS[arm].get("share") == "none"
+    return list(CONDITIONS[condition].get("counted", every)) if is_alone else every
 
 
 def config_of(condition: str, arm: str, seed: int, rounds: int) -> Any:
@@ -73,12 +92,15 @@ def config_of(condition: str, arm: str, seed: int, rounds: int) -> Any:
     from node.config import load_config
 
     settings = {key: value for key, value in ARMS[arm].items() if key != "default"}
+    if str(settings.get("advantage", "")).startswith("./"):
+        settings["advantage"] = f"{HERE}/{settings['advantage'][2:]}"
     is_real = "smollm2" in CONDITIONS[condition]["nodes"]
+    settings |= CONDITIONS[condition].get("settings", {})
     settings |= {
         "model": "smollm2" if is_real else "tiny",
         "group_size": PLAN["group_size"],
         "rounds": rounds,
-        "evaluate_every_rounds": rounds // PLAN["evaluations"],
+        "evaluate_every_rounds": rounds // evaluations_of(condition),
         "validation_tasks": 0,
         "threads": threads_of(condition),
         "seed": seed,
@@ -91,9 +113,11 @@ def models_of(condition: str, out: Path) -> list[str]:
     from node.hosting.models import resolve_model
 
     config = config_of(condition, next(iter(ARMS)), 1, PLAN["rounds"])
+    kinds = CONDITIONS[condition]["nodes"]
     if config.model != "tiny":
         model = resolve_model(config, lambda line: print(line, file=sys.stderr))
-        return [model for _ in CONDITIONS[condition]["nodes"]]
+        veterans = iter(_veterans(condition, model, kinds.count(VETERAN), out))
+        return [str(next(veterans)) if kind == VETERAN else model for kind in kinds]
     to = CONDITIONS[condition]["warmed_to"]
     return [
         str(_warmed(config, *(("", STRONG_TO) if kind == "strong" else (kind, to)), out))
@@ -125,6 +149,42 @@ def _warmed(config: Any, environment: str, to: float, out: Path) -> Path:
     return directory
 
 
+def _veterans(condition: str, model: str, count: int, out: Path) -> list[Path]:
+    """Policies of a swarm that has trained this model for the condition's `veteran_rounds`."""
+    if not count:
+        return []
+    rounds = CONDITIONS[condition]["veteran_rounds"]
+    config = config_of(condition, VETERAN_ARM, VETERAN_SEED, rounds)
+    config = config.model_copy(update={"evaluate_every_rounds": rounds})
+    facts = facts_of(condition, VETERAN_ARM, VETERAN_SEED, rounds, [files_of(Path(model))])
+    directory = out / "policies" / f"veterans-{key_of(facts | {'count': count}, *CODE)}"
+    found = [directory / str(place) for place in range(count)]
+    if not directory.exists():
+        unfinished = directory.with_suffix(".partial")
+
+        async def keep(simulated: Any, trainer: Any, record: Any) -> None:
+            if type(record).__name__ == "HeldOut" and record.round == rounds:
+                made = unfinished / str(simulated.host)
+                made.mkdir(parents=True, exist_ok=True)
+                await trainer.export_whole(made)
+                print(f"veteran {simulated.host}: {record.passed:.1%}", flush=True)
+
+        shutil.rmtree(unfinished, ignore_errors=True)
+        train = partial(train_swarm, config, [model] * count, VETERAN_SEED, keep)
+        _simulated(condition, train, VETERAN_SEED)
+        unfinished.rename(directory)
+    return found
+
+
+def _simulated(condition: str, run: Any, seed: int) -> Any:
+    import torch
+
+    from swarm.simulation.world import deterministic_run
+
+    torch.set_num_threads(threads_of(condition))
+    return deterministic_run(run, seed=seed)
+
+
 def _mixed_pairs(config: Any, special: str) -> Iterator[tuple[str, str]]:
     from node.hosting.models import warm_up_pairs
     from node.verify.warm_up import asked_of
@@ -142,20 +202,18 @@ def _mixed_pairs(config: Any, special: str) -> Iterator[tuple[str, str]]:
 
 def run_one(condition: str, arm: str, seed: int, rounds: int, out: Path) -> dict[str, Any]:
     """Train one swarm; what its policies could do at each evaluation."""
-    import torch
-
-    from swarm.simulation.world import deterministic_run
-
-    torch.set_num_threads(threads_of(condition))
-    config = config_of(condition, arm, seed, rounds)
+    config, places = config_of(condition, arm, seed, rounds), places_of(condition, arm)
     models = models_of(condition, out)
     began_s = time.monotonic()
-    result = deterministic_run(partial(_swarm, config, models, seed), seed=seed)
+    run = partial(_swarm, config, [models[place] for place in places], seed, places)
+    result = _simulated(condition, run, seed)
     took_s = time.monotonic() - began_s
     return {"condition": condition, "arm": arm, "seed": seed, **result, "took_s": took_s}
 
 
-async def _swarm(config: Any, models: Sequence[str], seed: int) -> dict[str, Any]:
+async def _swarm(
+    config: Any, models: Sequence[str], seed: int, places: Sequence[int]
+) -> dict[str, Any]:
     from node.observe.records import HeldOut, RoundDone
     from node.run.evaluation import examine
 
@@ -174,7 +232,7 @@ async def _swarm(config: Any, models: Sequence[str], seed: int) -> dict[str, Any
         trainer.training_s = spent_s
         points.append(
             {
-                "node": simulated.host,
+                "node": places[simulated.host],
                 "round": record.round,
                 "tokens": record.generated_tokens_total,
                 "seconds": spent_s,
@@ -190,6 +248,11 @@ async def _swarm(config: Any, models: Sequence[str], seed: int) -> dict[str, Any
 def rounds_of(options: argparse.Namespace, condition: str) -> int:
     """As asked for, or as the plan says."""
     return int(options.rounds or CONDITIONS[condition].get("rounds", PLAN["rounds"]))
+
+
+def evaluations_of(condition: str) -> int:
+    """After the first one."""
+    return int(CONDITIONS[condition].get("evaluations", PLAN["evaluations"]))
 
 
 def facts_of(
@@ -222,7 +285,7 @@ def run_all(options: argparse.Namespace, condition: str) -> list[dict[str, Any]]
     keys = {
         (arm, seed): key_of(facts_of(condition, arm, seed, rounds, policies), *CODE)
         for seed in range(1, options.seeds + 1)
-        for arm in options.arms
+        for arm in arms_of(condition, options.arms)
     }
 
     def start(cell: tuple[str, int]) -> "subprocess.Popen[bytes]":
@@ -459,6 +522,14 @@ def table(condition: str, results: Results) -> str:
     return "\n".join(lines)
 
 
+def race(condition: str, results: Results) -> str:
+    """The table of a condition with levels. Intervals hold for all of its arms and levels."""
+    told, ours = CONDITIONS[condition], arms_of(condition)
+    sharing = [arm for arm in ours if arm not in PLAN["controls"]]
+    comparisons = len(sharing) * len(told["levels"])
+    return f"**{condition}**: " + races.table(told, results, PLAN["controls"], comparisons)
+
+
 # --- what the model of when it pays says ------------------------------------------------------
 
 
@@ -565,12 +636,9 @@ def plot(each: Sequence[Told], out: Path) -> None:
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    of_plan = {name: [k for k, v in group.items() if v.get("default")]
-               for name, group in (("conditions", CONDITIONS), ("arms", ARMS))}  # fmt: skip
-    parser.add_argument(
-        "--conditions", nargs="+", choices=CONDITIONS, default=of_plan["conditions"]
-    )
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=of_plan["arms"])
+    default = [name for name, told in CONDITIONS.items() if told.get("default")]
+    parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=default)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, help="default: as the plan says")
     parser.add_argument("--rounds", type=int, default=0, help="default: as the plan says")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--parallel", type=int, default=2, help="swarms at a time")
@@ -583,8 +651,9 @@ def main() -> None:
     parser.add_argument("--key", help="end if its result would be kept under another")
     options = parser.parse_args()
     options.out = options.out.absolute()
-    if options.rounds < 0 or options.rounds % PLAN["evaluations"] or options.seeds < 1:
-        parser.error(f"--rounds must be a multiple of {PLAN['evaluations']}, --seeds at least 1")
+    for each in map(evaluations_of, options.conditions):
+        if options.rounds < 0 or options.rounds % each or options.seeds < 1:
+            parser.error(f"--rounds must be a multiple of {each}, --seeds at least 1")
     if options.one:
         run_kept(options, options.conditions[0])
         return
@@ -592,8 +661,13 @@ def main() -> None:
     on_record = recorded(options.recorded) if options.recorded else None
     for condition in options.conditions if on_record is None else on_record:
         results = run_all(options, condition) if on_record is None else on_record[condition]
+        if "levels" in CONDITIONS[condition]:
+            print(f"\n{race(condition, results)}\n", flush=True)
+            continue
         print(f"\n{table(condition, results)}\n", flush=True)
         told_of += expectations(results)
+    if not told_of:
+        return
     print(expected_table(told_of))
     options.out.mkdir(parents=True, exist_ok=True)
     plot(told_of, options.out / "expected.png")

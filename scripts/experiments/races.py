@@ -1,0 +1,137 @@
+"""Own tokens, rounds and seconds until policies reach a level, for conditions with `levels`.
+
+A level lies between a policy's first pass rate and the goal: `goal`, in percent, or the level of
+the nodes that are not `counted` (the veterans). It is reached once the `reached_by` part of the
+counted nodes passes so many held-out tasks; between two evaluations the curve is a straight line.
+
+A swarm that never gets there counts as if it had at its end. This favours the slower arm, so a
+ratio with such swarms is a lower bound where controls have them, and an upper one where others do.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from scipy.stats import t as student
+
+Result = Mapping[str, Any]
+Condition = Mapping[str, Any]
+
+
+class Reached(NamedTuple):
+    """The first time at a level, on one axis."""
+
+    at: float
+    ever: bool
+
+
+def passed(point: Mapping[str, Any]) -> float:
+    """Greedy answers that are right, in percent."""
+    return 100 * fmean(right for _, right, _ in point["tasks"])
+
+
+def counted(condition: Condition, result: Result) -> list[int]:
+    """The nodes of a swarm that count."""
+    nodes = sorted({point["node"] for point in result["points"]})
+    return [node for node in nodes if node in condition.get("counted", nodes)]
+
+
+def veterans_level(condition: Condition, results: Sequence[Result]) -> float:
+    """The first pass rate of the other nodes, in percent; NaN if none ran."""
+    found = [
+        passed(point)
+        for result in results
+        for point in result["points"]
+        if point["round"] == 0 and point["node"] not in counted(condition, result)
+    ]
+    return fmean(found) if found else math.nan
+
+
+def reached(condition: Condition, result: Result, axis: str, level: float, goal: float) -> Reached:
+    """When the counted nodes came to `level`, a share of the way from their start to `goal`."""
+    firsts = []
+    for node in counted(condition, result):
+        points = sorted(
+            (p for p in result["points"] if p["node"] == node), key=lambda point: point["round"]
+        )
+        curve = [(float(point[axis]), passed(point)) for point in points]
+        start = curve[0][1]
+        firsts.append(_first(curve, start + level * (goal - start)))
+    needed = math.ceil(condition.get("reached_by", 1.0) * len(firsts))
+    return sorted(firsts, key=lambda each: (not each.ever, each.at))[needed - 1]
+
+
+def _first(curve: Sequence[tuple[float, float]], wanted: float) -> Reached:
+    if curve[0][1] >= wanted:
+        return Reached(0.0, ever=True)
+    for (begin, low), (end, high) in pairwise(curve):
+        if low < wanted <= high:
+            return Reached(begin + (end - begin) * (wanted - low) / (high - low), ever=True)
+    return Reached(curve[-1][0], ever=False)
+
+
+def ratio(
+    mine: Sequence[Reached], others: Sequence[Reached], comparisons: int
+) -> tuple[float, float, float]:
+    """How many times fewer `mine` needed, by the geometric mean of pairs, and its interval of 95 %
+    for so many comparisons together (Student's t of the logarithms)."""
+    pairs = zip(mine, others, strict=True)
+    logs = [math.log(max(b.at, 1.0) / max(a.at, 1.0)) for a, b in pairs]
+    half = math.inf
+    if len(logs) > 1:
+        quantile = float(student.ppf(1 - 0.025 / comparisons, len(logs) - 1))
+        half = quantile * stdev(logs) / math.sqrt(len(logs))
+    mean = fmean(logs)
+    return math.exp(mean), math.exp(mean - half), math.exp(min(mean + half, 700.0))
+
+
+def table(
+    condition: Condition, results: Sequence[Result], controls: Sequence[str], comparisons: int
+) -> str:
+    """Of each arm what it needed to each level, and its ratio to the best control in tokens."""
+    by_arm: dict[str, list[Result]] = {}
+    for result in results:
+        by_arm.setdefault(str(result["arm"]), []).append(result)
+    goal = condition.get("goal", veterans_level(condition, results))
+    heads = ["arm", "seeds"]
+    for level in condition["levels"]:
+        heads += [f"tokens to {level:.0%}", "rounds", "seconds", "never", "times fewer tokens"]
+    heads += ["greedy at the end"]
+    lines = [
+        f"{condition['says']}. The goal is {goal:.1f} % of greedy answers. Tokens are own ones.",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
+    ]
+    for arm, mine in by_arm.items():
+        cells = [str(len(mine))]
+        for level in condition["levels"]:
+            found = {
+                axis: [reached(condition, each, axis, level, goal) for each in mine]
+                for axis in ("tokens", "round", "seconds")
+            }
+            cells += [f"{fmean(each.at for each in found[axis]):,.0f}" for axis in found]
+            cells.append(str(sum(not each.ever for each in found["tokens"])))
+            told = ""
+            if arm not in controls and set(controls) <= set(by_arm):
+                of_controls = [
+                    [reached(condition, each, "tokens", level, goal) for each in by_arm[name]]
+                    for name in controls
+                ]
+                best = min(of_controls, key=lambda each: fmean(one.at for one in each))
+                told = "{:.2f} ({:.2f} to {:.2f})".format(
+                    *ratio(found["tokens"], best, comparisons)
+                )
+            cells.append(told)
+        ends = [
+            passed(point)
+            for each in mine
+            for point in each["points"]
+            if point["node"] in counted(condition, each)
+            and point["round"] == max(p["round"] for p in each["points"])
+        ]
+        cells.append(f"{fmean(ends):.1f}")
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
