@@ -428,6 +428,11 @@ def sample_hello() -> Hello:
     )
 
 
+def sample_trained_hello() -> Hello:
+    """The same, after updates with groups of others."""
+    return sample_hello().model_copy(update={"trained": (bytes(32), bytes([7]) * 32)})
+
+
 def sample_manifest() -> Manifest:
     """One fixed manifest of Alice's: a version that can be had whole, or from the one before."""
     spec, shared = TensorSpec, ChunkRef(bytes([1]) * 32, 130)

@@ -142,6 +142,27 @@ def pool_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     ]
 
 
+def credit_text(s: StatusSnapshot) -> str:
+    """The use that others made of the node's groups; empty: none that they told of."""
+    if not s.credited_groups_ever:
+        return ""
+    ever = f"{_trained_by(s.credited_groups_ever, s.credited_by_ever)} since its first start"
+    if s.credited_groups == s.credited_groups_ever:
+        return _trained_by(s.credited_groups, s.credited_by)
+    return f"{_trained_by(s.credited_groups, s.credited_by)}; {ever}"
+
+
+def credit_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    if s.role == "learner":  # it shares weights, and no groups
+        return []
+    return [("to others", credit_text(s) or "no peer has told yet that it trained on your groups")]
+
+
+def _trained_by(groups: int, peers: int) -> str:
+    were = "was" if groups == 1 else "were"
+    return f"{groups:,} of your groups {were} trained on by {counted(peers, 'peers')}"
+
+
 def step_lines(step: StepDone | None, bound: str = "") -> list[tuple[str, str]]:
     """A learner's last step. `bound`: on staleness, as text."""
     if step is None:

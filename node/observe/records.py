@@ -299,6 +299,7 @@ class PeerStatus:
     groups_accepted: int
     groups_trained: int
     rejected: dict[str, int]
+    groups_credited: int = 0  # of this node, that the peer says it trained on
     in_bytes_per_s: float = 0.0  # of the last half minute; gossip that is sent is not in it
     out_bytes_per_s: float = 0.0
 
@@ -351,6 +352,10 @@ class StatusSnapshot(RoundFigures):
     foreign_gradient: float | None = None  # of the last round, see `RoundDone`
     sharing_per_token: float | None = None  # see `Usefulness`, 20 at most; None: too early
     answers: AnswerCounts | None = None  # of the last round or step
+    credited_groups: int = 0  # own ones that others say they trained on, since the start
+    credited_by: int = 0  # peers that say so
+    credited_groups_ever: int = 0  # this and the next: since the node's first start
+    credited_by_ever: int = 0
     validation_passed: float | None = None  # this and the next: see `loops.validation`
     validation_best: float | None = None
     validation_best_round: int = 0

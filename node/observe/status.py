@@ -218,6 +218,7 @@ def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
         ("now", figures.now_line(s)),
         *figures.done_lines(s),
         *figures.pool_lines(s),
+        *figures.credit_lines(s),
         *_connection_lines(s),
         ("traffic", f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out"),
     ]

@@ -140,6 +140,7 @@ def node_screen(
         *figures.done_lines(s, rewards[-SPARK_POINTS:]),
         ("traffic", traffic(taken, given)),
         *figures.pool_lines(s),
+        *figures.credit_lines(s),
         ("peers", f"{len(s.peers)}, {len(s.bans)} banned"),
         ("versions", versions([s.agent, *(peer.agent for peer in s.peers)])),
     )

@@ -27,6 +27,7 @@ from node.hosting.membership import Membership, load_identity
 from node.hosting.models import lasting_model, resolve_model
 from node.hosting.run_data import have_data
 from node.observe.event_log import EventLog, Record
+from node.observe.figures import credit_text
 from node.observe.live import LiveView
 from node.observe.node_reports import Reporter, Traffic
 from node.observe.progress_bars import Work
@@ -145,7 +146,11 @@ async def _run(start: _Start) -> None:
                 run = start.run_given or run_argument(config.run)
                 remember(config, run, lasting_model(config.model), transport.ports())
             await app.run()
+            await node.ledger.credit.save_if_changed(trio.to_thread.run_sync)
+            credit = credit_text(app.snapshot())
     _say_goodbye(config, say)
+    if credit:
+        say(credit)
 
 
 def _say_goodbye(config: NodeConfig, say: Callable[[str], None]) -> None:
@@ -241,7 +246,7 @@ class App:
         told = partial(self.say, "leaving: saving first; once more to leave at once")
         nursery.start_soon(set_when_asked, self._leaving, told)
         await nursery.start(self._node.run_network)
-        await nursery.start(serve_status, self._config.data_dir, self._snapshot, self._unanswered)
+        await nursery.start(serve_status, self._config.data_dir, self.snapshot, self._unanswered)
         self._greet(transport.addresses())
         nursery.start_soon(self._look_on_the_lan, transport.addresses())
         nursery.start_soon(self._ask_the_router, transport)
@@ -290,14 +295,14 @@ class App:
             self._node.notes.put("reach", unreached)
             if self._tracker is not None:
                 self._node.notes.put("tracker", self._tracker.note)
-            self._view.update(self._snapshot())
+            self._view.update(self.snapshot())
             starting = [Work(name) for name in self._world.starting]
             self._view.works([*starting, *self._role.works()])
             if output_failure() is not None:  # nobody would see what it does
                 self._leaving.set()
             await trio.sleep(VIEW_INTERVAL_S)
 
-    def _snapshot(self) -> StatusSnapshot:
+    def snapshot(self) -> StatusSnapshot:
         memory_bytes = self._process.memory_info().rss
         return self._role.status(self._node.snapshot(memory_bytes=memory_bytes))
 
@@ -322,7 +327,7 @@ class App:
             self._node.peer.identity,
             run_id,
             Sources(
-                self._snapshot,
+                self.snapshot,
                 lambda: Traffic(transport.counters, transport.peers()),
                 self._role.extras,
                 lambda: machine_of(config.data_dir),
@@ -361,7 +366,7 @@ class App:
 
     async def tell(self, record: Record) -> None:
         await trio.to_thread.run_sync(self._events.write, record)
-        reporter, snapshot = self._telemetry.reporter, self._snapshot()
+        reporter, snapshot = self._telemetry.reporter, self.snapshot()
         reporter.note(record)
         if self._tracker is not None and (of_round := reporter.tracked(record, snapshot)):
             self._tracker.put(of_round[0], time.time(), of_round[1])

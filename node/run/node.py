@@ -293,6 +293,7 @@ class Node:
         counters, sharing = self.peer.transport.counters, self.sharing
         pool = PoolStatistics(0, 0, 0, 0, 0, {}) if sharing is None else sharing.figures
         oldest_s = pool.oldest_eligible_at_s
+        session, ever = self.ledger.credit.session, self.ledger.credit.ever
         names = sorted(set(counters.bytes_in) | set(counters.bytes_out))
         return StatusSnapshot(
             peer_id=self.peer.identity.peer_id,
@@ -330,6 +331,10 @@ class Node:
             bans=self._ban_statuses(),
             notes=(*self.notes.values(), *self.discovery.notes, *self._left_out()),
             door=self._door(),
+            credited_groups=session.groups,
+            credited_by=session.peers,
+            credited_groups_ever=ever.groups,
+            credited_by_ever=ever.peers,
         )
 
     @property
@@ -373,6 +378,7 @@ class Node:
                     agent=info.agent if info else "",
                     groups_accepted=account.accepted,
                     groups_trained=account.trained,
+                    groups_credited=self.ledger.credit.of(peer),
                     rejected={str(k): v for k, v in sorted(account.rejected.items())},
                     in_bytes_per_s=rates.get(peer, (0.0, 0.0))[0],
                     out_bytes_per_s=rates.get(peer, (0.0, 0.0))[1],

@@ -15,12 +15,14 @@ from node.hosting.policy_weights import Clock
 from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
+from swarm.peers.credit import Credit
 from swarm.peers.dht import Dht, key_of
 from swarm.peers.discovery import Discovery, NodeInfo
 from swarm.peers.reputation import Ledger
 from swarm.transport.base import Gate, Transport
 
 ADDRESSES_FILE: Final = "addresses.json"
+CREDIT_FILE: Final = "credit.json"
 INSTANCE_BYTES: Final = 16
 LONELY_PEERS: Final = 4  # of the run; with fewer, more are looked for everywhere
 
@@ -55,6 +57,7 @@ class PeerSettings:
     run_id: str
     bootstrap: Sequence[str] = ()
     book: AddressBook = field(default_factory=AddressBook)
+    credit: Credit = field(default_factory=Credit)
     admits: Gate = _anybody  # who may connect at all
     dht: bool = False  # take part in the hash table
     packages: Mapping[str, str] | None = None  # of plug-ins, by name: see `Discovery`
@@ -68,7 +71,9 @@ class Peer:
     ) -> None:
         self.identity = identity
         self.transport = transport
-        self.gater = ConnectionGater(transport, Ledger(), admits=settings.admits)
+        self.gater = ConnectionGater(
+            transport, Ledger(credit=settings.credit), admits=settings.admits
+        )
         self.ledger = self.gater.ledger
         self.discovery = Discovery(
             NodeInfo(
@@ -123,6 +128,7 @@ async def open_peer(
         run_id or config.run.run_id,
         config.bootstrap,
         AddressBook.load(config.data_dir / ADDRESSES_FILE),
+        Credit(config.data_dir / CREDIT_FILE),
         admits=membership.admits,
         dht=dht and membership.key is None,
         packages=packages_of(spec.name for spec in config.run.environments),

@@ -131,6 +131,7 @@ class Exchange:
         added = [s for s, result in zip(signed, results, strict=True) if result is AddResult.ADDED]
         shared = [verified for _, verified in added]
         entries = [(verified.group_id, len(record)) for record, verified in added]
+        self.ledger.credit.made(group_id for group_id, _ in entries)
         self._next_round()
         for start in range(0, len(entries), ADVERT_GROUPS_MAX):
             example = groups[start]
@@ -205,7 +206,7 @@ class Exchange:
         """Hand groups out, marked durably before, so that none is trained on twice."""
         groups: list[ScoredGroup] = await self._run_sync(self._take, group_ids, round_)
         for verified in groups:
-            self.ledger.account(verified.group.producer).trained += 1
+            self.ledger.train(verified.group.producer, verified.group_id)
         self.fetcher.wake()
         return groups
 
@@ -256,6 +257,8 @@ class Exchange:
             banned,
         )
         self._spend(peer, [data])
+        if data:
+            self.ledger.credit.sent([GroupId(want.group_id)])
         return codec.encode(PieceReply(type="piece", size_bytes=size_bytes, data=data))
 
     async def _serve_groups(self, peer: PeerId, payload: bytes) -> bytes:
@@ -264,9 +267,10 @@ class Exchange:
         self._check_budget(peer)
         wanted = list(dict.fromkeys(want.group_ids))
         banned = self.gater.banned_peers()
-        records: list[bytes] = await self._run_sync(self._records, wanted, banned)
-        self._spend(peer, records)
-        return codec.encode(GroupsReply(type="groups", records=tuple(records)))
+        found: dict[GroupId, bytes] = await self._run_sync(self._records, wanted, banned)
+        self._spend(peer, [*found.values()])
+        self.ledger.credit.sent(found)
+        return codec.encode(GroupsReply(type="groups", records=tuple(found.values())))
 
     async def _serve_holders(self, peer: PeerId, payload: bytes) -> bytes:
         asked = self.gater.read(Kind.HAVE, peer, payload, Have, WANT_BYTES_MAX)
@@ -299,13 +303,15 @@ class Exchange:
         own = (kept(of, partial(ByteBudget, part * rate, now)) for of, part in shares.items())
         return [self._serve_budget, *own]
 
-    def _records(self, group_ids: Sequence[bytes], banned: Container[PeerId]) -> list[bytes]:
-        records: list[bytes] = []
+    def _records(
+        self, group_ids: Sequence[bytes], banned: Container[PeerId]
+    ) -> dict[GroupId, bytes]:
+        records: dict[GroupId, bytes] = {}
         room = GROUPS_REPLY_BYTES_MAX - REPLY_OVERHEAD_BYTES
         for group_id in group_ids:
             record = self._pool.record(GroupId(group_id), self._now_s(), without=banned)
             if record is not None and len(record) <= room:
-                records.append(record)
+                records[GroupId(group_id)] = record
                 room -= len(record) + 8
         return records
 

@@ -195,7 +195,7 @@ class Intake:
             taken = [self._kept.pop(each.group_id).admitted for each in batch]
             self._forget_gone()
             for each in taken:
-                self._gater.ledger.account(each.group.producer).trained += 1
+                self._gater.ledger.train(each.group.producer, each.group_id)
             if taken:
                 return taken
             self._arrived = trio.Event()

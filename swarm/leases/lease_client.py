@@ -113,7 +113,7 @@ class LeaseClient:
 
     async def submit(self, lease: HeldLease, group: RolloutGroup) -> Verdict | None:
         """Hand a group in. None: not delivered before the lease ended, or turned away."""
-        submission = codec.submission(lease.id, group, self._identity)
+        group_id, submission = codec.submission(lease.id, group, self._identity)
         tries = turned_away = 0
         while True:
             try:
@@ -136,6 +136,8 @@ class LeaseClient:
                 if reply.verdict != "again":
                     self.verdicts[reply.reason or reply.verdict] += 1
                     verdict: Verdict = reply.verdict
+                    if verdict == "accepted":
+                        self._ledger.credit.made([group_id], sent=True)
                     return verdict
             left_s = lease.ends_s - trio.current_time()
             if left_s <= 0:

@@ -175,9 +175,13 @@ class Discovery:
         return HEARTBEAT_S * (0.9 + 0.2 * self._rng.random())
 
     async def _save_regularly(self) -> None:
+        next_beat = trio.current_time() + self._beat_s()
         while True:
-            await trio.sleep(self._beat_s())
-            await self._book.save_if_changed(self._run_sync)
+            await trio.sleep(NEW_PEER_LOOK_S)
+            await self._ledger.credit.save_if_changed(self._run_sync)
+            if trio.current_time() >= next_beat:
+                next_beat = trio.current_time() + self._beat_s()
+                await self._book.save_if_changed(self._run_sync)
 
     # --- dialling --------------------------------------------------------------------------
 
@@ -320,12 +324,11 @@ class Discovery:
                 greeted = sorted(self._greeted_at, key=lambda peer: (self._greeted_at[peer], peer))
                 due += greeted[:HELLOS_PER_BEAT_MAX]
                 next_beat = now + self._beat_s()
-            record = self._own_hello() if due else b""
             for peer in due:
                 self._greeted_at[peer] = now
                 if peer not in self._asked:
                     self._asked.add(peer)
-                    nursery.start_soon(self._hello, peer, record)
+                    nursery.start_soon(self._hello, peer, self._own_hello(peer))
             await trio.sleep(max(0.0, min(NEW_PEER_LOOK_S, next_beat - trio.current_time())))
 
     def _note_shut(self, gone: Iterable[PeerId]) -> None:
@@ -334,7 +337,7 @@ class Discovery:
         self._shut |= named.intersection(gone) - self._strangers.keys()
         self._shut -= self.peers.keys()
 
-    def _own_hello(self) -> bytes:
+    def _own_hello(self, peer: PeerId) -> bytes:
         body = Hello(
             type="hello",
             run_id=self._run_id,
@@ -344,6 +347,7 @@ class Discovery:
             agent=self._agent,
             packages=self._own_packages,
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
+            trained=self._ledger.credit.told_to(peer),
         )
         return codec.sign_hello(body, self._identity)
 
@@ -468,6 +472,7 @@ class Discovery:
             self.peers[peer] = PeerInfo(hello.agent, addresses)
             told_by = self._gater.share_of(peer)
             self._book.learn(peer, addresses, worked=False, told_by=told_by)
+            self._ledger.credit.hear(peer, hello.trained)
         reply = HelloReply(
             type="hello_reply",
             run_id=self._run_id,

@@ -15,6 +15,8 @@ from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import Block
 from swarm.limits.bounded_table import BoundedTable
+from swarm.peers.credit import Credit
+from swarm.rollouts import GroupId
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +185,8 @@ class PeerRecord:
 class Ledger:
     """Accounts of peers. Those without an accepted group are evicted first; totals stay."""
 
-    def __init__(self, peers_max: int = LEDGER_PEERS_MAX) -> None:
+    def __init__(self, peers_max: int = LEDGER_PEERS_MAX, credit: Credit | None = None) -> None:
+        self.credit = credit or Credit()
         self._peers: BoundedTable[PeerId, PeerRecord] = BoundedTable(
             peers_max, rank_of=lambda _, record: int(record.accepted > 0)
         )
@@ -194,6 +197,11 @@ class Ledger:
 
     def account(self, peer: PeerId) -> PeerRecord:
         return self._peers.obtain(peer, PeerRecord)
+
+    def train(self, producer: PeerId, group_id: GroupId) -> None:
+        """Count a group that goes into an update, and tell its producer by and by."""
+        self.account(producer).trained += 1
+        self.credit.trained(producer, group_id)
 
     def accept(self, producer: PeerId) -> None:
         """Count a group that passed every check."""

@@ -32,6 +32,12 @@ from swarm.limits.quotas import BUCKETS_MAX, Kind
 from swarm.peers import reputation
 from swarm.peers.address_book import BOOK_PEERS_MAX, HEARSAY_PEERS_MAX
 from swarm.peers.connection_gater import NEW_BANS_MAX
+from swarm.peers.credit import (
+    MADE_MAX,
+    TAKERS_MAX,
+    TAKERS_PER_GROUP_MAX,
+    TRAINED_KEPT,
+)
 from swarm.peers.discovery import (
     BOOTSTRAP_DIALS_MAX,
     DIALS_AT_A_TIME_MAX,
@@ -83,6 +89,11 @@ LIMITS: Final[Mapping[str, int]] = {
     "AdvertCache._by_producer": RECENT_ADVERTS_MAX,
     "AdvertCache._by_producer[]": ADVERTS_PER_PRODUCER_MAX,
     "AdvertCache._records": RECENT_ADVERTS_MAX,
+    "Credit._made": MADE_MAX,
+    "Credit._made[]": TAKERS_PER_GROUP_MAX,
+    "Credit._takers": TAKERS_MAX,
+    "Credit._takers_ever": TAKERS_MAX,
+    "Credit._trained": TRAINED_KEPT,
     "DialBackoff._pauses": ENDPOINTS_MAX,
     "DialBackoff._proven": PROVEN_MAX,
     "Discovery._dialling": DIALS_AT_A_TIME_MAX + BOOTSTRAP_DIALS_MAX,

@@ -136,10 +136,10 @@ def kept_group(record: bytes, group_id: GroupId) -> RolloutGroup:
     return _rollout_group(decode(payload, GroupBody, LARGE_GROUP_BYTES_MAX), columns=True)
 
 
-def submission(lease: bytes, group: RolloutGroup, identity: Identity) -> Submission:
-    """A group of ours, signed, generated under a lease (16 bytes)."""
-    _, record = sign_group(group, identity)
-    return Submission(type="submission", lease=lease, record=record)
+def submission(lease: bytes, group: RolloutGroup, identity: Identity) -> tuple[GroupId, Submission]:
+    """The id of a group of ours, and the group, signed, generated under a lease (16 bytes)."""
+    group_id, record = sign_group(group, identity)
+    return group_id, Submission(type="submission", lease=lease, record=record)
 
 
 def decode_submission(payload: bytes) -> tuple[bytes, GroupId, bytes, RolloutGroup]:

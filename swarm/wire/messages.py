@@ -67,6 +67,7 @@ ADVERT_BYTES_MAX = 16_384
 ADVERTS_PER_REPLY_MAX = 64
 WANT_GROUPS_MAX = 16
 KNOWN_PEERS_MAX = 32
+TRAINED_MAX = 64
 HELLO_BYTES_MAX = 8_192
 HELLO_REPLY_BYTES_MAX = 131_072
 PROVIDERS_BYTES_MAX = 4_096
@@ -254,7 +255,7 @@ Packages = Annotated[tuple[PackageBody, ...], Field(max_length=PACKAGES_MAX)]
 
 class Hello(WireModel):
     """Sent on connecting and as a heartbeat, inside `Signed` (`HELLO_DOMAIN`): a proof for
-    others."""
+    others. `trained` is absent by default."""
 
     type: Literal["hello"]
     run_id: RunId
@@ -264,6 +265,8 @@ class Hello(WireModel):
     agent: Name
     packages: Packages
     addresses: Addresses
+    # groups of others that went into updates of the sender lately
+    trained: Annotated[tuple[GroupIdBytes, ...], Field(max_length=TRAINED_MAX)] = ()
 
 
 class HelloReply(WireModel):

@@ -12,12 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from node.observe.records import StepDone, WorkDone
 from node.observe.status import SOCKET_NAME, socket_path
 from swarm.identity import Identity
 from tests.integration.nodes import (
     ENVIRON,
     LOOPBACK,
     WAIT_S,
+    MakeFed,
     MakeNode,
     NodeProcess,
     all_gone,
@@ -43,6 +45,36 @@ def test_two_nodes_join_and_train_on_each_others_groups(make_node: MakeNode) -> 
         node.until(lambda node=node, other=other: peer_id(other) in node.sources())
         node.until(lambda node=node: node.foreign_trained() > 0)
     assert [node.interrupt() for node in (first, second)] == [0, 0], [first.said(), second.said()]
+
+
+def test_a_node_hears_who_trained_on_its_groups_and_keeps_the_count(make_node: MakeNode) -> None:
+    first = make_node("a").start()
+    second = make_node("b", "--peer", first.address()).start()
+    kept = first.data_dir / "credit.json"
+    first.until(lambda: kept.exists() and json.loads(kept.read_text())["groups"] > 0)
+    before = json.loads(kept.read_text())
+    assert before["peers"] == [peer_id(second)]
+    first.kill()
+    first.start()
+    status = first.until(first.status)
+    assert status.credited_groups_ever >= before["groups"]
+    assert status.credited_by_ever == 1
+    status = first.until(lambda: (s := first.status()) and s.credited_groups and s)
+    assert status.credited_by == 1
+    (row,) = (each for each in status.peers if each.peer_id == peer_id(second))
+    assert row.groups_credited == status.credited_groups
+    assert first.interrupt() == 0
+    assert "of your groups were trained on by 1 peer" in first.said()
+
+
+def test_a_learner_and_its_worker_both_say_what_was_trained_on(make_fed: MakeFed) -> None:
+    learner, worker = make_fed()
+    worker.until(lambda: worker.events(WorkDone))
+    learner.until(lambda: learner.events(StepDone))
+    mine = worker.until(lambda: (s := worker.status()) and s.credited_groups and s)
+    assert mine.credited_by == 1
+    trained = learner.until(learner.status).peers
+    assert sum(each.groups_trained for each in trained) >= mine.credited_groups
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from swarm.leases.lease_client import Declined, HeldLease, LeaseClient
 from swarm.leases.lease_table import Lease, LeaseBook, LeaseRules
 from swarm.leases.staleness import Account, StalenessRules
 from swarm.peers.connection_gater import ConnectionGater
+from swarm.peers.credit import Credited
 from swarm.peers.reputation import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, ScoredGroup, Task
 from swarm.simulation.links import LinkProfile
@@ -180,6 +181,11 @@ def test_groups_come_in_and_are_consumed_once() -> None:
             assert there.learner.checks.rewarded == 8
             account = intake._gater.ledger.account(taken[0].group.producer)
             assert (account.accepted, account.trained) == (8, 8)
+            told = intake._gater.ledger.credit.told_to(taken[0].group.producer)
+            mine = source._ledger.credit
+            mine.hear(source.learner, told)  # as a hello brings it
+            mine.hear(source.learner, told)
+            assert mine.session == Credited(groups=8, peers=1)
 
     play(body)
 
@@ -291,7 +297,7 @@ def test_a_lie_is_refused_by_name(name: str) -> None:
         async with scene(checks=ScriptedChecks(lies=frozenset({"lie"}))) as there:
             source, lease = there.source(1), await there.lease(1)
             group = lie.change(group_of(there.world, 1, lease, 0, 0))
-            payload = codec.encode(codec.submission(lease.id, group, there.world.identities[1]))
+            payload = codec.encode(codec.submission(lease.id, group, there.world.identities[1])[1])
             learner = there.world.peer_id(LEARNER)
 
             async def ask() -> bytes:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from functools import partial
+from itertools import permutations
 
 import pytest
 import trio
@@ -80,6 +81,13 @@ def test_sixteen_nodes_share_over_a_slow_and_lossy_network() -> None:
         for p in r.foreign_by_producer
     }
     assert len(sources) == 16
+    trained = told = 0
+    for maker, taker in permutations(swarm, 2):
+        mine = taker.node.ledger.account(maker.node.peer.identity.peer_id).trained
+        heard = maker.node.ledger.credit.of(taker.node.peer.identity.peer_id)
+        assert heard <= mine
+        trained, told = trained + mine, told + heard
+    assert told >= trained / 2  # hellos between two peers may be half a minute apart
 
 
 def test_one_seed_gives_one_trace_and_another_seed_another() -> None:

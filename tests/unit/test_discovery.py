@@ -165,7 +165,9 @@ def test_a_peer_of_another_run_that_asks_first_and_leaves_is_noted() -> None:
     async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         stranger = Member(world, 0, run_id="other-1")
         own = Member(world, 1, (stranger.address,))
-        await own.discovery._serve_hello(world.peer_id(0), stranger.discovery._own_hello())
+        await own.discovery._serve_hello(
+            world.peer_id(0), stranger.discovery._own_hello(world.peer_id(1))
+        )
         assert "another run, other-1" in own.discovery.notes[0]
         assert own.discovery.meets_strangers
 

@@ -23,7 +23,7 @@ def with_runs(*runs: tuple[int, int]) -> RolloutGroup:
 @pytest.mark.parametrize("group", [sample_group(), with_runs((6, 1), (7, 2)), with_runs((6, 3))])
 def test_a_group_arrives_with_its_lease_and_its_spans(group: RolloutGroup) -> None:
     lease, group_id, record, there = codec.decode_submission(
-        codec.encode(codec.submission(LEASE, group, ALICE))
+        codec.encode(codec.submission(LEASE, group, ALICE)[1])
     )
     assert lease == LEASE
     assert there == group
@@ -44,7 +44,7 @@ def test_a_group_arrives_with_its_lease_and_its_spans(group: RolloutGroup) -> No
 def test_spans_that_lie(runs: Spans, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(codec, "spans_fault", lambda *_: None)
-        lie = codec.encode(codec.submission(LEASE, with_runs(*runs), ALICE))
+        lie = codec.encode(codec.submission(LEASE, with_runs(*runs), ALICE)[1])
     with pytest.raises(RemoteProtocolError, match=why) as caught:
         codec.decode_submission(lie)
     assert caught.value.reason is Reject.MALFORMED

@@ -26,6 +26,7 @@ from tests.wire_samples import (
     sample_made_group,
     sample_manifest,
     sample_messages,
+    sample_trained_hello,
 )
 from tests.wire_turns import sample_turns_group
 
@@ -41,6 +42,7 @@ def golden() -> dict[str, bytes]:
         "signed_turns_group": codec.sign_group(sample_turns_group(), ALICE)[1],
         "signed_advert": codec.sign_advert(sample_advert(), ALICE)[1],
         "signed_hello": codec.sign_hello(sample_hello(), ALICE),
+        "signed_trained_hello": codec.sign_hello(sample_trained_hello(), ALICE),
         "signed_weights": codec.sign_head(sample_head(), ALICE),
     }
     return records | {name: codec.encode(value) for name, value in sample_messages().items()}
@@ -74,6 +76,8 @@ def test_advert_file() -> None:
 
 def test_hello_file() -> None:
     assert codec.decode_hello(read("signed_hello")) == (ALICE.peer_id, sample_hello())
+    told = codec.decode_hello(read("signed_trained_hello"))
+    assert told == (ALICE.peer_id, sample_trained_hello())
 
 
 def test_head_file() -> None:
@@ -106,7 +110,7 @@ def test_every_message_has_a_file() -> None:
     signed = {"group", "advert", "hello", "weights"}
     assert kinds == signed | set(sample_messages())
     records = {f"signed_{kind}" for kind in signed}
-    records |= {"signed_made_group", "signed_turns_group"}
+    records |= {"signed_made_group", "signed_turns_group", "signed_trained_hello"}
     assert records | set(sample_messages()) == set(golden())
 
 
