@@ -70,6 +70,7 @@ def peer_rows(snapshot: r.StatusSnapshot, traffic: Traffic) -> tuple[reports.Pee
                 peer_id=name,
                 bytes_in=counted.bytes_in,
                 bytes_out=counted.bytes_out,
+                out_bytes_per_s=round(account.out_bytes_per_s) if account else 0,
                 groups_accepted=account.groups_accepted if account else 0,
                 groups_trained=account.groups_trained if account else 0,
                 rejected=sum(account.rejected.values()) if account else 0,

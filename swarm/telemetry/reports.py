@@ -140,6 +140,7 @@ class PeerTraffic(_Part):
     peer_id: _Peer
     bytes_in: _Count = 0
     bytes_out: _Count = 0
+    out_bytes_per_s: _Count = 0  # of the last half minute
     groups_accepted: _Count = 0
     groups_trained: _Count = 0  # who feeds whom
     rejected: _Count = 0

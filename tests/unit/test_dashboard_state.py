@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from node.observe.node_reports import Traffic, peer_rows
 from swarm.telemetry.dashboard.feeding import DRAWN_MAX, EDGES_MAX, FRESH_S, Feeding
 from swarm.telemetry.dashboard.page_server import Frames, frame_of
 from swarm.telemetry.dashboard.page_state import (
@@ -44,7 +45,9 @@ from swarm.telemetry.reports import (
     PeerTraffic,
     WorkerRow,
 )
+from swarm.transport.base import TransportCounters
 from tests.dashboard_samples import NOW_S, report, seen
+from tests.unit.monitor_records import snapshot
 
 SOURCE = ReportSource("mqtt://127.0.0.1:1883")
 
@@ -399,6 +402,14 @@ def test_hostile_texts_arrive_as_they_were() -> None:
     page = look(seen("a", phase=text, notes=(text,)))
     assert rows(page["nodes"])[0]["phase"] == text
     assert page["notes"] == [["a", text]]
+
+
+def test_the_page_says_to_whom_a_node_sends_most() -> None:
+    status = snapshot()
+    peers = [replace(status.peers[0], peer_id=f"p{n}", out_bytes_per_s=99.6 * n) for n in range(6)]
+    told = peer_rows(replace(status, peers=tuple(peers)), Traffic(TransportCounters(), ()))
+    (row,) = rows(look(seen("a", peers=told))["nodes"])
+    assert row["sends_to"] == [["p5", 498], ["p4", 398], ["p3", 299], ["p2", 199]]
 
 
 # --- the map -----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from swarm.telemetry.dashboard.series import (
 )
 from swarm.telemetry.dashboard.version_broadcasts import broadcast_rows
 from swarm.telemetry.fleet_view import NodeView, plausible
-from swarm.telemetry.reports import AlarmReport
+from swarm.telemetry.reports import AlarmReport, PeerTraffic
 
 SAMPLE_S: Final = 0.9  # the least time between two points of a curve
 NODES_SHOWN_MAX: Final = 1_024
@@ -36,6 +36,7 @@ ALARMS_SHOWN_MAX: Final = 32
 ALARM_NODES_SHOWN_MAX: Final = 8
 NOTES_SHOWN_MAX: Final = 16
 LABELS_SHOWN_MAX: Final = 12
+SENDS_TO_SHOWN_MAX: Final = 4
 RUNS_SHOWN_MAX: Final = 8
 CENTRAL: Final = ("learner", "coordinator")  # of a run, one of each
 BAND: Final = 0.1  # the share of nodes below the band of a curve, and above it
@@ -355,6 +356,7 @@ def _node_row(node: NodeView, rates: Mapping[str, float]) -> dict[str, Any]:
         "out_bytes_per_s": short(live.get(m.BYTES_OUT_TOTAL)),
         "in_bytes": figure(m.BYTES_IN_TOTAL),
         "out_bytes": figure(m.BYTES_OUT_TOTAL),
+        "sends_to": [] if node.gone else _sends_to(report.peers),
         m.PEERS: figure(m.PEERS),
         "accepted": figure(m.ACCEPTED_TOTAL),
         "rejected": total(report.labelled.get(REJECTED, {})),
@@ -371,6 +373,12 @@ def _node_row(node: NodeView, rates: Mapping[str, float]) -> dict[str, Any]:
         "agent": report.agent,
         m.UPTIME_S: figure(m.UPTIME_S),
     }
+
+
+def _sends_to(peers: Sequence[PeerTraffic]) -> list[list[Any]]:
+    """The peers that get most, with bytes a second."""
+    busy = sorted((p for p in peers if p.out_bytes_per_s), key=lambda p: -p.out_bytes_per_s)
+    return [[p.peer_id, p.out_bytes_per_s] for p in busy[:SENDS_TO_SHOWN_MAX]]
 
 
 def _workers(present: Sequence[NodeView]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ const nodes = new Table($("node-table"), [
   detail: (row) => [
     ["peer id", printable(row.id)], ["program", printable(row.agent)], ["up", seconds(row.uptime_s)],
     ["received in all", `${number(row.in_bytes)} bytes`], ["sent in all", `${number(row.out_bytes)} bytes`],
+    ["sends most to", row.sends_to.map(([id, v]) => `${short(id)} ${rate(v)}`).join(", ") || "nobody"],
     ["memory", amount(row.memory_bytes, "B")], ["groups of peers trained on", number(row.trained_groups)],
     ["alarms", row.alarms.map(alarmName).join(", ") || "none"], ["reports lost", number(row.lost)],
   ],
