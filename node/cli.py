@@ -104,6 +104,8 @@ def _add_running(commands: Any) -> None:
     join.add_argument("link", nargs="?", metavar="LINK", help="a link, invitation or address")
     told = "be the central learner of a run that names this key"
     learn = add_command(commands, "learn", _learn, told)
+    told = "show what the swarm of a link or --peer does; train nothing, share nothing"
+    join.add_argument("--watch", action="store_true", help=told)
     for starting in (join, learn):
         starting.take_settings()
         told = "say all settings, what would be fetched and held, and start nothing"
@@ -300,6 +302,10 @@ def _join(options: argparse.Namespace) -> int:
     config = _config(options, joins=True)
     if options.dry_run:
         return _described(options, is_learner=False)
+    if options.watch:
+        from node.commands.watching import watch
+
+        return watch(config, say)
     if config.run.learner is None or config.role == "node":
         from node.run.sapo_role import SapoRole
 

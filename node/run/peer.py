@@ -61,6 +61,7 @@ class PeerSettings:
     admits: Gate = _anybody  # who may connect at all
     dht: bool = False  # take part in the hash table
     packages: Mapping[str, str] | None = None  # of plug-ins, by name: see `Discovery`
+    watches: bool = False  # as of `NodeInfo`
 
 
 class Peer:
@@ -82,6 +83,7 @@ class Peer:
                 identity,
                 world.secret(INSTANCE_BYTES),
                 packages=settings.packages or {},
+                watches=settings.watches,
             ),
             settings.bootstrap,
             settings.book,
@@ -121,9 +123,11 @@ async def open_peer(
     run_id: str | None = None,
     *,
     dht: bool = False,
+    watches: bool = False,
 ) -> AsyncIterator[Peer]:
     """A peer that accepts connections and does not run yet. `run_id`: None for the run's. `dht`:
-    look for others in the hash table, which a private swarm never does."""
+    look for others in the hash table, which a private swarm never does. `watches`: as of
+    `NodeInfo`."""
     settings = PeerSettings(
         run_id or config.run.run_id,
         config.bootstrap,
@@ -132,6 +136,7 @@ async def open_peer(
         admits=membership.admits,
         dht=dht and membership.key is None,
         packages=packages_of(spec.name for spec in config.run.environments),
+        watches=watches,
     )
     async with world.open_transport(identity, config, membership) as transport:
         yield Peer(world, identity, transport, settings)

@@ -3,7 +3,7 @@ groups and gossips one small advert a round. A group enters the pool after its s
 times and task were checked and its rewards were computed here. A round samples what has arrived
 and waits for nobody."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from math import ceil, inf
 
@@ -110,6 +110,7 @@ class Exchange:
         self.ledger = self.gater.ledger
         self.fetcher = Fetcher(rules, transport, pool, verify, self.gater, self.candidates, runtime)
         self._offers = self.fetcher.offers
+        self.on_advert: Callable[[AdvertBody], None] = lambda _: None
         self._advert_cache = AdvertCache(
             RECENT_ADVERTS_MAX,
             ADVERTS_PER_PRODUCER_MAX,
@@ -214,7 +215,7 @@ class Exchange:
         self._pool.mark_trained(group_ids, round_)
         return self._pool.groups(group_ids)
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    def _serve(self) -> None:
         limits = ServeLimits(WANT_BYTES_MAX, HAVE_REPLY_BYTES_MAX, concurrent_max=16)
         self._transport.serve(HOLDERS_PROTOCOL, self._serve_holders, limits)
         limits = ServeLimits(WANT_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX, concurrent_max=8)
@@ -227,6 +228,10 @@ class Exchange:
             timeout_s = SERVE_SLACK_S + self._rules.timeout_s(size_bytes)
             limits = ServeLimits(WANT_BYTES_MAX, reply_bytes_max, 16, timeout_s=timeout_s)
             self._transport.serve(protocol, handler, limits)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        if self._rules.serves:
+            self._serve()
         await self._advertise_again()
         topic = adverts_topic(self._rules.run_id)
         heard = await self._transport.subscribe(
@@ -353,6 +358,7 @@ class Exchange:
         addresses = plausible(
             addresses_of_peer(producer, advert.addresses), self._transport.ip_of(peer)
         )
+        self.on_advert(advert)
         if self._offers.hear(advert, peer, trio.current_time(), told_by, addresses):
             if peer == producer:
                 self._offers.is_back(producer, trio.current_time())

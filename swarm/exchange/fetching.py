@@ -140,6 +140,7 @@ class ExchangeRules:
     dial_timeout_s: float = 5.0
     catch_up_interval_s: float = 15.0
     offers: OfferLimits = OFFER_LIMITS
+    serves: bool = True  # others may ask here for groups and adverts
 
     @property
     def takes_large(self) -> bool:

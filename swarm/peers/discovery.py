@@ -18,6 +18,7 @@ from swarm.errors import (
     IdentityInUse,
     Reject,
     RemoteProtocolError,
+    RequestRefused,
     TransportError,
 )
 from swarm.identity import Identity, PeerId, public_key_of
@@ -73,6 +74,7 @@ class NodeInfo:
     identity: Identity
     instance: bytes  # random, to tell processes with one key apart
     packages: Mapping[str, str] = field(default_factory=dict)  # versions of what makes the tasks
+    watches: bool = False  # it hears of the run, and is no peer of it to others
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class Discovery:
     ) -> None:
         self._run_id = node.run_id
         self._agent = node.agent
+        self._watches = node.watches
         self._packages = dict(sorted(node.packages.items())[:PACKAGES_MAX])
         self._own_packages = tuple(
             PackageBody(name=name, version=own) for name, own in self._packages.items()
@@ -340,14 +343,14 @@ class Discovery:
     def _own_hello(self, peer: PeerId) -> bytes:
         body = Hello(
             type="hello",
-            run_id=self._run_id,
+            run_id=NOBODYS_RUN if self._watches else self._run_id,
             instance=self._instance,
             started_at_s=self._started_at_s,
             sent_at_s=int(self._now_s()),
             agent=self._agent,
             packages=self._own_packages,
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
-            trained=self._ledger.credit.told_to(peer),
+            trained=() if self._watches else self._ledger.credit.told_to(peer),
         )
         return codec.sign_hello(body, self._identity)
 
@@ -473,6 +476,8 @@ class Discovery:
             told_by = self._gater.share_of(peer)
             self._book.learn(peer, addresses, worked=False, told_by=told_by)
             self._ledger.credit.hear(peer, hello.trained)
+        if self._watches:
+            raise RequestRefused("it watches, and takes part in nothing")
         reply = HelloReply(
             type="hello_reply",
             run_id=self._run_id,

@@ -41,7 +41,7 @@ SETTINGS = (
     + "".join(f" --{name} --no-{name}" for name in SWITCHES.split())
 )
 SURFACE = {
-    "join": f"{SETTINGS} --dry-run link",
+    "join": f"{SETTINGS} --dry-run --watch link",
     "learn": f"{SETTINGS} --dry-run",
     "config": SETTINGS,
     "invite": "--data-dir",
