@@ -127,6 +127,11 @@ def _add_watching(commands: Any) -> None:
     status = add_command(commands, "status", _status, "ask the node that runs on a data directory")
     add_data_dir(status)
     status.add_argument("--json", action="store_true", help="the whole answer as JSON")
+    told = "what happened to a node lately, one line each, whether it runs or not"
+    logs = add_command(commands, "logs", _logs, told)
+    add_data_dir(logs)
+    logs.add_argument("-n", dest="count", type=int, default=10, metavar="N", help="default: 10")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
     told = "what the policy said lately, with the answer found in it and its reward"
     samples = add_command(commands, "samples", _samples, told)
     add_data_dir(samples)
@@ -403,6 +408,14 @@ def _samples(options: argparse.Namespace) -> None:
         options.data_dir, own=not options.foreign, order=options.order, count=options.count
     )
     say(render_samples(found))
+
+
+def _logs(options: argparse.Namespace) -> None:
+    from node.observe.log_lines import show_log
+
+    if options.count < 0:
+        raise ConfigError(f"-n {options.count}: must be at least 0")
+    show_log(options.data_dir, say, options.count, follows=options.follow)
 
 
 def _top(options: argparse.Namespace) -> int:

@@ -8,9 +8,10 @@ import json
 import math
 import os
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -193,6 +194,52 @@ def read_events(path: Path) -> Iterator[tuple[float, Record]]:
                 event = _parse(line)
                 if event is not None:
                     yield event
+
+
+def followed(path: Path, count: int) -> Iterator[tuple[float, Record] | None]:
+    """The last events of the log, then those that come, as `read_events`; None: none for now. The
+    log may begin later, be opened anew, or become the older file meanwhile.
+
+    Raises:
+        OSError: the log cannot be read.
+    """
+    lines: deque[bytes] = deque(maxlen=count)
+    older = _older(path)
+    if older.exists():
+        with FileIO(older) as file:
+            lines.extend(_whole_lines(file))
+    while not path.exists():
+        yield None
+    file = FileIO(path)
+    try:
+        lines.extend(_whole_lines(file))
+        while True:
+            yield from (event for line in lines if (event := _parse(line)) is not None)
+            lines.clear()
+            is_older = not path.exists() or not os.path.samestat(
+                path.stat(), os.fstat(file.fileno())
+            )
+            lines.extend(_whole_lines(file))  # nothing comes to an older file any more
+            if is_older and not lines and path.exists():
+                file.close()
+                file = FileIO(path)
+            elif not lines:
+                yield None
+    finally:
+        file.close()
+
+
+def _whole_lines(file: FileIO) -> Iterator[bytes]:
+    """Further lines; a torn one stays to be read, because its rest may come or it may be cut. The
+    file has no buffer, which would keep what was cut."""
+    while part := file.read(LINE_BYTES_MAX):
+        whole, _, torn = part.rpartition(b"\n")
+        if len(torn) == LINE_BYTES_MAX:
+            continue  # longer than any line
+        file.seek(-len(torn), os.SEEK_CUR)
+        if not whole:
+            return
+        yield from (line + b"\n" for line in whole.split(b"\n"))
 
 
 def _parse(line: bytes) -> tuple[float, Record] | None:

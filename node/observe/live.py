@@ -29,6 +29,7 @@ DETAIL_CHARS_MAX: Final = 1000
 NOTES_SHOWN_MAX: Final = 3
 NOTED_AGAIN_S: Final = 600.0  # what goes on for hours is found at the end of a log, too
 WARNS: Final = "! "  # how a line begins that wants attention; in a log file it has a level
+UNTOLD: Final = (r.VersionComing, r.VersionSpreading)  # there are many, for the log alone
 _FIGURES: Final = re.compile(r"\d+(?:[.,]\d+)*")
 
 
@@ -103,10 +104,7 @@ class LiveView:
     def _print(self, line: Text, level: str | None = None) -> None:
         """`level`: of what is a detail; of all else its first letters say it."""
         if self._live is None:
-            if level is None:
-                warns = line.plain.startswith(WARNS)
-                level, line = ("WARNING", line[len(WARNS) :]) if warns else ("INFO", line)
-            line = Text.assemble(f"{self._now().isoformat(' ', 'seconds')} {level:<7} ", line)
+            line = dated(line, self._now(), level)
         # soft_wrap: one event stays one line wherever the output goes
         self._console.print(line, soft_wrap=True, highlight=False)
 
@@ -131,8 +129,8 @@ class LiveView:
             self._rewards.append(record.reward)
         if isinstance(record, r.HeldOut) and self._first_held_out is None:
             self._first_held_out = record.passed
-        if isinstance(record, r.VersionComing | r.VersionSpreading):
-            return  # there are many, for the log alone
+        if isinstance(record, UNTOLD):
+            return
         if self._live is None or not isinstance(record, r.RoundDone | r.StepDone | r.WorkDone):
             known = None if self._snapshot is None else self._snapshot.held_out_first
             self._print(event_line(record, self._first_held_out if known is None else known))
@@ -147,6 +145,14 @@ class LiveView:
             shown.append(bars)
         if shown:
             self._live.update(Group(*shown), refresh=True)
+
+
+def dated(line: Text, when: datetime, level: str | None = None) -> Text:
+    """A line of a log file."""
+    if level is None:
+        warns = line.plain.startswith(WARNS)
+        level, line = ("WARNING", line[len(WARNS) :]) if warns else ("INFO", line)
+    return Text.assemble(f"{when.isoformat(' ', 'seconds')} {level:<7} ", line)
 
 
 def event_line(record: Record, first_held_out: float | None = None) -> Text:

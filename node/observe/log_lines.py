@@ -1,19 +1,25 @@
-"""The output of `swarm-node join --log json`: one JSON object a line, for log collectors."""
+"""The output of `swarm-node join --log json`, one JSON object a line, and `swarm-node logs`."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Final, TextIO
 
+import trio
 from rich.console import Console
 
-from node.observe.event_log import Record, json_line, record_line
-from node.observe.live import LiveView
+from node.observe.event_log import FILE_NAME, Record, followed, json_line, read_events, record_line
+from node.observe.live import UNTOLD, LiveView, dated, event_line
 from node.observe.progress_bars import Work
+from node.observe.records import HeldOut
+from swarm.errors import ConfigError
 
 SAID: Final = "said"  # what is for people: addresses, what a start takes
 NOTE: Final = "note"  # an alarm, or what a node says of its state
 DETAIL: Final = "detail"  # with --verbose alone
+Tell = Callable[[str], None]
 
 
 class JsonView(LiveView):
@@ -53,12 +59,40 @@ def view_of(log: str, file: TextIO) -> LiveView:
     return LiveView(console, console.is_terminal)
 
 
+# `swarm-node logs`: the event log of a data directory as lines, whether its node runs or not.
+
+LOOK_S: Final = 0.5
+
+
+def show_log(data_dir: Path, say: Tell, count: int, *, follows: bool) -> None:
+    """Say the last `count` lines; `follows`: then each that comes, until cancelled."""
+    path = data_dir / FILE_NAME
+    if not (data_dir.is_dir() if follows else path.is_file()):
+        raise ConfigError(f"--data-dir {data_dir}: no event log is here; name a node's directory")
+    trio.run(_show, path, say, count, follows)
+
+
+async def _show(path: Path, say: Tell, count: int, follows: bool) -> None:
+    first: float | None = None
+    for event in followed(path, count):
+        if event is None:
+            if not follows:
+                return
+            await trio.sleep(LOOK_S)
+            continue
+        time_s, record = event
+        if isinstance(record, HeldOut) and first is None:
+            held_out = (each.passed for _, each in read_events(path) if isinstance(each, HeldOut))
+            first = next(held_out, record.passed)
+        if not isinstance(record, UNTOLD):
+            when = datetime.fromtimestamp(time_s).astimezone()
+            say(dated(event_line(record, first), when).plain)
+
+
 # `swarm-node join --verbose`: what the network layers log, among a node's own lines.
 
 LINES_PER_S_MAX: Final = 50
 PACKAGES: Final = ("swarm", "node")
-
-Tell = Callable[[str], None]
 
 
 class Details(logging.Handler):

@@ -54,6 +54,7 @@ SURFACE = {
     "--invite --invite-file --listen --lora-rank --model --peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",
     "status": "--data-dir --json",
+    "logs": "--data-dir --follow -f -n",
     "samples": "--best --data-dir --foreign --worst -n",
     "top": "--broker --broker-ca --data-dir",
     "monitor": "--broker --broker-ca --broker-listen --grafana --listen --run-id --web-name",

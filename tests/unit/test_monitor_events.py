@@ -1,16 +1,19 @@
 import json
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from node.cli import main
 from node.observe import event_log
-from node.observe.event_log import FILE_NAME, EventLog, Record, history, read_events
+from node.observe.event_log import FILE_NAME, EventLog, Record, followed, history, read_events
 from node.observe.log_lines import NOTE, SAID
 from node.observe.records import Trouble, WentBack
+from swarm.command import EXIT_OK, EXIT_USAGE
 from tests.unit.monitor_records import held_out, round_done, started
 
 
@@ -170,3 +173,52 @@ def test_each_event_is_in_the_docs() -> None:
     told = page.partition("## Logs")[2].partition("## Grafana")[0]
     names = {*event_log._NAMES.values(), SAID, NOTE}
     assert {name for name in names if f"`{name}`" not in told} == set()
+
+
+def texts(followed: Iterator[tuple[float, Record] | None]) -> list[str]:
+    """The troubles until there is nothing new for now."""
+    found = iter(lambda: next(followed), None)
+    return [record.what for _, record in found if isinstance(record, Trouble)]
+
+
+def test_a_log_is_followed_across_torn_lines_restarts_and_rotation(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    seen = followed(path, 2)
+    assert texts(seen) == []  # there is no log yet
+    with EventLog(path, clock) as log:
+        for what in "abc":
+            log.write(Trouble(what))
+        assert texts(seen) == ["b", "c"]
+        log.write(Trouble("d"))
+    with path.open("ab") as file:
+        file.write(b'{"event": "trouble", "time_s": 1, "wh')
+    assert texts(seen) == ["d"]
+    size = path.stat().st_size
+    with EventLog(path, clock, bytes_max=4 * size) as log:  # which cuts the torn line
+        log.write(Trouble("e"))
+        log.write(Trouble("f" * 3 * size))
+        log.write(Trouble("g"))
+        assert [text[0] for text in texts(seen)] == ["e", "f", "g"]
+    path.unlink()
+    assert texts(seen) == []
+    with EventLog(path, clock) as log:
+        log.write(Trouble("h"))
+    assert texts(seen) == ["h"]
+    assert [text[0] for text in texts(followed(path, 9))] == [*"abcdeh"]
+
+
+def test_the_last_lines_of_a_log_are_told_as_the_node_printed_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter((0.0, 1.0, 2.0, 3.0))
+    with EventLog(tmp_path / FILE_NAME, lambda: next(times)) as log:
+        for record in (held_out(0, 0.25), round_done(1), held_out(1, 0.5), Trouble("a disk")):
+            log.write(record)
+    assert main(["logs", "--data-dir", str(tmp_path), "-n", "2"]) == EXIT_OK
+    first, second = capsys.readouterr().out.splitlines()
+    assert first[4:].startswith("-01-01 ") or first[4:].startswith("-12-31 ")
+    assert "INFO    held-out after round 1: 50.0 % passed (+25.0 points since the start" in first
+    assert second.endswith("WARNING a disk")
+    for wrong in (["--data-dir", str(tmp_path / "none")], ["-n", "-1"]):
+        assert main(["logs", *wrong]) == EXIT_USAGE
+        assert capsys.readouterr().err.count("\n") == 1
