@@ -304,7 +304,24 @@ def _described(options: argparse.Namespace, *, is_learner: bool) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
-    config = _config(options, joins=True)
+    if ".." in (options.seed or ""):
+        return _sweep(options)
+    return _join_by(options, _config(options, joins=True))
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from node.commands.starts import sweep
+
+    def config_of(**changed: Any) -> Any:
+        vars(options).update(changed)
+        return _config(options, joins=True)
+
+    start = partial(_join_by, options)
+    # `config_of` changes the options, the seeds among them
+    return sweep(str(options.seed), config_of, start, say, is_dry=options.dry_run)
+
+
+def _join_by(options: argparse.Namespace, config: Any) -> int:
     if options.dry_run:
         return _described(options, is_learner=False)
     if options.watch:

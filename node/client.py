@@ -412,7 +412,8 @@ class Client:
         return await self._checkpoints.save(self._sapo.progress, self._trainer)
 
     async def _load_state(self, directory: Path | None) -> None:
-        saved = self._checkpoints.latest() if directory is None else self._checkpoints.at(directory)
+        kept = self._checkpoints
+        saved = kept.latest() if directory is None else kept.read(directory)
         if saved is None:
             where = directory or self._config.data_dir
             raise ConfigError(f"load_state: {where} holds no state of this run and model")

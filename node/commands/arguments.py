@@ -178,10 +178,12 @@ def given(
         if name in NodeConfig.model_fields and name != "run"
     }
     run_file = Path(options.run) if getattr(options, "run", None) else None
-    if getattr(options, "as_joined", False):
+    fork = getattr(options, "fork", None)
+    if getattr(options, "as_joined", False) or fork:
         from node.config.joined import as_joined
 
-        flags, run_file = as_joined(flags, os.environ, run_file)
+        source = Path(fork.rpartition("@")[0]) if fork else None
+        flags, run_file = as_joined(flags, os.environ, run_file, source)
     return flags, os.environ, run_file
 
 

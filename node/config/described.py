@@ -7,6 +7,7 @@ import ast
 import functools
 import inspect
 import ipaddress
+import os
 import re
 import sys
 import types
@@ -313,6 +314,20 @@ def _device(text: str) -> str:
     return text
 
 
+def _fork(text: str) -> str:
+    """A whole path, because a later command may run elsewhere."""
+    place, _, number = text.rpartition("@")
+    if not place or not re.fullmatch(r"[0-9]{1,9}", number):
+        raise ValueError("must be a data directory and a round, such as base@40")
+    return f"{os.path.abspath(place)}@{int(number)}"
+
+
+def _seed(value: Any) -> Any:
+    if isinstance(value, str) and ".." in value:
+        raise ValueError("a range is a sweep, which only the flag of swarm-node join takes")
+    return value
+
+
 def _start_name(text: str) -> str:
     if "/" in text or not text.isprintable() or " " in text:
         raise ValueError("must have no blanks and no /")
@@ -332,4 +347,6 @@ HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
 WebName = Annotated[str, _parsed(checked_name)]
 Name = Annotated[str, Field(min_length=1)]
 DeviceName = Annotated[str, AfterValidator(_device)]
+ForkSource = Annotated[str, AfterValidator(_fork)]
+Seed = Annotated[int, BeforeValidator(_seed)]
 StartName = Annotated[str, Field(max_length=64), AfterValidator(_start_name)]

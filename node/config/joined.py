@@ -64,10 +64,14 @@ def lasting(name: str) -> str:
 
 
 def as_joined(
-    flags: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    run_file: Path | None,
+    data_dir: Path | None = None,
 ) -> tuple[dict[str, Any], Path | None]:
-    """Flags and run file, completed by those of the last start unless the environment sets them."""
-    joined = recall(data_dir_of(flags, environ))
+    """Flags and run file, completed by those of the last start unless the environment sets them.
+    `data_dir`: of that start; None: the node's."""
+    joined = recall(data_dir or data_dir_of(flags, environ))
     known = {name: value for name, value in flags.items() if value is not None}
     for name in ("model", "lora_rank"):
         if (value := getattr(joined, name)) and f"{ENVIRON_PREFIX}{name.upper()}" not in environ:

@@ -17,6 +17,7 @@ from node.config.described import (
     BrokerUrl,
     DeviceName,
     Flag,
+    ForkSource,
     HostAndPort,
     HoursText,
     InvitationText,
@@ -25,6 +26,7 @@ from node.config.described import (
     Name,
     PeerAddress,
     PublisherId,
+    Seed,
     ServerUrl,
     StartName,
     WebName,
@@ -124,8 +126,9 @@ class PolicySettings(Group):
     device: Annotated[DeviceName, OFTEN] = "auto"
     """The device that trains, and that samples with the engine `torch`: `cpu`, `cuda`, or one of
     several GPUs, such as `cuda:1`. `auto`: the first GPU if there is one."""
-    seed: Annotated[int, Field(ge=0, lt=2**63), OFTEN] = 0
-    """The seed of this node's sampling."""
+    seed: Annotated[Seed, Field(ge=0, lt=2**63), OFTEN] = 0
+    """The seed of this node's sampling. The flag of `swarm-node join` also takes a range, such as
+    0..4: a sweep, one start after another."""
     task_seed: Annotated[int | None, Field(ge=0, lt=2**63), OFTEN] = None
     """The number that tasks and sampling follow in place of the node's key, so that a run repeats
     with any key. It needs `share = "none"`: others know a node's tasks by its key. None: they
@@ -347,6 +350,10 @@ class FileSettings(Group):
 
     data_dir: Annotated[Path, Flag(metavar="DIR", often=True)] = Path("swarm-data")
     """The directory of the node's files: key, checkpoints, pool, address book, log."""
+    fork: Annotated[ForkSource | None, Flag(metavar="DIR@ROUND", often=True)] = None
+    """The checkpoint that a new data directory begins with: that of a round of another node's data
+    directory, as in `base@40`. The flag takes run, model and LoRA rank from there, too, unless they
+    are given. None: the node begins with the model."""
     cache_dir: Annotated[Path | None, Flag(metavar="DIR")] = None
     """The directory of policies made on this machine. None: `swarm-node` in the user's cache."""
     key_file: Annotated[Path | None, OFTEN] = None
@@ -422,6 +429,11 @@ class NodeConfig(
     @property
     def key_path(self) -> Path:
         return self.key_file or self.data_dir / "identity.pem"
+
+    @property
+    def first_round(self) -> int:
+        """The rounds behind the policy that the node begins with."""
+        return int(self.fork.rpartition("@")[2]) if self.fork else 0
 
     @cached_property
     def invitation(self) -> Invitation | None:

@@ -27,6 +27,14 @@ def interval(values: Sequence[float], least: float, most: float) -> tuple[float,
     return fmean(values), max(least, middle - half), min(most, middle + half)
 
 
+def half_width(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval around the mean of independent runs, by Student's t. None: fewer
+    than two. Beyond 31 values as `interval`."""
+    if len(values) < 2:
+        return None
+    return _T[min(len(values) - 1, len(_T)) - 1] * stdev(values) / sqrt(len(values))
+
+
 @dataclass(frozen=True, slots=True)
 class TaskResult:
     environment: str
@@ -74,10 +82,10 @@ def told_compared(before: Sequence[TaskResult], after: Sequence[TaskResult]) -> 
             continue
         pairs = list(zip(part, second[name], strict=True))
         greedy = [float(now.greedy) - float(was.greedy) for was, now in pairs]
-        row = [name or "all", str(len(pairs)), _points(greedy)]
+        row = [name or "all", str(len(pairs)), points(greedy)]
         if sampled:
             rises = [now.passed / now.samples - was.passed / was.samples for was, now in pairs]
-            row.append(_points(rises))
+            row.append(points(rises))
         gained = sum(now.greedy and not was.greedy for was, now in pairs)
         lost = sum(was.greedy and not now.greedy for was, now in pairs)
         locked = [now for was, now in pairs if not was.greedy and not was.passed]
@@ -91,7 +99,8 @@ def _percent(values: Sequence[float]) -> str:
     return f"{mean:.1f} % [{low:.1f}, {high:.1f}]"
 
 
-def _points(values: Sequence[float]) -> str:
+def points(values: Sequence[float]) -> str:
+    """The mean of paired differences in [-1, 1] with its interval, in points."""
     mean, low, high = (100 * each for each in interval(values, -1.0, 1.0))
     return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
 

@@ -248,6 +248,8 @@ class HeldOut:
     validation: float | None = None  # the same on the node's validation tasks; None: it has none
     validation_tasks: int = 0
     examples: tuple[SampledGroup, ...] = ()  # the first tasks with their answers
+    # Of each held-out task, in the run's order; None: left out. Empty: an older log.
+    rewards: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

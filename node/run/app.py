@@ -39,7 +39,7 @@ from node.observe.tracker import Tracked, Tracker, open_tracker
 from node.run.checkpoints import Checkpoint
 from node.run.machine import AGENT, RealWorld
 from node.run.node import Node, open_node
-from node.run.role import Role, checkpoints_of
+from node.run.role import Role, checkpoints_of, forked
 from node.run.sapo_role import SapoRole
 from node.system.machine import GIVE_BACK_EVERY_S, counted, freeze_garbage_collector, give_back
 from node.train.ranks import Ranks
@@ -84,8 +84,15 @@ def run_node(
         membership = Membership.of(config)
         have_data(config, identity, membership, ask(config.yes, by_default=False), say)
         needs = role_class.needs(config, identity)
-        resumed = checkpoints_of(config).latest()  # refuses another run's before a model is made
-        model = resolve_model(config, say) if needs.policy else ""
+        if config.fork and (role_class.KIND != "node" or not needs.policy):
+            raise ConfigError(f"--fork {config.fork}: only a node that learns by itself takes it")
+        checkpoints = checkpoints_of(config)
+        resumed = checkpoints.latest()  # refuses another run's before a model is made
+        with forked(config, resumed) as source:
+            model = resolve_model(config, say) if needs.policy else ""
+            if source is not None:
+                say(f"copying {source.directory}")
+                resumed = checkpoints.copy(source)
         start = _Start(
             *(config, identity, membership, role_class, needs.draws, resumed, model),
             *(run_given, view, say),

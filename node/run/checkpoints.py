@@ -78,38 +78,49 @@ class Checkpoints:
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint, the best one included, after the first round.
         `ConfigError` if it belongs to another run or model."""
+        found = self._whole()
+        return self._fitting(*found[0]) if found else None
+
+    def at(self, round_number: int) -> Checkpoint | None:
+        """That of a round, as `latest`."""
+        found = (each for each in self._whole() if each[1].round == round_number)
+        return next((self._fitting(*each) for each in found), None)
+
+    def rounds(self) -> list[int]:
+        """The rounds of complete checkpoints."""
+        return sorted({progress.round for _, progress, _ in self._whole()})
+
+    def _whole(self) -> list[tuple[Path, Progress, Mapping[str, Any]]]:
+        """The newest first; the best policy is one of them if a round is behind it."""
         best = self._best_directory()
         found = self._complete() if best is None else [*self._complete(), best]
         read = [(directory, _read_state(directory)) for directory in found]
         whole = [(directory, *state) for directory, state in read if state is not None]
-        for directory, progress, facts in sorted(whole, key=lambda each: -each[1].round):
-            if directory == best and progress.round == 0:
-                continue
-            self._check(facts, self._directory.parent)
-            return Checkpoint(directory, progress)
-        return None
+        whole = [each for each in whole if each[0] != best or each[1].round > 0]
+        return sorted(whole, key=lambda each: -each[1].round)
 
-    def at(self, directory: Path) -> Checkpoint | None:
-        """The checkpoint in this directory, of any node; None: there is none. `ConfigError` as
-        `latest`."""
-        state = _read_state(directory)
-        if state is None:
-            return None
-        self._check(state[1], directory)
-        return Checkpoint(directory, state[0])
-
-    def _check(self, facts: Mapping[str, Any], where: Path) -> None:
+    def _fitting(self, directory: Path, progress: Progress, facts: Mapping[str, Any]) -> Checkpoint:
         for name, value in self._facts.items():
             if facts.get(name) != value:
                 raise ConfigError(
-                    f"--data-dir {where}: its checkpoint has {name} "
+                    f"--data-dir {directory.parents[1]}: its checkpoint has {name} "
                     f"{facts.get(name)!r}, not {value!r}; name these, or another --data-dir"
                 )
+        return Checkpoint(directory, progress)
+
+    def read(self, directory: Path) -> Checkpoint | None:
+        """The one in this directory, of any node; None: none is there. Errors as `latest`."""
+        state = _read_state(directory)
+        return None if state is None else self._fitting(directory, *state)
 
     @contextmanager
-    def held(self) -> Iterator[Checkpoint | None]:
-        """The newest complete checkpoint, which a running node does not remove within the block."""
-        while (found := self.latest()) is not None:
+    def held(self, round_number: int | None = None) -> Iterator[Checkpoint | None]:
+        """The newest complete checkpoint, or that of a round. A running node does not remove it
+        within the block."""
+        while True:
+            found = self.latest() if round_number is None else self.at(round_number)
+            if found is None:
+                break
             state = found.directory / STATE_FILE
             try:
                 lock = state.open()
@@ -121,6 +132,19 @@ class Checkpoints:
                     yield found
                     return
         yield None
+
+    def copy(self, source: Checkpoint) -> Checkpoint:
+        """Take in a checkpoint of another directory."""
+        final = self._directory / f"round-{source.progress.round:08d}"
+        partial = final.with_suffix(TEMPORARY_SUFFIX)
+        _make_empty(partial)
+        for path in source.directory.iterdir():
+            if path.name != STATE_FILE:
+                copied = shutil.copyfile(path, partial / path.name)
+                with copied.open("rb") as file:
+                    os.fsync(file.fileno())
+        self._finish_files(partial, final, source.progress, {})
+        return Checkpoint(final, source.progress)
 
     async def save(
         self,

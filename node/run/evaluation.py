@@ -26,6 +26,7 @@ from swarm.errors import ConfigError
 from swarm.rollouts import Completion, Task
 
 AT_ONCE_MAX = 32  # samples of each task
+REWARD_DIGITS = 4  # of a task's reward in the log
 
 
 async def evaluate(
@@ -65,6 +66,7 @@ async def evaluate(
         validation=fmean(reward for group in validated for reward in group) if validated else None,
         validation_tasks=len(validated),
         examples=examples(run, progress.round, held_out, made[: len(held_out)], test),
+        rewards=tuple(round(group[0], REWARD_DIGITS) if group else None for group in test),
     )
 
 

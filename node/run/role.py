@@ -6,7 +6,8 @@ the node's status.
 
 import re
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
@@ -14,6 +15,7 @@ from typing import ClassVar, Final
 import trio
 
 from node.config import NodeConfig
+from node.config.joined import starts_of
 from node.engines.vllm.server import ServerFailed
 from node.hosting.models import CHECKPOINTS, lasting_model
 from node.interfaces.trainer import DamagedCheckpoint, PolicyInfo
@@ -118,6 +120,34 @@ def checkpoints_of(config: NodeConfig, run_sync: RunSync = trio.to_thread.run_sy
         {"run_id": config.run.run_id, "model": lasting_model(config.model)},
         run_sync,
     )
+
+
+@contextmanager
+def forked(config: NodeConfig, resumed: Checkpoint | None) -> Iterator[Checkpoint | None]:
+    """The checkpoint that `fork` names, held within the block; None: there is none to copy."""
+    if config.fork is None:
+        yield None
+        return
+    place, _, number = config.fork.rpartition("@")
+    if resumed is not None:
+        if all(each.settings.get("fork") != config.fork for each in starts_of(config.data_dir)):
+            raise ConfigError(
+                f"--fork {config.fork}: --data-dir {config.data_dir} has checkpoints of its own; "
+                "name a new directory, or go on there without --fork"
+            )
+        yield None
+        return
+    source = checkpoints_of(config.model_copy(update={"data_dir": Path(place)}))
+    with source.held(int(number)) as found:
+        if found is None:
+            rounds = sorted(source.rounds(), key=lambda each: abs(each - int(number)))
+            near = " and ".join(map(str, sorted(rounds[:2])))
+            told = f"the nearest are of {near}" if near else "that directory has none"
+            raise ConfigError(
+                f"--fork {config.fork}: no checkpoint of that round; {told} "
+                "(--checkpoints-kept keeps more)"
+            )
+        yield found
 
 
 class TrainingRole(Role):

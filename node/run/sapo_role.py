@@ -62,7 +62,7 @@ class Rounds:
         """Run rounds from `progress` until the settings end the run, or `leaving`, which abandons a
         round before its update. Only a run that reaches its end is evaluated once more.
         `rest` waits before each round until the machine may be used."""
-        node, trainer = self._node, policy.trainer
+        node, trainer, began = self._node, policy.trainer, progress.round
         rollback = Rollback(self._config, policy, checkpoints, node.enter)
         progress = await rollback.begin(progress)
         before_share = checkpoints.reserve if checkpoints else None
@@ -70,7 +70,7 @@ class Rounds:
         self.progress = progress
         every = self._config.evaluate_every_rounds
         pace = SavingPace(self._config.checkpoint_every_rounds)
-        if progress.round == 0 and every:
+        if progress.round == self._config.first_round and every:
             await unless(leaving, lambda: self._evaluate(sapo, rollback, on_record))
             await rollback.keep(sapo.progress, None)
         while not leaving.is_set() and not node.is_over(sapo.progress):
@@ -89,7 +89,8 @@ class Rounds:
                 saved = await self._save(sapo, trainer, checkpoints, version)
             if await rollback.keep(sapo.progress, saved) or saved is not None:
                 pace.saved(began_s, trio.current_time())
-        if every and not leaving.is_set() and sapo.progress.round % every:
+        done = sapo.progress.round  # no new one: an interrupt may have come before its evaluation
+        if every and not leaving.is_set() and (done % every or done == began):
             await self._evaluate(sapo, rollback, on_record)
         await rollback.keep(sapo.progress, await self._save(sapo, trainer, checkpoints))
         node.enter("leaving")

@@ -26,7 +26,7 @@ SETTINGS = (
     "--engine-key-env "
     "--engine-prompts --engine-quantization --engine-requests-max --engine-tokenizer "
     "--engine-update --engine-url --evaluate-every --external --external-rule "
-    "--fetch-bytes-per-s-max --filter --foreign-logprob-min --foreign-share-max "
+    "--fetch-bytes-per-s-max --filter --fork --foreign-logprob-min --foreign-share-max "
     "--foreign-weighting --forward --generate --group-size --help-all --invite --invite-file "
     "--key-file --kl-reset-every --kl-weight --learning-rate "
     "--listen --local --log --lora-alpha --lora-base --lora-rank --lora-targets --loss "

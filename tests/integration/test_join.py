@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.observe.records import StepDone, WorkDone
+from node.observe.records import HeldOut, StepDone, WorkDone
 from node.observe.status import SOCKET_NAME, socket_path
+from swarm.command import EXIT_INTERRUPTED
 from swarm.identity import Identity
 from tests.integration.nodes import (
     ENVIRON,
@@ -342,6 +343,64 @@ def test_of_two_nodes_with_one_key_the_newcomer_stops(make_node: MakeNode, tmp_p
 
 def peer_id_in_key_file(key: Path) -> str:
     return str(Identity.load(key).peer_id)
+
+
+# --- experiments -------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_interrupted_goes_on_and_ends_with_a_table(make_node: MakeNode) -> None:
+    swept = make_node("sweep", "--seed", "0..1", "--rounds", "3", "--no-lan", "--external", "0")
+    swept.start("--validation-tasks", "0", "--busy-share", "0.05")
+    first = swept.data_dir / "seed-0" / "events.jsonl"
+    swept.until(lambda: first.exists() and b'"event": "round"' in first.read_bytes())
+    assert swept.interrupt() == EXIT_INTERRUPTED
+    assert "seed 0 stopped after round" in swept.said()
+    swept.start("--validation-tasks", "0")
+    assert swept.process.wait(WAIT_S) == 0, swept.said()
+    *_, head, zero, one, mean, around = swept.said().splitlines()
+    assert head.split()[:3] == ["seed", "held-out,", "start"]
+    assert [row.split()[0] for row in (zero, one, mean, around)] == ["0", "1", "mean", "95"]
+    assert "seed 0 stopped" not in swept.said().partition("seed 1:")[2]
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    found = sorted(each for each in directory.rglob("*") if each.is_file())
+    return {str(each.relative_to(directory)): each.read_bytes() for each in found}
+
+
+def test_a_fork_goes_on_from_a_round_of_another_directory_with_other_settings(
+    make_node: MakeNode, prepared: tuple[Path, Path]
+) -> None:
+    """Run and model are those of the source, which stays as it was."""
+    alone = ("--external", "0", "--validation-tasks", "0", "--no-lan", "--threads", "1")
+    source = make_node("source", *alone, "--rounds", "4", "--checkpoints-kept", "9").start()
+    assert source.process.wait(WAIT_S) == 0, source.said()
+    before = files(source.data_dir)
+
+    def fork(name: str, round_number: int, *more: str) -> NodeProcess:
+        wanted = ("--fork", f"{source.data_dir}@{round_number}", "--loss", "cispo", *alone, *more)
+        made = make_node(name, *wanted, "--checkpoints-kept", "9")
+        made.run_file = None
+        made.start()
+        made.process.wait(WAIT_S)
+        return made
+
+    made = fork("made", 2, "--rounds", "3")
+    assert made.process.returncode == 0, made.said()
+    assert files(source.data_dir) == before
+    saved = files(made.data_dir / "checkpoints")
+    for name in ("model.safetensors", "optimizer.pt"):
+        assert saved[f"round-00000002/{name}"] == before[f"checkpoints/round-00000002/{name}"]
+    assert [each.round for each in made.rounds()] == [3]
+    assert [each.round for each in made.events(HeldOut)] == [2, 3]
+    held = json.loads((made.data_dir / "starts" / "000001.json").read_text())["settings"]
+    assert (held["fork"], held["loss"]) == (f"{source.data_dir}@2", "cispo")
+    again = fork("made", 2, "--rounds", "4")  # the same command goes on
+    assert again.process.returncode == 0, again.said()
+    assert [each.round for each in made.rounds()] == [3, 4]
+    assert "has checkpoints of its own" in fork("made", 1, "--rounds", "5").said()
+    refusal = fork("none", 7, "--rounds", "9").said()
+    assert "no checkpoint of that round; the nearest are of 3 and 4 (" in refusal
 
 
 # --- wrong inputs ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -231,6 +232,8 @@ def test_an_evaluation_is_one_call_and_says_the_same_of_the_test() -> None:
     assert policy.prompts == [10, 74]
     assert replace(both, validation=None, validation_tasks=0, seconds=alone.seconds) == alone
     assert both.validation_tasks == 64
+    assert len(both.rewards) == both.tasks
+    assert fmean(each or 0.0 for each in both.rewards) == pytest.approx(both.passed)
     assert both.validation is not None
     assert 0.3 < both.validation < 0.7
 
@@ -336,6 +339,15 @@ def test_a_return_by_the_last_evaluation_of_all_is_on_the_disk(tmp_path: Path) -
     assert found.directory.name == "round-00000005"
     assert (found.directory / "skill").read_text() == "0.9"
     assert found.progress.validated.returns == 1
+
+
+def test_an_evaluation_that_an_interrupt_left_out_is_made_up_for(tmp_path: Path) -> None:
+    kept, setting = checkpoints(tmp_path), change(CONFIG, rounds=4, evaluate_every_rounds=2)
+    live(setting, Falling(0.9), kept)
+    found = kept.latest()
+    assert found is not None
+    again = live(setting, Falling(0.9), kept, found.progress)
+    assert [each.round for each in evaluations(again)] == [4]
 
 
 def test_what_was_decided_holds_after_a_restart(tmp_path: Path) -> None:
