@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from node.observe import records as r
+from node.observe.abilities import interval
 from node.observe.event_log import FILE_NAME, History, VersionEvent, history, read_events
 from node.observe.text_format import amount, counted, duration, percent, printable, said, short_id
 from node.observe.usefulness import advice, usefulness
@@ -28,6 +29,7 @@ from swarm.telemetry.reports import NodeReport, PeerTraffic, Role, WorkerRow
 
 NODES_MAX: Final = 64  # of one report
 TROUBLES_SHOWN_MAX: Final = 20
+KINDS_TOLD: Final = 3  # of tasks, in the first sentence
 
 # --- logs replayed into the dashboard's state ----------------------------------------------------
 
@@ -538,7 +540,7 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> ReportSummary:
     summaries = tuple(summarise(node.name, node.life) for node in nodes)
     out.mkdir(parents=True, exist_ok=True)
     page = out / "report.html"
-    page.write_text(saved_page(page_state(nodes, summaries)), encoding="utf-8")
+    page.write_text(saved_page(_pages(nodes, summaries)), encoding="utf-8")
     return ReportSummary(summaries, page)
 
 
@@ -599,6 +601,20 @@ def _verdicts(work: Sequence[r.WorkDone]) -> Counter[str]:
     return total
 
 
+def _pages(nodes: Sequence[LoggedNode], summaries: Sequence[NodeSummary]) -> dict[str, Any]:
+    """A page for each run, so that no chart mixes two: the first one's, and under `others` the rest
+    by their ids. Nodes whose logs name no run have a page together."""
+    by_run: dict[str, list[int]] = {}
+    for place, node in enumerate(nodes):
+        run_id = node.life.started.run_id if node.life.started else "unknown"
+        by_run.setdefault(run_id, []).append(place)
+    found = {
+        run_id: page_state([nodes[at] for at in places], [summaries[at] for at in places])
+        for run_id, places in by_run.items()
+    }
+    return {**found.pop(next(iter(by_run))), "others": found}
+
+
 def page_state(nodes: Sequence[LoggedNode], summaries: Sequence[NodeSummary]) -> dict[str, Any]:
     """The dashboard's state at the end of the logs, and under `saved` what a report has beside."""
     times = [time_s for node in nodes for time_s in node.times]
@@ -606,7 +622,7 @@ def page_state(nodes: Sequence[LoggedNode], summaries: Sequence[NodeSummary]) ->
     run_ids = sorted({node.life.started.run_id for node in nodes if node.life.started})
     saved = {
         "title": f"Swarm run {', '.join(run_ids) or 'of unknown id'}",
-        "sentences": _sentences(summaries),
+        "sentences": [*_plainly([node.life for node in nodes]), *_sentences(summaries)],
         "tables": [*_nodes(summaries), *_environments(nodes), *_troubles(nodes, begin_s)],
         "charts": drawn_charts(nodes),
         "waterfall": drawn_broadcasts(nodes),
@@ -623,7 +639,6 @@ def _sentences(summaries: Sequence[NodeSummary]) -> list[str]:
     return [
         f"{extent} over {longest}, {tokens:,} tokens generated.",
         f"Groups of others were trained on {foreign}.",
-        _rise_sentence(summaries),
         *_handed_in(summaries),
         *(
             [f"{counted(quantised, 'groups')} trained on came from engines with quantised weights."]
@@ -652,14 +667,40 @@ def _handed_in(summaries: Sequence[NodeSummary]) -> list[str]:
     return [f"Workers handed in {counted(handed_in, 'groups')}: accepted {taken:,}{reasons}."]
 
 
-def _rise_sentence(summaries: Sequence[NodeSummary]) -> str:
-    rises = [node.rise_points for node in summaries if node.rise_points is not None]
+def _plainly(lives: Sequence[History]) -> list[str]:
+    """The trial, the change, and whether that may be luck, without this page's words."""
+    tests = [(e.held_out[0][1], e.held_out[-1][1]) for e in lives if len(e.held_out) > 1]
+    if not tests:
+        return ["No model was tested twice, so nothing is said of a change."]
+    models, were = counted(len(tests), "language models"), "was" if len(tests) == 1 else "were"
+    before, after = (fmean(test[at].passed for test in tests) for at in (0, 1))
+    rises = [100 * (last.passed - first.passed) for first, last in tests]
+    spread = f" (by model {min(rises):+.1f} to {max(rises):+.1f})" if len(tests) > 1 else ""
+    tasks = counted(max(last.tasks for _, last in tests), "tasks")
+    kinds = sorted({name for _, last in tests for name in last.passed_by_environment})
+    what = ", ".join(printable(name, 40) for name in kinds[:KINDS_TOLD])
+    more = " and more" if len(kinds) > KINDS_TOLD else ""
+    return [
+        f"{models} practised {what}{more}, and {were} tested before and after on {tasks} kept out "
+        "of practice.",
+        f"Before, {percent(before)} of these were solved, and after, {percent(after)}: "
+        f"{fmean(rises):+.1f} points{spread}.",
+        _luck(tests),
+    ]
+
+
+def _luck(tests: Sequence[tuple[r.HeldOut, r.HeldOut]]) -> str:
+    rises = []
+    for of_task in zip(*(zip(a.rewards, b.rewards, strict=False) for a, b in tests), strict=False):
+        known = [now - was for was, now in of_task if was is not None and now is not None]
+        rises += [fmean(known)] if known else []
     if not rises:
-        return "No node was evaluated twice on the held-out tasks, so nothing is said of a rise."
+        return "Whether that is luck is unknown: the logs do not say which tasks were solved."
+    _, low, high = interval(rises, -1.0, 1.0)
+    verdict = "may be luck" if low <= 0.0 <= high else "is more than luck"
     return (
-        f"From the first to the last evaluation the held-out pass rate changed by "
-        f"{fmean(rises):+.1f} points in the mean over {counted(len(rises), 'nodes')}"
-        f" (from {min(rises):+.1f} to {max(rises):+.1f})."
+        f"That {verdict}: over all tasks of this kind the change is between {100 * low:+.1f} and "
+        f"{100 * high:+.1f} points, with 95 % confidence."
     )
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,65 @@ def test_a_node_that_falls_silent_is_gone_and_comes_back(
     reads(page, "#verdict-text", "All is well")
 
 
+def test_of_two_runs_the_page_shows_the_chosen_one(
+    live: LivePage, open_page: Callable[..., Any], shoot: Callable[..., None]
+) -> None:
+    page = open_page(live.url, width=420)
+    report_four(live)
+    reads(page, "#verdict-text", "All is well")
+    assert page.is_disabled("#runs")
+    alarm = AlarmReport(kind=Alarm.DISK_LOW, level="critical", text="1 GB left", advice="Free it.")
+    other = Identity(b"o" * 32)
+    live.report(other, run_id="other", metrics=dict(figures(77)), alarms=(alarm,))
+    reads(page, "#runs", "other, 1 alarm")
+    assert figure(page, "Nodes") == "4"
+    assert page.inner_text("#verdict-text") == "All is well"
+    assert "one of 2 runs; choose another above" in page.inner_text("#verdict-detail")
+    page.select_option("#runs", "other")
+    reads(page, "#verdict-text", "1 alarm needs attention")
+    assert figure(page, "Nodes") == "1"
+    assert figure(page, "Round") == "77"
+    assert page.locator("#node-table tbody tr").count() == 1
+    live.report(other, run_id="other", metrics=dict(figures(78)))
+    reads(page, "#verdict-text", "All is well")
+    assert figure(page, "Round") == "78"  # the choice stays
+    assert page.evaluate("document.documentElement.scrollWidth") <= 420
+    shoot(page, "two-runs-420-light")
+
+
+def test_a_report_of_two_runs_is_read_on_a_narrow_page(
+    tmp_path: Path, open_page: Callable[..., Any], shoot: Callable[..., None]
+) -> None:
+    for place, run in enumerate(("one", "two", "two")):
+        peer = FOUR[place].peer_id
+        life = [
+            replace(started(peer), run_id=run), held_out(0, 0.4), round_done(1), held_out(1, 0.5),
+            VersionPublished(2, 9, 9, 9, 0.5, 0.1), held_out(2, 0.7),
+        ]  # fmt: skip
+        ticks = iter(range(1_800_000_000, 1_800_000_100, 5))
+        with EventLog(tmp_path / str(place) / FILE_NAME, lambda t=ticks: float(next(t))) as log:
+            for record in life:
+                log.write(record)
+    summary = write_report([tmp_path / str(n) for n in range(3)], tmp_path / "out")
+    page = open_page(summary.html.as_uri(), width=420)
+    in_state(page, "saved")
+    assert page.locator("#node-table tbody tr").count() == 1
+    page.select_option("#runs", "two")
+    reads(page, "#verdict-detail", "2 language models practised")
+    assert page.locator("#node-table tbody tr").count() == 2
+    assert page.locator(".waterfall").count() == 1  # those of the other run are gone
+    sizes = page.evaluate(
+        """() => [...document.querySelectorAll("svg text")].map((text) => {
+            const scale = text.getScreenCTM().a;
+            return scale * parseFloat(getComputedStyle(text).fontSize);
+        })"""
+    )
+    assert len(sizes) > 10
+    assert min(sizes) >= 9.0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 420
+    shoot(page, "saved-420-light")
+
+
 def test_a_goodbye_is_no_trouble_and_two_runs_are_named(
     live: LivePage, open_page: Callable[..., Any]
 ) -> None:
@@ -306,8 +366,7 @@ def test_a_goodbye_is_no_trouble_and_two_runs_are_named(
     assert page.inner_text("#verdict-text") == "All is well"
     assert column(page, leaver.peer_id, "heard").startswith("left")
     live.report(Identity(b"o" * 32), run_id="other", metrics=dict(figures(11)))
-    page.locator("#verdict-detail", has_text="2 runs share this page").wait_for()
-    assert "swarm-node monitor --run-id other" in page.inner_text("#verdict-detail")
+    page.locator("#verdict-detail", has_text="one of 2 runs").wait_for()
     page.set_viewport_size({"width": 420, "height": 900})
     hint = "getComputedStyle(document.querySelector('#nodes .scroll')).backgroundAttachment"
     assert page.evaluate(hint) == "local, scroll"

@@ -7,7 +7,7 @@ import pytest
 
 from swarm.identity import Identity
 from swarm.telemetry.dashboard.listening import FILE_BYTES_MAX, kept, restore
-from swarm.telemetry.dashboard.page_state import SHOWN_S, DashboardState, ReportSource
+from swarm.telemetry.dashboard.page_state import SHOWN_S, PageState, ReportSource
 from swarm.telemetry.fleet_view import Gone, Watch
 from tests.dashboard_samples import NOW_S, signed
 
@@ -16,9 +16,9 @@ SOURCE = ReportSource("mqtt://127.0.0.1:1883")
 SECONDS = 300
 
 
-def watched() -> tuple[Watch, DashboardState]:
+def watched() -> tuple[Watch, PageState]:
     """Five minutes of two nodes, of which one left after one."""
-    watch, state = Watch(), DashboardState()
+    watch, state = Watch(), PageState()
     for second in range(SECONDS):
         now_s = NOW_S + second
         for node, until in ((HERE, SECONDS), (LEFT, 60)):
@@ -29,13 +29,13 @@ def watched() -> tuple[Watch, DashboardState]:
     return watch, state
 
 
-def page(watch: Watch, state: DashboardState, now_s: float) -> dict[str, Any]:
+def page(watch: Watch, state: PageState, now_s: float) -> dict[str, Any]:
     return state.look(watch.nodes(now_s), {}, SOURCE, now_s)
 
 
 def test_another_start_goes_on_with_curves_and_nodes() -> None:
     content = kept(*watched(), NOW_S + SECONDS)
-    watch, state = Watch(), DashboardState()
+    watch, state = Watch(), PageState()
     again_s = NOW_S + SECONDS + 40.0  # longer than a node may be silent
     assert restore(content, watch, state, again_s)
     shown = page(watch, state, again_s)
@@ -60,7 +60,7 @@ def test_another_start_goes_on_with_curves_and_nodes() -> None:
 def test_old_reports_are_not_taken_for_new_ones_after_a_restart() -> None:
     content = kept(*watched(), NOW_S + SECONDS)
     watch = Watch()
-    assert restore(content, watch, DashboardState(), NOW_S + SECONDS)
+    assert restore(content, watch, PageState(), NOW_S + SECONDS)
     old = signed(HERE, sequence=5, sent_at_s=NOW_S + 5)
     assert watch.take(*old, NOW_S + SECONDS) is None
 
@@ -69,21 +69,21 @@ def test_who_is_not_shown_is_not_kept_and_other_runs_are_not_taken() -> None:
     watch, state = watched()
     assert json.loads(kept(watch, state, NOW_S + SECONDS + SHOWN_S))["nodes"] == []
     other = Watch("another-run")
-    assert restore(kept(watch, state, NOW_S + SECONDS), other, DashboardState(), NOW_S + SECONDS)
+    assert restore(kept(watch, state, NOW_S + SECONDS), other, PageState(), NOW_S + SECONDS)
     assert other.nodes(NOW_S + SECONDS) == []
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda told: told.update(form=2),
+        lambda told: told.update(form=1),
         lambda told: told.update(unix_s=NOW_S * 2),
         lambda told: told.update(unix_s="soon"),
         lambda told: told.pop("curves"),
-        lambda told: told["curves"].update(names=["t", "other"]),
-        lambda told: told["curves"]["recent"][0].pop(),
-        lambda told: told["curves"]["all"].update(rows=[[0.0] * 11] * 9_999),
-        lambda told: told["curves"]["all"].update(per_point="x"),
+        lambda told: told["curves"]["sums"].update(names=["t", "other"]),
+        lambda told: told["curves"]["sums"]["recent"][0].pop(),
+        lambda told: told["curves"]["sums"]["all"].update(rows=[[0.0] * 11] * 9_999),
+        lambda told: told["curves"]["sums"]["all"].update(per_point="x"),
         lambda told: told["nodes"][0]["report"].pop("peer_id"),
         lambda told: told.update(nodes=7),
     ],
@@ -91,7 +91,7 @@ def test_who_is_not_shown_is_not_kept_and_other_runs_are_not_taken() -> None:
 def test_a_file_of_another_form_begins_anew(change: Any) -> None:
     told = json.loads(kept(*watched(), NOW_S + SECONDS))
     change(told)
-    watch, state = Watch(), DashboardState()
+    watch, state = Watch(), PageState()
     assert not restore(json.dumps(told).encode(), watch, state, NOW_S + SECONDS)
     assert page(watch, state, NOW_S + SECONDS)["history"]["recent"]["t"] == [NOW_S + SECONDS]
     assert watch.nodes(NOW_S + SECONDS) == []
@@ -99,4 +99,4 @@ def test_a_file_of_another_form_begins_anew(change: Any) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b" " * (FILE_BYTES_MAX + 1)])
 def test_what_is_no_such_file_begins_anew(content: bytes) -> None:
-    assert not restore(content, Watch(), DashboardState(), NOW_S)
+    assert not restore(content, Watch(), PageState(), NOW_S)

@@ -14,7 +14,9 @@ from swarm.telemetry.dashboard.page_state import (
     ALARMS_SHOWN_MAX,
     LABELS_SHOWN_MAX,
     NODES_SHOWN_MAX,
+    RUNS_SHOWN_MAX,
     DashboardState,
+    PageState,
     ReportSource,
     band,
 )
@@ -357,7 +359,31 @@ def test_two_reports_at_nearly_one_moment_make_no_rate() -> None:
     assert page["headline"]["in_bytes_per_s"] == RATE_MAX
 
 
-class _Fails(DashboardState):
+def test_no_figure_of_the_page_mixes_two_runs() -> None:
+    """The run with most nodes comes first. Curves of each go on, whoever joins another one."""
+    state, metrics = PageState(), {"held_out_ratio": 0.2, "own_reward": 0.1}
+    first = seen("a", metrics=metrics)
+    state.look([first], {}, SOURCE, NOW_S)
+    others = [
+        seen(peer, run_id="other", metrics={"held_out_ratio": 0.8}, alarms=()) for peer in "bcd"
+    ]
+    page = state.look([first, *others], {}, SOURCE, NOW_S + 1.0)
+    (run_id,) = page["others"]
+    small = page["others"][run_id]
+    assert (page["runs"], small["runs"]) == (["other"], [run_id])
+    assert [each["headline"]["held_out"] for each in (page, small)] == [0.8, 0.2]
+    assert [len(each["history"]["recent"]["held_out"]) for each in (page, small)] == [1, 2]
+    moved = seen("a", run_id="other", metrics=metrics)
+    page = state.look([moved, first, *others], {}, SOURCE, NOW_S + 2.0)  # it was heard there last
+    assert page["others"] == {}
+    assert len(page["nodes"]["rows"]) == 4
+    many = [seen(str(n), run_id=f"run-{n}") for n in range(RUNS_SHOWN_MAX + 3)]
+    assert len(state.look(many, {}, SOURCE, NOW_S + 3.0)["others"]) == RUNS_SHOWN_MAX - 1
+    assert state.look([], {}, SOURCE, NOW_S + 4.0)["headline"]["nodes"] == 0
+    assert set(state.curves()) == {""}
+
+
+class _Fails(PageState):
     """A state that JSON has no word for, as often as is wanted."""
 
     fails = False

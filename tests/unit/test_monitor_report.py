@@ -106,9 +106,59 @@ def test_two_nodes_make_one_page_with_curves(tmp_path: Path) -> None:
     edges = [edge[:3] for edge in state_of(summary)["feeding"]["edges"]]
     assert sorted(edges) == [[PEER_A, PEER_B, 40], [PEER_B, PEER_A, 40]]
     text = sentences(summary)
-    assert "changed by +25.0 points in the mean over 2 nodes" in text
+    assert "+25.0 points (by model " in text
     assert "Groups of others were trained on 80 times." in text
     assert "+20.0 points" in str(summary)
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [
+        (
+            (1.0,) * 40,
+            "That is more than luck: over all tasks of this kind the change is betw",
+        ),
+        ((1.0,) * 11 + (0.0,) * 29, "That may be luck: over all tasks of this kind the change is"),
+        ((), "Whether that is luck is unknown"),
+    ],
+)
+def test_the_first_sentences_say_what_changed_and_whether_it_may_be_luck(
+    tmp_path: Path, after: tuple[float, ...], verdict: str
+) -> None:
+    before = (1.0,) * 10 + (0.0,) * 30
+    life = [
+        started(),
+        held_out(0, 0.25, tasks=40, rewards=before),
+        round_done(1),
+        held_out(1, 0.5, tasks=40, rewards=after),
+    ]
+    told = sentences(write_report([log(tmp_path / "a", life)], tmp_path / "out"))
+    assert told.startswith(
+        "1 language model practised binary_matrix, and was tested before and after on 40 tasks "
+        "kept out of practice. Before, 25.0 % of these were solved, and after, 50.0 %: "
+        "+25.0 points. " + verdict
+    )
+
+
+def test_each_run_of_a_report_has_a_page_of_its_own(tmp_path: Path) -> None:
+    lives = [
+        [replace(started(peer), run_id=run), held_out(0, passed), round_done(1)]
+        for peer, run, passed in (
+            (PEER_A, "one", 0.2),
+            (PEER_B, "two", 0.6),
+            (f"{PEER_B[:-1]}c", "one", 0.4),
+        )
+    ]
+    summary = write_report(
+        [log(tmp_path / str(place), life) for place, life in enumerate(lives)], tmp_path / "out"
+    )
+    first = state_of(summary)
+    (second,) = first["others"].values()
+    assert [first["runs"], second["runs"]] == [["one"], ["two"]]
+    assert [len(page["nodes"]["rows"]) for page in (first, second)] == [2, 1]
+    assert [page["headline"]["held_out"] for page in (first, second)] == [pytest.approx(0.3), 0.6]
+    lines = [[len(c["lines"]) for c in page["saved"]["charts"]] for page in (first, second)]
+    assert [set(counts) for counts in lines] in ([{2}, {1}], [{2, 0}, {1, 0}])
 
 
 def test_the_page_is_the_dashboard_and_stands_alone(tmp_path: Path) -> None:
@@ -150,7 +200,7 @@ def test_rejected_records_are_counted_by_reason(tmp_path: Path) -> None:
     life = [started(), round_done(1, rejected_total={"expired": 2, "malformed": 5})]
     summary = write_report([log(tmp_path / "a", life)], tmp_path / "out")
     assert state_of(summary)["rejected"] == [["malformed", 5], ["expired", 2]]
-    assert "No node was evaluated twice" in sentences(summary)
+    assert "No model was tested twice" in sentences(summary)
 
 
 def test_a_node_that_did_nothing_yet_is_reported_so(tmp_path: Path) -> None:

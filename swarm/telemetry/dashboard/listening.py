@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from swarm.storage import write_whole
 from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.dashboard.page_state import SHOWN_S, DashboardState, ReportSource
+from swarm.telemetry.dashboard.page_state import SHOWN_S, PageState, ReportSource
 from swarm.telemetry.fleet_view import Watch
 from swarm.telemetry.mqtt import Incoming, Subscriber
 from swarm.telemetry.reports import NodeReport
@@ -59,7 +59,7 @@ class Listening:
 
 # The file from which a page resumes: its curves and the last report of each node.
 
-FORM: Final = 1
+FORM: Final = 2
 NODES_KEPT_MAX: Final = 1_024
 FILE_BYTES_MAX: Final = 32 << 20
 
@@ -79,7 +79,7 @@ def write_kept(path: Path, content: bytes) -> None:
         write_whole(path, content)
 
 
-def kept(watch: Watch, state: DashboardState, now_s: float) -> bytes:
+def kept(watch: Watch, state: PageState, now_s: float) -> bytes:
     """The curves and the nodes that are shown at `now_s`, unix time."""
     nodes = [node for node in watch.nodes(now_s) if node.heard_s <= SHOWN_S][:NODES_KEPT_MAX]
     told = {
@@ -98,7 +98,7 @@ def kept(watch: Watch, state: DashboardState, now_s: float) -> bytes:
     return json.dumps(told, allow_nan=False, separators=(",", ":")).encode()
 
 
-def restore(content: bytes, watch: Watch, state: DashboardState, now_s: float) -> bool:
+def restore(content: bytes, watch: Watch, state: PageState, now_s: float) -> bool:
     """Go on with the content of `kept`; False, with nothing changed, if it is something else."""
     if len(content) > FILE_BYTES_MAX:
         return False

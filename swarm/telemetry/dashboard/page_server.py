@@ -29,7 +29,7 @@ from swarm.errors import ConfigError
 from swarm.limits.address_blocks import path_of
 from swarm.limits.bounded_table import BoundedTable
 from swarm.telemetry.dashboard.listening import kept, read_kept, restore, write_kept
-from swarm.telemetry.dashboard.page_state import DashboardState, ReportSource
+from swarm.telemetry.dashboard.page_state import PageState, ReportSource
 from swarm.telemetry.dashboard.saved import TYPES, page_files
 from swarm.telemetry.fleet_view import NodeView, Watch
 from swarm.telemetry.web_hosts import WebHosts
@@ -276,7 +276,7 @@ class Frames:
     """Makes frames from strangers' reports. If a frame fails, the last good one is shown again with
     `failing` set, and counted."""
 
-    state: DashboardState
+    state: PageState
     failed: int = 0
     _good: Mapping[str, Any] | None = None
 
@@ -339,7 +339,7 @@ async def serve(
         ConfigError: it cannot listen there, as itself or in a group.
     """
     listener, board = listen_on(listen), Board()
-    state = DashboardState(can_act=guarded is not None)
+    state = PageState(can_act=guarded is not None)
     frames = Frames(state)
     async with trio.open_nursery() as nursery:
         if keep is not None:
@@ -360,9 +360,7 @@ async def serve(
             await trio.sleep(max(interval_s - took_s, LEISURE * took_s))
 
 
-async def _keep(
-    path: Path, watch: Watch, state: DashboardState, unix_s: Callable[[], float]
-) -> None:
+async def _keep(path: Path, watch: Watch, state: PageState, unix_s: Callable[[], float]) -> None:
     """Write what the page has seen every `KEEP_EVERY_S`, and once more at the end."""
 
     async def write() -> None:

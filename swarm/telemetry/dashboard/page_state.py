@@ -74,8 +74,52 @@ class ReportSource:
     flag: str = ""
 
 
+class PageState:
+    """The page: a `DashboardState` of its own for each run, so that no figure mixes two."""
+
+    def __init__(self, *, can_act: bool = False) -> None:
+        self._can_act = can_act
+        self._states: dict[str, DashboardState] = {}  # of the runs on the page, by id
+
+    def curves(self) -> dict[str, Any]:
+        """The curves of each run, for `go_on`."""
+        return {run_id: state.curves() for run_id, state in self._states.items()}
+
+    def go_on(self, curves: Mapping[str, Any], until_s: float, now_s: float) -> None:
+        """As `DashboardState.go_on`, for each run."""
+        states = {run: DashboardState(can_act=self._can_act) for run in [*curves][:RUNS_SHOWN_MAX]}
+        for run_id, state in states.items():
+            state.go_on(curves[run_id], until_s, now_s)
+        self._states = states
+
+    def look(
+        self,
+        nodes: Sequence[NodeView],
+        telemetry: Mapping[str, int],
+        source: ReportSource,
+        now_s: float,
+    ) -> dict[str, Any]:
+        """As `DashboardState.look`, of the run with most nodes, and under `others` the same of the
+        other runs, by their ids. At most `RUNS_SHOWN_MAX`, in all."""
+        # A node that was heard of in two runs is shown in the one that it was heard in last.
+        nodes = list({node.report.peer_id: node for node in reversed(nodes)}.values())[::-1]
+        by_run: dict[str, list[NodeView]] = defaultdict(list)
+        for node in nodes:
+            by_run[node.report.run_id].append(node)
+        count = Counter(n.report.run_id for n in nodes if n.gone is None or n.heard_s <= SHOWN_S)
+        runs = sorted(by_run, key=lambda run_id: (-count[run_id], run_id))[:RUNS_SHOWN_MAX] or [""]
+        states, pages = dict[str, DashboardState](), dict[str, dict[str, Any]]()
+        for run_id in runs:
+            state = self._states.get(run_id) or DashboardState(can_act=self._can_act)
+            page = state.look(by_run[run_id], telemetry, source, now_s)
+            if not pages or page["headline"]["nodes"]:
+                states[run_id], pages[run_id] = state, page
+        self._states = states
+        return {**pages.pop(runs[0]), "others": pages}
+
+
 class DashboardState:
-    """Makes the page's state from the watched nodes. Holds a bounded history."""
+    """Makes the state of one run from its nodes. Holds a bounded history."""
 
     def __init__(self, *, can_act: bool = False) -> None:
         self._series = Series(HISTORY)

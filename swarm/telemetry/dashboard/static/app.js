@@ -9,7 +9,7 @@ import { ROWS_SHOWN, Table, bars, pairs } from "./tables.js";
 
 const $ = (id) => document.getElementById(id);
 const alarmName = (kind) => printable(kind[0].toUpperCase() + kind.slice(1)).replaceAll("_", " ");
-let frame = null, lastUnix = null, skewS = 0, showAll = false, span = "recent";
+let frame = null, all = null, chosen = null, showAll = false, span = "recent";
 
 const rate = (value) => amount(value, "B/s");
 const throughput = new Chart($("throughput-chart"), {
@@ -102,8 +102,9 @@ function onLost(why, silentS) {
 }
 
 function onFrame(state) {
+  all = state;
   try {
-    show(state);
+    show(choose(state));
   } catch (error) {
     enter("error", "error", "");
     say($("verdict-text"), "This page failed to show what it got");
@@ -112,11 +113,20 @@ function onFrame(state) {
   }
 }
 
+// Of several runs the page shows one, which stays until another is chosen.
+function choose(state) {
+  const pages = { [state.runs[0] || ""]: state, ...state.others }, names = Object.keys(pages).sort(), place = $("runs");
+  if (!pages[chosen]) chosen = state.runs[0] || "";
+  const told = names.map((run) => `${printable(run)}${pages[run].alarms.kinds ? `, ${plural(pages[run].alarms.kinds, "alarm")}` : ""}`);
+  if (choose.told !== String(told)) place.replaceChildren(...names.map((run, at) => h("option", { value: run }, told[at])));
+  choose.told = String(told);
+  place.value = chosen;
+  place.disabled = names.length < 2;
+  return pages[chosen];
+}
+
 function show(state) {
   frame = state;
-  lastUnix = state.unix_s;
-  skewS = Date.now() / 1000 - state.unix_s;
-  say($("runs"), state.runs.map(printable).join(", "));
   document.title = `${state.alarms.shown.length ? `(${state.alarms.kinds}) ` : ""}swarm`;
   if (state.saved) saved(state);
   else verdict(state);
@@ -169,11 +179,11 @@ function verdict(state) {
   say($("verdict-text"), text);
   const roles = Object.entries(head.roles).map(([role, count]) => plural(count, role)).join(", ");
   const there = all ? `All ${plural(head.nodes, "node")} ${head.nodes === 1 ? "reports" : "report"}` : `${number(head.present)} of ${plural(head.nodes, "node")} report`;
-  say($("verdict-detail"), `${there}${Object.keys(head.roles).length > 1 ? ` (${roles})` : ""}. ${sharing(head)}${several(state.runs)}`);
+  say($("verdict-detail"), `${there}${Object.keys(head.roles).length > 1 ? ` (${roles})` : ""}. ${sharing(head)}${others()}`);
 }
 
-function several(runs) {
-  return runs.length < 2 ? "" : ` ${number(runs.length)} runs share this page. For one run: swarm-node monitor --run-id ${printable(runs[0])}`;
+function others() {
+  return $("runs").length < 2 ? "" : ` This is one of ${$("runs").length} runs; choose another above.`;
 }
 
 function sharing(head) {
@@ -247,11 +257,11 @@ function broadcast(data) {
   $("broadcast").hidden = !data;
   if (!data) return;
   const took = [
-    missing(data.broadcast_s) ? "" : `the last one took ${fixed(data.broadcast_s, 1)} s at the slowest node`,
-    missing(data.broadcast_bound_ratio) ? "" : `${fixed(data.broadcast_bound_ratio, 2)} times the least that the links allow`,
-    missing(data.paused_s) ? "" : `sampling paused ${fixed(data.paused_s, 2)} s`,
-  ].filter(Boolean).join(", ");
-  say($("broadcast-text"), `Version ${number(data.version)}: ${amount(data.size_bytes, "B")} in ${plural(data.chunks, "chunk")}, complete at ${number(data.complete)} of ${plural(data.nodes, "node")}${took ? `; ${took}` : ""}.`);
+    [data.broadcast_s, (v) => `the last one took ${fixed(v, 1)} s at the slowest node`],
+    [data.broadcast_bound_ratio, (v) => `${fixed(v, 2)} times the least that the links allow`],
+    [data.paused_s, (v) => `sampling paused ${fixed(v, 2)} s`],
+  ].filter(([value]) => !missing(value)).map(([value, write]) => `; ${write(value)}`).join("");
+  say($("broadcast-text"), `Version ${number(data.version)}: ${amount(data.size_bytes, "B")} in ${plural(data.chunks, "chunk")}, complete at ${number(data.complete)} of ${plural(data.nodes, "node")}${took}.`);
   const wanted = JSON.stringify([data.swarm, data.rows]);
   if (wanted === broadcast.drawn) return;
   broadcast.drawn = wanted;
@@ -279,14 +289,15 @@ function capacity(data) {
     ["Learner waits", data.predicted_idle_ratio, data.idle_ratio, 1, null, percent],
     ["Staleness, worst (steps)", data.predicted_staleness_steps, data.staleness_max_steps, most, data.staleness_bound_steps, whole],
   ].filter(([, predicted, measured]) => !missing(predicted) || !missing(measured));
+  const queued = data.queued_staleness_max_steps;
   const facts = [
-    ["staleness, mean", missing(data.staleness_mean_steps) ? null : `${fixed(data.staleness_mean_steps, 1)} steps`],
-    ["bound S", missing(data.staleness_bound_steps) ? null : `${number(data.staleness_bound_steps)} steps`],
-    ["in workers' hands", missing(data.in_flight_groups) ? null : plural(data.in_flight_groups, "group")],
-    ["handed in, waiting", missing(data.queued_groups) ? null : `${plural(data.queued_groups, "group")}${missing(data.queued_staleness_max_steps) ? "" : `, the oldest ${number(data.queued_staleness_max_steps)} steps`}`],
-    ["a step takes", missing(data.round_s) ? null : `${fixed(data.round_s, 1)} s`],
-    ["learned, and lost by rounding", missing(data.version_lag_ratio) ? null : percent(data.version_lag_ratio)],
-  ].filter(([, value]) => value !== null);
+    ["staleness, mean", data.staleness_mean_steps, (v) => `${fixed(v, 1)} steps`],
+    ["bound S", data.staleness_bound_steps, (v) => `${number(v)} steps`],
+    ["in workers' hands", data.in_flight_groups, (v) => plural(v, "group")],
+    ["handed in, waiting", data.queued_groups, (v) => `${plural(v, "group")}${missing(queued) ? "" : `, the oldest ${number(queued)} steps`}`],
+    ["a step takes", data.round_s, (v) => `${fixed(v, 1)} s`],
+    ["learned, and lost by rounding", data.version_lag_ratio, percent],
+  ].filter(([, value]) => !missing(value)).map(([name, value, write]) => [name, write(value)]);
   const list = h("dl", { class: "pairs" });
   pairs(list, facts);
   $("capacity-rows").replaceChildren(...entries.map((entry) => compared(...entry)), list);
@@ -322,10 +333,10 @@ function showNodes() {
   const all = records(frame.nodes);
   const wanted = $("node-filter").value.trim().toLowerCase();
   const found = all.filter((row) => !wanted || [row.id, row.role, row.phase, row.agent, row.gone ? "gone" : "", ...row.alarms].some((text) => String(text).toLowerCase().includes(wanted)));
-  nodes.show(found, showAll || wanted ? 200 : ROWS_SHOWN);
+  const most = showAll || wanted ? 200 : ROWS_SHOWN;
+  nodes.show(found, most);
   strip(all);
-  const shown = Math.min(found.length, showAll || wanted ? 200 : ROWS_SHOWN);
-  const hidden = found.length - shown;
+  const hidden = Math.max(0, found.length - most);
   const note = $("nodes-note");
   const text = [wanted ? `${plural(found.length, "node")} found` : "", hidden ? `${number(hidden)} more not shown` : "", frame.nodes.left_out ? `${number(frame.nodes.left_out)} more are not sent to this page` : ""].filter(Boolean).join("; ");
   if (note.dataset.text === text) return;
@@ -390,6 +401,7 @@ $("act").addEventListener("submit", async (event) => {
     say($("act-said"), "the server does not answer");
   }
 });
+$("runs").addEventListener("change", () => { chosen = $("runs").value; onFrame(all); });
 $("node-filter").addEventListener("input", () => frame && showNodes());
 const kept = $("saved-state");
 if (kept) onFrame(JSON.parse(kept.textContent));

@@ -12,6 +12,7 @@ const half = (made) => { made.classList.add("half"); return made; };
 const soft = (text) => (text ? h("p", { class: "soft" }, printable(text)) : null);
 
 export function showSaved(main, report) {
+  main.querySelectorAll(".saved").forEach((each) => each.remove());
   if (!report.charts.length) main.append(section("Curves", soft("Nothing was logged to draw yet.")));
   report.tables.forEach((each) => main.append(table(each)));
   report.charts.forEach((each) => chart(main, each));
