@@ -135,6 +135,12 @@ def _add_watching(commands: Any) -> None:
     told = "what the policy said lately, with the answer found in it and its reward"
     samples = add_command(commands, "samples", _samples, told)
     add_data_dir(samples)
+    told = "repeat a recorded round bit for bit, or name the first difference"
+    replay = add_command(commands, "replay", _replay, told)
+    replay.add_argument("data_dir", type=Path, metavar="DATA_DIR", help="a node's data")
+    replay.add_argument(
+        "--round", type=int, metavar="N", help="the round; default: all recorded ones"
+    )
     order = samples.add_mutually_exclusive_group()
     for name, which in (("best", "highest"), ("worst", "lowest")):
         order.add_argument(
@@ -414,6 +420,12 @@ def _status(options: argparse.Namespace) -> None:
     snapshot = fetch_status(options.data_dir)
     private = (options.data_dir / JOIN_KEY_FILE).exists()
     say(snapshot_json(snapshot) if options.json else render_status(snapshot, private=private))
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from node.commands.replay import replay
+
+    return EXIT_OK if replay(options.data_dir, options.round, say) else EXIT_FAILED
 
 
 def _samples(options: argparse.Namespace) -> None:

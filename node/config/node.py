@@ -59,6 +59,7 @@ from node.methods.choices import (
     Preference,
     Replay,
     Reward,
+    chosen_loss,
 )
 from node.methods.loss_settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
 from node.methods.method import Family, MethodSettings, Need
@@ -339,6 +340,11 @@ class SavingSettings(Group):
     """The rounds between checkpoints. None: as many as keep writing below 2 % of the time."""
     checkpoints_kept: Count = 2
     """The number of checkpoints to keep, besides the best policy's."""
+    record_rounds: Annotated[
+        int, Field(ge=0, le=1_000), Flag("record", metavar="ROUNDS", often=True)
+    ] = 0
+    """Record at least this number of the last rounds, so that `swarm-node replay` repeats them. It
+    takes two checkpoints and the rounds' groups in `recorded`. 0: none is recorded."""
     publish_precision: Precision = "bfloat16"
     """The precision of a learner's published versions. Small steps change few numbers of
     `bfloat16`, so updates are small, and the sum of many weights still moves with each step.
@@ -481,7 +487,17 @@ class NodeConfig(
         self._check_server()
         self._check_groups()
         self._check_methods()
+        self._check_record()
         return self
+
+    def _check_record(self) -> None:
+        if not self.record_rounds:
+            return
+        if self.engine in ("openai", "scripted"):
+            raise Conflict("record_rounds", f"the engine {self.engine} trains nothing", "0")
+        loss = chosen_loss(loss_of(self, is_learner=False))
+        if getattr(loss, "snapshots", 0):
+            raise Conflict("record_rounds", f"{loss} has weights that no checkpoint holds", "0")
 
     def _check_engine(self) -> None:
         if self.engine != "vllm":

@@ -1,6 +1,7 @@
 """Model, optimizer and generator state on disk, from which a trainer resumes bit for bit on as many
 threads. Files are fsynced into a directory that the caller made and moves into place."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -92,6 +93,14 @@ def step_guard_of(directory: Path) -> Mapping[str, Any]:
     """The step guard's record in a checkpoint that `load` has taken."""
     found: Mapping[str, Any] = json.loads((directory / _STATE).read_text()).get("step_guard", {})
     return found
+
+
+def digests(policy: Policy) -> dict[str, str]:
+    """The SHA-256 of each trained weight by name, as a checkpoint would hold it."""
+    return {
+        name: hashlib.sha256(value.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+        for name, value in _untied(_trained(policy)).items()
+    }
 
 
 def export(directory: Path, policy: Policy, precision: Precision = "float32") -> None:

@@ -155,6 +155,7 @@ class Node:
         serve_rules(peer.transport, self.gater, config.run.run_id, config.run.as_json())
         if held := held_data(config.run, world.run_sync):
             serve_data(peer.transport, self.gater, held)
+        self.run_sync = world.run_sync
         self.phase = "starting"
         self.precision = ""  # of the engine
         self.notes = Notes()

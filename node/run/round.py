@@ -97,12 +97,19 @@ class Round:
         with trio.CancelScope(shield=True):  # what was drawn is marked as trained on
             await self._source.show(own, foreign)
             self._node.enter("training")
-            drawn = [BatchGroup(each, drawn=True) for each in foreign]
-            batch, worth = await self._weighed([*own, *drawn], at)
-            report, paused_s = await self._update(training_groups(batch, worth, at))
-            outcome = RoundOutcome(own, foreign, batch, report, shared, paused_s)
+            batch, trained = await self.batch(own, foreign, at)
+            report, paused_s = await self._update(trained)
+            outcome = RoundOutcome(own, foreign, batch, report, shared, paused_s, trained)
             self.stages.learn(outcome, at)
         return outcome
+
+    async def batch(
+        self, own: Sequence[BatchGroup], foreign: Sequence[ScoredGroup], at: View
+    ) -> tuple[Sequence[BatchGroup], list[TrainingGroup]]:
+        """The batch, and what the trainer gets of it."""
+        drawn = [BatchGroup(each, drawn=True) for each in foreign]
+        batch, worth = await self._weighed([*own, *drawn], at)
+        return batch, training_groups(batch, worth, at)
 
     async def _weighed(
         self, batch: Sequence[BatchGroup], at: View

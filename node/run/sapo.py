@@ -38,7 +38,7 @@ from node.stages.stage import (
     Wanted,
 )
 from node.stages.table import stages_of
-from node.verify.held_out import SKIPS_PER_TASK_MAX, TOO_LONG, Choose
+from node.verify.held_out import SKIPS_PER_TASK_MAX, TOO_LONG, Assignment, Choose
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, GroupId, RolloutGroup, ScoredGroup, informative
 from swarm.telemetry.metrics import ALWAYS, FIGURES, figures_of
@@ -145,8 +145,10 @@ class Sapo:
         self._long = 0  # tasks of the last call that do not fit the context
         self._long_in_a_row = 0  # such tasks since the last that did
         self._external_wanted = 0  # J of this round
-        self._round = Round(node, policy, self, stages_of(config))
-        self.stages = self._round.stages
+        self.staged = Round(node, policy, self, stages_of(config))
+        self.assigned: list[Sequence[Assignment]] = []  # in this round, call by call
+        self.outcome: RoundOutcome | None = None  # of the last round
+        self.stages = self.staged.stages
         self.stages.restore(progress.methods)
 
     def view(self, number: int) -> View:
@@ -158,8 +160,9 @@ class Sapo:
     async def round(self) -> RoundDone:
         """Run one round. If cancelled before the update, it leaves only the groups it shared."""
         start = self.progress
-        outcome = await self._round.run(self.view(start.round + 1))
+        outcome = await self.staged.run(self.view(start.round + 1))
         assert outcome is not None
+        self.outcome = outcome
         measured = [
             each.scored
             for each in outcome.own
@@ -223,6 +226,7 @@ class Sapo:
     def begin(self) -> None:
         """Begin a round's own groups."""
         self._next_index, self._tokens = self.progress.next_index, 0
+        self.assigned = []
         self._node.choice.expire()
 
     async def assign(self, count: int, each: int, choose: Choose) -> list[Wanted]:
@@ -230,6 +234,7 @@ class Sapo:
         assigned, self._next_index = await self._node.guard.assignments(
             self._node.stream, self._next_index, count, choose, self.stages.ahead
         )
+        self.assigned.append(assigned)
         return [Wanted(a, Request(a.prompt, each)) for a in assigned]
 
     async def generate(
@@ -385,7 +390,7 @@ class Sapo:
         trained = [*(each.scored for each in own), *foreign]
         completions = [c for each in own for c in each.scored.group.completions]
         ledger = self._node.the_exchange.ledger
-        laps = self._round.clock.laps
+        laps = self.staged.clock.laps
         producers = Counter(str(verified.group.producer) for verified in foreign)
         acted = self.stages.acted
         return RoundDone(

@@ -17,12 +17,14 @@ from node.run.checkpoints import Checkpoint, Checkpoints, SavingPace
 from node.run.node import Node
 from node.run.parts import LivePolicy, OnSamples
 from node.run.progress import Progress
+from node.run.recorded import Recorder
 from node.run.role import Needs, TrainingRole
 from node.run.rollback import Rollback
 from node.run.sapo import Sapo
 from node.run.world import Listener, SamplingTrainer, World
 from node.stages.table import refuse_of_others
 from node.system.stopping import unless
+from node.train.process import TrainerClient
 from swarm.exchange.exchange_service import Exchange
 from swarm.identity import Identity
 from swarm.telemetry import reports
@@ -45,6 +47,7 @@ class Rounds:
         self.exchange: Exchange = node.sharing.exchange
         self.progress = Progress()
         self.last: RoundDone | None = None
+        self._recorder: Recorder | None = None
         self._recent: deque[RoundDone] = deque(maxlen=ROUNDS_MAX)
 
     # Long: the order of a round's parts is what it says.
@@ -68,6 +71,10 @@ class Rounds:
         before_share = checkpoints.reserve if checkpoints else None
         sapo = Sapo(node.parts, policy, progress, before_share, on_samples)
         self.progress = progress
+        self._recorder = None
+        if self._config.record_rounds:
+            assert isinstance(trainer, TrainerClient)
+            self._recorder = Recorder(node.parts, trainer, node.run_sync)
         every = self._config.evaluate_every_rounds
         pace = SavingPace(self._config.checkpoint_every_rounds)
         if progress.round == self._config.first_round and every:
@@ -96,6 +103,11 @@ class Rounds:
         node.enter("leaving")
 
     async def _round(self, sapo: Sapo, on_record: OnRecord) -> None:
+        before = sapo.progress
+        if self._recorder is not None:
+            self._node.enter("saving")
+            with trio.CancelScope(shield=True):
+                await self._recorder.begin(before)
         record = self._node.counted(await sapo.round())
         assert self._node.sharing is not None
         pool = self._node.sharing.figures
@@ -105,6 +117,8 @@ class Rounds:
         self._recent.append(record)
         self._note_sharing(record)
         with trio.CancelScope(shield=True):  # what was trained is told, also when leaving
+            if self._recorder is not None:
+                await self._recorder.keep(before, sapo)
             await on_record(record)
 
     def _note_sharing(self, record: RoundDone) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from node.config import NodeConfig
 from node.config.node import rules_of
 from node.interfaces.engine import Engine, Outcome, Recorded, Request, Sampling
-from node.interfaces.trainer import Trainer, TrainReport
+from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
 from node.methods.choices import advantages
 from node.methods.groups import Advantages
 from node.methods.method import MethodSettings, Role
@@ -196,6 +196,7 @@ class RoundOutcome:
     report: TrainReport
     shared: int  # own groups that were offered to others
     paused_s: float | None = None  # for which the engine could not sample; None: it never stopped
+    trained: Sequence[TrainingGroup] = ()  # the batch as the trainer got it
 
 
 class Sample(Protocol):

@@ -78,6 +78,8 @@ def refuse_of_others(config: NodeConfig, role: Role) -> None:
     """ConfigError: a setting does nothing in this role."""
     if config.task_seed is not None and role != "node":
         raise ConfigError(f"--task-seed: for a node, and this is a {role}; leave it out")
+    if config.record_rounds and role != "node":
+        raise ConfigError(f"--record: for a node, and this is a {role}; leave it out")
     for family, each in config.named_methods():
         if role not in each.roles:
             flag = family.replace("_", "-")

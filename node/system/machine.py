@@ -61,6 +61,15 @@ def core_count() -> int:
     return max(1, cores)
 
 
+def processor() -> str:
+    """The name of the processor's model."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
 def give_back_at_once() -> None:
     """Return large pieces of memory to the system when they are freed. Otherwise glibc takes them
     from a heap that fragments: a third of the peak of a step on 2,048 tokens. No effect without

@@ -1,5 +1,5 @@
-"""Values between the node and its trainer's processes, as MessagePack. A dataclass is a map with
-its name; sequences come back as tuples. Weights go through files."""
+"""Values between the node and its trainer's processes, and in records of rounds, as MessagePack. A
+dataclass is a map with its name; sequences come back as tuples. Weights go through files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -13,7 +13,15 @@ from node.interfaces.trainer import LagFigures, PolicyInfo, TrainingGroup, Train
 from node.methods.drafts import Draft
 from node.methods.generation import Speculative
 from swarm.errors import LocalProtocolError
-from swarm.rollouts import Author, Completion, FinishReason, Turn
+from swarm.rollouts import (
+    Author,
+    Completion,
+    FinishReason,
+    RolloutGroup,
+    ScoredGroup,
+    Task,
+    Turn,
+)
 
 _NAME: Final = "!"  # a key that is no field
 _MADE: Final[Mapping[str, Callable[..., Any]]] = {
@@ -27,8 +35,11 @@ _MADE: Final[Mapping[str, Callable[..., Any]]] = {
         PolicyInfo,
         Recorded,
         Request,
+        RolloutGroup,
         Sampling,
+        ScoredGroup,
         Speculative,
+        Task,
         TrainingGroup,
         TrainReport,
         Turn,

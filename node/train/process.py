@@ -7,7 +7,7 @@ one process. Both call operations of `trainer_worker.TrainerCore` by name.
 A generation is made of segments, each a request of its own, so weights can be loaded in the middle
 of one."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -154,6 +154,15 @@ class TrainerClient(Engine):
 
     async def save(self, directory: Path) -> None:
         await self._call("save", directory)
+
+    async def digests(self) -> dict[str, str]:
+        """The SHA-256 of each trained weight, by name."""
+        return dict(await self._call("digests"))
+
+    async def origin(self) -> Mapping[str, Any]:
+        """`spec`, by which another trainer computes the same bits, and `facts`: what else decides
+        them, by name."""
+        return dict(await self._call("origin"))
 
     async def roll_back(self, directory: Path) -> int:
         return int(await self._call("roll_back", directory))

@@ -6,6 +6,7 @@ signal follows the thread that started the child, which in trio comes and goes.)
 
 import json
 import os
+import platform
 import queue
 import re
 import select
@@ -13,6 +14,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -28,7 +31,7 @@ from node.policies import checkpoint, frozen, ipc_weights
 from node.policies.policy import Policy, load_policy, pick_device
 from node.system.child_process import HEADER, NUMBER, body_length, decode, encode
 from node.system.extras import install_line
-from node.system.machine import THREADS_DEFAULT_MAX, give_back_at_once
+from node.system.machine import THREADS_DEFAULT_MAX, give_back_at_once, processor
 from node.train import frames, memory, rescoring, self_check
 from node.train.trainer import GroupTrainer
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
@@ -47,6 +50,7 @@ OPERATIONS: Final = frozenset(
         *("advance", "begin", "end", "export", "export_whole", "info", "lend", "load", "logprobs"),
         *("memory_bytes", "release", "save", "score", "slow_down", "train", "roll_back"),
         *("features", "prompt_logprobs", "forward_backward", "optim_step", "resume"),
+        *("digests", "origin"),
     }
 )  # of `TrainerCore`, by request
 GENERATIONS: Final[Mapping[str, type[Generation]]] = {
@@ -210,6 +214,33 @@ class TrainerCore:
     def resume(self, directory: Path) -> None:
         self._weights_changed()
         self.trainer.resume(directory)
+
+    def digests(self) -> dict[str, str]:
+        return checkpoint.digests(self.policy)
+
+    def origin(self) -> dict[str, Any]:
+        """The settings by which another trainer computes the same bits, and what else decides
+        them."""
+        policy, plan, count = self.policy, self.plan, torch.get_num_threads()
+        spec = replace(
+            self.spec,
+            threads=count,
+            precision=plan.computes_in.precision,
+            micro_batch_tokens=plan.micro_batch_tokens,
+            activation_checkpointing="on" if plan.recomputes else "off",
+        )
+        is_cpu = policy.device.type == "cpu"
+        facts = {
+            "precision": policy.precision,
+            "threads": str(count),
+            "processor": processor() if is_cpu else torch.cuda.get_device_name(policy.device),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "tokens of a micro-batch": str(plan.micro_batch_tokens),
+            "tokens of a row at most": str(min(plan.row_tokens_max, policy.context_tokens)),
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "transformers", "swarm-node")},
+        }
+        return {"spec": spec.to_record(), "facts": facts}
 
     def roll_back(self, directory: Path) -> int:
         self._weights_changed()

@@ -136,6 +136,11 @@ def kept_group(record: bytes, group_id: GroupId) -> RolloutGroup:
     return _rollout_group(decode(payload, GroupBody, LARGE_GROUP_BYTES_MAX), columns=True)
 
 
+def content_id(group: RolloutGroup) -> GroupId:
+    """The id that a group with its tokens has by its content; errors as in `sign_group`."""
+    return _group_id(encode(_group_body(group)))
+
+
 def submission(lease: bytes, group: RolloutGroup, identity: Identity) -> tuple[GroupId, Submission]:
     """The id of a group of ours, and the group, signed, generated under a lease (16 bytes)."""
     group_id, record = sign_group(group, identity)

@@ -31,7 +31,7 @@ SETTINGS = (
     "--key-file --kl-reset-every --kl-weight --learning-rate "
     "--listen --local --log --lora-alpha --lora-base --lora-rank --lora-targets --loss "
     "--metrics-listen --micro-batch-tokens --model --name --over-provision --passphrase-env --peer "
-    "--pool-bytes-max --precision --preference --publish-precision --quiet-hours --replay "
+    "--pool-bytes-max --precision --preference --publish-precision --quiet-hours --record --replay "
     "--report-project "
     "--report-to --reward --role --rounds --run --seed --serve-bytes-per-s-max --share --steps "
     "--stop-after --task-seed "
@@ -62,6 +62,7 @@ SURFACE = {
     "export": "--adapter --data-dir --lora-rank --model --precision --push --run --threads "
     "--no-yes --yes out",
     "chat": "--chat --max-new-tokens --system --temperature directory",
+    "replay": "--round data_dir",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run --no-yes --yes",
     "runs": "--cache-dir --invite --invite-file --mine --peer",
