@@ -117,6 +117,7 @@ class _Told:
         pass
 
 
+# Long: a line for each call of the user, and one for its work in the node's thread.
 class Client:
     """One node's policy. All calls block; they come from one thread at a time."""
 

@@ -48,9 +48,15 @@ def Timed(spec: Any) -> Any:
 Heard = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-async def train_swarm(config: Any, models: Sequence[str], seed: int, heard: Heard) -> None:
-    """Train production nodes, one for each model, until all have made their last evaluation.
-    `heard` gets each record with its node and trainer."""
+async def train_swarm(
+    config: Any,
+    models: Sequence[str],
+    seed: int,
+    heard: Heard,
+    enough: Callable[[], bool] = lambda: False,
+) -> None:
+    """Train production nodes, one for each model, until all have made their last evaluation, or
+    until `enough` after one. `heard` gets each record with its node and trainer."""
     import trio
 
     from node.hosting.models import trainer_spec
@@ -63,13 +69,15 @@ async def train_swarm(config: Any, models: Sequence[str], seed: int, heard: Hear
         open_world(seed, len(models), LinkProfile(latency_s=0.05)) as world,
         trio.open_nursery() as nursery,
     ):
-        done = trio.Semaphore(0)
+        done, every = trio.Semaphore(0), nursery.cancel_scope
 
         async def live(simulated: Any) -> None:
             trainer = Timed(trainer_spec(config, models[simulated.host]))
 
             async def on_record(record: object) -> None:
                 await heard(simulated, trainer, record)
+                if isinstance(record, HeldOut) and enough():
+                    every.cancel()
                 if isinstance(record, HeldOut) and record.round >= config.rounds:
                     done.release()
 
@@ -82,7 +90,7 @@ async def train_swarm(config: Any, models: Sequence[str], seed: int, heard: Hear
             nursery.start_soon(live, simulated)
         for _ in models:
             await done.acquire()
-        nursery.cancel_scope.cancel()
+        every.cancel()
 
 
 async def examine_swarm(

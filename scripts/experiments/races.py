@@ -63,6 +63,16 @@ def reached(condition: Condition, result: Result, axis: str, level: float, goal:
     return sorted(firsts, key=lambda each: (not each.ever, each.at))[needed - 1]
 
 
+def is_over(condition: Condition, result: Result) -> bool:
+    """True if the last level is reached, where it is known beforehand: the rest says no more."""
+    if "goal" not in condition or not result["points"]:
+        return False
+    goal, nodes = condition["goal"], range(len(condition["nodes"]))
+    best = {p["node"]: passed(p) for p in sorted(result["points"], key=lambda p: p["round"])}
+    there = sum(best.get(node, 0.0) >= goal for node in condition.get("counted", nodes))
+    return there >= math.ceil(condition["reached_by"] * len(condition.get("counted", nodes)))
+
+
 def _first(curve: Sequence[tuple[float, float]], wanted: float) -> Reached:
     if curve[0][1] >= wanted:
         return Reached(0.0, ever=True)
@@ -75,8 +85,8 @@ def _first(curve: Sequence[tuple[float, float]], wanted: float) -> Reached:
 def ratio(
     mine: Sequence[Reached], others: Sequence[Reached], comparisons: int
 ) -> tuple[float, float, float]:
-    """How many times fewer `mine` needed, by the geometric mean of pairs, and its interval of 95 %
-    for so many comparisons together (Student's t of the logarithms)."""
+    """The factor by which `mine` needed fewer: the geometric mean of pairs, and its interval of
+    95 % for so many comparisons together (Student's t of the logarithms)."""
     pairs = zip(mine, others, strict=True)
     logs = [math.log(max(b.at, 1.0) / max(a.at, 1.0)) for a, b in pairs]
     half = math.inf

@@ -56,7 +56,8 @@ AXES: Final = {"round": "rounds", "tokens": "generated tokens", "seconds": "seco
 MEASURED: Final = 1  # raise it where `run_one` writes down something else
 VETERAN, VETERAN_ARM, VETERAN_SEED = "veteran", "4/4", 100  # of no swarm that is compared
 STRONG_TO: Final = 0.20  # of the one that was warmed longer
-SHARING: Final = [arm for arm in ARMS if arm not in PLAN["controls"]]
+ALL_RUN: Final = [arm for arm in ARMS if not ARMS[arm].get("races")]  # in conditions without levels
+SHARING: Final = [arm for arm in ALL_RUN if arm not in PLAN["controls"]]
 COMPARISONS: Final = len(SHARING) * len(PLAN["controls"])
 ALL_OWN: Final = "8/0"  # the arm that SAPO compares the others to
 SPECIAL: Final = 6.0  # a specialist's environment comes so many times as often as another
@@ -91,7 +92,7 @@ def config_of(condition: str, arm: str, seed: int, rounds: int) -> Any:
     """The settings of each node of a swarm."""
     from node.config import load_config
 
-    settings = {key: value for key, value in ARMS[arm].items() if key != "default"}
+    settings = {key: value for key, value in ARMS[arm].items() if key not in ("default", "races")}
     if str(settings.get("advantage", "")).startswith("./"):
         settings["advantage"] = f"{HERE}/{settings['advantage'][2:]}"
     is_real = "smollm2" in CONDITIONS[condition]["nodes"]
@@ -205,14 +206,14 @@ def run_one(condition: str, arm: str, seed: int, rounds: int, out: Path) -> dict
     config, places = config_of(condition, arm, seed, rounds), places_of(condition, arm)
     models = models_of(condition, out)
     began_s = time.monotonic()
-    run = partial(_swarm, config, [models[place] for place in places], seed, places)
+    run = partial(_swarm, config, [models[place] for place in places], seed, places, condition)
     result = _simulated(condition, run, seed)
     took_s = time.monotonic() - began_s
     return {"condition": condition, "arm": arm, "seed": seed, **result, "took_s": took_s}
 
 
 async def _swarm(
-    config: Any, models: Sequence[str], seed: int, places: Sequence[int]
+    config: Any, models: Sequence[str], seed: int, places: Sequence[int], condition: str
 ) -> dict[str, Any]:
     from node.observe.records import HeldOut, RoundDone
     from node.run.evaluation import examine
@@ -241,7 +242,10 @@ async def _swarm(
             }
         )
 
-    await train_swarm(config, models, seed, heard)
+    def is_over() -> bool:
+        return races.is_over(CONDITIONS[condition], {"points": points})
+
+    await train_swarm(config, models, seed, heard, is_over)
     return {"points": points, "totals": totals}
 
 

@@ -46,6 +46,14 @@ def test_a_swarm_is_there_once_half_of_its_nodes_are() -> None:
     assert races.reached(RARE, none, "tokens", 1.0, 50.0) == (1_000.0, False)
 
 
+def test_a_race_is_over_once_half_are_at_the_goal() -> None:
+    condition = RARE | {"nodes": ["smollm2"] * 2}
+    assert not races.is_over(condition, {"points": []})
+    assert not races.is_over(condition, result("4/4", [0, 40], [0, 49]))
+    assert races.is_over(condition, result("4/4", [0, 50], [0, 0]))
+    assert not races.is_over(LATE, result("4/4", [0, 100], [0, 100]))  # its goal is not known
+
+
 def test_ratios_are_of_pairs_with_intervals() -> None:
     mine = [races.Reached(each, ever=True) for each in (100.0, 200.0, 400.0)]
     others = [races.Reached(2 * each.at, ever=True) for each in mine]

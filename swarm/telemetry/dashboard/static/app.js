@@ -113,7 +113,7 @@ function onFrame(state) {
   }
 }
 
-// Of several runs the page shows one, which stays until another is chosen.
+// The page shows one run.
 function choose(state) {
   const pages = { [state.runs[0] || ""]: state, ...state.others }, names = Object.keys(pages).sort(), place = $("runs");
   if (!pages[chosen]) chosen = state.runs[0] || "";
