@@ -7,16 +7,18 @@ foreign group counts as much as an own one, which is too much if the own policy 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 from statistics import fmean
 from typing import Final
 
 from node.observe.records import RoundDone
+from node.observe.text_format import amount, duration
 
 ROUNDS_MIN: Final = 10  # before anything is said
 ROUNDS_MAX: Final = 200  # the newest, which count
 WORTH_MIN: Final = 1.1  # times as many groups as alone; below, sharing made no difference
 TIMES_MAX: Final = 20  # above it own groups taught too little to say how many times
+Z_95: Final = 1.96  # of the normal distribution
 ONE_SIDED_MAX: Final = 0.5  # of rounds; above it the bound on one producer keeps groups out
 WANTED_SHARE: Final = 0.9  # of J; above it the node finds nearly all groups that it wants
 
@@ -45,10 +47,7 @@ def usefulness(rounds: Sequence[RoundDone], wanted: int) -> Usefulness | None:
     if len(rounds) < ROUNDS_MIN:
         return None
     own = fmean(each.own_taught - each.hinted_taught for each in rounds)
-    foreign = fmean(
-        max(0, each.informative_groups - each.own_taught) + each.rescued_groups + each.hinted_taught
-        for each in rounds
-    )
+    foreign = fmean(map(_foreign, rounds))
     generate_s = fmean(each.generate_s + each.score_s for each in rounds)
     train_s = fmean(each.train_s for each in rounds)
     taught = own + foreign
@@ -63,6 +62,57 @@ def usefulness(rounds: Sequence[RoundDone], wanted: int) -> Usefulness | None:
         _ratio(taught * alone_s, own * (generate_s + train_s)),
         _one_sided([each.foreign_by_producer for each in rounds]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The generating that foreign groups took the place of, with its interval of 95 %: own tokens
+    and seconds until as many more own groups had taught."""
+
+    foreign: int  # groups that taught
+    own: int
+    tokens: tuple[float, float, float]  # the estimate, and its interval
+    seconds: float
+
+
+def saved(rounds: Sequence[RoundDone]) -> Saved | None:
+    """Of these rounds; None: too few rounds, or no own group taught, so nothing can be said."""
+    told = [each for each in rounds if each.own_informative is not None and each.generated_tokens]
+    own = [each.own_taught - each.hinted_taught for each in told]
+    if len(told) < ROUNDS_MIN or not sum(own):
+        return None
+    foreign = [_foreign(each) for each in told]
+    ratio = sum(foreign) / sum(own)
+    # a ratio of sums over rounds, by the delta method
+    off = [f - ratio * o for f, o in zip(foreign, own, strict=True)]
+    half = Z_95 * sqrt(sum(each * each for each in off)) / sum(own)
+    tokens = sum(each.generated_tokens for each in told)
+    low, high = max(0.0, ratio - half), ratio + half
+    return Saved(
+        sum(foreign),
+        sum(own),
+        (ratio * tokens, low * tokens, high * tokens),
+        ratio * sum(each.generate_s + each.score_s for each in told),
+    )
+
+
+def saved_text(rounds: Sequence[RoundDone]) -> str:
+    """The gain of a session in tokens and time; empty: none, or too early to say."""
+    found = saved(rounds)
+    if found is None or not found.foreign:
+        return ""
+    tokens, low, high = (amount(each) for each in found.tokens)
+    return (
+        f"sharing, {len(rounds)} rounds: {found.foreign} groups of others taught beside {found.own} of your own; alone, "
+        f"as many would have taken about {tokens} more tokens ({low} to {high}), "
+        f"{duration(found.seconds)} of generating"
+    )
+
+
+def _foreign(each: RoundDone) -> int:
+    """Foreign groups that taught, and own ones that taught by a foreign completion or hint."""
+    more = max(0, each.informative_groups - each.own_taught)
+    return more + each.rescued_groups + each.hinted_taught
 
 
 def advice(useful: Usefulness) -> str:

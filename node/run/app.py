@@ -154,10 +154,10 @@ async def _run(start: _Start) -> None:
                 remember(config, run, lasting_model(config.model), transport.ports())
             await app.run()
             await node.ledger.credit.save_if_changed(trio.to_thread.run_sync)
-            credit = credit_text(app.snapshot())
+            gains = [credit_text(app.snapshot()), app.farewell()]
     _say_goodbye(config, say)
-    if credit:
-        say(credit)
+    for gain in filter(None, gains):
+        say(gain)
 
 
 def _say_goodbye(config: NodeConfig, say: Callable[[str], None]) -> None:
@@ -308,6 +308,9 @@ class App:
             if output_failure() is not None:  # nobody would see what it does
                 self._leaving.set()
             await trio.sleep(VIEW_INTERVAL_S)
+
+    def farewell(self) -> str:
+        return self._role.farewell()
 
     def snapshot(self) -> StatusSnapshot:
         memory_bytes = self._process.memory_info().rss

@@ -103,6 +103,10 @@ class Role:
         """The node's snapshot with what the role did."""
         raise NotImplementedError
 
+    def farewell(self) -> str:
+        """The gain of the session, for whoever ends it; empty: none."""
+        return ""
+
     def works(self) -> list[Work]:
         """The slow work of this moment."""
         return self._node.works()

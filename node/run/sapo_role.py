@@ -12,7 +12,7 @@ from node.config import NodeConfig
 from node.interfaces.trainer import PolicyInfo, Trainer
 from node.observe.records import HeldOut, RoundDone, StatusSnapshot, WentBack
 from node.observe.text_format import often
-from node.observe.usefulness import ROUNDS_MAX, TIMES_MAX, usefulness
+from node.observe.usefulness import ROUNDS_MAX, TIMES_MAX, saved_text, usefulness
 from node.run.checkpoints import Checkpoint, Checkpoints, SavingPace
 from node.run.node import Node
 from node.run.parts import LivePolicy, OnSamples
@@ -48,7 +48,7 @@ class Rounds:
         self.progress = Progress()
         self.last: RoundDone | None = None
         self._recorder: Recorder | None = None
-        self._recent: deque[RoundDone] = deque(maxlen=ROUNDS_MAX)
+        self.recent: deque[RoundDone] = deque(maxlen=ROUNDS_MAX)
 
     # Long: the order of a round's parts is what it says.
     async def run(
@@ -114,7 +114,7 @@ class Rounds:
         record = replace(record, pool_groups=pool.groups, pool_bytes=pool.bytes)
         self._node.note_rate(record)
         self.progress, self.last = sapo.progress, record
-        self._recent.append(record)
+        self.recent.append(record)
         self._note_sharing(record)
         with trio.CancelScope(shield=True):  # what was trained is told, also when leaving
             if self._recorder is not None:
@@ -171,7 +171,7 @@ class Rounds:
         wanted, last = self._config.external_groups, self.last
         if last is None:
             return replace(snapshot, external_groups_wanted=wanted)
-        useful = usefulness(self._recent, wanted)
+        useful = usefulness(self.recent, wanted)
         return replace(
             snapshot.with_figures(last),
             policy_version=last.policy_version,
@@ -230,6 +230,9 @@ class SapoRole(TrainingRole):
                 on_samples=listener.show,
                 rest=lambda: self._world.rest(self._config, self._node.enter),
             )
+
+    def farewell(self) -> str:
+        return saved_text(self._rounds.recent)
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
         snapshot = self._rounds.status(super().status(snapshot))

@@ -10,6 +10,8 @@ from node.engines.scripted import ScriptedPolicy
 from node.observe.usefulness import (
     ROUNDS_MIN,
     advice,
+    saved,
+    saved_text,
     usefulness,
 )
 from tests.unit.monitor_records import round_done
@@ -32,6 +34,29 @@ def test_rounds_tell_what_sharing_brought():
     assert found.per_token == 4.0
     # Alone: one group for 4 s of generating and a quarter of 4 s of training.
     assert found.per_second == pytest.approx((4 / 8) / (1 / 5))
+
+
+def test_a_session_says_what_it_saved():
+    found = saved(rounds_with(own=2, foreign=1))
+    assert found is not None
+    assert (found.foreign, found.own, found.seconds) == (ROUNDS_MIN, 2 * ROUNDS_MIN, 20.0)
+    assert found.tokens == (2000.0, 2000.0, 2000.0)  # half of 400 in each round, always
+    text = saved_text(rounds_with(own=2, foreign=1))
+    assert "10 groups of others taught beside 20 of your own" in text
+    assert "about 2.00 k more tokens (2.00 k to 2.00 k), 20 s of generating" in text
+
+
+def test_the_interval_of_what_was_saved_is_that_of_rounds():
+    made = [*rounds_with(own=2, foreign=0, count=50), *rounds_with(own=2, foreign=2, count=50)]
+    found = saved(made)
+    assert found is not None
+    # by hand: half of the rounds are one standard deviation of 1 group off, of 2 own a round
+    tokens, low, high = found.tokens
+    assert tokens == 20_000.0
+    half = 1.96 * 10 / 200 * 40_000
+    assert [high - tokens, tokens - low] == pytest.approx([half, half])
+    assert saved(rounds_with(0, 3)) is saved(rounds_with(1, 1, count=3)) is None
+    assert saved_text(rounds_with(own=2, foreign=0)) == ""
 
 
 def test_few_rounds_say_nothing():
