@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import script
 
-for imported in ("on_record", "measuring"):
+for imported in ("on_record", "measuring", "races"):
     script(imported)
 sharing = script("sharing")
 SEEDS = (1, 2, 3)
