@@ -5,7 +5,7 @@ coordinator stay wanted until a decision releases them.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -35,7 +35,7 @@ from coordinator.model.pacing import Measured, Pacing, next_pacing
 from coordinator.providers.base import Condition, Instance, Provider, ProviderFailed
 from coordinator.providers.static import is_there
 from coordinator.view import CoordinatorView, MachineRow
-from swarm.errors import RemoteProtocolError, TransportError
+from swarm.errors import RemoteProtocolError, RequestRefused, TransportError
 from swarm.identity import PeerId
 from swarm.leases import coordination
 from swarm.leases.coordination import ControlClient, ReportedWorker
@@ -49,6 +49,7 @@ LEAVE_S: Final = 60.0  # for a released worker to hand in its groups
 CREDITS_NEAR: Final = 0.1  # relative change of the credits that needs no new plan
 LEAST_LOOKED_AT: Final = 12  # beats; the largest least depth of these counts
 VOLUNTEERS: Final = "static"
+QUOTE: Final = "'"  # around what a peer said
 
 Say = Callable[[str], None]
 
@@ -80,6 +81,11 @@ class _Known:
             return True
         its = self.reported
         return its is None or (its.standing_by and its.leased == 0)
+
+    @property
+    def delivers(self) -> bool:
+        """True if the learner took groups of it, and hears of it still."""
+        return self.reported is not None and self.reported.admitted > 0 and not self.is_silent
 
     @property
     def is_running(self) -> bool:
@@ -144,7 +150,8 @@ class Coordinator:
         try:
             report, reported = await self._client.report()
         except (TransportError, RemoteProtocolError) as error:
-            return await self._alone(f"the learner does not answer: {error}")
+            did = "refuses" if isinstance(error, RequestRefused) else "does not answer"
+            return await self._alone(f"the learner {did}: {str(error).strip(QUOTE)}")
         self._alone_since_s = None
         for provider in self._providers.values():
             provider.use(self.fleet)
@@ -275,10 +282,14 @@ class Coordinator:
         for name, each in usable.items():
             if each.is_running and each.machine.provider != VOLUNTEERS:
                 tried_s.setdefault(name, now_s)  # an earlier coordinator started it
-            delivers = each.reported is not None and each.reported.admitted > 0
-            is_new = now_s - tried_s.get(name, -join_s_max) < join_s_max
-            if delivers or (each.is_running and is_new) or self._busy:
-                return Decision(self._state, why="waiting for the learner's first steps")
+        working = {
+            name
+            for name, each in usable.items()
+            if each.delivers
+            or (each.is_running and now_s - tried_s.get(name, -join_s_max) < join_s_max)
+        }
+        if working or self._busy:
+            return self._wait_for_steps(working, usable, now_s)
         ready = [
             each
             for name, each in usable.items()
@@ -296,6 +307,18 @@ class Coordinator:
         standings = {**self._state.standings, first: Standing(Phase.JOINING, now_s)}
         state = replace(self._state, standings=standings, wanted=frozenset({first}))
         return Decision(state, (first,), why="one worker, until it is known what a step takes")
+
+    def _wait_for_steps(
+        self, working: Iterable[str], usable: Mapping[str, _Known], now_s: float
+    ) -> Decision:
+        """Let all that deliver work: after a restart of the learner its first steps need them."""
+        idle = {name for name in working if usable[name].delivers and not self._state.of(name).runs}
+        for name in idle:
+            self._memory.leaving.pop(name, None)
+        active = dict.fromkeys(idle, Standing(Phase.ACTIVE, now_s))
+        standings = {**self._state.standings, **active}
+        state = replace(self._state, standings=standings, wanted=self._state.wanted | idle)
+        return Decision(state, why="waiting for the learner's first steps")
 
     async def _decide(
         self, run: Run, report: LearnerReport, usable: Mapping[str, _Known], now_s: float

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -47,6 +48,7 @@ from node.run.role import checkpoints_of
 from node.run.round import Stopwatch, training_groups
 from node.run.sapo import Sapo
 from node.stages.stage import BatchGroup, Wanted
+from node.stages.table import stages_of
 from node.system.machine import counted
 from node.train.process import TrainerProcess
 from node.verify.held_out import Assignment, HeldOutGuard
@@ -60,6 +62,7 @@ Question = Assignment | str | Sequence[Mapping[str, str]]  # a task of the run, 
 T = TypeVar("T")
 
 CROSS_ENTROPY: Final = "cross_entropy"
+RATE_MAX: Final = 1.0
 KEPT: Final = 1000  # states: the program saves what it wants to keep
 _OWN: Final = Task("", "", "{}", 0, 0)  # of a prompt that is no task of the run
 
@@ -91,12 +94,20 @@ class ClientGroup:
         """The peer that sampled it."""
         return str(self.made.scored.group.producer)
 
+    @property
+    def is_given(self) -> bool:
+        """True if its answers were given, and not sampled."""
+        return not self.made.drawn and not self.made.scored.group.tokenizer
+
     def rewarded(self) -> BatchGroup:
-        """The group with its present rewards. `ConfigError`: not one for each completion."""
+        """The group with its present rewards. `ConfigError`: not one number for each completion."""
         count = len(self.completions)
         for name, column in (("rewards", self.rewards), ("advantages", self.advantages)):
             if column is not None and len(column) != count:
                 raise ConfigError(f"{len(column)} {name} for {count} completions")
+            for each in column or ():
+                if each is not None and not (isinstance(each, int | float) and isfinite(each)):
+                    raise ConfigError(f"{name}: {each!r} is no finite number")
         return replace(self.made, scored=replace(self.made.scored, rewards=tuple(self.rewards)))
 
 
@@ -142,6 +153,9 @@ class Client:
         given = None if run is None else Path(run)
         ours: dict[str, Any] = {"checkpoints_kept": KEPT} | ({} if join else {"share": "none"})
         self._config = load_config(ours | settings, os.environ, given)
+        if methods := stages_of(self._config).methods:
+            named = ", ".join(each.set_to.kind for each in methods)
+            raise ConfigError(f"{named}: a method of whole rounds; here the program makes them")
         self._say, self._join = say, join
         self._token: trio.lowlevel.TrioToken | None = None
         self._failed: BaseException | None = None
@@ -158,6 +172,8 @@ class Client:
 
     def tasks(self, count: int) -> list[Assignment]:
         """The next tasks of the node's stream; none of them is held out."""
+        if count < 1:
+            raise ConfigError(f"tasks: a count of {count}; take at least 1")
         return self._call(self._tasks, count)
 
     def sample(
@@ -187,6 +203,8 @@ class Client:
 
     def example(self, question: str | Sequence[Mapping[str, str]], *answers: str) -> ClientGroup:
         """A prompt with given answers, for `loss="cross_entropy"`."""
+        if not answers:
+            raise ConfigError("example: no answer; give at least one")
         made = tuple(Completion(each, (), (), FinishReason.STOP, 0) for each in answers)
         return self._call(self._example, _assignment(question), made)
 
@@ -201,12 +219,17 @@ class Client:
             try:
                 chosen_loss(loss)
             except ValueError as error:
-                raise ConfigError(f"loss {loss!r}: {error}") from None
+                raise ConfigError(f"loss {loss!r}: {error}, {CROSS_ENTROPY}") from None
+        if loss != CROSS_ENTROPY and any(each.is_given for each in groups):
+            raise ConfigError(f"given answers are learned by loss={CROSS_ENTROPY!r} alone")
         return self._call(self._forward_backward, list(groups), loss)
 
     def optim_step(self, learning_rate: float | None = None) -> TrainReport:
         """Update the policy by the gradient so far. None: at the learning rate of the settings,
-        with its warm-up. A step that is not finite or moves too far is taken back."""
+        with its warm-up. A step that is not finite or moves too far is taken back; without a
+        gradient there is none. `trained_tokens` is 0 then."""
+        if learning_rate is not None and not 0.0 < learning_rate < RATE_MAX:
+            raise ConfigError(f"learning_rate {learning_rate}: take above 0 and below {RATE_MAX}")
         return self._call(self._optim_step, learning_rate)
 
     def save_state(self) -> Path:
@@ -311,9 +334,6 @@ class Client:
         spent = max(progress.next_index, self._checkpoints.reserved())
         progress = replace(progress, next_index=spent)
         sapo = Sapo(parts, policy, progress, self._checkpoints.reserve)
-        if sapo.stages.methods:
-            named = ", ".join(each.set_to.kind for each in sapo.stages.methods)
-            raise ConfigError(f"{named}: a method of whole rounds; here the program makes them")
         self._make = partial(rollout_group, parts, policy)
         return sapo
 

@@ -129,8 +129,10 @@ def list_starts(cache_dir: Path | None, names: Sequence[str], say: Say) -> int:
 
 
 def _named(found: Sequence[Start], name: str) -> Start:
-    """The newest start of that name."""
-    start = next((each for each in reversed(found) if each.label == name), None)
+    """The newest start of that name, or of the data directory of that name."""
+    newest = list(reversed(found))
+    start = next((each for each in newest if each.label == name), None)
+    start = start or next((each for each in newest if Path(each.data_dir).name == name), None)
     if start is None:
         raise ConfigError(f"--mine {name}: no such start; swarm-node runs --mine lists them")
     return start

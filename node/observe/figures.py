@@ -147,6 +147,8 @@ def credit_text(s: StatusSnapshot) -> str:
     if not s.credited_groups_ever:
         return ""
     ever = f"{_trained_by(s.credited_groups_ever, s.credited_by_ever)} since its first start"
+    if not s.credited_groups:
+        return ever
     if s.credited_groups == s.credited_groups_ever:
         return _trained_by(s.credited_groups, s.credited_by)
     return f"{_trained_by(s.credited_groups, s.credited_by)}; {ever}"

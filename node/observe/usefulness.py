@@ -103,8 +103,9 @@ def saved_text(rounds: Sequence[RoundDone]) -> str:
         return ""
     tokens, low, high = (amount(each) for each in found.tokens)
     return (
-        f"sharing, {len(rounds)} rounds: {found.foreign} groups of others taught beside {found.own} of your own; alone, "
-        f"as many would have taken about {tokens} more tokens ({low} to {high}), "
+        f"sharing, {len(rounds)} rounds: {found.foreign} groups of others taught beside "
+        f"{found.own} of your own; alone, as many would have taken about {tokens} more tokens "
+        f"({low} to {high}), "
         f"{duration(found.seconds)} of generating"
     )
 

@@ -154,15 +154,19 @@ class Checkpoints:
         version: int | None = None,
     ) -> Path:
         """Write a checkpoint with more `files` by name, and remove those beyond the number kept. If
-        the policy's `version` was the last that was saved, its files are linked."""
+        the policy's `version` was the last that was saved, its files are linked. A round that is
+        saved already is written again for `files` alone."""
         final = self._directory / f"round-{progress.round:08d}"
         saved = _read_state(final)
-        if saved is not None and saved[0] == progress:
-            return final  # the same round again, and nothing was decided since
+        is_same = saved is not None and saved[0] == progress  # nothing was decided since
+        if is_same and not files:
+            return final
         partial, best = final.with_suffix(TEMPORARY_SUFFIX), self.best()
         same = self._written[1] if self._written and self._written[0] == version else None
         if best is not None and best.progress == progress:  # nothing was done since
             same = best.directory
+        if is_same:
+            same = final
         await self._fill(partial, trainer, same)
         await self._run_sync(self._finish, partial, final, progress, files or {})
         self._written = None if version is None else (version, final)

@@ -131,7 +131,7 @@ class Learner:
                 await unless(leaving, lambda: self._evaluate(on_record))
         if every and self.progress.round % every and not leaving.is_set():
             await self._evaluate(on_record)
-        await self._save()
+        await self._save(anew=True)
         self._node.enter("leaving")
 
     def _is_due(self) -> bool:
@@ -232,8 +232,9 @@ class Learner:
             self.version, partial(self._policy.trainer.export, precision=precision)
         )
 
-    async def _save(self) -> None:
-        if self._saved == self.progress.round:
+    async def _save(self, *, anew: bool = False) -> None:
+        """Save once for each step; `anew`: for what came in since, too."""
+        if self._saved == self.progress.round and not anew:
             return
         self._node.enter("saving")
         with trio.CancelScope(shield=True):

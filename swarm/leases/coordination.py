@@ -48,6 +48,11 @@ KEY_BYTES: Final = 32
 M = TypeVar("M", bound=WireModel)
 
 
+NOT_ITS_COORDINATOR: Final = (
+    "it names no coordinator, or another one: start it with --coordinator and this one's peer id"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ReportedWorker:
     """One worker as its learner measured it. 0: not known."""
@@ -182,7 +187,7 @@ class ControlService:
     def _check(self, peer: PeerId) -> None:
         self._gater.check_quota(Kind.CONTROL, peer)
         if not self._may_steer(peer):
-            raise RequestRefused("it does not coordinate this learner")
+            raise RequestRefused(NOT_ITS_COORDINATOR)
         self.heard_s = trio.current_time()
 
     async def _serve_report(self, peer: PeerId, payload: bytes) -> bytes:

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from swarm.errors import LocalProtocolError, require
@@ -34,6 +34,7 @@ LEASE_GROUPS_MAX: Final = 256  # bound on `groups_max`
 WORKERS_MAX: Final = 4096  # known; the idle one unheard of for longest makes room
 LEASES_REMEMBERED_MAX: Final = 1024  # ended leases, with their answers
 SECRET_BYTES_MIN: Final = 16
+RECONNECT_S: Final = 30.0  # at least, for workers to come back after a restart of the learner
 LEASE_ID_BYTES: Final = 16
 SEED_BITS: Final = 62
 
@@ -593,4 +594,14 @@ class LeaseBook:
                 f"leases hold {unanswered} credits, {on_trial} on trial; the account says "
                 f"{account.reserved} and {account.on_trial}"
             )
+        book._shorten(now)
         return book
+
+    def _shorten(self, now: float) -> None:
+        """After a restart, let leases end once their workers could have delivered. Groups that came
+        in after the record was written are lost, and do not come again."""
+        for held in self._open.values():
+            known, lease = self._workers.get(held.lease.worker), held.lease
+            if known is not None and known.rate:
+                left_s = max(RECONNECT_S, self.rules.slack * held.unanswered / known.rate)
+                held.lease = replace(lease, deadline=min(lease.deadline, now + left_s))

@@ -138,12 +138,26 @@ def test_prompts_of_its_own_and_what_is_refused(run: Path) -> None:
             made.share([chat])
         with pytest.raises(ConfigError, match="holds no state"):
             made.load_state("nowhere")
-        with pytest.raises(ConfigError, match="nonsense"):
+        with pytest.raises(ConfigError, match=r"nonsense.*cross_entropy"):
             made.forward_backward([chat], loss="nonsense")
+        with pytest.raises(ConfigError, match="by loss='cross_entropy' alone"):
+            made.forward_backward([made.example("1+1=", "2")])
+        chat.rewards = [0.0, float("nan"), 1.0]
+        with pytest.raises(ConfigError, match="rewards: nan is no finite number"):
+            made.forward_backward([chat])
+        for misused in (
+            lambda: made.tasks(-1),
+            lambda: made.example("1+1="),
+            lambda: made.optim_step(-1),
+        ):
+            with pytest.raises(ConfigError):
+                misused()
+        assert made.optim_step().trained_tokens == 0  # without a gradient
         with pytest.raises(ConfigError, match="another node is running"):
             client(run, "own")
     with pytest.raises(ConfigError, match="overlong"):
         client(run, "method", filter="overlong")
+    assert not Path("method").exists()
 
 
 def test_two_clients_share_and_draw(run: Path) -> None:

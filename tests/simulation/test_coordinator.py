@@ -300,6 +300,34 @@ def test_a_volunteer_is_measured_then_counts_and_costs_nothing(tmp_path: Path) -
     play(tmp_path, scene)
 
 
+def test_who_delivered_before_makes_the_first_steps_after_a_restart(tmp_path: Path) -> None:
+    """A restarted learner knows what it delivered, and nobody knows what a step takes."""
+
+    async def scene(stage: Stage) -> None:
+        anna = replace(
+            stage.fleet.machines[0], name="anna", provider="static", peer=stage.peer("a")
+        )
+        costs = LearnerCosts(price_per_h=1.0)  # and no guess of a step
+        stage.fleet = replace(stage.fleet, machines=(anna,), learner=costs)
+        stage.machines.owns = lambda peer: False  # type: ignore[method-assign]
+        learner = stage.there
+        await learner.start(stage.host("a"))
+        async with stage.coordinated():
+            await stage.until(lambda: len(learner.steps) > 3)
+        await learner.kill(LEARNER)
+        await learner.kill(stage.host("a"))
+        step = learner.steps[-1].step
+        await learner.start(LEARNER)
+        transport = learner.transports[COORDINATOR]
+        await transport.connect(learner.transports[LEARNER].addresses()[0])
+        async with stage.coordinated():
+            await trio.sleep(10.0)  # it was not there when the coordinator looked first
+            await learner.start(stage.host("a"))
+            await stage.until(lambda: learner.steps[-1].step > step + 3, 200.0)
+
+    play(tmp_path, scene)
+
+
 def test_nobody_else_may_coordinate(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         async with stage.coordinated() as coordinator:

@@ -38,6 +38,22 @@ def save(kept: Checkpoints, *rounds: int) -> None:
     run(body)
 
 
+def test_a_round_is_written_again_for_what_comes_with_it(tmp_path: Path) -> None:
+    kept, progress = checkpoints(tmp_path), Progress(round=3)
+
+    async def body() -> list[Path]:
+        policy = ScriptedPolicy(skill=0.03)
+        return [
+            await kept.save(progress, policy, {"intake": lambda told=told: told})
+            for told in (b"leased", b"here")
+        ]
+
+    first, again = run(body)
+    assert first == again
+    assert (again / "intake").read_bytes() == b"here"
+    assert latest_round(kept) == 3
+
+
 def latest_round(kept: Checkpoints) -> int:
     found = kept.latest()
     assert found is not None

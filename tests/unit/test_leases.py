@@ -1,5 +1,7 @@
 """Leases: what a worker is given, and what it may hand in."""
 
+from dataclasses import replace
+
 import pytest
 
 from swarm.errors import ConfigError, LocalProtocolError
@@ -473,3 +475,18 @@ def test_a_group_that_nobody_is_to_blame_for_costs_its_worker_nothing() -> None:
     assert book._workers["w"].refused == 0
     book.submit(group_of(lease, 1), 1.0, "forged")
     assert book._workers["w"].refused == 1
+
+
+def test_after_a_restart_leases_end_once_their_workers_could_have_delivered() -> None:
+    """What came in after the record was written does not come again."""
+    book = open_book()
+    newcomers = granted(book, worker="new")
+    prove(book, "w")
+    deliver(book, granted(book), now=4.0)
+    lease = granted(book, now=4.0)
+    held = book._open[lease.lease_id]
+    held.lease = lease = replace(lease, deadline=1_004.0)  # a long one, for an established worker
+    again = restored(book, now=5.0, later=105.0)
+    left_s = RULES.slack * lease.groups / book.rates()["w"]
+    assert again.lease(lease.lease_id).deadline == 105.0 + left_s < lease.deadline
+    assert again.lease(newcomers.lease_id).deadline == newcomers.deadline + 100.0  # no rate yet
