@@ -48,7 +48,7 @@ class Rounds:
         self.progress = Progress()
         self.last: RoundDone | None = None
         self._recorder: Recorder | None = None
-        self.recent: deque[RoundDone] = deque(maxlen=ROUNDS_MAX)
+        self._recent: deque[RoundDone] = deque(maxlen=ROUNDS_MAX)
 
     # Long: the order of a round's parts is what it says.
     async def run(
@@ -114,7 +114,7 @@ class Rounds:
         record = replace(record, pool_groups=pool.groups, pool_bytes=pool.bytes)
         self._node.note_rate(record)
         self.progress, self.last = sapo.progress, record
-        self.recent.append(record)
+        self._recent.append(record)
         self._note_sharing(record)
         with trio.CancelScope(shield=True):  # what was trained is told, also when leaving
             if self._recorder is not None:
@@ -166,12 +166,16 @@ class Rounds:
                 saved = await checkpoints.save(sapo.progress, trainer, version=version)
         return saved
 
+    def saved(self) -> str:
+        """The gain of the last rounds, as `saved_text`."""
+        return saved_text(self._recent)
+
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
         """With the last round."""
         wanted, last = self._config.external_groups, self.last
         if last is None:
             return replace(snapshot, external_groups_wanted=wanted)
-        useful = usefulness(self.recent, wanted)
+        useful = usefulness(self._recent, wanted)
         return replace(
             snapshot.with_figures(last),
             policy_version=last.policy_version,
@@ -232,7 +236,7 @@ class SapoRole(TrainingRole):
             )
 
     def farewell(self) -> str:
-        return saved_text(self._rounds.recent)
+        return self._rounds.saved()
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
         snapshot = self._rounds.status(super().status(snapshot))

@@ -350,8 +350,10 @@ class Discovery:
             agent=self._agent,
             packages=self._own_packages,
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
-            trained=() if self._watches else self._ledger.credit.told_to(peer),
         )
+        trained = () if self._watches else self._ledger.credit.told_to(peer)
+        if trained:  # else the field is absent
+            body = body.model_copy(update={"trained": trained})
         return codec.sign_hello(body, self._identity)
 
     async def _hello(self, peer: PeerId, record: bytes) -> None:

@@ -266,7 +266,7 @@ class Hello(WireModel):
     packages: Packages
     addresses: Addresses
     # groups of others that went into updates of the sender lately
-    trained: Annotated[tuple[GroupIdBytes, ...], Field(max_length=TRAINED_MAX)] = ()
+    trained: Annotated[tuple[GroupIdBytes, ...], Field(min_length=1, max_length=TRAINED_MAX)] = ()
 
 
 class HelloReply(WireModel):

@@ -199,7 +199,7 @@ def test_one_task_again_and_again_takes_no_places() -> None:
     candidates = [Candidate(each.group_id, ALICE, each.rewards, 1, 0) for each in groups]
 
     async def view() -> View:
-        return Sapo(node, policy, Progress())._view(1)
+        return Sapo(node, policy, Progress()).view(1)
 
     first = trio.run(view)
     for seed in range(20):
