@@ -49,7 +49,6 @@ LEAVE_S: Final = 60.0  # for a released worker to hand in its groups
 CREDITS_NEAR: Final = 0.1  # relative change of the credits that needs no new plan
 LEAST_LOOKED_AT: Final = 12  # beats; the largest least depth of these counts
 VOLUNTEERS: Final = "static"
-QUOTE: Final = "'"  # around what a peer said
 
 Say = Callable[[str], None]
 
@@ -150,8 +149,7 @@ class Coordinator:
         try:
             report, reported = await self._client.report()
         except (TransportError, RemoteProtocolError) as error:
-            did = "refuses" if isinstance(error, RequestRefused) else "does not answer"
-            return await self._alone(f"the learner {did}: {str(error).strip(QUOTE)}")
+            return await self._alone(_unanswered(error))
         self._alone_since_s = None
         for provider in self._providers.values():
             provider.use(self.fleet)
@@ -556,6 +554,12 @@ class Coordinator:
             heard_s=None if its is None else its.heard_s,
             note=self._memory.notes.get(name, ""),
         )
+
+
+def _unanswered(error: Exception) -> str:
+    did = "refuses" if isinstance(error, RequestRefused) else "does not answer"
+    why = str(error).strip("'")
+    return f"the learner {did}: {why}"
 
 
 def _warns_of_age(decision: Decision) -> bool:

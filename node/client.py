@@ -34,16 +34,12 @@ from node.interfaces.prompts import Prompt, PromptMessage
 from node.interfaces.trainer import TrainReport
 from node.methods.choices import chosen_loss
 from node.methods.groups import Advantages
-from node.methods.replay import SolvedTasks
-from node.methods.task_control import Vade
 from node.observe.event_log import Record
-from node.observe.records import HeldOut, SampledGroup
-from node.run.checkpoints import Checkpoint
+from node.observe.records import HeldOut, SampledGroup, Trouble
 from node.run.groups import rollout_group
 from node.run.machine import RealWorld
 from node.run.node import open_node
 from node.run.parts import LivePolicy, NodeParts
-from node.run.progress import Progress
 from node.run.role import checkpoints_of
 from node.run.round import Stopwatch, training_groups
 from node.run.sapo import Sapo
@@ -51,8 +47,7 @@ from node.stages.stage import BatchGroup, Wanted
 from node.stages.table import stages_of
 from node.system.machine import counted
 from node.train.process import TrainerProcess
-from node.verify.held_out import Assignment, HeldOutGuard
-from node.verify.task_choice import TaskChoice
+from node.verify.held_out import Assignment
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.rollouts import Completion, FinishReason, GroupId, ScoredGroup, Task
 from swarm.storage import data_directory
@@ -118,8 +113,8 @@ class _Told:
         self.say = say
 
     async def tell(self, record: Record) -> None:
-        if message := getattr(record, "message", ""):
-            self.say(str(message))
+        if isinstance(record, Trouble):
+            self.say(record.what)
 
     async def show(self, groups: Sequence[SampledGroup]) -> None:
         pass
@@ -292,7 +287,7 @@ class Client:
             return trio.from_thread.run(alone, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled):
             why = f": {self._failed}" if self._failed else "; open another"
-            raise ChildFailed(f"this client has ended{why}") from None
+            raise ChildFailed(f"this client has ended{why}") from self._failed
 
     def _live(self) -> None:
         try:
@@ -322,20 +317,14 @@ class Client:
                     raise ConfigError(f"engine {config.engine}: it is served, and not trained here")
                 self._trainer, self._hand_over = trainer, hand_over
                 policy = await LivePolicy.of(trainer, engine, hand_over)
-                self._sapo = self._source(parts, policy, resumed)
+                progress = self._checkpoints.progress_after(resumed)
+                self._sapo = Sapo(parts, policy, progress, self._checkpoints.reserve)
+                self._make = partial(rollout_group, parts, policy)
                 self._closing, self._lock = trio.Event(), trio.Lock()
                 self._token = trio.lowlevel.current_trio_token()
                 self._begin()
                 self._ready.set()
                 await self._closing.wait()
-
-    def _source(self, parts: NodeParts, policy: LivePolicy, resumed: Checkpoint | None) -> Sapo:
-        progress = resumed.progress if resumed else Progress()
-        spent = max(progress.next_index, self._checkpoints.reserved())
-        progress = replace(progress, next_index=spent)
-        sapo = Sapo(parts, policy, progress, self._checkpoints.reserve)
-        self._make = partial(rollout_group, parts, policy)
-        return sapo
 
     @asynccontextmanager
     async def _parts_of(
@@ -357,16 +346,7 @@ class Client:
             return
         async with world.open_verifier(config) as verifier:
             await verifier.problems([])
-            yield NodeParts(
-                config,
-                identity.peer_id,
-                verifier,
-                HeldOutGuard(config.run, verifier, config.validated_by),
-                None,
-                TaskChoice(config.run, config.method(Vade), str, world.now_s),
-                SolvedTasks(),
-                world.now_s,
-            )
+            yield NodeParts.without_network(config, identity.peer_id, verifier, world.now_s)
 
     # --- in the node's thread -----------------------------------------------------------------
 

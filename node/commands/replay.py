@@ -16,8 +16,6 @@ import trio
 from node.config import NodeConfig
 from node.envs.replay_turns import said_of
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods.replay import SolvedTasks
-from node.methods.task_control import Vade
 from node.run.parts import LivePolicy, NodeParts
 from node.run.progress import Progress
 from node.run.recorded import RecordedRound, Recording, parts_of, recording_of
@@ -26,7 +24,6 @@ from node.run.sapo import Sapo
 from node.stages.stage import BatchGroup
 from node.train.process import TrainerProcess, open_trainer
 from node.verify.held_out import Assignment, HeldOutGuard
-from node.verify.task_choice import TaskChoice
 from node.verify.verifier import ProcessVerifier, Verifier
 from swarm.errors import ChildFailed, ConfigError, RemoteProtocolError, first_of
 from swarm.identity import PeerId
@@ -178,15 +175,12 @@ class _Repeated:
 
     def _sapo(self, recorded: RecordedRound, policy: LivePolicy) -> Sapo:
         config = self.recording.config
-        parts = NodeParts(
+        parts = NodeParts.without_network(
             config,
             PeerId(self.recording.start.peer_id),
             self.verifier,
+            lambda: 0.0,
             _AsRecorded(config, self.verifier, recorded),
-            None,
-            TaskChoice(config.run, config.method(Vade)),
-            SolvedTasks(),
-            now_s=lambda: 0.0,
         )
         return Sapo(parts, policy, self._progress(recorded))
 

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -223,6 +223,11 @@ class Checkpoints:
             return int((self._directory / POSITION_FILE).read_text())
         except (OSError, ValueError):
             return 0
+
+    def progress_after(self, resumed: Checkpoint | None) -> Progress:
+        """The progress to go on with: tasks that were shared since the checkpoint are spent."""
+        progress = resumed.progress if resumed else Progress()
+        return replace(progress, next_index=max(progress.next_index, self.reserved()))
 
     def _best_directory(self) -> Path | None:
         """The target of the link; None if there is no target."""

@@ -8,6 +8,7 @@ from node.hosting.hand_over import EngineHandOver
 from node.interfaces.engine import Engine
 from node.interfaces.trainer import Trainer
 from node.methods.replay import SolvedTasks
+from node.methods.task_control import Vade
 from node.observe.records import SampledGroup
 from node.verify.held_out import HeldOutGuard
 from node.verify.task_choice import TaskChoice
@@ -31,6 +32,27 @@ class NodeParts:
     solved: SolvedTasks
     now_s: Callable[[], float]  # unix time
     enter: Callable[[str], None] = lambda _: None  # told of each phase of a round
+
+    @classmethod
+    def without_network(
+        cls,
+        config: NodeConfig,
+        peer_id: PeerId,
+        verifier: Verifier,
+        now_s: Callable[[], float],
+        guard: HeldOutGuard | None = None,
+    ) -> "NodeParts":
+        """The parts of a node that meets nobody. `guard`: None for the run's own."""
+        return cls(
+            config,
+            peer_id,
+            verifier,
+            guard or HeldOutGuard(config.run, verifier, config.validated_by),
+            None,
+            TaskChoice(config.run, config.method(Vade), now_s=now_s),
+            SolvedTasks(),
+            now_s,
+        )
 
     @property
     def stream(self) -> str:

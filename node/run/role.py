@@ -212,9 +212,7 @@ class TrainingRole(Role):
 
     async def _once(self, leaving: trio.Event) -> None:
         resumed = self._checkpoints.latest()
-        progress = resumed.progress if resumed else Progress()
-        spent = max(progress.next_index, self._checkpoints.reserved())
-        progress = replace(progress, next_index=spent)
+        progress = self._checkpoints.progress_after(resumed)
         async with AsyncExitStack() as stack:
             trainers: list[SamplingTrainer] = []
 

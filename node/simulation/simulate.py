@@ -440,12 +440,9 @@ class _Simulation:
         policy = SimulatedPolicy(self._tokens, host.generate_s, host.train_s, trained)
         checkpoints = Checkpoints(host.disk / "checkpoints", 2, {}, run_inline)
         saved = checkpoints.latest()
-        progress = Progress()
         if saved is not None:
             policy.restore(saved.directory)
-            progress = saved.progress
-        spent = max(progress.next_index, checkpoints.reserved())
-        return policy, replace(progress, next_index=spent), checkpoints
+        return policy, checkpoints.progress_after(saved), checkpoints
 
     def _host(self, number: int) -> _Host:
         swarm, rng = self._scenario.swarm, self._world.rng(f"host/{number}")

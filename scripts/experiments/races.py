@@ -58,7 +58,7 @@ def reached(condition: Condition, result: Result, axis: str, level: float, goal:
         )
         curve = [(float(point[axis]), passed(point)) for point in points]
         start = curve[0][1]
-        firsts.append(_first(curve, start + level * (goal - start)))
+        firsts.append(first(curve, start + level * (goal - start)))
     needed = math.ceil(condition.get("reached_by", 1.0) * len(firsts))
     return sorted(firsts, key=lambda each: (not each.ever, each.at))[needed - 1]
 
@@ -73,7 +73,8 @@ def is_over(condition: Condition, result: Result) -> bool:
     return there >= math.ceil(condition["reached_by"] * len(condition.get("counted", nodes)))
 
 
-def _first(curve: Sequence[tuple[float, float]], wanted: float) -> Reached:
+def first(curve: Sequence[tuple[float, float]], wanted: float) -> Reached:
+    """The place at which a curve of (place, value) first reaches a value, on straight lines."""
     if curve[0][1] >= wanted:
         return Reached(0.0, ever=True)
     for (begin, low), (end, high) in pairwise(curve):

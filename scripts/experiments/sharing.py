@@ -34,7 +34,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -448,20 +447,9 @@ def tokens_to(results: Results, goal: float | None) -> str:
     """The tokens that a node needed to reach the goal; no mean if one never did."""
     if goal is None:
         return ""
-    needed = []
-    for result in results:
-        swapped = [(value, tokens) for tokens, value in curve(result, "tokens", greedy)]
-        needed.append(0.0 if swapped[0][0] >= goal else reached(swapped, goal))
-    never = sum(map(math.isinf, needed))
-    return f"never in {never} of {len(needed)}" if never else f"{fmean(needed):,.0f}"
-
-
-def reached(curve: Sequence[tuple[float, float]], goal: float) -> float:
-    """The tokens at which a curve first reaches the goal, interpolated; infinite: never."""
-    for (low, begin), (high, end) in pairwise(curve):
-        if low < goal <= high:
-            return begin + (end - begin) * (goal - low) / (high - low)
-    return math.inf
+    needed = [races.first(curve(result, "tokens", greedy), goal) for result in results]
+    never = sum(not each.ever for each in needed)
+    return f"never in {never} of {len(needed)}" if never else f"{fmean(e.at for e in needed):,.0f}"
 
 
 def goal_of(controls: Mapping[str, Results]) -> float | None:

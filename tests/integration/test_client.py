@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import trio
 
-from node.client import Client
+from node.client import Client, _Told
+from node.observe.records import Trouble
 from swarm.errors import ConfigError
 from tests.integration.nodes import LOOPBACK, swarm_node, until
 
@@ -158,6 +160,12 @@ def test_prompts_of_its_own_and_what_is_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match="overlong"):
         client(run, "method", filter="overlong")
     assert not Path("method").exists()
+
+
+def test_troubles_of_the_engine_reach_the_program() -> None:
+    said: list[str] = []
+    trio.run(_Told(said.append).tell, Trouble("the engine restarts"))
+    assert said == ["the engine restarts"]
 
 
 def test_two_clients_share_and_draw(run: Path) -> None:
