@@ -23,7 +23,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
@@ -55,6 +55,7 @@ from swarm.errors import ConfigError
 from swarm.identity import Identity
 
 LINE_INTERVAL_S: Final = 15.0
+SPAN_S: Final = 300.0  # over which predictions are compared with what was measured
 STEPS_COMPARED: Final = 5  # rewards of the first and the last so many
 STALENESS_MAX: Final = 3
 SECONDS_MIN, SECONDS_MAX = 60.0, 86_400.0
@@ -170,14 +171,39 @@ class Settings:
         return self.out / "coordinator"
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A prediction of the coordinator, and what it measured after the learner's next step."""
+
+    at_s: float
+    predicted_step_s: float
+    step_s: float
+    predicted_wait: float  # share of the time
+    wait: float
+
+
 @dataclass(slots=True)
 class Story:
-    """Times of events, in seconds since the learner was up."""
+    """Times of events, in seconds since the learner was up, and the coordinator's predictions."""
 
     enough_at_s: float | None = None  # the cheap workers alone at work
     killed_at_s: float | None = None
     dear_at_s: float | None = None  # the dearest at work
     off_at_s: float | None = None  # the dearest off again
+    compared: list[Compared] = field(default_factory=list)
+    before: dict[str, Any] | None = None  # the state before, as `look` has it
+
+    def note(self, state: dict[str, Any], at_s: float) -> None:
+        """Compare with what was predicted before, if there was a step since."""
+        before, self.before = self.before, state
+        predicted = before and before["predicted"]
+        if before is None or not predicted:
+            return
+        if state["report"]["version"] > before["report"]["version"]:
+            pace, wait = state["report"]["pace"], 1.0 - predicted["utilisation"]
+            step_s = predicted["step_s"]
+            found = Compared(at_s, step_s, pace["step_s"], wait, pace["idle_share"])
+            self.compared.append(found)
 
     @property
     def problems(self) -> list[str]:
@@ -314,6 +340,7 @@ async def run(settings: Settings, console: Console, children: list[Child], story
         elapsed_s = trio.current_time() - began_s
         state = await trio.to_thread.run_sync(look, settings)
         if state is not None:
+            story.note(state, elapsed_s)
             for said in go_on(settings, state, story, elapsed_s):
                 console.print(f"[{elapsed_s:4.0f} s] {said}", highlight=False)
         if trio.current_time() - said_s >= LINE_INTERVAL_S:
@@ -396,6 +423,27 @@ def _told(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "–"
 
 
+def predictions(compared: Sequence[Compared]) -> Table:
+    """Means over spans of time, and the mean distance of single looks."""
+    table = Table(box=None, padding=(0, 2, 0, 0), title="Predicted and measured, off by look")
+    for name in ("minutes", "step in s", "", "off", "waits", "", "off"):
+        table.add_column(name, justify="right")
+    for span in sorted({int(each.at_s / SPAN_S) for each in compared}):
+        here = [each for each in compared if int(each.at_s / SPAN_S) == span]
+        step_off = fmean(abs(each.predicted_step_s / each.step_s - 1.0) for each in here)
+        wait_off = fmean(abs(each.predicted_wait - each.wait) for each in here)
+        table.add_row(
+            f"{SPAN_S / 60 * span:.0f} to {SPAN_S / 60 * (span + 1):.0f}",
+            f"{fmean(each.predicted_step_s for each in here):.1f}",
+            f"{fmean(each.step_s for each in here):.1f}",
+            percent(step_off),
+            percent(fmean(each.predicted_wait for each in here)),
+            percent(fmean(each.wait for each in here)),
+            f"{100 * wait_off:.1f} points",
+        )
+    return table
+
+
 def summary(
     settings: Settings, console: Console, children: Sequence[Child], story: Story
 ) -> list[str]:
@@ -426,14 +474,13 @@ def summary(
     if report and predicted:
         table.add_row(
             "at the end",
-            f"{percent(report['pace']['idle_share'])} of the time without groups, predicted "
-            f"{percent(1.0 - predicted['utilisation'])}; a step took "
-            f"{report['pace']['step_s']:.1f} s, predicted {predicted['step_s']:.1f}, asked for "
-            f"{settings.play.step_s:.1f}; staleness at most {report['pace']['staleness_worst']}, "
-            f"and up to {predicted['staleness_worst']} if there were no bound, says the model",
+            f"a step took {report['pace']['step_s']:.1f} s, asked for {settings.play.step_s:.1f}; "
+            f"staleness at most {report['pace']['staleness_worst']}, predicted "
+            f"{predicted['staleness_worst']}",
         )
     table.add_row("discarded", str(last.discarded_total or "nothing"))
     console.print(table)
+    console.print(predictions(story.compared))
     show_workers(settings, console, by_worker)
     found = []
     if worst > STALENESS_MAX:
