@@ -219,6 +219,7 @@ async def _swarm(
 
     points: list[dict[str, Any]] = []
     totals = dict.fromkeys(COUNTED, 0)
+    counted = CONDITIONS[condition].get("counted", places)
 
     async def heard(simulated: Any, trainer: Any, record: object) -> None:
         if isinstance(record, RoundDone):
@@ -226,6 +227,8 @@ async def _swarm(
                 totals[name] += getattr(record, name)
         if not isinstance(record, HeldOut):
             return
+        if record.round and places[simulated.host] not in counted:
+            return  # of the others the first pass rate alone is used
         samples = PLAN["samples"] if record.round in (0, config.rounds) else 0
         spent_s = trainer.training_s
         found = await examine(config.run, trainer, simulated.node.verifier, samples)
