@@ -142,4 +142,5 @@ def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
             f"{name:<{NAME_CHARS + 2}}{row['phase']:<10}{version:>8}{rate:>10}"
             f"{row['admitted']:>10}{row['price_per_h']:>8.2f}  {heard}{note}"
         )
-    yield "? a guess, not measured yet"
+    if not all(row["measured"] for row in rows):
+        yield "? a guess, not measured yet"

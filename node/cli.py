@@ -108,7 +108,7 @@ def _add_running(commands: Any) -> None:
     join.add_argument("--watch", action="store_true", help=told)
     for starting in (join, learn):
         starting.take_settings()
-        told = "say all settings, what would be fetched and held, and start nothing"
+        told = "tell settings that are set, fetches and memory; start nothing"
         starting.add_argument("--dry-run", action="store_true", help=told)
     told = "print a line with which others can join"
     add_data_dir(add_command(commands, "invite", _invite, told))

@@ -45,9 +45,12 @@ ALIKE: Final = (
 def describe(
     config: NodeConfig, sources: Mapping[str, Source], say: Say, *, is_learner: bool
 ) -> None:
-    """Say all settings of a start, what it would fetch, and the memory that it would take."""
-    for line in explained(config, sources, is_learner=is_learner):
+    """Say settings that are no defaults, fetches, and the memory that it takes."""
+    lines = explained(config, sources, is_learner=is_learner)
+    given = [line for line in lines if not line.endswith("(default)")]
+    for line in given:
         say(line)
+    say(f"{len(lines) - len(given)} more settings have their default; swarm-node config lists them")
     is_worker = config.run.learner is not None and config.role == "worker" and not is_learner
     say(f"to fetch: {_to_fetch(config, is_worker=is_worker)}")
     spec = None

@@ -49,16 +49,20 @@ STATE_CHARS_SHOWN = 12
 
 
 def list_weights(data_dir: Path) -> Iterator[str]:
-    """A line for each version in a data directory, then one for the chunks. Reads only."""
+    """A line for each version in a data directory and one for the place of the newest, which
+    `verify` takes; then one for the chunks. Reads only."""
     policies = data_dir / POLICIES
     if not policies.is_dir():
         raise ConfigError(f"{data_dir}: no weights in there; name a node's data directory")
     found = False
     for policy in sorted(path for path in policies.iterdir() if path.is_dir()):
         current = read_current(policy)
-        for local in read_versions(policy):
+        newest = None
+        for newest in read_versions(policy):
             found = True
-            yield _line(policy.name, local, local.version == current)
+            yield _line(policy.name, newest, newest.version == current)
+        if newest is not None:
+            yield f"  {newest.version} is in {newest.directory}"
     if not found:
         yield "no complete version"
     chunks = [path.stat().st_size for path in (data_dir / STORE).glob("chunks/*/*")]

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from node.observe.records import (
     Banned,
+    Ended,
     HeldOut,
     RoundDone,
     SampledGroup,
@@ -37,8 +38,8 @@ from swarm.telemetry.metrics import FIGURES, RoundFigures
 
 VersionEvent = VersionPublished | VersionSpreading | VersionSpread | VersionComing | VersionCame
 Record = (
-    Started | RoundDone | StepDone | WorkDone | HeldOut | WentBack | Trouble | Banned | VersionEvent
-)
+    Started | RoundDone | StepDone | WorkDone | HeldOut | WentBack | Trouble | Banned | Ended
+) | VersionEvent
 
 FILE_NAME = "events.jsonl"
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -52,6 +53,7 @@ _NAMES: dict[type[Record] | type[SampledGroup], str] = {
     WentBack: "went_back",
     Trouble: "trouble",
     Banned: "banned",
+    Ended: "ended",
     VersionPublished: "published",
     VersionSpreading: "spreading",
     VersionSpread: "spread",
@@ -82,6 +84,11 @@ def record_line(record: Record | SampledGroup, time_s: float) -> bytes:
     if isinstance(record, RoundFigures):
         fields |= {name: fields.pop(name) for name in FIGURES}
     return json_line(_NAMES[type(record)], time_s, fields)
+
+
+def _head(event: str) -> bytes:
+    """The beginning of each line of an event."""
+    return json.dumps({"event": event})[:-1].encode() + b","
 
 
 def json_line(event: str, time_s: float, fields: Mapping[str, Any]) -> bytes:
@@ -196,30 +203,38 @@ def read_events(path: Path) -> Iterator[tuple[float, Record]]:
                     yield event
 
 
-def followed(path: Path, count: int) -> Iterator[tuple[float, Record] | None]:
+def followed(
+    path: Path, count: int, but: Iterable[type[Record]] = ()
+) -> Iterator[tuple[float, Record] | None]:
     """The last events of the log, then those that come, as `read_events`; None: none for now. The
-    log may begin later, be opened anew, or become the older file meanwhile.
+    log may begin later, be opened anew, or become the older file meanwhile. Events of the kinds
+    `but` are left out, and not counted.
 
     Raises:
         OSError: the log cannot be read.
     """
     lines: deque[bytes] = deque(maxlen=count)
     older = _older(path)
+    left_out = tuple(_head(_NAMES[kind]) for kind in but)
+
+    def wanted(file: FileIO) -> Iterator[bytes]:
+        return (line for line in _whole_lines(file) if not line.startswith(left_out))
+
     if older.exists():
         with FileIO(older) as file:
-            lines.extend(_whole_lines(file))
+            lines.extend(wanted(file))
     while not path.exists():
         yield None
     file = FileIO(path)
     try:
-        lines.extend(_whole_lines(file))
+        lines.extend(wanted(file))
         while True:
             yield from (event for line in lines if (event := _parse(line)) is not None)
             lines.clear()
             is_older = not path.exists() or not os.path.samestat(
                 path.stat(), os.fstat(file.fileno())
             )
-            lines.extend(_whole_lines(file))  # nothing comes to an older file any more
+            lines.extend(wanted(file))  # nothing comes to an older file any more
             if is_older and not lines and path.exists():
                 file.close()
                 file = FileIO(path)
@@ -293,7 +308,7 @@ def history(events: Iterable[tuple[float, Record]]) -> History:
                 found[type(record)][number] = time_s, record
             case Trouble() | WorkDone():
                 found[type(record)][place] = time_s, record
-            case WentBack() | Banned():
+            case WentBack() | Banned() | Ended():
                 pass
             case _:
                 found[VersionEvent][place] = time_s, record

@@ -74,7 +74,7 @@ def show_log(data_dir: Path, say: Tell, count: int, *, follows: bool) -> None:
 
 async def _show(path: Path, say: Tell, count: int, follows: bool) -> None:
     first: float | None = None
-    for event in followed(path, count):
+    for event in followed(path, count, UNTOLD):
         if event is None:
             if not follows:
                 return
@@ -84,9 +84,8 @@ async def _show(path: Path, say: Tell, count: int, follows: bool) -> None:
         if isinstance(record, HeldOut) and first is None:
             held_out = (each.passed for _, each in read_events(path) if isinstance(each, HeldOut))
             first = next(held_out, record.passed)
-        if not isinstance(record, UNTOLD):
-            when = datetime.fromtimestamp(time_s).astimezone()
-            say(dated(event_line(record, first), when).plain)
+        when = datetime.fromtimestamp(time_s).astimezone()
+        say(dated(event_line(record, first), when).plain)
 
 
 # `swarm-node join --verbose`: what the network layers log, among a node's own lines.

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from threading import Timer
 from typing import Final
 
 from rich import progress as rich_progress
@@ -58,6 +60,7 @@ class Bars:
         """`console`: where bars are drawn if it is a terminal; see `on_stderr`. With
         `drawn_by_caller` whoever has a live display there draws `renderable`."""
         self._drawn_by_caller = drawn_by_caller
+        self._console = console
         self._enabled = console.is_terminal
         self._tasks: dict[str, rich_progress.TaskID] = {}
         self._progress = _Bars(
@@ -101,11 +104,18 @@ class Bars:
 
     @contextmanager
     def showing(self, name: str) -> Iterator[Callable[[Work], None]]:
-        """A bar for as long as the block lasts. It yields what takes the work as it goes on."""
+        """A bar for as long as the block lasts; where no bars are drawn, one line. It yields a
+        function that takes the work as it goes on."""
+        say = partial(self._console.print, markup=False, highlight=False, soft_wrap=True)
+        line = Timer(SHOWN_AFTER_S, say, [f"{name} …"])
+        line.daemon = True
+        if not self._enabled:
+            line.start()
         self.set([Work(name)])
         try:
             yield lambda work: self.set([work])
         finally:
+            line.cancel()
             self.set([])
 
 

@@ -272,6 +272,13 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """Event `ended`: a start is over. After a crash there is none."""
+
+    failure: str | None  # None: the node was asked to leave, or its rounds are done
+
+
+@dataclass(frozen=True, slots=True)
 class Banned:
     """Event `banned`: a peer, or a block of addresses, is left alone for a while."""
 

@@ -9,8 +9,8 @@ import secrets
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -31,7 +31,7 @@ from node.observe.figures import credit_text
 from node.observe.live import LiveView
 from node.observe.node_reports import Reporter, Traffic
 from node.observe.progress_bars import Work
-from node.observe.records import Banned, SampledGroup, StatusSnapshot, Trouble
+from node.observe.records import Banned, Ended, SampledGroup, StatusSnapshot, Trouble
 from node.observe.samples import keep, sample_log
 from node.observe.status import serve_status
 from node.observe.telemetry import Sources, Telemetry, broker_of, machine_of
@@ -136,8 +136,10 @@ async def _run(start: _Start) -> None:
         EventLog(config.data_dir / EVENTS_FILE, time.time) as events,
         sample_log(config.data_dir, time.time) as samples,
         counted() as nodes_here,
+        _ending(events),
     ):
         is_learner = role_class.KIND == "learner"
+        count = "step" if is_learner else "round"
         ranks = Ranks.of(os.environ) if is_learner else None
         world = RealWorld(start.model, nodes_here, say, is_learner=is_learner, ranks=ranks)
         async with (
@@ -146,7 +148,7 @@ async def _run(start: _Start) -> None:
         ):
             app = App(start, world, node, events, samples, tracker)
             if start.resumed is not None:
-                say(f"resuming after round {start.resumed.progress.round}")
+                say(f"resuming after {count} {start.resumed.progress.round}")
             transport = node.peer.transport
             assert isinstance(transport, Libp2pTransport)
             with suppress(OSError):  # a convenience, which a full disk does without
@@ -155,18 +157,32 @@ async def _run(start: _Start) -> None:
             await app.run()
             await node.ledger.credit.save_if_changed(trio.to_thread.run_sync)
             gains = [credit_text(app.snapshot()), app.farewell()]
-    _say_goodbye(config, say)
+    _say_goodbye(config, say, count)
     for gain in filter(None, gains):
         say(gain)
 
 
-def _say_goodbye(config: NodeConfig, say: Callable[[str], None]) -> None:
+@contextmanager
+def _ending(events: EventLog) -> Iterator[None]:
+    """Log the end of the block, and its failure if it has one. The disk may be full or gone."""
+    failure = None
+    try:
+        yield
+    except BaseException as error:
+        failure = str(first_of(error)) or type(first_of(error)).__name__
+        raise
+    finally:
+        with suppress(OSError):
+            events.write(Ended(failure))
+
+
+def _say_goodbye(config: NodeConfig, say: Callable[[str], None], count: str) -> None:
     """Print commands that use the trained policy."""
     saved = checkpoints_of(config).latest()
     if saved is None:
         return
     where = "" if config.data_dir == DATA_DIR else f" --data-dir {quote(str(config.data_dir))}"
-    say(f"left after round {saved.progress.round}, which is saved; what it has learned:")
+    say(f"left after {count} {saved.progress.round}, which is saved; what it has learned:")
     lines = {
         f"samples{where}": "what it said, and what its answers were",
         f"export my-model{where}": "as a Hugging Face directory",

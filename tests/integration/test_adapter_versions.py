@@ -216,7 +216,7 @@ def test_a_learner_ships_adapters_and_a_worker_feeds_it(
     assert held_bytes < whole_bytes / 2
     steps = len(learner.events(StepDone))
     learner.start()
-    assert "resuming after round" in learner.until(lambda: learner.address() and learner.said())
+    assert "resuming after step" in learner.until(lambda: learner.address() and learner.said())
     assert learner.interrupt() == 0
     assert len(learner.events(StepDone)) >= steps
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from node.observe.records import Ended
 from tests.integration.nodes import COMMAND_TIMEOUT_S, ENVIRON, MakeNode, swarm_node
 
 pytestmark = pytest.mark.integration
@@ -81,8 +82,10 @@ def test_a_node_that_leaves_says_what_to_do_with_what_it_learned_and_is_found_ag
     command = shlex.split(lines[-2].replace("my-model", str(out)), comments=True)
     assert command[:2] == ["swarm-node", "export"]
     done = swarm_node(*command[1:], SWARM_NODE_CACHE_DIR=str(cache))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr in ("", f"writing {out} …\n")
     assert (out / "config.json").exists()
+    assert [each.failure for each in node.events(Ended)] == [None]
     said = swarm_node(*shlex.split(lines[-3], comments=True)[1:])
     assert said.returncode == 0
     assert "reward" in said.stdout

@@ -13,6 +13,9 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
+from node.observe.event_log import FILE_NAME, EventLog, read_events
+from node.observe.live import event_line
+from node.observe.records import Ended
 from node.run import app
 from node.run.checkpoints import SAVING_SHARE, Checkpoints, SavingPace
 from node.run.progress import Progress
@@ -86,6 +89,20 @@ def test_a_directory_of_another_run_is_refused_before_a_model_is_made(
     with pytest.raises(ConfigError, match="its checkpoint has run_id 'sums-1'"):
         app.run_node(config, view, lambda _: None)
     assert not made
+
+
+def test_the_log_tells_how_a_start_ended(tmp_path: Path) -> None:
+    def end(error: Exception | None) -> None:
+        with EventLog(tmp_path / FILE_NAME, lambda: 1.0) as events, app._ending(events):
+            if error is not None:
+                raise error
+
+    end(None)
+    with pytest.raises(ExceptionGroup):
+        end(ExceptionGroup("nursery", [ConfigError("no peer answered")]))
+    found = [record for _, record in read_events(tmp_path / FILE_NAME)]
+    assert found == [Ended(None), Ended("no peer answered")]
+    assert [event_line(each).plain for each in found] == ["the node left", "! no peer answered"]
 
 
 def test_saving_takes_a_small_share_of_the_time() -> None:

@@ -11,8 +11,9 @@ import pytest
 from node.cli import main
 from node.observe import event_log
 from node.observe.event_log import FILE_NAME, EventLog, Record, followed, history, read_events
-from node.observe.log_lines import NOTE, SAID
-from node.observe.records import Trouble, WentBack
+from node.observe.live import UNTOLD
+from node.observe.log_lines import NOTE, SAID, show_log
+from node.observe.records import Ended, Trouble, VersionComing, WentBack
 from swarm.command import EXIT_OK, EXIT_USAGE
 from tests.unit.monitor_records import held_out, round_done, started
 
@@ -29,6 +30,8 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         held_out(2, 0.25, validation=0.125, validation_tasks=64),
         WentBack(2, 3, 0.125, 0.5, 1, 0.5),
         Trouble('quotes " newline \n and ü'),
+        Ended("a disk"),
+        Ended(None),
     ]
     with EventLog(tmp_path / FILE_NAME, clock) as log:
         for record in records:
@@ -205,6 +208,19 @@ def test_a_log_is_followed_across_torn_lines_restarts_and_rotation(tmp_path: Pat
         log.write(Trouble("h"))
     assert texts(seen) == ["h"]
     assert [text[0] for text in texts(followed(path, 9))] == [*"abcdeh"]
+
+
+def test_events_that_are_not_told_are_not_counted(tmp_path: Path) -> None:
+    with EventLog(tmp_path / FILE_NAME, clock) as log:
+        log.write(Trouble("a"))
+        log.write(Trouble("b"))
+        for _ in range(5):
+            log.write(VersionComing("peer", 3, "fetching"))
+    assert texts(followed(tmp_path / FILE_NAME, 2)) == []
+    assert texts(followed(tmp_path / FILE_NAME, 2, UNTOLD)) == ["a", "b"]
+    lines: list[str] = []
+    show_log(tmp_path, lines.append, 1, follows=False)
+    assert [line.rpartition(" ")[2] for line in lines] == ["b"]
 
 
 def test_the_last_lines_of_a_log_are_told_as_the_node_printed_them(

@@ -69,12 +69,15 @@ def test_ls_shows_each_version_and_which_of_them_serves(data_dir: Path, capsys: 
         ["actor", "1"],
         ["actor", "2*"],
         ["actor", "3"],
+        ["3", "is"],
         ["1", "chunks,"],
     ]
     state = Versions(data_dir / POLICIES / "actor").states()[2].hex()[:12]
     assert state in lines[1]
     assert "2027-01-15 08:00:02 UTC" in lines[1]
-    assert lines[3] == "1 chunks, 1.00 kB"
+    assert lines[4] == "1 chunks, 1.00 kB"
+    newest = lines[3].removeprefix("  3 is in ")
+    assert run(capsys, "verify", newest)[0] == EXIT_OK
 
 
 def test_ls_changes_nothing(data_dir: Path, capsys: Output) -> None:

