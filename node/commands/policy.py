@@ -107,7 +107,7 @@ def _examine(
         ):
             return await examine(config.run, trainer, verifier, samples)
 
-    with on_stderr().showing(f"evaluating on {config.run.held_out.tasks} {what}"):
+    with on_stderr().showing(f"evaluating on {config.run.held_out.tasks} {what}", always=True):
         return _run(measure, saved)
 
 

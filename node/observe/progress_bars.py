@@ -103,13 +103,13 @@ class Bars:
             self._progress.stop()
 
     @contextmanager
-    def showing(self, name: str) -> Iterator[Callable[[Work], None]]:
-        """A bar for as long as the block lasts; where no bars are drawn, one line. It yields a
-        function that takes the work as it goes on."""
+    def showing(self, name: str, *, always: bool = False) -> Iterator[Callable[[Work], None]]:
+        """A bar for as long as the block lasts; `always`: one line where no bars are drawn. It
+        yields a function that takes the work as it goes on."""
         say = partial(self._console.print, markup=False, highlight=False, soft_wrap=True)
         line = Timer(SHOWN_AFTER_S, say, [f"{name} …"])
         line.daemon = True
-        if not self._enabled:
+        if always and not self._enabled:
             line.start()
         self.set([Work(name)])
         try:
