@@ -64,6 +64,7 @@ class SimulatedLearner:
     starts: dict[int, int] = field(default_factory=dict)  # by host
     nodes: dict[int, Node] = field(default_factory=dict)
     roles: dict[int, Role] = field(default_factory=dict)
+    leaving: dict[int, trio.Event] = field(default_factory=dict)  # set: a host's role ends
     stale: deque[str] = field(default_factory=lambda: deque(maxlen=STALE_KEPT))
 
     async def start(self, host: int) -> None:
@@ -83,9 +84,10 @@ class SimulatedLearner:
         async with open_node(machine, config, identity, Membership(None, None), draws) as node:
             role = self.role_of(machine, config, node)
             self.nodes[host], self.roles[host] = node, role
+            leaving = self.leaving[host] = trio.Event()
             async with trio.open_nursery() as nursery:
                 await nursery.start(node.run_network)
-                nursery.start_soon(role.run, trio.Event())
+                nursery.start_soon(role.run, leaving)
                 if isinstance(role, LearnerRole):
                     await role.ready.wait()
                 task_status.started()

@@ -12,6 +12,8 @@ from node.config import RunConfig
 from node.config.run import LearnerRules, SamplingRules
 from node.interfaces.engine import EngineInfo
 from node.interfaces.trainer import TrainingGroup, TrainReport
+from node.run.learner import Learner
+from node.run.role import checkpoints_of
 from node.simulation.simulated_learner import LEARNER, run_of
 from node.simulation.simulated_policy import TimedTrainer
 from swarm.leases.lease_table import LeaseRules
@@ -207,6 +209,40 @@ def test_a_learner_that_dies_resumes_within_the_bound(tmp_path: Path) -> None:
     assert [step.step for step in there.steps] == list(
         range(there.steps[0].step, there.steps[-1].step + 1)
     )
+
+
+def test_a_learner_that_leaves_keeps_groups_that_came_after_its_last_checkpoint(
+    tmp_path: Path,
+) -> None:
+    kept: list[set[bytes]] = []
+
+    async def scene(there: LabLearner) -> None:
+        await until_step(there, 8)
+        up, node = there.up, there.nodes[LEARNER]
+        assert up is not None
+
+        def saved() -> set[bytes] | None:
+            """Groups in the checkpoint of the last step; None: it has none."""
+            found = checkpoints_of(there.config_of(LEARNER)).latest()
+            assert found is not None
+            record = Learner.intake_record(found.directory)
+            is_of_last = found.progress.round == up.learner.progress.round
+            return {each[0] for each in record["groups"]} if record and is_of_last else None
+
+        def held() -> set[bytes]:
+            return {each[0] for each in up.intake.to_record()["groups"]}
+
+        with trio.fail_after(500.0):
+            while saved() is None or saved() == held():  # noqa: ASYNC110
+                await trio.sleep(0.1)
+            there.leaving[LEARNER].set()
+            while node.phase != "leaving":  # noqa: ASYNC110
+                await trio.sleep(0.1)
+        kept.append(held())
+        assert saved() == held()
+
+    Play(tmp_path, case()).run(scene)
+    assert kept[0]
 
 
 def test_a_learner_whose_last_checkpoint_is_lost_goes_on_above_what_was_published(
