@@ -64,13 +64,14 @@ def reached(condition: Condition, result: Result, axis: str, level: float, goal:
 
 
 def is_over(condition: Condition, result: Result) -> bool:
-    """True if the last level is reached, where it is known beforehand: the rest says no more."""
-    if "goal" not in condition or not result["points"]:
+    """True if the last level is reached: the rest of a swarm's rounds says no more."""
+    if "levels" not in condition:
         return False
-    goal, nodes = condition["goal"], range(len(condition["nodes"]))
-    best = {p["node"]: passed(p) for p in sorted(result["points"], key=lambda p: p["round"])}
-    there = sum(best.get(node, 0.0) >= goal for node in condition.get("counted", nodes))
-    return there >= math.ceil(condition["reached_by"] * len(condition.get("counted", nodes)))
+    goal = condition.get("goal", veterans_level(condition, [result]))
+    nodes = condition.get("counted", range(len(condition["nodes"])))
+    if math.isnan(goal) or counted(condition, result) != list(nodes):
+        return False
+    return reached(condition, result, "round", max(condition["levels"]), goal).ever
 
 
 def first(curve: Sequence[tuple[float, float]], wanted: float) -> Reached:

@@ -51,7 +51,15 @@ def test_a_race_is_over_once_half_are_at_the_goal() -> None:
     assert not races.is_over(condition, {"points": []})
     assert not races.is_over(condition, result("4/4", [0, 40], [0, 49]))
     assert races.is_over(condition, result("4/4", [0, 50], [0, 0]))
-    assert not races.is_over(LATE, result("4/4", [0, 100], [0, 100]))  # its goal is not known
+    assert not races.is_over({"says": "no race"}, result("4/4", [0, 100], [0, 100]))
+
+
+def test_a_race_with_veterans_is_over_at_its_last_level() -> None:
+    late = LATE | {"nodes": ["veteran", "smollm2"]}
+    assert not races.is_over(late, result("4/4", [80, 82]))  # the newcomer is not there yet
+    assert not races.is_over(late, result("4/4", [80, 82], [20, 73]))
+    assert races.is_over(late, result("4/4", [80, 82], [20, 74]))  # 90 % of the way to 80
+    assert not races.is_over(late, result("alone", [20, 100], first=1))  # the goal is not known
 
 
 def test_ratios_are_of_pairs_with_intervals() -> None:
