@@ -297,6 +297,8 @@ class Client:
             self._failed = first_of(group)
         except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
             self._failed = error
+        if self._failed is not None and self._ready.is_set():  # no call waits for it
+            self._say(f"! this client has ended: {self._failed}")
         self._ready.set()
 
     async def _serve(self) -> None:
