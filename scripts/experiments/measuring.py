@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
@@ -54,9 +54,11 @@ async def train_swarm(
     seed: int,
     heard: Heard,
     enough: Callable[[], bool] = lambda: False,
+    unlike: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Train production nodes, one for each model, until all have made their last evaluation, or
-    until `enough` after one. `heard` gets each record with its node and trainer."""
+    until `enough` after one. `heard` gets each record with its node and trainer. `unlike`: the
+    settings in which each node differs from `config`."""
     import trio
 
     from node.hosting.models import trainer_spec
@@ -65,6 +67,7 @@ async def train_swarm(
     from swarm.simulation.links import LinkProfile
     from swarm.simulation.world import open_world
 
+    configs = [config.model_copy(update=each) for each in unlike or [{}] * len(models)]
     async with (
         open_world(seed, len(models), LinkProfile(latency_s=0.05)) as world,
         trio.open_nursery() as nursery,
@@ -72,7 +75,7 @@ async def train_swarm(
         done, every = trio.Semaphore(0), nursery.cancel_scope
 
         async def live(simulated: Any) -> None:
-            trainer = Timed(trainer_spec(config, models[simulated.host]))
+            trainer = Timed(trainer_spec(configs[simulated.host], models[simulated.host]))
 
             async def on_record(record: object) -> None:
                 await heard(simulated, trainer, record)
@@ -83,9 +86,9 @@ async def train_swarm(
 
             await run(simulated, trainer, trainer, on_record)
 
-        first = build(world, 0, config)
+        first = build(world, 0, configs[0])
         known = first.transport.addresses()
-        others = [build(world, n, config, known) for n in range(1, len(models))]
+        others = [build(world, n, configs[n], known) for n in range(1, len(models))]
         for simulated in (first, *others):
             nursery.start_soon(live, simulated)
         for _ in models:

@@ -56,8 +56,6 @@ MEASURED: Final = 1  # raise it where `run_one` writes down something else
 VETERAN, VETERAN_ARM, VETERAN_SEED = "veteran", "4/4", 100  # of no swarm that is compared
 STRONG_TO: Final = 0.20  # of the one that was warmed longer
 ALL_RUN: Final = [arm for arm in ARMS if not ARMS[arm].get("races")]  # in conditions without levels
-SHARING: Final = [arm for arm in ALL_RUN if arm not in PLAN["controls"]]
-COMPARISONS: Final = len(SHARING) * len(PLAN["controls"])
 ALL_OWN: Final = "8/0"  # the arm that SAPO compares the others to
 SPECIAL: Final = 6.0  # a specialist's environment comes so many times as often as another
 COUNTED: Final = (
@@ -78,6 +76,13 @@ def arms_of(condition: str, asked: Sequence[str] | None = None) -> list[str]:
     """The arms to run: those asked for, the condition's, or the default ones."""
     default = [arm for arm, told in ARMS.items() if told.get("default")]
     return list(asked or CONDITIONS[condition].get("arms", default))
+
+
+def comparisons_of(condition: str) -> int:
+    """The pairs of an arm that shares and a control that a condition has, run or not."""
+    ours = CONDITIONS[condition].get("arms", ALL_RUN)
+    sharing = [arm for arm in ours if arm not in PLAN["controls"]]
+    return len(sharing) * len(PLAN["controls"])
 
 
 def places_of(condition: str, arm: str) -> list[int]:
@@ -108,16 +113,27 @@ def config_of(condition: str, arm: str, seed: int, rounds: int) -> Any:
     return load_config(settings, os.environ, HERE / CONDITIONS[condition]["run"])
 
 
+def unlike_of(condition: str, places: Sequence[int]) -> list[dict[str, Any]]:
+    """The settings in which single nodes of a swarm differ from all."""
+    told = CONDITIONS[condition].get("unlike")
+    return [told[place] for place in places] if told else []
+
+
 def models_of(condition: str, out: Path) -> list[str]:
-    """The model directory of each node, made where it is not there yet."""
+    """The model directory of each node, made where it is not there yet. SmolLM2, a veteran, or an
+    environment that it trained on alone; of the tiny policy one that it was warmed on."""
     from node.hosting.models import resolve_model
 
     config = config_of(condition, next(iter(ARMS)), 1, PLAN["rounds"])
     kinds = CONDITIONS[condition]["nodes"]
     if config.model != "tiny":
         model = resolve_model(config, lambda line: print(line, file=sys.stderr))
-        veterans = iter(_veterans(condition, model, kinds.count(VETERAN), out))
-        return [str(next(veterans)) if kind == VETERAN else model for kind in kinds]
+        veterans = iter(_trained(condition, model, kinds.count(VETERAN), out))
+        first = {"smollm2": lambda: model, VETERAN: lambda: next(veterans)}
+        return [
+            str(first[kind]() if kind in first else _trained(condition, model, 1, out, kind)[0])
+            for kind in kinds
+        ]
     to = CONDITIONS[condition]["warmed_to"]
     return [
         str(_warmed(config, *(("", STRONG_TO) if kind == "strong" else (kind, to)), out))
@@ -149,15 +165,27 @@ def _warmed(config: Any, environment: str, to: float, out: Path) -> Path:
     return directory
 
 
-def _veterans(condition: str, model: str, count: int, out: Path) -> list[Path]:
-    """Policies of a swarm that has trained this model for the condition's `veteran_rounds`."""
+def _trained(
+    condition: str, model: str, count: int, out: Path, environment: str = ""
+) -> list[Path]:
+    """Policies of a swarm that has trained this model for the condition's `veteran_rounds`, on
+    one of its environments or, by default, on all. A single node has own groups alone."""
     if not count:
         return []
     rounds = CONDITIONS[condition]["veteran_rounds"]
-    config = config_of(condition, VETERAN_ARM, VETERAN_SEED, rounds)
+    arm = VETERAN_ARM if count > 1 else ALL_OWN
+    config = config_of(condition, arm, VETERAN_SEED, rounds)
+    facts = facts_of(condition, arm, VETERAN_SEED, rounds, [files_of(Path(model))])
+    facts.pop("unlike", None)  # they are of before
     config = config.model_copy(update={"evaluate_every_rounds": rounds})
-    facts = facts_of(condition, VETERAN_ARM, VETERAN_SEED, rounds, [files_of(Path(model))])
-    directory = out / "policies" / f"veterans-{key_of(facts | {'count': count}, *CODE)}"
+    if environment:
+        only = tuple(each for each in config.run.environments if each.name == environment)
+        config = config.model_copy(
+            update={"run": config.run.model_copy(update={"environments": only})}
+        )
+        facts |= {"environment": environment}
+    key = key_of(facts | {"count": count}, *CODE)
+    directory = out / "policies" / f"{environment or VETERAN}s-{key}"
     found = [directory / str(place) for place in range(count)]
     if not directory.exists():
         unfinished = directory.with_suffix(".partial")
@@ -167,7 +195,8 @@ def _veterans(condition: str, model: str, count: int, out: Path) -> list[Path]:
                 made = unfinished / str(simulated.host)
                 made.mkdir(parents=True, exist_ok=True)
                 await trainer.export_whole(made)
-                print(f"veteran {simulated.host}: {record.passed:.1%}", flush=True)
+                said = f"{environment or VETERAN} {simulated.host}: {record.passed:.1%}"
+                print(said, file=sys.stderr, flush=True)
 
         shutil.rmtree(unfinished, ignore_errors=True)
         train = partial(train_swarm, config, [model] * count, VETERAN_SEED, keep)
@@ -247,7 +276,7 @@ async def _swarm(
     def is_over() -> bool:
         return races.is_over(CONDITIONS[condition], {"points": points})
 
-    await train_swarm(config, models, seed, heard, is_over)
+    await train_swarm(config, models, seed, heard, is_over, unlike_of(condition, places))
     return {"points": points, "totals": totals}
 
 
@@ -269,6 +298,8 @@ def facts_of(
     settings = config.model_dump(mode="json")
     settings.pop("cache_dir", None)
     facts = {"settings": settings, "run": config.run.run_id, "policies": list(policies)}
+    if unlike := unlike_of(condition, places_of(condition, arm)):
+        facts["unlike"] = unlike
     return facts | {"samples": PLAN["samples"], "measured": MEASURED}
 
 
@@ -433,7 +464,7 @@ def by_task(result: Mapping[str, Any], where: float) -> list[float]:
     return [value_at(curve(result, "tokens", partial(right, place)), where) for place in places]
 
 
-def compared(mine: Results, controls: Mapping[str, Results]) -> list[str]:
+def compared(mine: Results, controls: Mapping[str, Results], comparisons: int) -> list[str]:
     """The cells of the primary figure: control, over seeds, over tasks. Empty if a control of the
     plan is missing."""
     if set(controls) != set(PLAN["controls"]):
@@ -442,8 +473,8 @@ def compared(mine: Results, controls: Mapping[str, Results]) -> list[str]:
     where = least(mine, controls[best])
     pairs = zip(at(mine, "tokens", where), at(controls[best], "tokens", where), strict=True)
     differences = [one - other for one, other in pairs]
-    over = over_tasks(mine, controls[best], where, COMPARISONS)
-    return [f"{best}, {where:,.0f}", told(differences, COMPARISONS, "+"), over]
+    over = over_tasks(mine, controls[best], where, comparisons)
+    return [f"{best}, {where:,.0f}", told(differences, comparisons, "+"), over]
 
 
 def tokens_to(results: Results, goal: float | None) -> str:
@@ -471,6 +502,7 @@ def table(condition: str, results: Results) -> str:
     by_arm: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         by_arm.setdefault(result["arm"], []).append(result)
+    comparisons = comparisons_of(condition)
     equal = {axis: least(*by_arm.values(), axis=axis) for axis in AXES}
     controls = {arm: by_arm[arm] for arm in PLAN["controls"] if arm in by_arm}
     goal = goal_of(controls)
@@ -488,7 +520,7 @@ def table(condition: str, results: Results) -> str:
         f"**{condition}**: {CONDITIONS[condition]['says']}. {len(by_arm[next(iter(by_arm))])} "
         f"seeds; greedy answers of {start:.1f} % are right at the start. Equal are "
         + ", ".join(f"{equal[axis]:,.0f} {name}" for axis, name in AXES.items())
-        + f" of a node. Intervals of the primary figure hold for the plan's {COMPARISONS} pairs of "
+        + f" of a node. Intervals of the primary figure hold for the plan's {comparisons} pairs of "
         "an arm that shares and a control together; the others are of one figure alone. Samples "
         "are at the run's temperature.",
         "",
@@ -497,7 +529,8 @@ def table(condition: str, results: Results) -> str:
     ]
     for arm, mine in by_arm.items():
         cells = [told(at(mine, axis, equal[axis])) for axis in AXES]
-        cells += compared(mine, controls) if arm in SHARING else ["", "", ""]
+        is_control = arm in PLAN["controls"]
+        cells += ["", "", ""] if is_control else compared(mine, controls, comparisons)
         cells.append(tokens_to(mine, goal))
         cells.append(told([curve(r, "round", sampled)[-1][1] for r in mine]))
         cells.append(told([over_rounds(r) for r in mine]))

@@ -67,6 +67,9 @@ def test_the_plan_can_be_run():
             names = {each.name for each in config.run.environments}
             assert set(told["nodes"]) <= names | {"", "strong", "smollm2", "veteran"}
             assert config.seed == 1
+            places = sharing.places_of(condition, arm)
+            for each in sharing.unlike_of(condition, places):
+                type(config).model_validate(config.model_dump() | each)
 
 
 PRIMARY = "PRIMARY: greedy, less that control"
@@ -130,7 +133,7 @@ def test_intervals_are_those_of_all_comparisons_of_the_plan() -> None:
     told += [result("4/4", seed, count, 100) for seed, count in solved.items()]
     found = row("4/4", told)
     # 6, 8 and 7 sums more of 40 tasks: 15, 20 and 17.5 points, a standard error of 2.5 / sqrt(3)
-    assert sharing.COMPARISONS == 8 * 2
+    assert sharing.comparisons_of("equal") == 8 * 2
     mean, width = (float(each) for each in found[PRIMARY].split(" ± "))
     assert mean == 17.5
     quantile = width / (2.5 / math.sqrt(3))
@@ -147,7 +150,7 @@ def test_tasks_are_drawn_with_all_their_seeds() -> None:
     low, high = (float(each) for each in told.split(" to "))
     error = 100 * math.sqrt(0.15 * 0.85 / 40)
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.15)
-    wider = sharing.over_tasks(of["4/4"], of["alone"], 2_000, sharing.COMPARISONS)
+    wider = sharing.over_tasks(of["4/4"], of["alone"], 2_000, sharing.comparisons_of("equal"))
     assert float(wider.split(" to ")[1]) > high
     half_way = sharing.over_tasks(of["4/4"], of["alone"], 1_000, 1)
     assert float(half_way.split(" to ")[1]) == pytest.approx(high / 2, rel=0.1)
