@@ -19,11 +19,11 @@ from pydantic import TypeAdapter
 
 from node.observe.records import (
     Banned,
-    Ended,
     HeldOut,
     RoundDone,
     SampledGroup,
     Started,
+    StartEnded,
     StepDone,
     Trouble,
     VersionCame,
@@ -38,7 +38,7 @@ from swarm.telemetry.metrics import FIGURES, RoundFigures
 
 VersionEvent = VersionPublished | VersionSpreading | VersionSpread | VersionComing | VersionCame
 Record = (
-    Started | RoundDone | StepDone | WorkDone | HeldOut | WentBack | Trouble | Banned | Ended
+    Started | RoundDone | StepDone | WorkDone | HeldOut | WentBack | Trouble | Banned | StartEnded
 ) | VersionEvent
 
 FILE_NAME = "events.jsonl"
@@ -53,7 +53,7 @@ _NAMES: dict[type[Record] | type[SampledGroup], str] = {
     WentBack: "went_back",
     Trouble: "trouble",
     Banned: "banned",
-    Ended: "ended",
+    StartEnded: "ended",
     VersionPublished: "published",
     VersionSpreading: "spreading",
     VersionSpread: "spread",
@@ -308,7 +308,7 @@ def history(events: Iterable[tuple[float, Record]]) -> History:
                 found[type(record)][number] = time_s, record
             case Trouble() | WorkDone():
                 found[type(record)][place] = time_s, record
-            case WentBack() | Banned() | Ended():
+            case WentBack() | Banned() | StartEnded():
                 pass
             case _:
                 found[VersionEvent][place] = time_s, record

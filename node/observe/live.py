@@ -162,14 +162,14 @@ def event_line(record: Record, first_held_out: float | None = None) -> Text:
             return Text(_held_out_line(record, first_held_out), style="bold")
         case r.WentBack():
             return Text(WARNS + _went_back_line(record), style="bold yellow")
-        case r.Trouble(what=what) | r.Ended(failure=str(what)):
+        case r.Trouble(what=what) | r.StartEnded(failure=str(what)):
             return Text(f"{WARNS}{printable(what, TROUBLE_CHARS_MAX)}", style="yellow")
         case r.VersionCame(failure=str(why)):
             why = printable(why, TROUBLE_CHARS_MAX)
             return Text(f"version {record.version} did not come: {why}", style="yellow")
         case r.VersionPublished() | r.VersionSpread() | r.VersionCame():
             return Text(_version_line(record))
-        case r.Started() | r.Banned() | r.Ended():
+        case r.Started() | r.Banned() | r.StartEnded():
             return Text(_node_line(record))
         case r.RoundDone():
             return Text(_round_line(record))
@@ -191,8 +191,8 @@ def _joined(lines: Iterable[tuple[str, str]]) -> str:
     return "; ".join(f"{name} {value}" for name, value in lines)
 
 
-def _node_line(record: r.Started | r.Banned | r.Ended) -> str:
-    if isinstance(record, r.Ended):
+def _node_line(record: r.Started | r.Banned | r.StartEnded) -> str:
+    if isinstance(record, r.StartEnded):
         return "the node left"
     if isinstance(record, r.Banned):
         who = record.subject if record.is_block else short_id(record.subject)

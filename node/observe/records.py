@@ -272,7 +272,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class StartEnded:
     """Event `ended`: a start is over. After a crash there is none."""
 
     failure: str | None  # None: the node was asked to leave, or its rounds are done

@@ -31,7 +31,7 @@ from node.observe.figures import credit_text
 from node.observe.live import LiveView
 from node.observe.node_reports import Reporter, Traffic
 from node.observe.progress_bars import Work
-from node.observe.records import Banned, Ended, SampledGroup, StatusSnapshot, Trouble
+from node.observe.records import Banned, SampledGroup, StartEnded, StatusSnapshot, Trouble
 from node.observe.samples import keep, sample_log
 from node.observe.status import serve_status
 from node.observe.telemetry import Sources, Telemetry, broker_of, machine_of
@@ -173,7 +173,7 @@ def _ending(events: EventLog) -> Iterator[None]:
         raise
     finally:
         with suppress(OSError):
-            events.write(Ended(failure))
+            events.write(StartEnded(failure))
 
 
 def _say_goodbye(config: NodeConfig, say: Callable[[str], None], count: str) -> None:

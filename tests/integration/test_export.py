@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from node.observe.records import Ended
+from node.observe.records import StartEnded
 from tests.integration.nodes import COMMAND_TIMEOUT_S, ENVIRON, MakeNode, swarm_node
 
 pytestmark = pytest.mark.integration
@@ -84,7 +84,7 @@ def test_a_node_that_leaves_says_what_to_do_with_what_it_learned_and_is_found_ag
     done = swarm_node(*command[1:], SWARM_NODE_CACHE_DIR=str(cache))
     assert (done.returncode, done.stderr) == (0, "")
     assert (out / "config.json").exists()
-    assert [each.failure for each in node.events(Ended)] == [None]
+    assert [each.failure for each in node.events(StartEnded)] == [None]
     said = swarm_node(*shlex.split(lines[-3], comments=True)[1:])
     assert said.returncode == 0
     assert "reward" in said.stdout

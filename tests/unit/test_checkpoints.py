@@ -15,7 +15,7 @@ from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
 from node.observe.event_log import FILE_NAME, EventLog, read_events
 from node.observe.live import event_line
-from node.observe.records import Ended
+from node.observe.records import StartEnded
 from node.run import app
 from node.run.checkpoints import SAVING_SHARE, Checkpoints, SavingPace
 from node.run.progress import Progress
@@ -101,7 +101,7 @@ def test_the_log_tells_how_a_start_ended(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup):
         end(ExceptionGroup("nursery", [ConfigError("no peer answered")]))
     found = [record for _, record in read_events(tmp_path / FILE_NAME)]
-    assert found == [Ended(None), Ended("no peer answered")]
+    assert found == [StartEnded(None), StartEnded("no peer answered")]
     assert [event_line(each).plain for each in found] == ["the node left", "! no peer answered"]
 
 

@@ -13,7 +13,7 @@ from node.observe import event_log
 from node.observe.event_log import FILE_NAME, EventLog, Record, followed, history, read_events
 from node.observe.live import UNTOLD
 from node.observe.log_lines import NOTE, SAID, show_log
-from node.observe.records import Ended, Trouble, VersionComing, WentBack
+from node.observe.records import StartEnded, Trouble, VersionComing, WentBack
 from swarm.command import EXIT_OK, EXIT_USAGE
 from tests.unit.monitor_records import held_out, round_done, started
 
@@ -30,8 +30,8 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         held_out(2, 0.25, validation=0.125, validation_tasks=64),
         WentBack(2, 3, 0.125, 0.5, 1, 0.5),
         Trouble('quotes " newline \n and ü'),
-        Ended("a disk"),
-        Ended(None),
+        StartEnded("a disk"),
+        StartEnded(None),
     ]
     with EventLog(tmp_path / FILE_NAME, clock) as log:
         for record in records:
