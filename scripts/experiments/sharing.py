@@ -256,8 +256,11 @@ async def _swarm(
                 totals[name] += getattr(record, name)
         if not isinstance(record, HeldOut):
             return
-        if record.round and places[simulated.host] not in counted:
-            return  # of the others the first pass rate alone is used
+        if places[simulated.host] not in counted:
+            if record.round:
+                return  # of the others the first pass rate alone is used
+            if CONDITIONS[condition].get("others_rest"):
+                trainer.train = partial(_untrained, trainer.train)
         samples = PLAN["samples"] if record.round in (0, config.rounds) else 0
         spent_s = trainer.training_s
         found = await examine(config.run, trainer, simulated.node.verifier, samples)
@@ -280,6 +283,11 @@ async def _swarm(
     return {"points": points, "totals": totals}
 
 
+async def _untrained(train: Any, groups: Sequence[Any]) -> Any:
+    """An update on nothing, which leaves a policy as it is."""
+    return await train([])
+
+
 def rounds_of(options: argparse.Namespace, condition: str) -> int:
     """As asked for, or as the plan says."""
     return int(options.rounds or CONDITIONS[condition].get("rounds", PLAN["rounds"]))
@@ -300,6 +308,8 @@ def facts_of(
     facts = {"settings": settings, "run": config.run.run_id, "policies": list(policies)}
     if unlike := unlike_of(condition, places_of(condition, arm)):
         facts["unlike"] = unlike
+    if CONDITIONS[condition].get("others_rest") and len(places_of(condition, arm)) > 1:
+        facts["others_rest"] = True
     return facts | {"samples": PLAN["samples"], "measured": MEASURED}
 
 
