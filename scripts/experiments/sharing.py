@@ -176,7 +176,8 @@ def _trained(
     arm = VETERAN_ARM if count > 1 else ALL_OWN
     config = config_of(condition, arm, VETERAN_SEED, rounds)
     facts = facts_of(condition, arm, VETERAN_SEED, rounds, [files_of(Path(model))])
-    facts.pop("unlike", None)  # they are of before
+    for later in ("unlike", "others_rest"):
+        facts.pop(later, None)
     config = config.model_copy(update={"evaluate_every_rounds": rounds})
     if environment:
         only = tuple(each for each in config.run.environments if each.name == environment)
