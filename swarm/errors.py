@@ -70,6 +70,10 @@ class RequestRefused(TransportError):
     """The peer will not serve this request now."""
 
 
+class NotServed(RequestRefused):
+    """The peer does not serve the protocol, or not yet."""
+
+
 class LocalProtocolError(SwarmError):
     """This node broke a rule of its own: it ends."""
 

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from swarm.errors import RemoteProtocolError, RequestRefused, TransportError
+from swarm.errors import NotServed, RemoteProtocolError, RequestRefused, TransportError
 from swarm.identity import Identity, PeerId
 from swarm.limits.backoff import Backoff
 from swarm.peers.reputation import Ledger
@@ -90,6 +90,8 @@ class LeaseClient:
             reply = await self._ask(
                 LEASES_PROTOCOL, request, LeaseReply, LEASE_REPLY_BYTES_MAX, LEASE_TIMEOUT_S
             )
+        except NotServed:
+            return Declined("the learner has no work to give yet", self._wait_s())
         except RequestRefused as error:
             why = str(error).strip("'")
             return Declined(f"the learner turns requests away ({why})", self._wait_s())

@@ -258,7 +258,7 @@ class Transport(Protocol):
         Raises:
             PeerUnreachable: not connected, or the connection was lost.
             RequestTimeout: no full answer within `timeout_s`.
-            RequestRefused: the peer is at its limit or does not serve the protocol.
+            RequestRefused: the peer is at its limit; `NotServed`: it does not serve the protocol.
             RemoteProtocolError: the answer is larger than `response_bytes_max`.
         """
         ...

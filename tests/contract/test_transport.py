@@ -9,6 +9,7 @@ import trio
 from swarm.errors import (
     ConfigError,
     LocalProtocolError,
+    NotServed,
     PeerUnreachable,
     Reject,
     RemoteProtocolError,
@@ -256,7 +257,7 @@ def test_unknown_protocol_is_refused_and_no_offence(maker: TransportMaker, paylo
         offences: list[object] = []
         b.report_to(lambda *offence: offences.append(offence))
         await link(a, b)
-        with pytest.raises(RequestRefused):
+        with pytest.raises(NotServed):
             await ask(a, b, payload)
         b.serve(PROTOCOL, echo, LIMITS)
         assert await ask(a, b, b"now") == b"now"

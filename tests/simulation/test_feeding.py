@@ -337,6 +337,20 @@ def test_who_is_turned_away_does_not_insist() -> None:
     play(body)
 
 
+def test_a_learner_that_does_not_serve_yet_has_no_work_yet() -> None:
+    async def body() -> None:
+        async with scene() as there:
+            await there.transports[1].connect(there.transports[2].addresses()[0], timeout_s=5.0)
+            source = there.source(1)
+            source.learner = there.world.peer_id(2)  # which serves no leases
+            declined = await source.lease(0)
+            assert isinstance(declined, Declined)
+            assert declined.reason == "the learner has no work to give yet"
+            assert declined.retry_s > 0.0
+
+    play(body)
+
+
 def test_nobody_hands_in_for_another() -> None:
     async def body() -> None:
         async with scene() as there:

@@ -10,7 +10,7 @@ from typing import Protocol
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.utils import encode_delim
 
-from swarm.errors import Reject, RemoteProtocolError, RequestRefused
+from swarm.errors import NotServed, Reject, RemoteProtocolError
 
 LINE_BYTES_MAX = 1_024
 LENGTH_SHIFTS = (0, 7)  # bit shifts of the two bytes of a length
@@ -114,12 +114,12 @@ def proposal(protocol: str) -> bytes:
 
 
 async def agree(reader: Reader, protocol: str) -> None:
-    """Read the answer to a proposal. RequestRefused: the peer does not serve the protocol.
+    """Read the answer to a proposal. NotServed: the peer does not serve the protocol.
     RemoteProtocolError: the answer is malformed. ConnectionClosedError: the peer is gone."""
     if await reader.line() != MULTISTREAM:
         raise RemoteProtocolError(Reject.MALFORMED, "no multistream-select")
     chosen = await reader.line()
     if chosen == NOT_SERVED:
-        raise RequestRefused(f"the peer does not serve {protocol}")
+        raise NotServed(f"the peer does not serve {protocol}")
     if chosen != protocol:
         raise RemoteProtocolError(Reject.MALFORMED, "another protocol was chosen")

@@ -25,6 +25,7 @@ import trio
 from swarm.errors import (
     ConfigError,
     LocalProtocolError,
+    NotServed,
     PeerUnreachable,
     Reject,
     RemoteProtocolError,
@@ -327,7 +328,7 @@ class MemoryNetwork:
                         return
                     await self._carry(server, client, REFUSAL_BYTES, exchange.protocol)
                     self.observe("refusal", server, client, exchange.protocol, b"")
-                    exchange.settle(RequestRefused(str(refusal)))
+                    exchange.settle(type(refusal)(str(refusal)))
                 else:
                     self.observe("response", server, client, exchange.protocol, response)
                     exchange.settle(response)
@@ -346,7 +347,7 @@ class MemoryNetwork:
         await self._pass_cuts(client, server.peer_id)
         service = server._services.get(exchange.protocol)
         if service is None:
-            raise RequestRefused(f"{server.peer_id} does not serve {exchange.protocol}")
+            raise NotServed(f"{server.peer_id} does not serve {exchange.protocol}")
         is_full = service.requests_by_peer.total() >= service.limits.concurrent_max
         with service.counted(client) as has_room:
             if is_full or not has_room:
