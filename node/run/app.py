@@ -79,6 +79,9 @@ def run_node(
     run_given: str = "",
 ) -> int:
     """Run a node in a role until it is done or told to leave. Returns the exit status."""
+    if not config.data_dir.exists():
+        with forked(config, None):
+            pass  # a refusal leaves no directory behind
     with data_directory(config.data_dir, say=say):
         identity = load_identity(config)
         membership = Membership.of(config)

@@ -91,6 +91,17 @@ def test_a_directory_of_another_run_is_refused_before_a_model_is_made(
     assert not made
 
 
+def test_a_fork_that_is_refused_leaves_no_directory(tmp_path: Path) -> None:
+    rules = {"name": "sums", "environments": [{"name": "scripted_sum", "parameters": {"max": 9}}]}
+    config = NodeConfig(
+        run=RunConfig.model_validate(rules), data_dir=tmp_path / "new", fork=f"{tmp_path}/old@7"
+    )
+    view: Any = None
+    with pytest.raises(ConfigError, match="no checkpoint of that round"):
+        app.run_node(config, view, lambda _: None)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_log_tells_how_a_start_ended(tmp_path: Path) -> None:
     def end(error: Exception | None) -> None:
         with EventLog(tmp_path / FILE_NAME, lambda: 1.0) as events, app._ending(events):
