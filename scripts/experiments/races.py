@@ -99,10 +99,23 @@ def ratio(
     return math.exp(mean), math.exp(mean - half), math.exp(min(mean + half, 700.0))
 
 
+def _of_same_seeds(
+    by_arm: Mapping[str, Sequence[Result]], controls: Sequence[str], mine: Sequence[Result]
+) -> dict[str, list[Result]]:
+    """The controls that have all seeds of an arm, in its order."""
+    found = {}
+    for name in controls:
+        theirs = {each["seed"]: each for each in by_arm.get(name, ())}
+        if all(each["seed"] in theirs for each in mine):
+            found[name] = [theirs[each["seed"]] for each in mine]
+    return found
+
+
 def table(
     condition: Condition, results: Sequence[Result], controls: Sequence[str], comparisons: int
 ) -> str:
-    """Of each arm what it needed to each level, and its ratio to the best control in tokens."""
+    """Of each arm what it needed to each level, and its ratio in tokens to the best control, of
+    those that have its seeds."""
     by_arm: dict[str, list[Result]] = {}
     for result in results:
         by_arm.setdefault(str(result["arm"]), []).append(result)
@@ -126,16 +139,16 @@ def table(
             }
             cells += [f"{fmean(each.at for each in found[axis]):,.0f}" for axis in found]
             cells.append(str(sum(not each.ever for each in found["tokens"])))
+            of_controls = _of_same_seeds(by_arm, controls, mine) if arm not in controls else {}
+            needed = {
+                name: [reached(condition, each, "tokens", level, goal) for each in theirs]
+                for name, theirs in of_controls.items()
+            }
             told = ""
-            if arm not in controls and set(controls) <= set(by_arm):
-                of_controls = [
-                    [reached(condition, each, "tokens", level, goal) for each in by_arm[name]]
-                    for name in controls
-                ]
-                best = min(of_controls, key=lambda each: fmean(one.at for one in each))
-                told = "{:.2f} ({:.2f} to {:.2f})".format(
-                    *ratio(found["tokens"], best, comparisons)
-                )
+            if needed:
+                best = min(needed, key=lambda name: fmean(each.at for each in needed[name]))
+                factor = ratio(found["tokens"], needed[best], comparisons)
+                told = "{:.2f} ({:.2f} to {:.2f}) than {}".format(*factor, best)
             cells.append(told)
         ends = [
             passed(point)

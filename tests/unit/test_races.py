@@ -19,14 +19,14 @@ def point(node: int, number: int, percent: int) -> dict[str, Any]:
     return {"node": node, "tasks": tasks, **axes}
 
 
-def result(arm: str, *curves: list[int], first: int = 0) -> dict[str, Any]:
+def result(arm: str, *curves: list[int], first: int = 0, seed: int = 1) -> dict[str, Any]:
     """A swarm with a curve of each node, one evaluation each ten rounds."""
     points = [
         point(first + node, 10 * place, percent)
         for node, curve in enumerate(curves)
         for place, percent in enumerate(curve)
     ]
-    return {"arm": arm, "points": points}
+    return {"arm": arm, "seed": seed, "points": points}
 
 
 def test_a_level_is_a_share_of_the_way_to_the_veterans() -> None:
@@ -82,4 +82,10 @@ def test_the_table_compares_to_the_control_that_needs_least() -> None:
     cells = [each.strip() for each in row.strip("|").split("|")]
     assert cells[2:6] == ["500", "5", "5", "0"]
     assert cells[6].startswith("3.00 (")  # 8/0 needs 1,500
+    assert cells[6].endswith(" than 8/0")
     assert "The goal is 80.0 %" in told
+    one_more = result("4/4", [80], [20, 80], seed=2)
+    assert " than " not in races.table(LATE, [*results, one_more], ["alone", "8/0"], 2)
+    alone = result("alone", [20, 20, 20, 80], first=1, seed=2)
+    told = races.table(LATE, [*results, one_more, alone], ["alone", "8/0"], 2)
+    assert " than alone" in told  # 8/0 has not all seeds
