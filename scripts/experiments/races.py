@@ -111,18 +111,32 @@ def _of_same_seeds(
     return found
 
 
+def waited(condition: Condition, result: Result) -> float:
+    """The first evaluation, by its round, at which enough of the counted nodes had once passed more
+    than at their start. A node that never does counts as the last one."""
+    rounds = []
+    for node in counted(condition, result):
+        points = sorted(
+            (p for p in result["points"] if p["node"] == node), key=lambda point: point["round"]
+        )
+        rise = (each["round"] for each in points if passed(each) > passed(points[0]))
+        rounds.append(next(rise, points[-1]["round"]))
+    return float(sorted(rounds)[math.ceil(condition.get("reached_by", 1.0) * len(rounds)) - 1])
+
+
 def table(
     condition: Condition, results: Sequence[Result], controls: Sequence[str], comparisons: int
 ) -> str:
-    """Of each arm what it needed to each level, and its ratio in tokens to the best control, of
-    those that have its seeds."""
+    """Of each arm what it needed to each level, and its ratios to the control that needs the fewest
+    tokens, of those that have its seeds."""
     by_arm: dict[str, list[Result]] = {}
     for result in results:
         by_arm.setdefault(str(result["arm"]), []).append(result)
     goal = condition.get("goal", veterans_level(condition, results))
-    heads = ["arm", "seeds"]
+    heads = ["arm", "seeds", "round of the first gain"]
     for level in condition["levels"]:
-        heads += [f"tokens to {level:.0%}", "rounds", "seconds", "never", "times fewer tokens"]
+        heads += [f"tokens to {level:.0%}", "rounds", "seconds", "never"]
+        heads += ["times fewer tokens", "rounds", "seconds"]
     heads += ["greedy at the end"]
     lines = [
         f"{condition['says']}. The goal is {goal:.1f} % of greedy answers. Tokens are own ones.",
@@ -131,25 +145,10 @@ def table(
         "|---" * len(heads) + "|",
     ]
     for arm, mine in by_arm.items():
-        cells = [str(len(mine))]
+        theirs = {} if arm in controls else _of_same_seeds(by_arm, controls, mine)
+        cells = [str(len(mine)), f"{fmean(waited(condition, each) for each in mine):.1f}"]
         for level in condition["levels"]:
-            found = {
-                axis: [reached(condition, each, axis, level, goal) for each in mine]
-                for axis in ("tokens", "round", "seconds")
-            }
-            cells += [f"{fmean(each.at for each in found[axis]):,.0f}" for axis in found]
-            cells.append(str(sum(not each.ever for each in found["tokens"])))
-            of_controls = _of_same_seeds(by_arm, controls, mine) if arm not in controls else {}
-            needed = {
-                name: [reached(condition, each, "tokens", level, goal) for each in theirs]
-                for name, theirs in of_controls.items()
-            }
-            told = ""
-            if needed:
-                best = min(needed, key=lambda name: fmean(each.at for each in needed[name]))
-                factor = ratio(found["tokens"], needed[best], comparisons)
-                told = "{:.2f} ({:.2f} to {:.2f}) than {}".format(*factor, best)
-            cells.append(told)
+            cells += _to_level(condition, mine, theirs, level, goal, comparisons)
         ends = [
             passed(point)
             for each in mine
@@ -160,3 +159,33 @@ def table(
         cells.append(f"{fmean(ends):.1f}")
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _to_level(
+    condition: Condition,
+    mine: Sequence[Result],
+    controls: Mapping[str, Sequence[Result]],
+    level: float,
+    goal: float,
+    comparisons: int,
+) -> list[str]:
+    """The cells of one arm and one level."""
+
+    def needed(results: Sequence[Result], axis: str) -> list[Reached]:
+        return [reached(condition, each, axis, level, goal) for each in results]
+
+    found = {axis: needed(mine, axis) for axis in ("tokens", "round", "seconds")}
+    cells = [f"{fmean(each.at for each in found[axis]):,.0f}" for axis in found]
+    cells.append(str(sum(not each.ever for each in found["tokens"])))
+    if not controls:
+        return [*cells, "", "", ""]
+    best = min(
+        controls, key=lambda name: fmean(each.at for each in needed(controls[name], "tokens"))
+    )
+    factors = [
+        "{:.2f} ({:.2f} to {:.2f})".format(
+            *ratio(found[axis], needed(controls[best], axis), comparisons)
+        )
+        for axis in found
+    ]
+    return [*cells, f"{factors[0]} than {best}", *factors[1:]]

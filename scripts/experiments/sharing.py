@@ -176,8 +176,6 @@ def _trained(
     arm = VETERAN_ARM if count > 1 else ALL_OWN
     config = config_of(condition, arm, VETERAN_SEED, rounds)
     facts = facts_of(condition, arm, VETERAN_SEED, rounds, [files_of(Path(model))])
-    for later in ("unlike", "others_rest"):
-        facts.pop(later, None)
     config = config.model_copy(update={"evaluate_every_rounds": rounds})
     if environment:
         only = tuple(each for each in config.run.environments if each.name == environment)
@@ -307,19 +305,27 @@ def facts_of(
     settings = config.model_dump(mode="json")
     settings.pop("cache_dir", None)
     facts = {"settings": settings, "run": config.run.run_id, "policies": list(policies)}
-    if unlike := unlike_of(condition, places_of(condition, arm)):
-        facts["unlike"] = unlike
-    if CONDITIONS[condition].get("others_rest") and len(places_of(condition, arm)) > 1:
-        facts["others_rest"] = True
     return facts | {"samples": PLAN["samples"], "measured": MEASURED}
+
+
+def key_of_swarm(
+    condition: str, arm: str, seed: int, rounds: int, policies: Sequence[str]
+) -> tuple[str, dict[str, Any]]:
+    """The key of a swarm's result and its facts, with those in which its nodes are unlike."""
+    facts = facts_of(condition, arm, seed, rounds, policies)
+    places = places_of(condition, arm)
+    if unlike := unlike_of(condition, places):
+        facts["unlike"] = unlike
+    if CONDITIONS[condition].get("others_rest") and len(places) > 1:
+        facts["others_rest"] = True
+    return key_of(facts, *CODE), facts
 
 
 def run_kept(options: argparse.Namespace, condition: str) -> None:
     """Run `--one`, and keep its result with its facts; end if its key is another than `--key`."""
     rounds = rounds_of(options, condition)
     policies = [files_of(Path(model)) for model in models_of(condition, options.out)]
-    facts = facts_of(condition, options.one, options.seed, rounds, policies)
-    key = key_of(facts, *CODE)
+    key, facts = key_of_swarm(condition, options.one, options.seed, rounds, policies)
     if options.key not in (None, key):
         raise SystemExit(f"{condition}, {options.one}: the code changed since this was begun")
     run = partial(run_one, condition, options.one, options.seed, rounds, options.out)
@@ -331,7 +337,7 @@ def run_all(options: argparse.Namespace, condition: str) -> list[dict[str, Any]]
     rounds = rounds_of(options, condition)
     policies = [files_of(Path(model)) for model in models_of(condition, options.out)]
     keys = {
-        (arm, seed): key_of(facts_of(condition, arm, seed, rounds, policies), *CODE)
+        (arm, seed): key_of_swarm(condition, arm, seed, rounds, policies)[0]
         for seed in range(1, options.seeds + 1)
         for arm in arms_of(condition, options.arms)
     }
@@ -365,18 +371,14 @@ def recorded(files: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
     for condition in (name for name in CONDITIONS if any(cell[0] == name for cell in found)):
         arms = [arm for arm in ARMS if any(cell[:2] == (condition, arm) for cell in found)]
         seeds = sorted({cell[2] for cell in found if cell[0] == condition})
-        whole = [seed for seed in seeds if all((condition, arm, seed) in found for arm in arms)]
+        cells = [(condition, arm, seed) for seed in seeds for arm in arms]
         if "levels" in CONDITIONS[condition]:
-            by_condition[condition] = [
-                found[cell]
-                for arm in arms
-                for cell in sorted(found)
-                if cell[:2] == (condition, arm)
-            ]
+            by_condition[condition] = [found[cell] for cell in cells if cell in found]
             continue
+        whole = [seed for seed in seeds if all((condition, arm, seed) in found for arm in arms)]
         if whole != seeds:
             print(f"{condition}: of seeds {seeds} all arms have {whole}", file=sys.stderr)
-        by_condition[condition] = [found[condition, arm, seed] for seed in whole for arm in arms]
+        by_condition[condition] = [found[cell] for cell in cells if cell[2] in whole]
     return by_condition
 
 

@@ -46,6 +46,11 @@ def test_a_swarm_is_there_once_half_of_its_nodes_are() -> None:
     assert races.reached(RARE, none, "tokens", 1.0, 50.0) == (1_000.0, False)
 
 
+def test_the_wait_ends_with_the_first_gain_of_half_of_the_nodes() -> None:
+    made = result("4/4", [0, 0, 60], [0, 1, 0], [5, 5, 5], [0, 0, 0, 0])
+    assert races.waited(RARE, made) == 20.0  # the second of four; the third never gains
+
+
 def test_a_race_is_over_once_half_are_at_the_goal() -> None:
     condition = RARE | {"nodes": ["smollm2"] * 2}
     assert not races.is_over(condition, {"points": []})
@@ -80,9 +85,11 @@ def test_the_table_compares_to_the_control_that_needs_least() -> None:
     told = races.table(LATE, results, ["alone", "8/0"], 2)
     (row,) = (line for line in told.splitlines() if line.startswith("| 4/4 |"))
     cells = [each.strip() for each in row.strip("|").split("|")]
-    assert cells[2:6] == ["500", "5", "5", "0"]
-    assert cells[6].startswith("3.00 (")  # 8/0 needs 1,500
-    assert cells[6].endswith(" than 8/0")
+    assert cells[2] == "10.0"  # the evaluation of the first gain
+    assert cells[3:7] == ["500", "5", "5", "0"]
+    assert cells[7].startswith("3.00 (")  # 8/0 needs 1,500
+    assert cells[7].endswith(" than 8/0")
+    assert [each.split(" ")[0] for each in cells[8:10]] == ["3.00", "3.00"]
     assert "The goal is 80.0 %" in told
     one_more = result("4/4", [80], [20, 80], seed=2)
     assert " than " not in races.table(LATE, [*results, one_more], ["alone", "8/0"], 2)
