@@ -11,7 +11,7 @@ import trio
 
 from node.client import Client, _Told
 from node.observe.records import Trouble
-from swarm.errors import ConfigError
+from swarm.errors import ChildFailed, ConfigError
 from tests.integration.nodes import LOOPBACK, swarm_node, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -160,6 +160,21 @@ def test_prompts_of_its_own_and_what_is_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match="overlong"):
         client(run, "method", filter="overlong")
     assert not Path("method").exists()
+
+
+def test_a_failure_between_two_calls_is_said_and_the_next_call_tells_it(run: Path) -> None:
+    said: list[str] = []
+
+    def fail() -> None:
+        raise OSError("a disk")
+
+    with client(run, "failing", say=said.append) as made:
+        assert made._token is not None
+        made._token.run_sync_soon(fail)
+        made._thread.join()
+        assert any(each.startswith("! this client has ended: ") for each in said)
+        with pytest.raises(ChildFailed, match="this client has ended: "):
+            made.evaluate()
 
 
 def test_troubles_of_the_engine_reach_the_program() -> None:
