@@ -437,6 +437,12 @@ def pass_at(result: Mapping[str, Any]) -> float:
     return 100 * fmean(task[2] > 0 for _, last in ends_of(result) for task in last)
 
 
+def _a_round(result: Mapping[str, Any], axis: str) -> float:
+    """What a node's round took of own tokens or processor seconds, in the mean."""
+    rounds = curve(result, "round", greedy)[-1][0]
+    return curve(result, axis, greedy)[-1][0] / rounds
+
+
 Results = Sequence[Mapping[str, Any]]  # of one arm, by seed
 
 
@@ -536,7 +542,8 @@ def table(condition: str, results: Results) -> str:
     heads += ["sampled, at the end", "sampled, over all rounds", f"the same, times {ALL_OWN}'s"]
     heads.append(f"pass@{PLAN['samples']}")
     heads += ["unlocked", *(f"unlocked, {name}" for name in environments)]
-    heads += ["own groups that teach, %", "others' that teach, a round", "rescued, %", "minutes"]
+    heads += ["own groups that teach, %", "others' that teach, a round", "rescued, %"]
+    heads += ["own tokens, a round", "seconds, a round", "minutes"]
     lines = [
         f"**{condition}**: {CONDITIONS[condition]['says']}. {len(by_arm[next(iter(by_arm))])} "
         f"seeds; greedy answers of {start:.1f} % are right at the start. Equal are "
@@ -566,6 +573,7 @@ def table(condition: str, results: Results) -> str:
         cells.append(f"{100 * sums['own_informative'] / sums['local_groups']:.0f}")
         cells.append(f"{foreign / node_rounds:.2f}")
         cells.append(f"{100 * sums['rescued_groups'] / sums['local_groups']:.0f}")
+        cells += [told([_a_round(r, axis) for r in mine]) for axis in ("tokens", "seconds")]
         cells.append(f"{fmean(r['took_s'] for r in mine) / 60:.1f}")
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
