@@ -495,9 +495,17 @@ def late_table(late: Child, others: Sequence[Child]) -> Table | None:
         theirs = fmean(at for at, _ in needed)
         table.add_row(percent(passed), amount(tokens), f"{sign}{amount(theirs)}")
     if curve[-1][1] > curve[0][1]:
-        times = theirs / curve[-1][0]
-        table.caption = f"{sign}{times:.1f} times fewer tokens than the others; one run says little"
+        own, _ = tokens_to(curve, curve[-1][1])
+        table.caption = f"{compared_tokens(own, theirs, sign)} the others; one run says little"
     return table
+
+
+def compared_tokens(own: float, theirs: float, sign: str) -> str:
+    """How many times fewer or as many tokens. With a sign `theirs` is a lower bound."""
+    if theirs >= own:
+        return f"{sign}{theirs / own:.1f} times fewer tokens than"
+    bound = "under " if sign else ""
+    return f"{bound}{own / max(theirs, 1.0):.1f} times as many tokens as"
 
 
 def tokens_to(curve: Sequence[tuple[int, float]], passed: float) -> tuple[float, bool]:

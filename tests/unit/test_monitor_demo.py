@@ -132,6 +132,14 @@ def test_tokens_to_a_level_are_on_straight_lines(demo: ModuleType) -> None:
     assert demo.tokens_to(curve, 0.9) == (300.0, False)  # over that
 
 
+def test_a_late_node_that_needed_more_is_said_to_need_more(demo: ModuleType) -> None:
+    assert demo.compared_tokens(2_000, 5_000, "") == "2.5 times fewer tokens than"
+    assert demo.compared_tokens(5_000, 2_000, "") == "2.5 times as many tokens as"
+    assert demo.compared_tokens(2_000, 5_000, "over ") == "over 2.5 times fewer tokens than"
+    assert demo.compared_tokens(5_000, 2_000, "over ") == "under 2.5 times as many tokens as"
+    assert demo.compared_tokens(5_000, 0, "") == "5000.0 times as many tokens as"
+
+
 @pytest.mark.slow
 def test_a_node_that_fails_is_named_and_fails_the_demo(demo: ModuleType, tmp_path: Path) -> None:
     stand_ins(demo, ["well", "fails"])
