@@ -68,8 +68,13 @@ COUNTED: Final = (
 
 def threads_of(condition: str) -> int:
     """Threads of a swarm's process: a real model fills the memory, so it gets all cores."""
-    is_real = "smollm2" in CONDITIONS[condition]["nodes"]
-    return int(CONDITIONS[condition].get("threads", 2 if is_real else 1))
+    return int(CONDITIONS[condition].get("threads", 2 if is_real(condition) else 1))
+
+
+def is_real(condition: str) -> bool:
+    """True if its nodes train SmolLM2, False if they train the tiny policy."""
+    nodes = CONDITIONS[condition]["nodes"]
+    return "smollm2" in (CONDITIONS[condition].get("model"), *nodes)
 
 
 def arms_of(condition: str, asked: Sequence[str] | None = None) -> list[str]:
@@ -99,10 +104,9 @@ def config_of(condition: str, arm: str, seed: int, rounds: int) -> Any:
     settings = {key: value for key, value in ARMS[arm].items() if key not in ("default", "races")}
     if str(settings.get("advantage", "")).startswith("./"):
         settings["advantage"] = f"{HERE}/{settings['advantage'][2:]}"
-    is_real = "smollm2" in CONDITIONS[condition]["nodes"]
     settings |= CONDITIONS[condition].get("settings", {})
     settings |= {
-        "model": "smollm2" if is_real else "tiny",
+        "model": "smollm2" if is_real(condition) else "tiny",
         "group_size": PLAN["group_size"],
         "rounds": rounds,
         "evaluate_every_rounds": rounds // evaluations_of(condition),
