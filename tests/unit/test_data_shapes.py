@@ -4,9 +4,12 @@ import base64
 import codecs
 import datetime
 import gzip
+import io
 import json
 import os
 import re
+import sqlite3
+import zipfile
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -238,10 +241,27 @@ def test_cells_of_a_sheet_may_hold_line_ends_and_bad_rows_are_counted(tmp_path: 
     ]
 
 
+def zipped(content: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:  # a workbook is one, too
+        archive.writestr("rows", content)
+    return packed.getvalue()
+
+
+def sqlite() -> bytes:
+    base = sqlite3.connect(":memory:")
+    base.execute("create table rows (question, answer)")
+    return base.serialize()
+
+
 DAMAGED: dict[str, tuple[bytes, str]] = {
     "cut.jsonl.gz": (gzip.compress(FILES["plain.jsonl"] * 99)[:-9], "end early"),
     "cut.json": (b'[{"question": "q", "answer": "7"}, {"quest', "not JSON"),
-    "none.jsonl": (base64.b64decode("iVBORw0KGgoAAAANSUhEUg=="), "none of its"),
+    "none.jsonl": (b"q,a\n1,2\n", "none of its"),
+    "picture.jsonl": (base64.b64decode("iVBORw0KGgoAAAANSUhEUg=="), "no text; unpack it"),
+    "book.csv": (zipped(FILES["comma.csv"]), "no text; unpack it"),
+    "packed.json.gz": (gzip.compress(zipped(FILES["list.json"])), "no text; unpack it"),
+    "table.jsonl": (sqlite(), "no text; unpack it"),
     "half.csv": (codecs.BOM_UTF16_LE + b"q\0u", "no text in UTF-8"),
     "twice.csv": (b"answer,answer\n1,2\n", "two columns of one name"),
     "splits.json": (b'{"train": [], "test": []}', "several splits"),
