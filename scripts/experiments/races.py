@@ -183,9 +183,11 @@ def _to_level(
         controls, key=lambda name: fmean(each.at for each in needed(controls[name], "tokens"))
     )
     factors = [
-        "{:.2f} ({:.2f} to {:.2f})".format(
-            *ratio(found[axis], needed(controls[best], axis), comparisons)
-        )
-        for axis in found
+        told_ratio(*ratio(found[axis], needed(controls[best], axis), comparisons)) for axis in found
     ]
     return [*cells, f"{factors[0]} than {best}", *factors[1:]]
+
+
+def told_ratio(factor: float, low: float, high: float) -> str:
+    """A ratio and its interval; of too few seeds the interval says nothing."""
+    return f"{factor:.2f} ({low:.2f} to {high:.2f})" if high < 100 else f"{factor:.2f} (unbounded)"

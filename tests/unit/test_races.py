@@ -74,6 +74,8 @@ def test_ratios_are_of_pairs_with_intervals() -> None:
     mean, low, high = races.ratio(mine, others[::-1], 1)
     assert (mean, low < 1.0, high > 4.0) == (pytest.approx(2.0), True, True)
     assert races.ratio(mine[:1], others[:1], 1)[1:] == (0.0, math.exp(700.0))
+    assert races.told_ratio(*races.ratio(mine[:1], others[:1], 1)) == "2.00 (unbounded)"
+    assert races.told_ratio(2.0, 1.5, 2.5) == "2.00 (1.50 to 2.50)"
 
 
 def test_the_table_compares_to_the_control_that_needs_least() -> None:
