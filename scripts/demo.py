@@ -501,7 +501,7 @@ def late_table(late: Child, others: Sequence[Child]) -> Table | None:
 
 
 def compared_tokens(own: float, theirs: float, sign: str) -> str:
-    """How many times fewer or as many tokens. With a sign `theirs` is a lower bound."""
+    """The ratio of tokens in words. With a sign `theirs` is a lower bound."""
     if theirs >= own:
         return f"{sign}{theirs / own:.1f} times fewer tokens than"
     bound = "under " if sign else ""

@@ -442,7 +442,7 @@ def pass_at(result: Mapping[str, Any]) -> float:
 
 
 def _a_round(result: Mapping[str, Any], axis: str) -> float:
-    """What a node's round took of own tokens or processor seconds, in the mean."""
+    """Own tokens or processor seconds of one node's round, in the mean."""
     rounds = curve(result, "round", greedy)[-1][0]
     return curve(result, axis, greedy)[-1][0] / rounds
 
