@@ -52,15 +52,23 @@ def veterans_level(condition: Condition, results: Sequence[Result]) -> float:
 def reached(condition: Condition, result: Result, axis: str, level: float, goal: float) -> Reached:
     """When the counted nodes came to `level`, a share of the way from their start to `goal`."""
     firsts = []
-    for node in counted(condition, result):
-        points = sorted(
-            (p for p in result["points"] if p["node"] == node), key=lambda point: point["round"]
-        )
+    for points in _by_node(condition, result):
         curve = [(float(point[axis]), passed(point)) for point in points]
         start = curve[0][1]
         firsts.append(first(curve, start + level * (goal - start)))
-    needed = math.ceil(condition.get("reached_by", 1.0) * len(firsts))
-    return sorted(firsts, key=lambda each: (not each.ever, each.at))[needed - 1]
+    in_order = sorted(firsts, key=lambda each: (not each.ever, each.at))
+    return in_order[_last_needed(condition, len(firsts))]
+
+
+def _by_node(condition: Condition, result: Result) -> list[list[Mapping[str, Any]]]:
+    """The points of each counted node, by round."""
+    points = sorted(result["points"], key=lambda point: point["round"])
+    return [[p for p in points if p["node"] == node] for node in counted(condition, result)]
+
+
+def _last_needed(condition: Condition, nodes: int) -> int:
+    """The place, among so many nodes in order, of the one with which enough of them are there."""
+    return math.ceil(condition.get("reached_by", 1.0) * nodes) - 1
 
 
 def is_over(condition: Condition, result: Result) -> bool:
@@ -115,13 +123,10 @@ def waited(condition: Condition, result: Result) -> float:
     """The first evaluation, by its round, at which enough of the counted nodes had once passed more
     than at their start. A node that never does counts as the last one."""
     rounds = []
-    for node in counted(condition, result):
-        points = sorted(
-            (p for p in result["points"] if p["node"] == node), key=lambda point: point["round"]
-        )
+    for points in _by_node(condition, result):
         rise = (each["round"] for each in points if passed(each) > passed(points[0]))
         rounds.append(next(rise, points[-1]["round"]))
-    return float(sorted(rounds)[math.ceil(condition.get("reached_by", 1.0) * len(rounds)) - 1])
+    return float(sorted(rounds)[_last_needed(condition, len(rounds))])
 
 
 def table(

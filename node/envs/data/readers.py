@@ -94,12 +94,14 @@ def _text_rows(file: Path) -> Iterator[tuple[str, Any]]:
     with file.open("rb") as raw:
         packed = raw.peek(2)[:2] == _GZIP
         source = gzip.GzipFile(fileobj=raw) if packed else raw
-        encoding = json.detect_encoding(source.peek(4)[:4])
-        if "8" in encoding and b"\0" in source.peek(16)[:16]:
+        head = source.peek(16)[:16]
+        encoding = json.detect_encoding(head[:4])
+        is_utf8 = "8" in encoding
+        if is_utf8 and b"\0" in head:
             raise ConfigError(f"{file}: no text; unpack it, or save it as JSON lines or CSV")
         newline = "" if is_sheet else None  # cells may have line ends of their own
         text = io.TextIOWrapper(
-            source, encoding, "surrogateescape" if "8" in encoding else "strict", newline
+            source, encoding, "surrogateescape" if is_utf8 else "strict", newline
         )
         if is_sheet:
             yield from _sheet_rows(text, file)
