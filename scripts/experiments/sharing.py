@@ -580,7 +580,27 @@ def table(condition: str, results: Results) -> str:
         cells += [told([_a_round(r, axis) for r in mine]) for axis in ("tokens", "seconds")]
         cells.append(f"{fmean(r['took_s'] for r in mine) / 60:.1f}")
         lines.append(f"| {arm} | {' | '.join(cells)} |")
+    if len(set(CONDITIONS[condition]["nodes"])) > 1:
+        lines += [
+            "",
+            "Greedy answers of each node, in percent, at the start: " + of_nodes(results, 0),
+        ]
+        lines += [f"{arm}, at the end: {of_nodes(mine, -1)}" for arm, mine in by_arm.items()]
     return "\n".join(lines)
+
+
+def of_nodes(results: Results, place: int) -> str:
+    """Of each node its greedy answers by environment, before the first round or after the last."""
+    right: dict[tuple[int, str], list[bool]] = {}
+    for result in results:
+        number = sorted({point["round"] for point in result["points"]})[place]
+        for point in (each for each in result["points"] if each["round"] == number):
+            for environment, is_right, _ in point["tasks"]:
+                right.setdefault((point["node"], environment), []).append(is_right)
+    told = (
+        f"{node} {name} {100 * fmean(each):.0f}" for (node, name), each in sorted(right.items())
+    )
+    return ", ".join(told)
 
 
 def race(condition: str, results: Results) -> str:

@@ -72,6 +72,22 @@ def test_the_plan_can_be_run():
                 type(config).model_validate(config.model_dump() | each)
 
 
+def test_specialists_are_of_the_model_that_the_plan_names() -> None:
+    models = {
+        condition: sharing.config_of(condition, "alone", 1, 20).model
+        for condition in ("specialists", "two specialists", "late joiner")
+    }
+    assert models == {"specialists": "tiny", "two specialists": "smollm2", "late joiner": "smollm2"}
+
+
+def test_what_a_round_takes_and_what_each_node_passes_are_told() -> None:
+    found = row("8/0", results())
+    assert (found["own tokens, a round"], found["seconds, a round"]) == ("200.0 ± 0.0", "1.0 ± 0.0")
+    made = [result("4/4", 1, 10, 100)]
+    assert sharing.of_nodes(made, 0) == "0 sums 10, 0 words 0, 1 sums 10, 1 words 0"
+    assert sharing.of_nodes(made, -1) == "0 sums 50, 0 words 5, 1 sums 50, 1 words 5"
+
+
 PRIMARY = "PRIMARY: greedy, less that control"
 
 
