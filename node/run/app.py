@@ -79,6 +79,8 @@ def run_node(
     run_given: str = "",
 ) -> int:
     """Run a node in a role until it is done or told to leave. Returns the exit status."""
+    if config.fork and (role_class.KIND != "node" or config.engine == "openai"):
+        raise ConfigError(f"--fork {config.fork}: only a node that learns by itself takes it")
     if not config.data_dir.exists():
         with forked(config, None):
             pass  # a refusal leaves no directory behind
@@ -87,8 +89,6 @@ def run_node(
         membership = Membership.of(config)
         have_data(config, identity, membership, ask(config.yes, by_default=False), say)
         needs = role_class.needs(config, identity)
-        if config.fork and (role_class.KIND != "node" or not needs.policy):
-            raise ConfigError(f"--fork {config.fork}: only a node that learns by itself takes it")
         checkpoints = checkpoints_of(config)
         resumed = checkpoints.latest()  # refuses another run's before a model is made
         with forked(config, resumed) as source:

@@ -18,9 +18,12 @@ from node.observe.live import event_line
 from node.observe.records import StartEnded
 from node.run import app
 from node.run.checkpoints import SAVING_SHARE, Checkpoints, SavingPace
+from node.run.learner_role import LearnerRole
 from node.run.progress import Progress
-from node.run.role import TrainingRole, checkpoints_of
+from node.run.role import Role, TrainingRole, checkpoints_of
+from node.run.sapo_role import SapoRole
 from node.run.validation import Validated
+from node.run.worker_role import WorkerRole
 from swarm.errors import ChildFailed, ConfigError
 from tests.support import run
 from tests.unit.monitor_records import snapshot
@@ -91,14 +94,29 @@ def test_a_directory_of_another_run_is_refused_before_a_model_is_made(
     assert not made
 
 
-def test_a_fork_that_is_refused_leaves_no_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "role", "told"),
+    [
+        ("torch", SapoRole, "no checkpoint of that round"),
+        ("openai", SapoRole, "only a node that learns by itself"),
+        ("torch", WorkerRole, "only a node that learns by itself"),
+        ("torch", LearnerRole, "only a node that learns by itself"),
+    ],
+)
+def test_a_fork_that_is_refused_leaves_no_directory(
+    engine: Any, role: type[Role], told: str, tmp_path: Path
+) -> None:
     rules = {"name": "sums", "environments": [{"name": "scripted_sum", "parameters": {"max": 9}}]}
     config = NodeConfig(
-        run=RunConfig.model_validate(rules), data_dir=tmp_path / "new", fork=f"{tmp_path}/old@7"
+        run=RunConfig.model_validate(rules),
+        data_dir=tmp_path / "new",
+        fork=f"{tmp_path}/old@7",
+        engine=engine,
+        engine_url="http://127.0.0.1:1/v1" if engine == "openai" else None,
     )
     view: Any = None
-    with pytest.raises(ConfigError, match="no checkpoint of that round"):
-        app.run_node(config, view, lambda _: None)
+    with pytest.raises(ConfigError, match=told):
+        app.run_node(config, view, lambda _: None, role)
     assert not list(tmp_path.iterdir())
 
 
