@@ -176,6 +176,7 @@ def _trained(
     one of its environments or, by default, on all. A single node has own groups alone."""
     if not count:
         return []
+    condition = CONDITIONS[condition].get("veterans_of", condition)
     rounds = CONDITIONS[condition]["veteran_rounds"]
     arm = VETERAN_ARM if count > 1 else ALL_OWN
     config = config_of(condition, arm, VETERAN_SEED, rounds)
