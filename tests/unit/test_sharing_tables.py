@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,26 @@ def test_specialists_are_of_the_model_that_the_plan_names() -> None:
         for condition in ("specialists", "two specialists", "late joiner")
     }
     assert models == {"specialists": "tiny", "two specialists": "smollm2", "late joiner": "smollm2"}
+
+
+def test_veterans_are_of_the_condition_that_the_plan_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(path: Path, **_: Any) -> None:
+        path.mkdir(parents=True)  # what a swarm that trains would leave
+
+    monkeypatch.setattr(sharing, "_simulated", lambda *_: None)
+    monkeypatch.setattr(sharing, "shutil", SimpleNamespace(rmtree=make))
+
+    def directory_of(condition: str) -> Path:
+        found = sharing._trained(condition, str(tmp_path / "model"), 1, tmp_path)
+        return Path(found[0]).parent
+
+    teacher, longer = "a teacher that does not learn", "a teacher, longer steps"
+    assert directory_of(longer) == directory_of(teacher)
+    monkeypatch.delitem(sharing.CONDITIONS[longer], "veterans_of")
+    monkeypatch.setitem(sharing.CONDITIONS[longer], "veteran_rounds", 60)
+    assert directory_of(longer) != directory_of(teacher)
 
 
 def test_what_a_round_takes_and_what_each_node_passes_are_told() -> None:
