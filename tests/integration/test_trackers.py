@@ -80,7 +80,7 @@ def test_rounds_and_evaluations_are_there_by_their_metrics_names(
     home = {"WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio")}
     node.environ = home
     node.start()
-    node.until(lambda: node.last_round() >= 3)
+    node.until(lambda: node.last_round() >= 3 and node.rounds()[-1].trained_tokens_total > 0)
     assert node.interrupt() == 0
     done = subprocess.run(
         [python, "-c", reader, str(node.data_dir / "tracking" / kind)],

@@ -296,6 +296,7 @@ def fenced(text: str) -> str:
 
 
 @sandboxed
+@pytest.mark.usefixtures("busy_machine")
 def test_in_the_verifiers_process_undecided_groups_are_nobodys_fault() -> None:
     async def body(verifier: ProcessVerifier) -> None:
         run = verifier._run

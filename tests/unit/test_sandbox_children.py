@@ -251,6 +251,7 @@ def test_who_waits_pays_and_is_banned_by_the_third_group(seconds: float) -> None
     with_run(body)
 
 
+@pytest.mark.usefixtures("busy_machine")
 def test_the_third_group_that_is_dear_and_undecided_is_an_offence() -> None:
     """One may be a slow machine's doing; what is cheap, however often, is nobody's fault."""
 
