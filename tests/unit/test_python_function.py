@@ -327,13 +327,10 @@ def test_in_the_verifiers_process_undecided_groups_are_nobodys_fault() -> None:
     with_run(body, cpu_s=8.0)  # which eight texts that loop do not use up on a busy machine
 
 
-PLANT = """
-import sys
-if "verifier_worker" in " ".join(sys.orig_argv):
-    {planted}
-    from node.sandbox import runner
-    runner.MODULE_FLAGS = (*runner.MODULE_FLAGS[:-2], "-c", {program!r})
-"""
+RUNNERS = """
+from node.sandbox import runner
+runner.MODULE_FLAGS = (*runner.MODULE_FLAGS[:-2], "-c", {program!r})
+"""  # they begin with a program
 NO_LANDLOCK = "from node.sandbox import landlock; landlock.revision = lambda: 0"
 NO_LAYERS = "from node.sandbox import kernel; kernel.NUMBERS.clear()"
 DIES = """
@@ -351,13 +348,11 @@ runner_main.main()
 
 
 @pytest.fixture
-def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def plant(in_workers: Callable[[str], None]) -> Callable[[str], None]:
     """Have the worker and its runner begin with some code, and a runner end over some texts."""
 
     def plant(code: str) -> None:
-        planted = PLANT.format(planted=code, program=f"{code}\n{DIES}")
-        (tmp_path / "sitecustomize.py").write_text(planted)
-        monkeypatch.syspath_prepend(str(tmp_path))
+        in_workers(code + RUNNERS.format(program=f"{code}\n{DIES}"))
 
     return plant
 

@@ -5,9 +5,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import trio
@@ -22,6 +21,7 @@ from swarm.rollouts import Task
 from tests.unit.tasks_support import ALICE, BOB, first_tasks, make_group
 from tests.unit.test_python_function import (
     LAYERS,
+    RUNNERS,
     SOURCE,
     fenced,
     sandboxed,
@@ -174,12 +174,23 @@ def test_no_other_way_to_wait_is_left(text: str) -> None:
 
 # --- what time costs ------------------------------------------------------------------------------
 
-OPEN = """
-import sys
-if "verifier_worker" in " ".join(sys.orig_argv):
-    from node.sandbox import runner
-    runner.lacks_cpu = lambda: False  # whatever else this machine does
-    runner.MODULE_FLAGS = (*runner.MODULE_FLAGS[:-2], "-c", {program!r})
+
+@pytest.mark.parametrize(
+    ("cpu_s", "is_busy", "has_waited"),
+    [(0.6, False, False), (0.4, False, True), (0.4, True, False)],
+)
+def test_a_text_has_waited_if_it_leaves_a_free_core_idle(
+    cpu_s: float, is_busy: bool, has_waited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "lacks_cpu", lambda: is_busy)
+    monkeypatch.setattr(runner._Current, "waited", False)
+    runner._record_waiting(cpu_s, 1.0)
+    assert runner.has_waited() is has_waited
+
+
+FREE = """
+from node.sandbox import runner
+runner.lacks_cpu = lambda: False  # whatever else this machine does
 """
 UNFILTERED = (
     "from node.sandbox import confinement, runner_main\n"
@@ -188,10 +199,9 @@ UNFILTERED = (
 
 
 @pytest.fixture
-def unfiltered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def unfiltered(in_workers: Callable[[str], None]) -> None:
     """A runner whose children may wait, as if a way were found that the filter leaves."""
-    (tmp_path / "sitecustomize.py").write_text(OPEN.format(program=UNFILTERED))
-    monkeypatch.syspath_prepend(str(tmp_path))
+    in_workers(FREE + RUNNERS.format(program=UNFILTERED))
 
 
 def sleeping(seconds: float) -> str:
