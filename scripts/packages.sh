@@ -20,6 +20,8 @@ progress() {
 overrides=(--overrides scripts/overrides.txt)
 hashes=scripts/hashes.txt
 mismatch="Hash mismatch"  # uv's words
+full="No space left on device"
+needed="about 4 GB" # .venv without vLLM, and the downloads that uv keeps
 
 # pip knows no overrides, and takes what libp2p asks for. It checks hashes of all that it installs or of
 # nothing, and there are none of torch and of what has no file, so of nothing.
@@ -62,6 +64,14 @@ with_uv() {
     progress
 }
 
+# The log may be on the full disk, and so lack the error.
+is_full() {
+  local free_mb
+  free_mb=$(df -Pm .venv | awk 'NR == 2 { print $4 }')
+  if [ "$free_mb" -ge 50 ] && ! grep -q "$full" "$log"; then return 1; fi
+  say "The disk is full: $free_mb MB are left for .venv. Installing takes $needed"
+}
+
 install() {
   if [ "$installer" = uv ]; then
     with_uv "$@" && return
@@ -70,10 +80,12 @@ install() {
       say "A package is not the file that $hashes names: nothing was installed"
       return 1
     fi
+    if is_full; then return 1; fi
     say "uv could not install; pip tries (what uv said is in $log)"
     installer=pip
   fi
   if ! with_pip "$@"; then
+    if is_full; then return 1; fi
     tail -n 15 "$log" >&2
     say "Installing failed; all that pip said is in $log"
     return 1

@@ -26,13 +26,13 @@ def test_each_version_has_the_hashes_of_its_files() -> None:
     assert all(re.search("--hash=sha256:[0-9a-f]{64}", each) for each in entries)
 
 
-def made_wheel(folder: Path) -> str:
+def made_wheel(folder: Path, more_bytes: int = 0) -> str:
     """A wheel of a package with one module; the hash of its file."""
     folder.mkdir()
     path = folder / "one_word-1-py3-none-any.whl"
     info = "one_word-1.dist-info"
     held = {
-        "one_word.py": "word = 'here'\n",
+        "one_word.py": "word = 'here'\n" + "#" * more_bytes,
         f"{info}/METADATA": "Metadata-Version: 2.1\nName: one-word\nVersion: 1\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -46,26 +46,57 @@ def made_wheel(folder: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("is_right", [True, False])
-def test_a_file_of_another_hash_is_not_installed(is_right: bool, tmp_path: Path) -> None:
+def install(folder: Path, hashed: str, *before: str) -> subprocess.CompletedProcess[str]:
+    """Install that package from `folder` as `make` does, after some shell commands."""
     uv = Path(sys.executable).with_name("uv")
     if not uv.exists():
         pytest.skip("NOT RUN: uv is not installed here")
-    digest = made_wheel(tmp_path / "wheels")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
-    (tmp_path / ".venv" / "bin" / "uv").symlink_to(uv)
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "constraints.txt").write_text("one-word==1\n")
-    (tmp_path / "scripts" / "overrides.txt").write_text("")
-    hashed = digest if is_right else "0" * 64
-    (tmp_path / "scripts" / "hashes.txt").write_text(f"one-word==1 --hash=sha256:{hashed}\n")
-    script = f"set -euo pipefail; log=log; . {ROOT}/scripts/packages.sh; install one-word"
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "UV_FIND_LINKS": str(tmp_path / "wheels"), "UV_OFFLINE": "1",
-             "UV_NO_INDEX": "1", "UV_CACHE_DIR": str(tmp_path / "cache"), "INSTALLER": "uv"},
+    (folder / ".venv").mkdir()
+    (folder / "scripts").mkdir()
+    (folder / "constraints.txt").write_text("one-word==1\n")
+    (folder / "scripts" / "overrides.txt").write_text("")
+    (folder / "scripts" / "hashes.txt").write_text(f"one-word==1 --hash=sha256:{hashed}\n")
+    lines = [
+        "set -euo pipefail",
+        *before,
+        f"{sys.executable} -m venv --without-pip .venv",
+        f"ln -s {uv} .venv/bin/uv",
+        f"log=log; . {ROOT}/scripts/packages.sh; install one-word",
+        "test -e .venv/lib/python*/site-packages/one_word.py",
+    ]
+    return subprocess.run(
+        ["bash", "-c", "\n".join(lines)], cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "UV_FIND_LINKS": str(folder / "wheels"), "UV_OFFLINE": "1",
+             "UV_NO_INDEX": "1", "UV_CACHE_DIR": str(folder / "cache"), "INSTALLER": "uv"},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_file_of_another_hash_is_not_installed(is_right: bool, tmp_path: Path) -> None:
+    digest = made_wheel(tmp_path / "wheels")
+    done = install(tmp_path, digest if is_right else "0" * 64)
     assert (done.returncode == 0) == is_right, done.stderr
     assert ("nothing was installed" in done.stderr) == (not is_right)
     assert "pip tries" not in done.stderr
     assert bool(list((tmp_path / ".venv").rglob("one_word.py"))) == is_right
+
+
+IN_NAMESPACE = (
+    'if [ -z "${MOUNTS:-}" ]; then MOUNTS=1 exec unshare -rm bash -c "$BASH_EXECUTION_STRING"; fi'
+)
+
+
+@pytest.mark.parametrize(("disk_mb", "fits"), [(1, False), (100, True)])
+def test_a_full_disk_is_one_line_and_not_tried_again(
+    disk_mb: int, fits: bool, tmp_path: Path
+) -> None:
+    if subprocess.run(
+        ["bash", "-c", "unshare -rm true"], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("NOT RUN: no namespace of mounts here")
+    digest = made_wheel(tmp_path / "wheels", more_bytes=2**20)
+    mount = f"mount -t tmpfs -o size={disk_mb}m none .venv"
+    done = install(tmp_path, digest, IN_NAMESPACE, mount)
+    assert (done.returncode == 0) == fits, done.stderr
+    if not fits:
+        assert re.fullmatch(r"The disk is full: [01] MB are left for .+\n", done.stderr)
