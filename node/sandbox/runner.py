@@ -132,7 +132,7 @@ class _Runner:
 
 
 class _Account:
-    """What texts took, summed over this process and its forks. `cpu_s`: the time that they paid."""
+    """Time of texts, summed over this process and its forks. `cpu_s`: the time that they paid."""
 
     _SUMS: Final = struct.Struct("=ddQ")
 
@@ -196,7 +196,7 @@ def used_s() -> float:
 
 
 def preemptions() -> int:
-    """How often others took the core of a text, in all."""
+    """The times that another process took the core of a text, in all."""
     return _Current.account.sums.preemptions
 
 

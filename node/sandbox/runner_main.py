@@ -67,7 +67,7 @@ Trace = Callable[[FrameType, str, Any], Any]
 
 
 class Spent(NamedTuple):
-    """What processes took. Others that take a core of theirs preempt them."""
+    """The time of processes, and the times that another one took their core."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
