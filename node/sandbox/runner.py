@@ -37,7 +37,6 @@ from node.sandbox.runner_main import (
     RESULT_BYTES_MAX,
     WALL_MAX_S,
     WALL_SHARE,
-    Spent,
     lacks_cpu,
 )
 from swarm.errors import ChildFailed, ConfigError
@@ -87,9 +86,9 @@ class _Runner:
                 raise RunnerFailed("the runner of policies' code does not start")
             raise NoSandbox(f"code of policies is not run here: {confinement.NEEDED}")
 
-    def ask(self, job: bytes, wall_s: float) -> tuple[bytes, int, Spent]:
-        """A child's output, up to one byte over its limit, its ending, and what it took. Skips
-        answers to forks that ended early."""
+    def ask(self, job: bytes, wall_s: float) -> tuple[bytes, tuple[int, float, float]]:
+        """A child's output, up to one byte over its limit, and its ending. Skips answers to forks
+        that ended early."""
         (number,) = struct.unpack("=Q", os.urandom(8))
         its_job, job_pipe = os.pipe()
         result_pipe, its_result = os.pipe()
@@ -111,9 +110,9 @@ class _Runner:
             said = b""
             while len(said) <= RESULT_BYTES_MAX and (part := read.read(RESULT_BYTES_MAX)):
                 said += part
-        return said, *self._answer(number)
+        return said, self._answer(number)
 
-    def _answer(self, number: int) -> tuple[int, Spent]:
+    def _answer(self, number: int) -> tuple[int, float, float]:
         while True:
             try:
                 body = self.channel.recv(ANSWER.size, socket.MSG_WAITALL)
@@ -121,9 +120,9 @@ class _Runner:
                 body = b""
             if len(body) < ANSWER.size:
                 raise RunnerFailed("the runner of policies' code ended")
-            of, ended, *spent = ANSWER.unpack(body)
+            of, ended, cpu_s, wall_s = ANSWER.unpack(body)
             if of == number:
-                return ended, Spent(*spent)
+                return ended, cpu_s, wall_s
 
     def end(self) -> None:
         self.channel.close()
@@ -132,9 +131,9 @@ class _Runner:
 
 
 class _Account:
-    """Time of texts, summed over this process and its forks. `cpu_s`: the time that they paid."""
+    """Time that texts paid and wall time, summed over this process and its forks."""
 
-    _SUMS: Final = struct.Struct("=ddQ")
+    _SUMS: Final = struct.Struct("=dd")
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -144,14 +143,17 @@ class _Account:
         sums = self.sums
         self._memory.close()
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self.add(sums)
+        self.add(*sums)
 
     @property
-    def sums(self) -> Spent:
-        return Spent(*self._SUMS.unpack_from(self._memory))
+    def sums(self) -> tuple[float, float]:
+        """(paid seconds, wall seconds)"""
+        paid_s, wall_s = self._SUMS.unpack_from(self._memory)
+        return paid_s, wall_s
 
-    def add(self, spent: Spent) -> None:
-        self._SUMS.pack_into(self._memory, 0, *self.sums.plus(spent))
+    def add(self, paid_s: float, wall_s: float) -> None:
+        before = self.sums
+        self._SUMS.pack_into(self._memory, 0, before[0] + paid_s, before[1] + wall_s)
 
 
 class _Current:
@@ -159,7 +161,7 @@ class _Current:
     left: _Runner | None = None  # kept: its channel is closed by number
     account = _Account()
     paid_until_s = wall_until_s = float("inf")  # limits on the account
-    spent = Spent()  # since the last `allow`
+    cpu_s = wall_s = 0.0  # since the last `allow`
     waited = False
 
 
@@ -192,20 +194,14 @@ def leave() -> None:
 
 def used_s() -> float:
     """Seconds that texts have paid in all."""
-    return _Current.account.sums.cpu_s
-
-
-def preemptions() -> int:
-    """The times that another process took the core of a text, in all."""
-    return _Current.account.sums.preemptions
+    return _Current.account.sums[0]
 
 
 def allow(paid_s: float, wall_s: float) -> None:
     """Set the time that texts may pay and wait from here on; beyond it, runs are undecided."""
     before = _Current.account.sums
-    _Current.paid_until_s = before.cpu_s + paid_s
-    _Current.wall_until_s = before.wall_s + wall_s
-    _Current.spent = Spent()
+    _Current.paid_until_s, _Current.wall_until_s = before[0] + paid_s, before[1] + wall_s
+    _Current.cpu_s = _Current.wall_s = 0.0
     _Current.waited = False
 
 
@@ -225,19 +221,20 @@ def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> RunResult
     if _Current.runner is None:
         start()
     assert _Current.runner is not None
-    before = _Current.account.sums
-    left_s = min(WALL_MAX_S, _Current.wall_until_s - before.wall_s)
-    if before.cpu_s >= _Current.paid_until_s or left_s <= 0:
-        _record_waiting(_Current.spent)
+    paid_s, wall_s = _Current.account.sums
+    left_s = min(WALL_MAX_S, _Current.wall_until_s - wall_s)
+    if paid_s >= _Current.paid_until_s or left_s <= 0:
+        _record_waiting(_Current.cpu_s, _Current.wall_s)
         return RunResult("undecided")
     job = {"source": source, "function": function, "calls": [list(call) for call in calls]}
-    said, how, spent = _Current.runner.ask(json.dumps(job).encode(), left_s)
-    _Current.spent = _Current.spent.plus(spent)
+    said, (how, cpu_s, wall_s) = _Current.runner.ask(json.dumps(job).encode(), left_s)
+    _Current.cpu_s += cpu_s
+    _Current.wall_s += wall_s
     if how == BY_CLOCK:
-        _record_waiting(spent)  # for this text and for all
-        _record_waiting(_Current.spent)
-    cpu_s = max(spent.cpu_s, WALL_SHARE * spent.wall_s)
-    _Current.account.add(spent._replace(cpu_s=cpu_s))
+        _record_waiting(cpu_s, wall_s)  # for this text and for all
+        _record_waiting(_Current.cpu_s, _Current.wall_s)
+    cpu_s = max(cpu_s, WALL_SHARE * wall_s)
+    _Current.account.add(cpu_s, wall_s)
     if len(said) > RESULT_BYTES_MAX:  # on every machine
         return RunResult("over", cpu_s=cpu_s)
     ended, results, lines = _understood(said)
@@ -249,8 +246,8 @@ def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> RunResult
     return RunResult(ended, found, lines, cpu_s)
 
 
-def _record_waiting(spent: Spent) -> None:
-    if spent.idled() and not lacks_cpu():
+def _record_waiting(cpu_s: float, wall_s: float) -> None:
+    if cpu_s < wall_s / 2 and not lacks_cpu():
         _Current.waited = True
 
 

@@ -5,7 +5,7 @@ is a socket. A job is a number, a wall-time limit and two pipes for the child's 
 the forking process holds no text or result, and a child finds nothing of earlier jobs.
 
 The answer repeats the job's number and gives what was measured outside the child: how it ended, CPU
-time, wall time, and how often others took its core.
+time, wall time.
 """
 
 import itertools
@@ -24,13 +24,13 @@ from functools import partial
 from math import ceil, isfinite
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from node.sandbox import confinement
 
 MODULE_FLAGS: Final = ("-s", "-S", "-P", "-B", "-m", "node.sandbox.runner_main")
 JOB: Final = struct.Struct("=Qd")  # number, wall seconds
-ANSWER: Final = struct.Struct("=QBddQ")  # number, ending, CPU s, wall s, preemptions
+ANSWER: Final = struct.Struct("=QBdd")  # number, ending, CPU s, wall s
 READY, REFUSED = b"1", b"0"  # first byte from a runner
 IN_ORDER, NEAR, BY_FAULT, BY_CLOCK = range(4)
 """A child's ending: by itself; by itself near a limit of CPU time or memory; by a limit or fault;
@@ -55,7 +55,6 @@ _READY: Final = (
     "statistics", "string", "textwrap", "types", "typing", "unicodedata",
 )  # fmt: skip
 _PAUSE_S: Final = 0.002  # polling for a child's end
-_PREEMPTED_MAX_S: Final = 0.1  # that a process waits for its core once another has taken it
 _PROBE_CPU_S: Final = 0.02
 _PROBE_FACTOR_MAX: Final = 1.5  # wall time / CPU time of a process with a core to itself
 _OUT: Final = 3  # a child's only open file besides three to /dev/null
@@ -64,27 +63,6 @@ _TRACING: Final = frozenset(
 )  # audit events; and `sys.monitoring`
 
 Trace = Callable[[FrameType, str, Any], Any]
-
-
-class Spent(NamedTuple):
-    """The time of processes, and the times that another one took their core."""
-
-    cpu_s: float = 0.0
-    wall_s: float = 0.0
-    preemptions: int = 0
-
-    def plus(self, more: "Spent") -> "Spent":
-        return Spent(
-            self.cpu_s + more.cpu_s,
-            self.wall_s + more.wall_s,
-            self.preemptions + more.preemptions,
-        )
-
-    def idled(self) -> bool:
-        """True if half of the time went by without work, and preemptions do not explain it: a call
-        that waits gives the core up by itself."""
-        waited_s = self.wall_s - self.cpu_s
-        return waited_s > self.wall_s / 2 and waited_s > self.preemptions * _PREEMPTED_MAX_S
 
 
 def main() -> None:
@@ -106,12 +84,14 @@ def main() -> None:
         if len(message) < JOB.size or len(pipes) < 2:
             return
         number, wall_s = JOB.unpack(message)
-        ended, spent = _in_child(pipes[0], pipes[1], wall_s, has_filter=layers.calls)
-        channel.send(ANSWER.pack(number, ended, *spent))
+        found = _in_child(pipes[0], pipes[1], wall_s, has_filter=layers.calls)
+        channel.send(ANSWER.pack(number, *found))
 
 
-def _in_child(job: int, result: int, wall_s: float, *, has_filter: bool) -> tuple[int, Spent]:
-    """Run the job in a child. Returns its ending and what it took."""
+def _in_child(
+    job: int, result: int, wall_s: float, *, has_filter: bool
+) -> tuple[int, float, float]:
+    """Run the job in a child. Returns its ending, CPU seconds and wall seconds."""
     before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     began = time.perf_counter()
     child = os.fork()
@@ -132,7 +112,7 @@ def _in_child(job: int, result: int, wall_s: float, *, has_filter: bool) -> tupl
         ended = BY_FAULT
     elif cpu_s >= CPU_MIN_S or usage.ru_maxrss * 1024 - before_bytes >= MEMORY_MIN_BYTES:
         ended = NEAR
-    return ended, Spent(cpu_s, took_s, usage.ru_nivcsw)
+    return ended, cpu_s, took_s
 
 
 def _wait_until(child: int, until: float) -> tuple[int, resource.struct_rusage, bool]:

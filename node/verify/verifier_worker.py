@@ -38,7 +38,7 @@ from node.sandbox.bounds import IMPORTS_BYTES, memory_bound
 from node.sandbox.confinement import NONE, Layers
 from node.sandbox.namespaces import SCRATCH
 from node.sandbox.runner import NoSandbox, RunnerFailed
-from node.sandbox.runner_main import Spent, lacks_cpu
+from node.sandbox.runner_main import lacks_cpu
 from node.system.child_process import HEADER, NUMBER, body_length, decode, encode
 from node.verify.worker_answers import GroupVerdict
 from swarm.errors import ConfigError, LocalProtocolError
@@ -230,11 +230,11 @@ def _supervise(requests: BinaryIO, answers: BinaryIO, cell: _Confinement) -> int
         signal.setitimer(signal.ITIMER_REAL, request["wall_s"])  # ends its forks as well
         forks = _Forks(requests, answers, cell, texts)
         if request["op"] == "pose":
-            answer, _ = forks.ask(request, list)
+            answer = forks.ask(request, list)
         elif _is_unread(request):
             answer = _answer_by_text(request, forks)
         else:
-            answer, _ = forks.ask(request, forks.next_text)
+            answer = forks.ask(request, forks.next_text)
     os.waitpid(reader, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     _tell(answers, {**answer, NUMBER: request[NUMBER]})
@@ -274,10 +274,10 @@ class _Forks:
     cell: _Confinement
     texts: BinaryIO
 
-    def ask(self, request: Request, texts: Callable[[], Any]) -> tuple[dict[str, Any], Spent]:
-        """The answer of a fork that works on `texts` within the request's limits, and what it took.
-        Only the answer's form is believed. Raises RunnerFailed if the runner ended."""
-        paid_s, before = runner.used_s(), runner.preemptions()
+    def ask(self, request: Request, texts: Callable[[], Any]) -> dict[str, Any]:
+        """The answer of a fork that works on `texts` within the request's limits. Only its form is
+        believed. Raises RunnerFailed if the runner ended."""
+        paid_s = runner.used_s()
         ours, its = os.pipe()
         began = time.perf_counter()
         fork = _fork(partial(self._work, request, texts, ours, its))
@@ -288,17 +288,16 @@ class _Forks:
         in_time = is_all and by_itself
         took_s = time.perf_counter() - began
         used_s = usage.ru_utime + usage.ru_stime + runner.used_s() - paid_s
-        spent = Spent(used_s, took_s, usage.ru_nivcsw + runner.preemptions() - before)
         status = os.waitstatus_to_exitcode(ended)
         if self.cell.layers.view:
             confinement.clear(SCRATCH)  # the next text finds nothing of this one
         if status == _RUNNER_ENDED and _runs_code(request):
             raise RunnerFailed("the runner of policies' code ended")
         if not in_time and used_s < request["cpu_s"]:
-            return {"ended": WAITED if spent.idled() else OUT_OF_TIME}, spent
+            return {"ended": WAITED if used_s < took_s / 2 else OUT_OF_TIME}
         if status:
             by_limit = status in (-signal.SIGXCPU, -signal.SIGKILL) and used_s >= request["cpu_s"]
-            return {"ended": OUT_OF_CPU if by_limit else status}, spent
+            return {"ended": OUT_OF_CPU if by_limit else status}
         try:
             answer = decode(said[HEADER.size :])
         except (LocalProtocolError, ValueError):
@@ -306,7 +305,7 @@ class _Forks:
         told: dict[str, Any] = {
             key: answer[key] for key in ("ok", "config", "failed") if key in answer
         }
-        return {**told, "cpu_s": used_s}, spent
+        return {**told, "cpu_s": used_s, "took_s": took_s}
 
     def _work(self, request: Request, texts: Callable[[], Any], ours: int, its: int) -> int:
         request = {**request, "texts": texts()}
@@ -388,26 +387,27 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
     """Merged answers of forks, one for each text. Groups after those that used `enough_s` are left
     out."""
     rows: list[Any] = []
-    spent = Spent()
+    used_s = took_s = 0.0
     for place, count in enumerate(request["counts"]):
         of_one = {**request, "tasks": [request["tasks"][place]]}
         if "answers" in request:
             of_one["answers"] = [request["answers"][place]]
         found: list[Any] = []
-        before_s = spent.cpu_s
+        before_s = used_s
         for number in range(max(1, count)):  # one without a text is still posed
             texts = (lambda: [[forks.next_text()]]) if count else (lambda: [[]])
-            of_one["cpu_s"] = max(_TIMER_MIN_S, request["cpu_s"] - spent.cpu_s)
-            of_one["apart_s"] = max(_TIMER_MIN_S, request["apart_s"] - spent.wall_s)
-            answer, its = forks.ask(of_one, texts)
+            of_one["cpu_s"] = max(_TIMER_MIN_S, request["cpu_s"] - used_s)
+            of_one["apart_s"] = max(_TIMER_MIN_S, request["apart_s"] - took_s)
+            answer = forks.ask(of_one, texts)
             if "ok" not in answer:
-                waited = answer.get("ended") == OUT_OF_TIME and spent.idled()
+                waited = answer.get("ended") == OUT_OF_TIME and used_s < took_s / 2
                 return {"ended": WAITED} if waited else answer
-            spent = spent.plus(its)
+            used_s += answer["cpu_s"]
+            took_s += answer["took_s"]
             try:
                 (said,) = answer["ok"]
                 found.append(GroupVerdict(*said) if request["op"] == "score" else said)
-                row = _merged(found, request["op"], count, spent.cpu_s - before_s)
+                row = _merged(found, request["op"], count, used_s - before_s)
                 is_enough = request["op"] == "score" and found[-1].ends_group(request["foreign"])
             except (TypeError, ValueError):
                 return {"failed": "it answers in no known form"}
@@ -415,9 +415,9 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
                 forks.skip(count - number - 1)
                 break
         rows.append(row)
-        if spent.cpu_s >= request["enough_s"]:
+        if used_s >= request["enough_s"]:
             break
-    return {"ok": rows, "cpu_s": spent.cpu_s}
+    return {"ok": rows, "cpu_s": used_s}
 
 
 def _merged(found: Sequence[Any], op: str, count: int, cpu_s: float) -> list[Any]:
