@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,11 @@ def made_wheel(folder: Path, more_bytes: int = 0) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def install(folder: Path, hashed: str, *before: str) -> subprocess.CompletedProcess[str]:
-    """Install that package from `folder` as `make` does, after some shell commands."""
+def install(
+    folder: Path, hashed: str, before: str = "", within: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Install that package from `folder` as `make` does, after a shell command `before`. `within`:
+    the command that runs the shell."""
     uv = Path(sys.executable).with_name("uv")
     if not uv.exists():
         pytest.skip("NOT RUN: uv is not installed here")
@@ -58,14 +62,15 @@ def install(folder: Path, hashed: str, *before: str) -> subprocess.CompletedProc
     (folder / "scripts" / "hashes.txt").write_text(f"one-word==1 --hash=sha256:{hashed}\n")
     lines = [
         "set -euo pipefail",
-        *before,
+        before,
         f"{sys.executable} -m venv --without-pip .venv",
         f"ln -s {uv} .venv/bin/uv",
         f"log=log; . {ROOT}/scripts/packages.sh; install one-word",
         "test -e .venv/lib/python*/site-packages/one_word.py",
     ]
     return subprocess.run(
-        ["bash", "-c", "\n".join(lines)], cwd=folder, capture_output=True, text=True, check=False,
+        [*within, "bash", "-c", "\n".join(lines)],
+        cwd=folder, capture_output=True, text=True, check=False,
         env={**os.environ, "UV_FIND_LINKS": str(folder / "wheels"), "UV_OFFLINE": "1",
              "UV_NO_INDEX": "1", "UV_CACHE_DIR": str(folder / "cache"), "INSTALLER": "uv"},
     )  # fmt: skip
@@ -81,22 +86,19 @@ def test_a_file_of_another_hash_is_not_installed(is_right: bool, tmp_path: Path)
     assert bool(list((tmp_path / ".venv").rglob("one_word.py"))) == is_right
 
 
-IN_NAMESPACE = (
-    'if [ -z "${MOUNTS:-}" ]; then MOUNTS=1 exec unshare -rm bash -c "$BASH_EXECUTION_STRING"; fi'
-)
+IN_NAMESPACE = ("unshare", "--map-root-user", "--mount")
 
 
 @pytest.mark.parametrize(("disk_mb", "fits"), [(1, False), (100, True)])
 def test_a_full_disk_is_one_line_and_not_tried_again(
     disk_mb: int, fits: bool, tmp_path: Path
 ) -> None:
-    if subprocess.run(
-        ["bash", "-c", "unshare -rm true"], check=False, capture_output=True
-    ).returncode:
+    tried = ["bash", "-c", " ".join([*IN_NAMESPACE, "true"])]  # there may be no such command
+    if subprocess.run(tried, check=False, capture_output=True).returncode:
         pytest.skip("NOT RUN: no namespace of mounts here")
     digest = made_wheel(tmp_path / "wheels", more_bytes=2**20)
     mount = f"mount -t tmpfs -o size={disk_mb}m none .venv"
-    done = install(tmp_path, digest, IN_NAMESPACE, mount)
+    done = install(tmp_path, digest, mount, IN_NAMESPACE)
     assert (done.returncode == 0) == fits, done.stderr
     if not fits:
         assert re.fullmatch(r"The disk is full: [01] MB are left for .+\n", done.stderr)
